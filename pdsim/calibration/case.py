@@ -17,8 +17,6 @@ Cost settings can be fitted to the metrics of one arm, with the `calibrate` extr
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from math import exp, log
 from pathlib import Path
 from typing import Any, get_args
@@ -26,6 +24,7 @@ from typing import Any, get_args
 from pdsim.metrics.summary import Client, by_client
 from pdsim.scenario.cost import reached
 from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.profile import origin
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml, to_yaml
 
@@ -259,8 +258,6 @@ def fitted_profile(
             "seeds": list(case.seeds),
             "cost_of_fit": round(fit.cost, 4),
             "simulations": fit.num_simulations,
-            "command": command,
-            "date": datetime.now(UTC).date().isoformat(),
-            "pdsim": version("pdsim"),
+            **origin(command),
         },
     }

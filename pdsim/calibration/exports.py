@@ -34,6 +34,10 @@ _AIPERF_TOTALS = {
 }
 
 
+_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
+"""Names of latencies at vLLM and InferenceX, and ours."""
+
+
 class Run(NamedTuple):
     summary: Mapping[str, Any]
     requests: Sequence[RequestRecord]
@@ -56,9 +60,8 @@ def _sglang(run: Run) -> dict[str, Any]:
 def _vllm(run: Run) -> dict[str, Any]:
     """The result with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
     summary = run.summary
-    names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
-    if summary["accept_length"] is not None:
-        del names["itl"]
+    has_itl = summary["accept_length"] is None
+    names = {theirs: ours for theirs, ours in _LATENCIES.items() if has_itl or ours != "itl"}
     same = ("duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput")
     peaks = ("output_throughput", "max_output_tokens_per_s", "max_concurrent_requests")
     return {
@@ -119,8 +122,9 @@ def _metric(unit: str, values: Iterable[float]) -> dict[str, Any]:
 
 def _inferencex(run: Run) -> dict[str, Any]:
     summary, scenario = run.summary, run.scenario
-    names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
-    times = {f"{s}_{theirs}": summary[f"{s}_{ours}_ms"] / 1e3 for theirs, ours in names.items() for s in STATISTICS}
+    times = {
+        f"{s}_{theirs}": summary[f"{s}_{ours}_ms"] / 1e3 for theirs, ours in _LATENCIES.items() for s in STATISTICS
+    }
     speeds = {f"{s}_intvty": 1 / time_s for s in STATISTICS if s != "std" and (time_s := times[f"{s}_tpot"])}
     completed = summary["completed"] or 1
     return {

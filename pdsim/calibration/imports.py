@@ -275,7 +275,7 @@ def genai_bench(result: ResultFields) -> dict[str, float]:
 
 
 def _counts_all_tokens(metrics: ResultFields, stats: ResultFields) -> bool:
-    """Its statistics leave out warm-up and cool-down, but the time through which it divides tokens does not."""
+    """True if no request was left out as warm-up or cool-down: the time that tokens are divided by leaves none out."""
     tokens = stats.part("num_input_tokens")
     mean, completed = tokens.number("mean"), metrics.number("num_completed_requests")
     return mean is not None and completed is not None and isclose(mean * completed, tokens.number("sum") or 0)

@@ -111,9 +111,15 @@ def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Ti
 def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
     """Service time of a request and of each of its tokens; and the time of a request of num_tokens."""
     tokens, times_ns = rows.columns["new_tokens"], rows.columns["time_ns"]
-    terms = np.column_stack([np.ones_like(tokens), tokens])
-    service_ns, per_token_ns = map(float, plain_least_squares(terms / times_ns[:, None], np.ones_like(tokens)))
+    service_ns, per_token_ns = _line(tokens, times_ns, np.ones_like(tokens))
     return {"service": service_ns, "service_per_token": per_token_ns}, service_ns + per_token_ns * num_tokens
+
+
+def _line(sizes: Floats, times_ns: Floats, shares: Floats) -> tuple[float, float]:
+    """Time at size 0, and per unit of size, of what takes these shares of the times."""
+    terms = np.column_stack([np.ones_like(sizes), sizes])
+    base_ns, slope_ns = plain_least_squares(terms / times_ns[:, None], shares)
+    return float(base_ns), float(slope_ns)
 
 
 def _tokens_alone(measurements: Measurements) -> float:
@@ -139,10 +145,7 @@ class Sending:
                 serial = float(np.median(times_ns / alone_ns)) > (1 + num_workers) / 2 and num_workers > 1
                 if serial:
                     times_ns = times_ns / num_workers
-                num_bytes = rows.columns["payload_bytes"]
-                terms = np.column_stack([np.ones_like(num_bytes), num_bytes])
-                batch_ns, per_byte_ns = plain_least_squares(terms / times_ns[:, None], 1 - alone_ns / times_ns)
-                return cls(float(batch_ns), float(per_byte_ns), serial)
+                return cls(*_line(rows.columns["payload_bytes"], times_ns, 1 - alone_ns / times_ns), serial)
         return cls()
 
     def times_ns(self, num_bytes: Floats) -> Floats:
@@ -176,9 +179,8 @@ def rest_ns(measurements: Measurements, decode: Fitted) -> Times:
         told_ns = 1e3 * rows.columns["rest_us"]
         left_over_ns = np.maximum(period_ns - decode.times_ns(rows.columns), 0)
         between_ns = np.where(np.isnan(told_ns), left_over_ns, told_ns)
-        terms = np.column_stack([np.ones_like(batch), batch])
-        step_ns, request_ns = plain_least_squares(terms / period_ns[:, None], between_ns / period_ns)
-        return {"decode_step": float(step_ns), "decode_request": float(request_ns)}
+        step_ns, request_ns = _line(batch, period_ns, between_ns / period_ns)
+        return {"decode_step": step_ns, "decode_request": request_ns}
     return {}
 
 

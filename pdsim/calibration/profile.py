@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,6 +21,7 @@ from pdsim.calibration.rows import (
     graph_sizes,
 )
 from pdsim.scenario.cost import Setup
+from pdsim.scenario.profile import origin
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_gpu, load_model, load_transport, names
 from pdsim.system.model import KV_DTYPES
@@ -142,9 +141,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
             "measured": [dict(file) for file in made.measurements.provenance],
             "fitted": {kind: _described(fitted) for kind, fitted in made.fits.items()},
             "intervals": "95 %, by bootstrap over shapes",
-            "command": command,
-            "date": datetime.now(UTC).date().isoformat(),
-            "pdsim": version("pdsim"),
+            **origin(command),
         },
     }
 

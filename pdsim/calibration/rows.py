@@ -91,7 +91,7 @@ class Rows:
     kind: str
     name: str
     columns: Columns
-    """Among them `time_ns`."""
+    """Values by column, `time_ns` among them."""
     tp: int = 1
     """Ranks of the instance."""
 

@@ -23,9 +23,7 @@ aiconfigurator 0.12.0; both Apache-2.0. experiments/scaled-h200 says more.
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
@@ -34,7 +32,7 @@ from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.scenario.component import component_name, describe_component
 from pdsim.scenario.cost import CostChoice, MeasuredSettings
 from pdsim.scenario.loading import load_cost
-from pdsim.scenario.profile import read_profile
+from pdsim.scenario.profile import origin, read_profile
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.model import DTYPE_BYTES, Dtype, ModelSpec
@@ -234,9 +232,7 @@ def scale(path: Path, scaling: GpuScaling, name: str, command: str) -> dict[str,
                 "weights": " to ".join(dict.fromkeys(scaling.weight_dtypes)),
                 "time_ratios": {operator: str(ratio) for operator, ratio in scaling.ratios.items()},
             },
-            "command": command,
-            "date": datetime.now(UTC).date().isoformat(),
-            "pdsim": version("pdsim"),
+            **origin(command),
             "measured": profile["provenance"],
         },
     }

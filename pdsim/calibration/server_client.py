@@ -77,7 +77,7 @@ class Completion:
 
     @property
     def tokens_per_event(self) -> float:
-        """Above 1 where a server sends several tokens at once."""
+        """Tokens of an event: above 1 where a server sends several at once."""
         return max(1.0, self.output_tokens / len(self.event_ns))
 
 

@@ -11,6 +11,8 @@ front_end: {service: ..., latency_in: ..., latency_out: ...}                  op
 provenance: {fitted_on: ..., command: ..., date: ...}
 """
 
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,11 @@ _OF_ROLE = {
 }
 """Fields of a profile's cost that belong to one role, besides the cost model of that name."""
 _HOST_OF_DECODE = ("decode_step", "decode_request")
+
+
+def origin(command: str) -> dict[str, str]:
+    """The end of a profile's provenance: the command that made it, when, and by which version."""
+    return {"command": command, "date": datetime.now(UTC).date().isoformat(), "pdsim": version("pdsim")}
 
 
 def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]] | None:

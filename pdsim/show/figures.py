@@ -52,7 +52,7 @@ class FigureBlock:
     caption: str
     figure: Figure
     wide: bool = True
-    """It takes the page's width; two that do not stand side by side."""
+    """Takes the page's width; two that do not stand side by side."""
     narrow: bool = False
     """A telephone shows it whole."""
 
@@ -81,7 +81,7 @@ def tidy(ax: Any, x_title: str = "", y_title: str = "", *, grid: str = "both") -
 
 
 def legend(ax: Any) -> None:
-    """Above the axes, so that it hides nothing, in as many columns as fit its width."""
+    """Draws it above the axes, so that it hides nothing, in as many columns as fit the width."""
     handles, labels = ax.get_legend_handles_labels()
     if not labels:
         return

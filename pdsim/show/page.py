@@ -32,7 +32,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     stacks: bool = False
-    """Its columns stand one below the other, row by row, where the page is narrow."""
+    """Columns stand one below the other, row by row, where the page is narrow."""
 
 
 def cell(value: float | None, shown: str = "") -> Cell:

@@ -46,7 +46,7 @@ class ReportedRun:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Its scenario as plain data; empty: not known."""
+        """The scenario as plain data; empty: not known."""
         return {} if self.scenario is None else self.scenario.model_dump()
 
     @property

@@ -280,7 +280,7 @@ class ModelSpec:
 
     @property
     def _num_kept_params(self) -> float:
-        """Those among them of layers."""
+        """Parameters of layers among them."""
         return self.num_params_wider_than_fp4 if self.weight_dtype == "fp4" else 0
 
     @property

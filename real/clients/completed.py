@@ -1,4 +1,4 @@
-"""What a client says it completed, held against what was asked: completed.py FILE REQUESTS OUTPUT_TOKENS"""
+"""Checks what a client says it completed against what was asked: completed.py FILE REQUESTS OUTPUT_TOKENS"""
 
 import json
 import sys

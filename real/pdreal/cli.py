@@ -71,12 +71,7 @@ def run(
         from pdsim.cli.finished import fail_if_incomplete
 
         fail_if_incomplete(finished, "pdreal")
-    problems = [*([real.failure] if real.failure else []), *real.leaks]
-    if problems:
-        print(
-            "\n  ".join([f"pdreal: {finished.name}: when all had ended, not all was well:", *problems]), file=sys.stderr
-        )
-        raise SystemExit(1)
+    _fail_for([*([real.failure] if real.failure else []), *real.leaks], f"{finished.name}: ")
 
 
 @app.command
@@ -126,8 +121,13 @@ def serve(
         print(f"pdreal: warning: whoever reaches {host} is served: --api-key asks for a key", file=sys.stderr)
     entrance = Entrance(api_key, max_waiting_requests)
     leaks = asyncio.run(serve(served, options, Address(host, port), name, entrance, announce=announce))
-    if leaks:
-        print("\n  ".join(["pdreal: when all had ended, not all was well:", *leaks]), file=sys.stderr)
+    _fail_for(leaks)
+
+
+def _fail_for(problems: Sequence[str], who: str = "") -> None:
+    """Ends the command with code 1 if there are any."""
+    if problems:
+        print("\n  ".join([f"pdreal: {who}when all had ended, not all was well:", *problems]), file=sys.stderr)
         raise SystemExit(1)
 
 

@@ -44,7 +44,7 @@ class Tokens:
         return TokenIds(data=b"".join(self._tokens(span).tobytes() for span in spans.spans))
 
     def learn(self, output: Spans, ids: Sequence[int]) -> None:
-        """These tokens were generated where the workload has this output."""
+        """Keep the tokens that were generated where the workload has this output."""
         begin = 0
         for stream, offset, length in output.spans:
             said = np.array(ids[begin : begin + length], np.int32)

@@ -84,7 +84,7 @@ class _Rows:
         self._put(len(self.sequences), sequence)
 
     def leave(self, request_id: int) -> None:
-        """Does nothing if it has left."""
+        """Give its row to the last one; nothing happens if it has left."""
         if (row := self._rows.pop(request_id, None)) is None:
             return
         last = self.sequences.pop()

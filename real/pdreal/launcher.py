@@ -285,7 +285,7 @@ class Launcher:
     # Failures.
 
     def _give_up(self, reason: str) -> None:
-        """Nobody watches over the instances: without one of them nothing goes on."""
+        """End all requests: nobody watches over the instances, and without one of them nothing goes on."""
         self.failure = self.failure or reason
         for request_id in list(self._requests):
             self._end(m.Failed(request_id, reason))

@@ -157,7 +157,7 @@ def read_records(folder: Path) -> RunRecords:
 
 
 _TIMELESS = {"on_step", "on_transfer", "on_host_copy", "on_retry", "on_output"}
-"""Their rows carry their times."""
+"""Methods whose rows carry their times."""
 
 
 def _files(folder: Path, kind: str) -> Iterable[list[Path]]:

@@ -24,14 +24,14 @@ class TorchStaging:
         """Copy these heads of the pages into a cell, uint8 [bytes]."""
         slots = self._slots(pages)
         for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
-            torch.index_select(plane[:, heads.start : heads.stop], 0, slots, out=part)
+            torch.index_select(plane[:, _slice(heads)], 0, slots, out=part)
 
     def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
         """Copy the cells of all writers, each of which brings some heads, into the pages."""
         slots = self._slots(pages)
         for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
             for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
-                plane[:, heads.start : heads.stop].index_copy_(0, slots, part)
+                plane[:, _slice(heads)].index_copy_(0, slots, part)
 
     def _slots(self, pages: Sequence[int]) -> torch.Tensor:
         return torch.from_numpy(slots_of(pages, self._page_size))
@@ -139,7 +139,7 @@ class KernelPush:
 
 
 Push = TorchPush | KernelPush
-"""From source to target pages of one pair of ranks. Returns when the bytes are in place."""
+"""Copies from source to target pages of one pair of ranks. Returns when the bytes are in place."""
 
 
 def push_of(planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry) -> Push:

@@ -96,7 +96,7 @@ class PagedKv:
         return self._wide(self._layers[layer][rows].chunk(self._planes_per_layer))
 
     def layer(self, layer: int) -> Sequence[Tensor]:
-        """Its planes of keys and of values, or of latents."""
+        """Planes of a layer: keys and values, or latents."""
         begin = self._planes_per_layer * layer
         return self.planes[begin : begin + self._planes_per_layer]
 
@@ -167,7 +167,7 @@ class HostKv:
             _pin(self.memory)
 
     def copy(self, command: WriteBackup | LoadBack) -> None:
-        """It is done on return."""
+        """Carry out a command; it is done on return."""
         if isinstance(command, WriteBackup):
             self._write(command.pages, command.host_pages)
         else:

@@ -22,7 +22,7 @@ from pdreal.scratch_folder import ScratchFolder
 
 _PRELOADED = ["torch", "pdreal.rank"]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""They end a run early; what has finished is kept."""
+"""Signals that end a run early; what has finished is kept."""
 PATIENCE_S = 5.0
 """Limit for processes that were told to exit."""
 
@@ -65,7 +65,7 @@ class Processes:
             self._leave(instance_id, deadline_s)
 
     def _leave(self, instance_id: str, deadline_s: float) -> None:
-        """Its end is no news any more."""
+        """Wait for an instance's processes, whose end is no news any more; kill those that are late."""
         for process in self._alive.pop(instance_id, []):
             self._loop.remove_reader(process.sentinel)
             process.join(max(0.0, deadline_s - monotonic()))
@@ -94,7 +94,7 @@ def claim_temp_dir() -> None:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Or the child would run the program that started us: it has all it needs in its arguments."""
+    """Hide the main module: the child would run it, and has all it needs in its arguments."""
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield

@@ -55,7 +55,7 @@ class RankThreads:
         ]
 
     def warm_up(self) -> None:
-        """Do what each thread does for the first time, before anybody waits for it. Returns when it is done."""
+        """Run each thread's first work before anybody waits for it. Returns when it is done."""
         if self._on_gpu:
             self._compute.submit(self._runner.warm_up).result()
         if self._mover is not None:
@@ -97,7 +97,7 @@ class RankThreads:
         return launched is not None
 
     def _look(self, launched: LaunchedStep, start_ns: int, on_done: OnDone) -> None:
-        """Again and again, between messages: a timer would be milliseconds late."""
+        """Look again and again, between messages: a timer would be milliseconds late."""
         try:
             if not launched.done.query():
                 self._loop.call_soon(self._look, launched, start_ns, on_done)
@@ -245,7 +245,7 @@ class Follower:
         self._fail = fail
 
     def levels(self) -> list[Any]:
-        """Its leader knows them."""
+        """None: the leader reports them."""
         return []
 
     def on_message(self, to: str, message: Any, payload: Any) -> None:

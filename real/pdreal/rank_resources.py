@@ -79,7 +79,7 @@ def _resources(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream |
 
 
 def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> ModelRunner:
-    """Its cache lies in the transport's memory, if there is one."""
+    """A runner whose cache lies in the transport's memory, if there is one."""
     settings = spec.settings
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     return ModelRunner(

@@ -1,6 +1,6 @@
 """Settings that the process of a rank starts with."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -37,13 +37,13 @@ class RankSpec:
     life: int
     """Starts of this instance before this one."""
     slot: int
-    """Its number among the ranks of its host: they are dealt to GPUs in turn."""
+    """Number among the ranks of its host, which are dealt to GPUs in turn."""
     num_slots: int
     """Ranks of its host."""
     launcher: str
     """Endpoint of the launcher."""
     network: Network | None = field(repr=False)
-    """Its place in a run on several hosts."""
+    """Place in a run on several hosts."""
     sockets: Path
     """The folder, on its host, of the control channel's sockets, and where the ranks of an instance meet."""
     logs: Path | None
@@ -61,10 +61,6 @@ class RankSpec:
     @property
     def followers(self) -> list[str]:
         return [process_name(self.instance_id, rank) for rank in range(1, self.settings.tp)]
-
-    def at(self, network: Network) -> "RankSpec":
-        """The same at another place."""
-        return replace(self, network=network)
 
     @property
     def num_threads(self) -> int:

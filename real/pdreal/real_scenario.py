@@ -125,7 +125,7 @@ def _room(scenario: Scenario, options: Options) -> Room:
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
-    """Not resolved. Raises ConfigError."""
+    """The scenario with what real mode adds, not resolved. Raises ConfigError."""
     if scenario.engine != "sglang":
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     if scenario.decode is not None and scenario.decode.returns_kv:

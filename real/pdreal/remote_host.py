@@ -121,7 +121,7 @@ class RemoteHost:
         return min(offsets, key=lambda offset: offset.error_ns)
 
     def described(self) -> dict[str, float]:
-        """Its clock, in ms; the drift is what the offset grew by in the run, and is not taken into account."""
+        """The host's clock, in ms; the drift is what the offset grew by in the run, and is not taken into account."""
         drift = {} if self.last_clock is None else {"clock_drift_ms": self.last_clock.offset_ns - self.clock.offset_ns}
         measured = {"clock_offset_ms": self.clock.offset_ns, "clock_error_ms": self.clock.error_ns, **drift}
         return {name: time_ns / 1e6 for name, time_ns in measured.items()}
@@ -152,7 +152,8 @@ class RemoteHost:
             asyncio.get_running_loop().call_soon(self._on_exit, instance_id, self._lost)
             return
         self._alive.add(instance_id)
-        self._channel.send(self.process, SpawnRanks(), payload=[rank.at(self._network) for rank in ranks])
+        there = [replace(rank, network=self._network) for rank in ranks]
+        self._channel.send(self.process, SpawnRanks(), payload=there)
 
     def kill(self, instance_id: str, rank: int | None = None) -> None:
         self._channel.send(self.process, KillRanks(instance_id, rank))

@@ -65,7 +65,7 @@ class LayerProgress:
 _WARM_UP_TOKENS = 8192
 """Limit of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
 _FEW_TOKENS = 2048
-"""Up to so many, lengths are near to each other."""
+"""Tokens up to which warm-up lengths are near to each other."""
 
 
 class ModelRunner:

@@ -68,7 +68,7 @@ class RestoreKv(NamedTuple):
 
 
 class ForgetKv(NamedTuple):
-    """Nobody asks for what was saved of a sequence any more."""
+    """Drop what was saved of a sequence."""
 
     request_id: int
 

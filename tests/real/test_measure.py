@@ -85,7 +85,7 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys,
 def test_sustained_forwards_know_how_long_they_have_been_going_on(monkeypatch):
     monkeypatch.setattr(forwards, "_BURST_SECONDS", 0.02)
     model = tiny_model()
-    rows = list(forward_rows(model, 16, [SustainedCase(PrefillCase(2, 8))], 0.0, print))
+    rows = list(forward_rows(model, 16, [SustainedCase(2, 8)], 0.0, print))
     assert [row.busy_us for row in rows] == pytest.approx([0, *accumulate(row.time_us for row in rows[:-1])])
     assert {(row.kind, row.prompts, row.new_tokens, row.repeats) for row in rows} == {("clock", 2, 16, 3)}
 

@@ -1,7 +1,7 @@
 """Times of forwards, prefill and decode. Weights and cached KV are random, and pages lie scattered.
 
 Every prompt and every step has tokens of its own: experts that tokens choose alike would be read once. Ranks beside the
-first are processes, which do what the first one is told.
+first are processes, which repeat its work.
 """
 
 import gc
@@ -113,7 +113,7 @@ class _LedRunner(ModelRunner):
 
 
 def _follow(ranked: Ranked, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
-    """Do what the first rank does until it is told to end, or the first rank is gone."""
+    """Repeat what the first rank does until it sends the end, or is gone."""
     torch.set_num_threads(num_threads)
     model = ranked.load(rank, rendezvous)
     runner: ModelRunner | None = None
@@ -172,22 +172,11 @@ class DecodeCase(NamedTuple):
         return self.batch_size
 
 
-@dataclass(frozen=True)
-class SustainedCase:
+class SustainedCase(PrefillCase):
     """A prefill forward again and again without pause, until the GPU's clock falls no further."""
 
-    forward: PrefillCase
 
-    @property
-    def num_kv_tokens(self) -> int:
-        return self.forward.num_kv_tokens
-
-    @property
-    def num_sequences(self) -> int:
-        return self.forward.num_sequences
-
-
-Case = PrefillCase | DecodeCase | SustainedCase
+Case = PrefillCase | DecodeCase
 
 
 class ForwardBench:
@@ -203,8 +192,8 @@ class ForwardBench:
 
     def measure(self, case: Case) -> Iterator[Row]:
         match case:
-            case SustainedCase(forward):
-                yield from self.sustained(forward)
+            case SustainedCase():
+                yield from self.sustained(case)
             case PrefillCase():
                 yield self.prefill(case)
             case DecodeCase():
@@ -285,7 +274,7 @@ def forward_rows(
     left_out: Callable[[str], None],
     followers: Followers | None = None,
 ) -> Iterator[Row]:
-    """A row of each case that the model and this machine's memory can hold; the others are told.
+    """A row of each case that the model and this machine's memory can hold; the others are reported.
 
     followers: the other ranks, if there are several
     """

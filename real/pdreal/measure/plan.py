@@ -41,7 +41,7 @@ FULL = Plan(
         *(PrefillCase(*case) for case in ((16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
         *(PrefillCase(*case) for case in ((1, 1024, 16384), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
     ),
-    sustained=tuple(SustainedCase(PrefillCase(prompts, 1024)) for prompts in (1, 4, 8)),
+    sustained=tuple(SustainedCase(prompts, 1024) for prompts in (1, 4, 8)),
     decode=(
         *(DecodeCase(batch, context) for batch in _BATCHES for context in (150, 300, 1100, 4200)),
         *(DecodeCase(batch, context) for batch, context in product((1, 2, 4, 8, 20, 32), (2500, 16200))),
@@ -56,7 +56,7 @@ FULL = Plan(
 )
 QUICK = Plan(
     prefill=tuple(PrefillCase(*case) for case in ((1, 128), (1, 512), (1, 1024), (1, 512, 1024), (4, 128))),
-    sustained=(SustainedCase(PrefillCase(1, 512)),),
+    sustained=(SustainedCase(1, 512),),
     decode=tuple(DecodeCase(*case) for case in product((1, 4, 16), (256, 1024))),
     copied_pages=(1, 4),
     transferred_bytes=(64 * _KIB, _MIB),

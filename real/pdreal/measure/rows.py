@@ -137,7 +137,7 @@ class RowFile:
         self.num_rows = 0
 
     def write(self, row: Row) -> None:
-        """It is in the file on return."""
+        """Write a row, which is in the file on return."""
         values = {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(row).items()}
         self._table.writerow(values | self._provenance)
         self._file.flush()

@@ -15,8 +15,6 @@ from pdreal.measure.serving import message_row, serving_rows
 from pdreal.measure.transfers import copy_rows, transfer_rows
 from pdreal.model.config import ModelConfig, ModelError, from_catalog
 from pdreal.model.parallel import TensorParallel
-from pdreal.model.transformer import Transformer
-from pdreal.model.weights import RandomWeights
 from pdreal.options import Options
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import CatalogError
@@ -48,7 +46,7 @@ class Measurement:
         return torch.device("cuda", 0) if self.options.device == "cuda" else torch.device("cpu")
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
-        """Rows as they are measured. What this machine cannot run is told.
+        """Rows as they are measured. What this machine cannot run is reported.
 
         A machine that is slow for a while spoils one round's rows of some shapes; those of the others outvote them.
         """
@@ -89,20 +87,12 @@ class Measurement:
             cases += self.plan.decode
         if not cases:
             return
-        if self.tp == 1:
-            model = self._load()
-            yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out)
-        else:
-            ranked = Ranked(config=self.model, dtype=self.dtype, device_type=self.device.type, tp=self.tp)
-            with Followers(ranked) as followers:
-                model = followers.model
-                yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out, followers)
-            del followers
-        del model
+        ranked = Ranked(config=self.model, dtype=self.dtype, device_type=self.device.type, tp=self.tp)
+        with Followers(ranked) as followers:
+            model = followers.model
+            yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out, followers)
+        del followers, model
         _release_memory(self.device)
-
-    def _load(self) -> Transformer:
-        return Transformer.load(self.model, RandomWeights(0, self.device), dtype=self.dtype, device=self.device)
 
 
 def _release_memory(device: torch.device) -> None:

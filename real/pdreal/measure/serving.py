@@ -98,7 +98,7 @@ _VOCABULARY = 512
 def serving_rows(
     model: str, options: Options, page_size: int, tp: int, plan: Plan, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
-    """Rows by the first engine of the device that is there, and handovers of the others; what is missing is told.
+    """Rows by the first engine of the device that is there, and handovers of the others; missing ones are reported.
 
     With several ranks, of the first engine only: it is their loops that calibration takes.
     """

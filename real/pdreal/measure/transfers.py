@@ -111,7 +111,7 @@ def transfer_rows(
 ) -> Iterator[Row]:
     """Rows from the first GPU to the last, where there are several, or to the first of another host.
 
-    Engines that are missing are told.
+    Missing engines are reported.
     """
     last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" and hosts is None else device
     shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]

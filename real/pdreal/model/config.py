@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def num_dense_layers(self) -> int:
-        """They come first."""
+        """Layers without experts, which come first."""
         return self.num_layers - (0 if self.experts is None else self.experts.num_layers)
 
     @property
@@ -197,7 +197,7 @@ def from_catalog(name: str) -> ModelConfig:
 
 
 def _kv_heads(attention: GroupedQueryAttention | LatentAttention) -> tuple[int, int]:
-    """Their number and size, as the cache has them."""
+    """Number and size of KV heads, as the cache has them."""
     if isinstance(attention, LatentAttention):
         return 1, attention.kv_lora_rank + attention.rope_dim
     return attention.num_kv_heads, attention.head_dim

@@ -292,7 +292,7 @@ def _tile(size: int, most: int) -> int:
 
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Does as experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
+    """The same as experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
     (num_tokens, hidden), num_experts, inner = x.shape, len(weights.router), of_values(weights.down).shape[2]
     num_rows = num_tokens * weights.num_active
     shares = x.new_empty(num_rows, dtype=torch.float32)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from pdreal.model.block_scaled import BLOCK, BlockScaled
 
 _FEW_TOKENS = 128
-"""Up to so many, reading the matrix is what takes the time; beyond, a wide copy of it costs less than it saves."""
+"""Most tokens for which a matrix is read as it is; for more, a wide copy of it costs less than it saves."""
 _COLUMNS = 64
 """Outputs of a program: the tensor cores of an H200 take so many of a matrix at least, and few tokens beside them."""
 _MOST_PARTS, _MOST_PROGRAMS = 8, 384

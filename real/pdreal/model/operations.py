@@ -93,7 +93,7 @@ def _yarn_length(factor: float, mscale: float) -> float:
 
 
 def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Tensor:
-    """Like _stretch, but what is between is so by its place among the frequencies."""
+    """Stretches as _stretch does, but blends frequencies by their place among all."""
     last = 2 * len(frequencies) - 1
 
     def place(num_turns: float) -> float:

@@ -335,7 +335,7 @@ def _load_latent(
 
 
 def _halved(heads: Tensor, num_plain: int) -> Tensor:
-    """Behind the plain rows of each head, rotated rows 0, 2, 4, ... and then 1, 3, 5, ..."""
+    """Rows of each head: the plain ones, rotated rows 0, 2, 4, ..., then 1, 3, 5, ..."""
     return torch.cat((heads[:, :num_plain], heads[:, num_plain::2], heads[:, num_plain + 1 :: 2]), dim=1)
 
 

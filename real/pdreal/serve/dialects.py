@@ -57,12 +57,6 @@ class Completions:
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         return {**self._object(answers), "usage": _usage(answers)}
 
-    def behind(self, answer: Answer) -> list[dict[str, Any]]:
-        return _behind(answer, self.part(answer, Part("", len(answer.tokens))))
-
-    def closing(self, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-        return _closing(answers, self._object(answers[:1], "", 0))
-
     def _prompt(self, fields: Fields, service: Service) -> list[int]:
         """A text or token ids; the same as the only item of a list."""
         prompt = fields.get("prompt")
@@ -119,12 +113,6 @@ class ChatCompletions:
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         said = [(answer, {"message": {"role": "assistant", "content": answer.text}}, 0) for answer in answers]
         return {**self._object("chat.completion", said), "usage": _usage(answers)}
-
-    def behind(self, answer: Answer) -> list[dict[str, Any]]:
-        return _behind(answer, self.part(answer, Part("", len(answer.tokens))))
-
-    def closing(self, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-        return _closing(answers, self.part(answers[0], Part("", 1)))
 
     def _object(self, kind: str, said: Sequence[tuple[Answer, Mapping[str, Any], int]]) -> dict[str, Any]:
         choices = [
@@ -207,21 +195,6 @@ def _envelope(answer: Answer, prefix: str, kind: str, choices: Sequence[Mapping[
     return {**event, "usage": _usage([answer])} if answer.generation.running_usage else event
 
 
-def _behind(answer: Answer, empty_part: dict[str, Any]) -> list[dict[str, Any]]:
-    """The event behind the last token of a choice: an early end, which was not known before.
-
-    Others may trip over an event without choices.
-    """
-    return [empty_part] if answer.finish_reason == "stop" and answer.matched is None else []
-
-
-def _closing(answers: Sequence[Answer], empty_part: dict[str, Any]) -> list[dict[str, Any]]:
-    """The event behind all choices: token counts, if they are asked for."""
-    if not answers[0].generation.closing_usage:
-        return []
-    return [{**empty_part, "choices": [], "usage": _usage(answers)}]
-
-
 def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
     prompt, output = answers[0].num_prompt_tokens, sum(len(answer.tokens) for answer in answers)
     return {
@@ -284,13 +257,6 @@ class Generate:
             ]
         return {"text": answer.text, "output_ids": answer.tokens, "meta_info": meta}
 
-    def behind(self, answer: Answer) -> list[dict[str, Any]]:
-        is_told = answer.finish_reason != "stop" or answer.matched is not None
-        return [] if is_told else [self.part(answer, Part("", len(answer.tokens)))]
-
-    def closing(self, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-        return []
-
     def _prompt(self, fields: Fields, service: Service) -> list[int]:
         if (fields.get("text") is None) == (fields.get("input_ids") is None):
             raise RefusedError("a request needs text or input_ids, and not both")
@@ -305,3 +271,22 @@ class Generate:
             case "stop":
                 return {"type": "stop", "matched": answer.matched or answer.tokens[-1]}
         return None
+
+
+Dialect = Completions | ChatCompletions | Generate
+
+
+def last_events(dialect: Dialect, answer: Answer) -> list[dict[str, Any]]:
+    """The event behind the last token of a choice: an early end, which was not known before.
+
+    Others may trip over an event without choices.
+    """
+    ended_early = answer.finish_reason == "stop" and answer.matched is None
+    return [dialect.part(answer, Part("", len(answer.tokens)))] if ended_early else []
+
+
+def closing_events(dialect: Dialect, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """The event behind all choices: token counts, if they are asked for."""
+    if not answers[0].generation.closing_usage:
+        return []
+    return [{**dialect.part(answers[0], Part("", 1)), "choices": [], "usage": _usage(answers)}]

@@ -18,7 +18,7 @@ from aiohttp.typedefs import Middleware
 
 from pdreal.hosts import LaunchError
 from pdreal.requests import RequestFailed
-from pdreal.serve.dialects import ChatCompletions, Completions, Generate
+from pdreal.serve.dialects import ChatCompletions, Completions, Dialect, Generate, closing_events, last_events
 from pdreal.serve.fields import Fields, RefusedError, unavailable
 from pdreal.serve.metrics import CONTENT_TYPE, gauges
 from pdreal.serve.service import Answer, Generation, Service
@@ -111,19 +111,16 @@ _OPEN_TO_ALL = "/health"
 _LOG = logging.getLogger("pdreal.serve")
 
 
-Dialect = Completions | ChatCompletions | Generate
-"""Dialects to ask for tokens in, and to be given them: in events of a stream, or in one piece."""
-
-
 def application(service: Service) -> web.Application:
     app = web.Application(middlewares=[_refusals, _key_check(service)], client_max_size=service.room.body_bytes)
     app.router.add_post("/v1/completions", _generates(service, Completions()))
     app.router.add_post("/v1/chat/completions", _generates(service, ChatCompletions()))
     app.router.add_route("*", "/generate", _generates(service, Generate()))
-    app.router.add_get("/v1/models", _models(service))
-    app.router.add_get("/health", _health(service))
-    app.router.add_get("/metrics", _metrics(service))
-    app.router.add_route("*", "/flush_cache", _flush_cache(service))
+    state = ServerState(service)
+    app.router.add_get("/v1/models", state.models)
+    app.router.add_get("/health", state.health)
+    app.router.add_get("/metrics", state.metrics)
+    app.router.add_route("*", "/flush_cache", state.flush_cache)
     return app
 
 
@@ -167,7 +164,7 @@ async def _stream(request: web.Request, answers: Sequence[Answer], dialect: Dial
     async def send(answer: Answer) -> None:
         async for part in answer:
             await stream.send(dialect.part(answer, part))
-        for event in dialect.behind(answer):
+        for event in last_events(dialect, answer):
             await stream.send(event)
 
     try:
@@ -177,7 +174,7 @@ async def _stream(request: web.Request, answers: Sequence[Answer], dialect: Dial
             async with asyncio.TaskGroup() as group:
                 for answer in answers:
                     group.create_task(send(answer))
-        for event in dialect.closing(answers):
+        for event in closing_events(dialect, answers):
             await stream.send(event)
     except (RequestFailed, ExceptionGroup) as failed:
         error = failed.exceptions[0] if isinstance(failed, ExceptionGroup) else failed
@@ -216,44 +213,35 @@ def _key_check(service: Service) -> Middleware:
     return check
 
 
-def _models(service: Service) -> Handler:
-    model = {"id": service.model_name, "object": "model", "created": int(time.time()), "owned_by": "pdreal"}
+class ServerState:
+    """Endpoints that ask for no tokens."""
 
-    async def handle(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"object": "list", "data": [model]})
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        about = {"object": "model", "created": int(time.time()), "owned_by": "pdreal"}
+        self._models = {"object": "list", "data": [{"id": service.model_name, **about}]}
 
-    return handle
+    async def models(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response(self._models)
 
-
-def _metrics(service: Service) -> Handler:
-    async def handle(_: web.Request) -> web.StreamResponse:
-        text = service.metrics.text(gauges(service.cluster.load(), service.page_size))
+    async def metrics(self, _: web.Request) -> web.StreamResponse:
+        text = self._service.metrics.text(gauges(self._service.cluster.load(), self._service.page_size))
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
-    return handle
-
-
-def _flush_cache(service: Service) -> Handler:
-    async def handle(_: web.Request) -> web.StreamResponse:
-        if num_live := service.cluster.num_live_requests:
+    async def flush_cache(self, _: web.Request) -> web.StreamResponse:
+        if num_live := self._service.cluster.num_live_requests:
             raise RefusedError(f"caches are flushed only while nothing runs; {num_live} requests are under way")
-        service.cluster.flush_cache()
+        self._service.cluster.flush_cache()
         return web.Response(text="flushed\n")
 
-    return handle
-
-
-def _health(service: Service) -> Handler:
-    async def handle(_: web.Request) -> web.StreamResponse:
-        if service.entrance.is_closed:
+    async def health(self, _: web.Request) -> web.StreamResponse:
+        if self._service.entrance.is_closed:
             raise unavailable("the server stops")
-        if service.cluster.failure is not None:
-            raise unavailable(service.cluster.failure)
-        if missing := service.cluster.missing_roles:
+        if self._service.cluster.failure is not None:
+            raise unavailable(self._service.cluster.failure)
+        if missing := self._service.cluster.missing_roles:
             raise unavailable(f"no {' and no '.join(missing)} instance is up")
         return web.Response()
-
-    return handle
 
 
 def _failure(error: RequestFailed) -> RefusedError:

@@ -140,7 +140,7 @@ class Meter:
         metrics.num_prompt_tokens += num_prompt_tokens
 
     def add_tokens(self, num_tokens: int) -> None:
-        """So many came at once."""
+        """Count tokens that came at once."""
         now_s, metrics = time.monotonic(), self._metrics
         if self._num_tokens == 0:
             self._first_s = now_s

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NamedTuple
 from pdreal.launcher import Launcher
 from pdreal.model.config import model_config
 from pdreal.options import Options
+from pdreal.processes import STOP_SIGNALS
 from pdreal.real_scenario import Room
 from pdreal.serve.http import serving
 from pdreal.serve.metrics import Metrics
@@ -103,6 +103,6 @@ def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
     def tell() -> None:
         (hurried if stopped.is_set() else stopped).set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, tell)
     return stopped, hurried

@@ -59,7 +59,7 @@ class Entrance:
         self._empty.clear()
 
     def served(self, answer: "Answer") -> None:
-        """It has its first token."""
+        """Note that an answer has its first token."""
         self._waiting.discard(answer)
 
     def leave(self, answer: "Answer") -> None:
@@ -122,7 +122,7 @@ class Answer:
         self.service = service
         self.generation = generation
         self.index = index
-        """Among the choices of one request, each with a seed of its own."""
+        """Number among the choices of one request, each with a seed of its own."""
         self.text = ""
         self.matched: str | None = None
         """The stop text that has ended it."""
@@ -172,7 +172,7 @@ class Answer:
             yield Part(rest, len(self.tokens))
 
     def give_up(self, reason: str) -> None:
-        """It fails with this reason."""
+        """Abort it with this reason."""
         self.service.cluster.abort(self.request_id, reason)
 
     @property
