@@ -86,35 +86,10 @@ class Autoscaler:
         self._policy = policy
         self._router_id = router_id
         self._decides_ns = times.interval_ns
-        self._totals = ClusterSeen((), 0, 0, 0, 0, 0, 0)
-        self._before = self._totals
+        self.num_arrived = self.num_arrived_tokens = self.num_finished = self.num_output_tokens = 0
+        self.mean_ttft_ns = self.mean_tpot_ns = 0.0
+        self._before = ClusterSeen((), 0, 0, 0, 0, 0, 0)
         """The cluster as it was at the last decision."""
-
-    # What a policy sees of the last interval.
-
-    @property
-    def num_arrived(self) -> int:
-        return self._totals.num_arrived - self._before.num_arrived
-
-    @property
-    def num_arrived_tokens(self) -> int:
-        return self._totals.num_arrived_tokens - self._before.num_arrived_tokens
-
-    @property
-    def num_finished(self) -> int:
-        return self._totals.num_finished - self._before.num_finished
-
-    @property
-    def num_output_tokens(self) -> int:
-        return self._totals.num_output_tokens - self._before.num_output_tokens
-
-    @property
-    def mean_ttft_ns(self) -> float:
-        return (self._totals.ttft_ns - self._before.ttft_ns) / max(1, self.num_finished)
-
-    @property
-    def mean_tpot_ns(self) -> float:
-        return (self._totals.tpot_ns - self._before.tpot_ns) / max(1, self.num_finished)
 
     # What a driver calls.
 
@@ -123,7 +98,6 @@ class Autoscaler:
         if not isinstance(message, ClusterSeen):
             raise TypeError(f"an autoscaler does not take {message}")
         self.now_ns = now_ns
-        self._totals = message
         seen = {f"{role}-{i}": NOTHING for role in ROLES for i in range(self.max_servers)}
         seen |= {instance.instance_id: instance for instance in message.instances}
         commands: list[Command] = []
@@ -135,8 +109,9 @@ class Autoscaler:
                 commands.append(self._tell(m.Serve(server.instance_id)))
         if now_ns >= self._decides_ns:
             self._decides_ns += self.interval_ns
-            self._decide(seen, commands)
+            self._count_since(self._before, message)
             self._before = message
+            self._decide(seen, commands)
         return [*commands, m.WakeAt(self.instance_id, self._next_look_ns())]
 
     def _next_look_ns(self) -> int:
@@ -161,6 +136,14 @@ class Autoscaler:
         server.state, server.due_ns = (STARTING if role else OFF), self.now_ns + after_ns
 
     # Deciding.
+
+    def _count_since(self, before: ClusterSeen, now: ClusterSeen) -> None:
+        self.num_arrived = now.num_arrived - before.num_arrived
+        self.num_arrived_tokens = now.num_arrived_tokens - before.num_arrived_tokens
+        self.num_finished = now.num_finished - before.num_finished
+        self.num_output_tokens = now.num_output_tokens - before.num_output_tokens
+        self.mean_ttft_ns = (now.ttft_ns - before.ttft_ns) / max(1, self.num_finished)
+        self.mean_tpot_ns = (now.tpot_ns - before.tpot_ns) / max(1, self.num_finished)
 
     def _decide(self, seen: dict[str, InstanceSeen], commands: list[Command]) -> None:
         self.prefill, self.decode = (self._role(role, seen) for role in ROLES)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pdsim.core import messages as m
 from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import Match, Node, RadixCache
+from pdsim.core.radix_cache import Node, RadixCache, path_to
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
 
@@ -58,29 +58,16 @@ class HostCache:
         self._stores = stores
         self.retracted: dict[int, list[int]] = {}
         """Pages of requests that decode has retracted, by request."""
-        self._copies: list[m.HostCopy] = []
+        self.copies: list[m.HostCopy] = []
+        """Copies that were decided since they were last taken, in order."""
         self._leaving: list[Node] = []
         """Ends of leaves that the GPU is about to lose, still locked."""
 
     def take_copies(self) -> list[m.HostCopy]:
-        """Copies that were decided since the last call, in order."""
-        copies, self._copies = self._copies, []
+        copies, self.copies = self.copies, []
         return copies
 
-    def command(self, copy: m.HostCopy) -> None:
-        """Have this carried out behind the copies before it."""
-        self._copies.append(copy)
-
     # Reading from storage.
-
-    def match(self, sequence: TokenSequence) -> Node:
-        """The end of what is here of a sequence, locked."""
-        end, _ = self.tree.match(sequence, len(sequence))
-        return end
-
-    def has_pages(self, end: Node) -> bool:
-        """True if nothing up to there is on the GPU alone."""
-        return all(node.pages for node in _path(end))
 
     def reserve(self, num_pages: int) -> list[int]:
         """Pages for what will be read; fewer if there is no room for all."""
@@ -99,7 +86,7 @@ class HostCache:
             self.tree.touch(leaf)
         self.tree.unlock(end)
         node, _ = self._prefix_cache.lock_path(sequence, stop)
-        for step in _path(node):
+        for step in path_to(node):
             if step.host is None:
                 self._find(step)
         self._prefix_cache.unlock(node)
@@ -114,13 +101,9 @@ class HostCache:
         num_pages = end.stop // self._page_size - num_shared
         return num_pages if num_pages * self._page_size >= self._least_tokens else 0
 
-    def lock(self, sequence: TokenSequence, num_tokens: int) -> Match:
-        """The end of these tokens, and the pages of those that are there: all that the GPU lacks."""
-        return self.tree.lock_path(sequence, num_tokens)
-
     def path_behind(self, end: Node, num_tokens: int) -> list[Node]:
         """The nodes down to this one, without those that end within the first num_tokens."""
-        return [node for node in _path(end) if node.stop > num_tokens]
+        return [node for node in path_to(end) if node.stop > num_tokens]
 
     def keep(self, node: Node, end: Node) -> None:
         """A new node of the GPU's tree ends as this one does, which stays as long, and goes on with its history."""
@@ -131,7 +114,7 @@ class HostCache:
     def load(self, request_id: int, end: Node, host_pages: list[int], pages: list[int]) -> None:
         """Copy the last pages of a locked path, whose nodes are kept."""
         self.tree.unlock(end)
-        self._copies.append(m.LoadBack(request_id, tuple(host_pages), tuple(pages)))
+        self.copies.append(m.LoadBack(request_id, tuple(host_pages), tuple(pages)))
 
     # Retracted requests.
 
@@ -142,13 +125,13 @@ class HostCache:
             self.pool.free(host_pages)
             return False
         self.retracted[request_id] = host_pages
-        self._copies.append(m.WriteBackup(tuple(pages), tuple(host_pages), blocks=True))
+        self.copies.append(m.WriteBackup(tuple(pages), tuple(host_pages), blocks=True))
         return True
 
     def resume(self, request_id: int, pages: Sequence[int]) -> None:
         host_pages = self.retracted[request_id]
         self.forget(request_id)
-        self._copies.append(m.LoadRetracted(request_id, tuple(host_pages), tuple(pages)))
+        self.copies.append(m.LoadRetracted(request_id, tuple(host_pages), tuple(pages)))
 
     def forget(self, request_id: int) -> None:
         """Free what is held of a retracted request, if anything is."""
@@ -161,7 +144,7 @@ class HostCache:
         if node.host is None and node.parent is not None:
             self._find(node)
         if is_whole:
-            for step in _path(node):
+            for step in path_to(node):
                 step.num_inserts += 1
                 if step.host is None and step.num_inserts >= self._num_inserts and _follows_host(step):
                     self._write(step)
@@ -169,7 +152,7 @@ class HostCache:
     def on_evict(self, node: Node) -> None:
         """A leaf of the GPU's tree goes."""
         if self.writes_back:
-            for step in _path(node):
+            for step in path_to(node):
                 if step.host is None:
                     self._write(step, pages=step is node)
             if node.host is not None and not node.host.pages:
@@ -229,20 +212,10 @@ class HostCache:
         if num_pages > pool.num_free:
             return None
         host_pages = pool.allocate(num_pages)
-        self._copies.append(m.WriteBackup(tuple(node.pages), tuple(host_pages), self.writes_back))
+        self.copies.append(m.WriteBackup(tuple(node.pages), tuple(host_pages), self.writes_back))
         if self._stores:
-            self._copies.append(m.StoreKv(node.sequence, node.start, tuple(host_pages)))
+            self.copies.append(m.StoreKv(node.sequence, node.start, tuple(host_pages)))
         return host_pages
-
-
-def _path(node: Node) -> list[Node]:
-    """The nodes down to this one, without the root."""
-    path: list[Node] = []
-    while node.parent is not None:
-        path.append(node)
-        node = node.parent
-    path.reverse()
-    return path
 
 
 def _follows_host(node: Node) -> bool:
@@ -297,15 +270,15 @@ class Prefetcher:
 
     def begin(self, request_id: int, prompt: TokenSequence, num_gpu_tokens: int, now_ns: int) -> None:
         """Prefetch what continues a prompt, of which the GPU has so many tokens."""
-        size, end = self._page_size, self._host.match(prompt)
+        size, (end, _) = self._page_size, self._host.tree.match(prompt, len(prompt))
         num_pages = (len(prompt) - end.stop) // size
-        has_all = end.stop >= num_gpu_tokens and self._host.has_pages(end)
+        has_all = end.stop >= num_gpu_tokens and all(node.pages for node in path_to(end))  # none on the GPU alone
         held_tokens = size * sum([len(prefetch.pages) for prefetch in self.under_way.values()])
         if has_all and num_pages >= self._least_pages and held_tokens < self._limits.max_tokens:
             pages = self._host.reserve(num_pages)
             if len(pages) >= self._least_pages:
                 self.under_way[request_id] = Prefetch(request_id, prompt, end, pages, now_ns)
-                self._host.command(m.PrefetchKv(request_id, prompt, end.stop, tuple(pages), self._least_pages))
+                self._host.copies.append(m.PrefetchKv(request_id, prompt, end.stop, tuple(pages), self._least_pages))
                 return
             self._host.pool.free(pages)
         self._host.tree.unlock(end)
@@ -362,7 +335,7 @@ class Prefetcher:
     def _stop(self, prefetch: Prefetch) -> None:
         prefetch.is_stopped = True
         self._keep(prefetch)
-        self._host.command(m.StopPrefetch(prefetch.request_id))
+        self._host.copies.append(m.StopPrefetch(prefetch.request_id))
 
     def _keep(self, prefetch: Prefetch) -> None:
         prefetch.num_kept = prefetch.num_read

@@ -13,7 +13,7 @@ from pdsim.core.host_cache import HostCache, Prefetcher
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance
-from pdsim.core.radix_cache import Node, RadixCache
+from pdsim.core.radix_cache import Node, RadixCache, path_to
 from pdsim.core.receiver import Receiver
 from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sender import Sender
@@ -77,7 +77,7 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
     if tree is None:
         return
     for lease in leases:
-        shared = [page for node in _path(lease.node) for page in node.pages]
+        shared = [page for node in path_to(lease.node) for page in node.pages]
         table = lease.table[: lease.num_shared]
         _require(table == shared, "TREE-1", "shared pages of a lease are its node's path", table, shared)
     _check_tree(tree, nodes, [lease.node for lease in leases])
@@ -107,17 +107,9 @@ def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | Non
         _require(same and id(end) in known, "HOST-1", "its end in host memory", (end.start, end.stop), node.stop)
 
 
-def _path(node: Node | None) -> list[Node]:
-    path = []
-    while node is not None:
-        path.append(node)
-        node = node.parent
-    return path[::-1]
-
-
 def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | None], *, has_gaps: bool = False) -> None:
     """locked: the end of each locked path; has_gaps: locked nodes may have no pages."""
-    locks = Counter(id(node) for end in locked for node in _path(end))
+    locks = Counter(id(node) for end in locked for node in path_to(end))
     for node in nodes:
         _require(node.locks == locks[id(node)], "TREE-2", "locks", node.locks, (node.start, node.stop))
         whole = node.stop - node.start == node.num_pages * tree.page_size

@@ -59,10 +59,12 @@ class KvCache:
         self._keeps_replaced = keeps_replaced
         self.evicts_early = prefix_cache is not None
         """More than what lacks is evicted, as SGLang does."""
+        self.frees_ahead = self.evicts_early and page_size > 1
+        """Before pages are taken, one more for each request is to be free (alloc_paged_token_slots_extend, _decode)."""
 
     def evict_as_vllm(self) -> None:
         """Evict only as many pages as are lacking; the least recently used go first, block by block."""
-        self.evicts_early = False
+        self.evicts_early = self.frees_ahead = False
         if self.prefix_cache is not None:
             self.prefix_cache.uses_whole_nodes = False
         if self.host is not None:
@@ -83,11 +85,6 @@ class KvCache:
         """Available pages whose eviction holds up no loop."""
         assert self.host is not None
         return self.pool.num_free if self.host.writes_back else self.num_available_pages
-
-    @property
-    def frees_ahead(self) -> bool:
-        """Before pages are taken, one more for each request is to be free (alloc_paged_token_slots_extend, _decode)."""
-        return self.evicts_early and self.page_size > 1
 
     def levels(self) -> tuple[int, int, int]:
         """Pages in use, evictable and free: together all."""
@@ -114,7 +111,7 @@ class KvCache:
         assert host is not None
         assert tree is not None
         assert lease.node is not None
-        end, host_pages = host.lock(sequence, (lease.num_shared + num_pages) * self.page_size)
+        end, host_pages = host.tree.lock_path(sequence, (lease.num_shared + num_pages) * self.page_size)
         if num_pages > self.pool.num_free:  # SGLang evicts as many as it loads
             self._evict(tree, num_pages)
         pages = self.pool.allocate(num_pages)

@@ -494,21 +494,8 @@ class WakeAt:
 
 
 HostCopy = WriteBackup | LoadBack | LoadRetracted | StoreKv | PrefetchKv | StopPrefetch
-Command = (
-    Send
-    | Tell
-    | TransferUnit
-    | StartTransfer
-    | ReturnKv
-    | Scatter
-    | WakeAt
-    | FirstToken
-    | Retracted
-    | SaveKv
-    | LoadKv
-    | HostCopy
-    | Outcome
-)
+TransferCommand = TransferUnit | StartTransfer | ReturnKv | Scatter
+Command = Send | Tell | WakeAt | TransferCommand | FirstToken | Retracted | SaveKv | LoadKv | HostCopy | Outcome
 
 
 @dataclass(frozen=True, slots=True)

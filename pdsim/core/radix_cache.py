@@ -7,6 +7,7 @@ and its pages go back to the pool when it is evicted, leaves first. Law: tests/l
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -15,57 +16,29 @@ from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """Tokens [start, stop) of a sequence that was inserted, with the pages that hold their KV."""
 
-    __slots__ = (
-        "born",
-        "children",
-        "heap_serial",
-        "host",
-        "key",
-        "last_access",
-        "locks",
-        "num_hits",
-        "num_inserts",
-        "pages",
-        "parent",
-        "readers",
-        "sequence",
-        "start",
-        "stop",
-        "walk",
-    )
-
-    def __init__(
-        self,
-        parent: "Node | None",
-        key: Hashable,
-        sequence: Any,
-        start: int,
-        stop: int,
-        pages: Sequence[int],
-        born: int,
-    ) -> None:
-        self.parent = parent
-        self.key = key
-        self.sequence = sequence
-        self.start = start
-        self.stop = stop
-        self.pages = pages
-        self.children: dict[Hashable, Node] = {}
-        self.locks = 0
-        self.readers = 0
-        self.walk = 0
-        """The last count of repeated tokens that came by."""
-        self.last_access = born
-        self.num_hits = 0
-        self.born = born
-        self.heap_serial = 0
-        self.host: Node | None = None
-        """The end of the same tokens in host memory, locked for this node; None: they are not known to be there."""
-        self.num_inserts = 0
-        """Whole prompts and outputs inserted through it, where there is host memory."""
+    parent: "Node | None"
+    key: Hashable
+    sequence: Any
+    start: int
+    stop: int
+    pages: Sequence[int]
+    born: int
+    last_access: int
+    num_hits: int = 0
+    num_inserts: int = 0
+    """Whole prompts and outputs inserted through it, where there is host memory."""
+    locks: int = 0
+    readers: int = 0
+    walk: int = 0
+    """The last count of repeated tokens that came by."""
+    heap_serial: int = 0
+    host: "Node | None" = None
+    """The end of the same tokens in host memory, locked for this node; None: they are not known to be there."""
+    children: dict[Hashable, "Node"] = field(default_factory=dict)
 
     @property
     def num_pages(self) -> int:
@@ -86,7 +59,7 @@ class RadixCache:
         self.num_evictable_pages = 0
         self.num_read_pages = 0
         """Each counted once, however many requests read it."""
-        self.root = Node(None, None, None, 0, 0, [], 0)
+        self.root = Node(None, None, None, 0, 0, [], 0, 0)
         self._pool = pool
         self._eviction = eviction
         self.num_accesses = 0
@@ -267,10 +240,9 @@ class RadixCache:
         """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
         parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None
-        head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born)
+        head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born, node.last_access)
         head.locks, head.readers = node.locks, node.readers
-        head.last_access, head.num_hits = node.last_access, node.num_hits
-        head.num_inserts = node.num_inserts
+        head.num_hits, head.num_inserts = node.num_hits, node.num_inserts
         parent.children[node.key] = head
         node.parent, node.start = head, middle
         node.key = node.sequence.page_key(middle, self.page_size)
@@ -280,7 +252,7 @@ class RadixCache:
 
     def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: Sequence[int]) -> Node:
         key = sequence.page_key(start, self.page_size)
-        leaf = Node(parent, key, sequence, start, stop, pages, self.num_accesses + 1)
+        leaf = Node(parent, key, sequence, start, stop, pages, self.num_accesses + 1, self.num_accesses + 1)
         parent.children[key] = leaf
         parent.heap_serial = 0
         self.num_evictable_pages += len(pages)
@@ -297,3 +269,13 @@ class RadixCache:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].heap_serial]
             heapify(self._heap)
             self._compact_above = 64 + 2 * len(self._heap)
+
+
+def path_to(node: Node | None) -> list[Node]:
+    """The nodes down to this one, without the root."""
+    path: list[Node] = []
+    while node is not None and node.parent is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path

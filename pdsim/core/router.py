@@ -116,30 +116,22 @@ class RoleRouter:
     def all_down(self) -> bool:
         return len(self._down) == len(self._loads)
 
-    def mark_down(self, instance_id: str) -> None:
-        """It is not offered any more, and its cache is forgotten."""
-        if instance_id in self._loads:
+    def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
+        """Offer an instance from now on, or do not. One that died, or serves anew, has nothing in its cache."""
+        instance_id = message.instance_id
+        if instance_id not in self._loads:
+            return
+        if isinstance(message, m.Drain) or (isinstance(message, m.PeerDown) and not message.has_restarted):
             self._down.add(instance_id)
-            if self._remembered:
-                self._remembered[instance_id] = PromptMemory(MEMORY_TOKENS)
-
-    def drain(self, instance_id: str) -> None:
-        """Offer it no more; what it has, it ends."""
-        if instance_id in self._loads:
-            self._down.add(instance_id)
-
-    def serve(self, instance_id: str) -> None:
-        """Offer it again, with nothing in its cache."""
-        self.mark_down(instance_id)
-        self.mark_up(instance_id)
+        else:
+            self._down.discard(instance_id)
+        if self._remembered and isinstance(message, m.Serve | m.PeerDown):
+            self._remembered[instance_id] = PromptMemory(MEMORY_TOKENS)
 
     def forget(self) -> list[m.Command]:
         """Forget the content of the caches, and have instances forget it, too."""
         self._remembered = {}
         return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
-
-    def mark_up(self, instance_id: str) -> None:
-        self._down.discard(instance_id)
 
     def _offered(self, avoid: str) -> list[RoutedLoad]:
         healthy = [load for load in self.loads if load.instance_id not in self._down]
@@ -246,17 +238,11 @@ class Router:
                 return [command for instances in self.roles.values() for command in instances.forget()]
             case m.Woken():
                 return self._try_due(now_ns)
-            case m.Serve():
+            case m.Serve() | m.Drain() | m.PeerUp():
                 for instances in self.roles.values():
-                    instances.serve(message.instance_id)
-            case m.Drain():
-                for instances in self.roles.values():
-                    instances.drain(message.instance_id)
+                    instances.note(message)
             case m.PeerDown():
                 return self._on_down(message, now_ns)
-            case m.PeerUp():
-                for instances in self.roles.values():
-                    instances.mark_up(message.instance_id)
             case _:
                 raise TypeError(f"a router does not take {message}")
         return []
@@ -391,9 +377,7 @@ class Router:
         """Decode instances say what they lost with a prefill instance; nobody but the router says so for decode."""
         instance_id = down.instance_id
         for instances in self.roles.values():
-            instances.mark_down(instance_id)
-            if down.has_restarted:
-                instances.mark_up(instance_id)
+            instances.note(down)
         commands: list[m.Command] = []
         attempts = [(request, request.attempt) for request in self.live.values() if request.attempt is not None]
         for request, attempt in attempts:

@@ -3,16 +3,15 @@
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.autoscaler import Autoscaler, ScalingTimes
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.health import HealthMonitor
-from pdsim.core.instance import Instance
 from pdsim.core.invariants import AnyInstance
-from pdsim.core.journal import TakesMessages
 from pdsim.core.kv_returns import KvGiver, KvTaker
-from pdsim.core.messages import receiver_of, sender_of
+from pdsim.core.messages import Drain, receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.receiver import Receiver
 from pdsim.core.router import NO_RETRIES, RetryLimits, RoleRouter, Router
@@ -34,9 +33,9 @@ DP_CONSERVATIVENESS = 0.3
 """SGLang's factor on schedule_conservativeness with data-parallel attention."""
 
 
-def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
+def state_machines(scenario: Scenario) -> dict[str, Any]:
     """Fresh state machines of a resolved scenario by name: what its journal replays on."""
-    machines: dict[str, Instance | TakesMessages] = {i.instance_id: i for i in build_instances(scenario)}
+    machines: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
     machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
     if scenario.elastic is not None:
         machines[Autoscaler.instance_id] = build_autoscaler(scenario, scenario.elastic)
@@ -251,9 +250,9 @@ def build_router(scenario: Scenario) -> Router:
         first, more = (servers.instances for servers in scenario.pair)
         for i in range(scenario.max_servers):  # the first servers prefill, the next decode, the others are off
             if i >= first:
-                prefill.drain(f"prefill-{i}")
+                prefill.note(Drain(f"prefill-{i}"))
             if not first <= i < first + more:
-                decode.drain(f"decode-{i}")
+                decode.note(Drain(f"decode-{i}"))
     return Router(
         prefill=prefill,
         decode=decode,

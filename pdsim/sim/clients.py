@@ -4,18 +4,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdsim.core import messages as m
 from pdsim.core.router import num_retries, request_of
-from pdsim.core.sequence import Spans
-from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RequestRecord
-from pdsim.scenario.build import Cluster
 from pdsim.scenario.network import FrontEndSettings
 from pdsim.sim.timeline import Timeline
 from pdsim.workload.client_driver import ClientDriver
 from pdsim.workload.request_spec import RequestSpec, Streams
+
+if TYPE_CHECKING:
+    from pdsim.sim.simulation import Simulation
 
 STALL_WITHIN_NS = 40_000_000
 """Connections stall that were used less than this before: Linux delays an acknowledgement by so long."""
@@ -154,18 +154,11 @@ class FrontEnd:
 class Clients:
     def __init__(
         self,
-        timeline: Timeline,
-        cluster: Cluster,
-        recorder: Recorder,
-        *,
-        router: Any,
-        outputs: dict[int, Spans],
-        send: Callable[[list[m.Send]], None],
-        wake_at: Callable[[m.WakeAt], None],
+        simulation: "Simulation",
         progress: Callable[[int], None] | None,
         ended: Callable[[RequestRecord], None] | None,
     ) -> None:
-        """router: the cluster's, recorded if the run is. outputs: of each attempt; retries are added."""
+        cluster = simulation.cluster
         self.num_ended = 0
         self.local: set[int] = set()
         """Attempts whose prompts vLLM computes where it decodes them, until they are computed."""
@@ -180,13 +173,11 @@ class Clients:
             m.Failed: self.tell_router,
         }
         """Carries out the commands of instances that concern clients."""
-        self._timeline = timeline
-        self._recorder = recorder
-        self._recorded_router = router
+        self._simulation = simulation
+        self._timeline = simulation.timeline
+        self._recorder = simulation.recorder
+        self._recorded_router = simulation.recorded(cluster.router)
         self._router = cluster.router
-        self._outputs = outputs
-        self._send = send
-        self._wake_at = wake_at
         self._progress = progress
         self._ended = ended
         self._num_requests = len(cluster.requests)
@@ -198,11 +189,11 @@ class Clients:
         self._front_end: FrontEnd | None = None
         if not cluster.front_end.is_none:
             self._front_end = FrontEnd(
-                timeline, cluster.front_end, on_arrival=self._arrive, route=self._route, on_first_token=self._seen
+                self._timeline, cluster.front_end, on_arrival=self._arrive, route=self._route, on_first_token=self._seen
             )
         streams = Streams(cluster.scenario.seed)
         self._driver = ClientDriver(
-            timeline, cluster.client, cluster.requests, streams=streams, send=self._send_request
+            self._timeline, cluster.client, cluster.requests, streams=streams, send=self._send_request
         )
 
     def start(self) -> None:
@@ -256,14 +247,15 @@ class Clients:
             elif isinstance(command, m.PrefillDone):
                 self._answer_of_prefill(command.request_id)
             else:
-                self._wake_at(command)
+                self._simulation.wake_at(command)
         if sends:
-            self._send(sends)
+            self._simulation.send_together(sends)
 
     def _on_attempt(self, new: m.NewRequest) -> None:
         attempt = new.request_id
         if num_retries(attempt):
-            self._outputs[attempt] = self._outputs[request_of(attempt)]
+            outputs = self._simulation.outputs
+            outputs[attempt] = outputs[request_of(attempt)]
             self._recorder.on_retry(attempt)
             if self._front_end is not None:
                 self._front_end.on_retry(request_of(attempt))

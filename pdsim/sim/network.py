@@ -8,19 +8,22 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf, prod
+from typing import TYPE_CHECKING
 
 from pdsim.core import messages as m
-from pdsim.core.messages import receiver_of, sender_of
+from pdsim.core.messages import receiver_of
 from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.cost.copies import StagingCost
-from pdsim.metrics.recorder import Recorder, transfer_record
+from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import TransferRecord
-from pdsim.scenario.build import Cluster
 from pdsim.scenario.wiring import Interconnect
 from pdsim.sim.flows import Flows
 from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Topology, Transport
+
+if TYPE_CHECKING:
+    from pdsim.sim.simulation import Simulation
 
 
 @dataclass(slots=True, eq=False)
@@ -241,37 +244,23 @@ class Network:
 class Transfers:
     """The interconnect of a disaggregated cluster. It tells senders and receivers at once what has happened."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        cluster: Cluster,
-        interconnect: Interconnect,
-        *,
-        recorder: Recorder,
-        tell: Callable[[str, m.Message], None],
-        send: Callable[[m.Send], None],
-        on_posting: Callable[[str, float], None],
-    ) -> None:
-        """on_posting: the pace of an instance's loop, whenever it changes, beside the threads that post for it."""
-        health = cluster.scenario.health
-        self._timeline = timeline
+    def __init__(self, simulation: "Simulation", interconnect: Interconnect) -> None:
+        cluster, health = simulation.cluster, simulation.cluster.scenario.health
+        self._simulation = simulation
+        self._timeline = simulation.timeline
         self._interconnect = interconnect
-        self._recorder = recorder
-        self._tell = tell
-        self._send = send
-        self._sender_of = {instance.instance_id: sender_of(instance.instance_id) for instance in cluster.instances}
         self._kv_reads = {name: cost.kv_reads for name, cost in cluster.costs.items() if cost.kv_reads is not None}
         self._senders = {agent.instance_id: agent for agent in cluster.agents if isinstance(agent, Sender)}
         self._scatter_free_ns: dict[str, int] = {}
         self.network = Network(
-            timeline,
+            self._timeline,
             topology=interconnect.topology,
             transport=interconnect.transport,
             wire=interconnect.wire,
             staging=interconnect.staging,
             on_done=self._on_done,
             on_failed=self._on_failed,
-            on_posting=on_posting if interconnect.transport.loop_turn_ns else None,
+            on_posting=self._on_posting if interconnect.transport.loop_turn_ns else None,
             timeout_ns=None if health is None else health.transfer_timeout,
         )
 
@@ -286,7 +275,7 @@ class Transfers:
 
     def _on_done(self, transfer: Transfer) -> None:
         unit = transfer.unit
-        sender_id = self._sender_of[unit.source]
+        sender_id = self._simulation.sender_ids[unit.source]
         sender = self._senders.get(sender_id)
         if unit.source in self._kv_reads:
             self._kv_reads[unit.source].ended(transfer.start_ns, self._timeline.now_ns)
@@ -304,31 +293,41 @@ class Transfers:
         if sender is None:
             self._on_returned(row)
             return
-        self._recorder.on_transfer(row)
-        self._tell(sender_id, m.UnitSent(unit))
+        self._simulation.recorder.on_transfer(row)
+        self._simulation.tell_agent(sender_id, m.UnitSent(unit))
 
     def give_back(self, command: m.ReturnKv) -> None:
         self.network.start(m.StartTransfer(command.unit, None))
 
     def _on_returned(self, row: TransferRecord) -> None:
         """Both sides hear of it as they do of other transfers."""
-        self._recorder.on_returned(row)
+        self._simulation.recorder.on_returned(row)
         for name in (row.target, row.source):
-            self._send(m.Send(name, m.KvReturned(row.request_id)))
+            self._simulation.send(m.Send(name, m.KvReturned(row.request_id)))
 
     def _on_failed(self, transfer: Transfer) -> None:
         unit = transfer.unit
         reason = f"no transfer from {unit.source} to {unit.target} in time"
-        self._tell(self._sender_of[unit.source], m.TransferFailed(unit, reason))
+        self._simulation.tell_agent(self._simulation.sender_ids[unit.source], m.TransferFailed(unit, reason))
 
     def _on_scattered(self, command: m.Scatter) -> None:
-        self._tell(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
+        self._simulation.tell_agent(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
+
+    def _on_posting(self, instance_id: str, pace: float) -> None:
+        """Threads that post for an instance leave its loop this pace."""
+        self._simulation.actors[instance_id].go_at(pace)
 
     def kill(self, instance_id: str) -> None:
         self.network.kill(instance_id)
         self._scatter_free_ns.pop(instance_id, None)
 
-    def links_of(self, name: str) -> list[str]:
+    def slow(self, name: str, factor: float) -> None:
+        self.network.slow(self._links_of(name), factor)
+
+    def unslow(self, name: str, factor: float) -> None:
+        self.network.unslow(self._links_of(name), factor)
+
+    def _links_of(self, name: str) -> list[str]:
         """Links of an instance, or the shared one."""
         topology = self._interconnect.topology
         paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]

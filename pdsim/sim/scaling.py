@@ -1,56 +1,37 @@
 """Lets the autoscaler of an elastic cluster look at it, and carries out what it commands."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdsim.core import messages as m
 from pdsim.core.autoscaler import DRAINING, SERVING, STARTING, Autoscaler
 from pdsim.core.decode_instance import DecodeInstance
-from pdsim.core.invariants import AnyInstance
-from pdsim.core.router import Router
-from pdsim.metrics.records import RequestRecord, RunRecords, ServerRecord
+from pdsim.metrics.records import RequestRecord, ServerRecord
 from pdsim.metrics.summary import tpot_ms, ttft_ms
-from pdsim.sim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from pdsim.sim.simulation import Simulation
 
 _MS = 1e6
 
 
 class Scaling:
-    def __init__(
-        self,
-        timeline: Timeline,
-        autoscaler: Autoscaler,
-        *,
-        recorded: Any,
-        router: Router,
-        instance: Callable[[str], AnyInstance],
-        num_steps_done: Callable[[str], int],
-        records: RunRecords,
-        send: Callable[[m.Send], None],
-        on_started: Callable[[str], None],
-        is_over: Callable[[], bool],
-    ) -> None:
-        """recorded: the autoscaler, recorded if the run is. on_started: called with who begins to serve."""
-        self._timeline = timeline
+    def __init__(self, simulation: "Simulation", autoscaler: Autoscaler) -> None:
+        self._simulation = simulation
+        self._timeline = simulation.timeline
         self._autoscaler = autoscaler
-        self._recorded = recorded
-        self._router = router
-        self._instance = instance
-        self._num_steps_done = num_steps_done
-        self._records = records
-        self._send = send
-        self._on_started = on_started
-        self._is_over = is_over
+        self._recorded = simulation.recorded(autoscaler)
+        self._records = simulation.recorder.records
         self._states: dict[int, tuple[str, str]] = {}
         self._num_arrived = self._num_arrived_tokens = 0
         self._num_finished = self._num_output_tokens = 0
         self._ttft_ns = self._tpot_ns = 0.0
+        simulation.clients.on_ended = self._on_ended
 
     def start(self) -> None:
         self._note_changes()
         self._timeline.after(self._autoscaler.interval_ns, self._look)
 
-    def on_ended(self, record: RequestRecord) -> None:
+    def _on_ended(self, record: RequestRecord) -> None:
         """A client has seen the end of its request."""
         if record.outcome == "finished":
             self._num_finished += 1
@@ -59,7 +40,7 @@ class Scaling:
             self._tpot_ns += tpot_ms(record) * _MS if record.num_output_tokens > 1 else 0.0
 
     def _look(self, _: None) -> None:
-        if self._is_over():
+        if self._simulation.clients.num_ended == len(self._simulation.cluster.requests):
             return
         nothing_is_due = self._timeline.has_ended
         now_ns = self._timeline.now_ns
@@ -67,8 +48,8 @@ class Scaling:
         self._note_changes()
         for command in commands:
             if isinstance(command.message, m.Serve):
-                self._on_started(command.message.instance_id)
-            self._send(command)
+                self._simulation.cluster.costs[command.message.instance_id].restart()
+            self._simulation.send(command)
         changing = any(server.state in (STARTING, DRAINING) for server in self._autoscaler.servers)
         if commands or changing or not nothing_is_due:  # else the run has come to a halt
             self._timeline.after(wake.time_ns - now_ns, self._look)
@@ -77,8 +58,9 @@ class Scaling:
         for record in self._records.requests[self._num_arrived :]:
             self._num_arrived_tokens += record.num_prompt_tokens
         self._num_arrived = len(self._records.requests)
+        roles = self._simulation.cluster.router.roles
         return m.ClusterSeen(
-            tuple(self._see(load) for role in self._router.roles.values() for load in role.loads if self._is_on(load)),
+            tuple(self._see(load) for role in roles.values() for load in role.loads if self._is_on(load)),
             self._num_arrived,
             self._num_arrived_tokens,
             self._num_finished,
@@ -94,13 +76,13 @@ class Scaling:
         )
 
     def _see(self, load: Any) -> m.InstanceSeen:
-        instance = self._instance(load.instance_id)
+        instance = self._simulation.instance(load.instance_id)
         levels = instance.levels()
         is_empty = not load.num_requests and not instance.requests()
         num_tokens = levels.num_used_pages * instance.page_size
         if isinstance(instance, DecodeInstance):
             num_tokens = instance.batch.num_kv_tokens
-            num_tokens += self._num_steps_done(load.instance_id) * instance.batch.num_requests
+            num_tokens += self._simulation.actors[load.instance_id].num_steps_done * instance.batch.num_requests
             num_tokens += sum(r.num_kv_tokens for r in (*instance.ready, *instance.transferring.values()))
         use = min(1.0, num_tokens / instance.cache.capacity_tokens)
         return m.InstanceSeen(load.instance_id, load.num_requests, levels.num_queued, use, is_empty)

@@ -29,7 +29,7 @@ from pdsim.sim.actor import Actor, PipelinedActor
 from pdsim.sim.cache_copies import CacheCopies, Storage, StorageClient
 from pdsim.sim.clients import Clients
 from pdsim.sim.executor import Executor, RecomputingExecutor, SpeculativeExecutor
-from pdsim.sim.faults import FaultInjector, Heartbeats
+from pdsim.sim.faults import FaultInjector
 from pdsim.sim.lockstep import Lockstep, Rank
 from pdsim.sim.network import Transfers
 from pdsim.sim.result import RunResult
@@ -64,51 +64,33 @@ class Simulation:
     """A cluster on a timeline: delivers messages, carries out commands, and lets instances die and come back."""
 
     def __init__(self, cluster: Cluster, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
+        self.timeline = Timeline()
+        self.recorder = Recorder()
+        self.outputs = {spec.request_id: spec.output for spec in cluster.requests}
+        """Outputs of all attempts; clients add those of retries."""
         self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns
         self._record = observation.journal
         self._on_levels = self._on_choice if observation.levels else None
         self._single_steps = single_steps
-        self._timeline = Timeline()
-        self._recorder = Recorder()
-        self._streams = Streams(cluster.scenario.seed)
-        self._outputs = {spec.request_id: spec.output for spec in cluster.requests}
         self._order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
         self._lives = dict.fromkeys(self._order, 0)
         self._dead: dict[str, Any] = {}
         """State machines that take the place of the dead after a restart, by name."""
-        self._agents: dict[str, Any] = {agent.instance_id: self._recorded(agent) for agent in cluster.agents}
+        self._agents: dict[str, Any] = {agent.instance_id: self.recorded(agent) for agent in cluster.agents}
         """Senders and receivers that live."""
-        self._sender_ids = {instance_id: sender_of(instance_id) for instance_id in self._order}
-        self._clients = Clients(
-            self._timeline,
-            cluster,
-            self._recorder,
-            router=self._recorded(cluster.router),
-            outputs=self._outputs,
-            send=self._send_together,
-            wake_at=self._wake_at,
-            progress=observation.progress,
-            ended=observation.ended,
-        )
+        self.sender_ids = {instance_id: sender_of(instance_id) for instance_id in self._order}
+        self.clients = Clients(self, observation.progress, observation.ended)
         self._commands: dict[type, Callable[[Any], None]] = {
-            m.Send: self._send,
+            m.Send: self.send,
             m.Tell: self._deliver,
-            m.WakeAt: self._wake_at,
+            m.WakeAt: self.wake_at,
             m.Retracted: self._retracted,
-            **self._clients.commands,
+            **self.clients.commands,
         }
-        self._transfers: Transfers | None = None
+        self.transfers: Transfers | None = None
         if cluster.interconnect is not None:
-            self._transfers = transfers = Transfers(
-                self._timeline,
-                cluster,
-                cluster.interconnect,
-                recorder=self._recorder,
-                tell=self._tell_agent,
-                send=self._send,
-                on_posting=lambda instance_id, pace: self._actors[instance_id].go_at(pace),
-            )
+            self.transfers = transfers = Transfers(self, cluster.interconnect)
             self._commands |= {
                 TransferUnit: self._queue_unit,
                 m.StartTransfer: transfers.network.start,
@@ -117,37 +99,32 @@ class Simulation:
             }
         self._storage = self._make_storage()
         self._locksteps = self._make_locksteps()
-        self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
-        self._monitor: Any = None if cluster.monitor is None else self._recorded(cluster.monitor)
-        self._scaling = self._make_scaling()
-        self._faults: FaultInjector | None = None
-        if cluster.scenario.health is not None:
-            heartbeats = Heartbeats(self._timeline, cluster.scenario.health, life=self._life, report=self._report)
-            self._faults = FaultInjector(
-                self._timeline, cluster.scenario.faults, cluster=self, heartbeats=heartbeats, streams=self._streams
-            )
-            self._clients.on_sent = self._faults.on_sent
+        self.actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
+        self._scaling = None if cluster.autoscaler is None else Scaling(self, cluster.autoscaler)
+        health = cluster.scenario.health
+        self._faults = None if health is None else FaultInjector(self, health)
 
-    def _recorded(self, machine: Any) -> Any:
+    def recorded(self, machine: Any) -> Any:
+        """A state machine that writes its calls into the journal, if there is one."""
         return machine if self._record is None else Recorded(machine, self._record)
 
     def _actor(self, instance: Any) -> Actor:
         """The actor of a fresh instance. It has neither host memory nor warm shapes of an earlier life."""
-        instance_id, cluster, copies = instance.instance_id, self._cluster, self._cluster.host_copies
+        instance_id, cluster, copies = instance.instance_id, self.cluster, self.cluster.host_copies
         has_copies = copies is not None and isinstance(instance, DecodeInstance)
         cluster.costs[instance_id].restart()
         lockstep = self._locksteps.get(server_of(instance_id))
         actor = self._kind_of_actor(instance, lockstep)(
-            self._timeline,
+            self.timeline,
             self._order[instance_id],
-            self._recorded(instance),
+            self.recorded(instance),
             cost=cluster.costs[instance_id],
             host=cluster.hosts.get(instance_id, HostSettings()),
             host_memory=HostMemory(copies) if copies is not None and has_copies else None,
             cache_copies=self._cache_copies(instance),
             executor=self._executor(instance),
             carry_out=self._carry_out,
-            on_step=self._recorder.on_step,
+            on_step=self.recorder.on_step,
             layer_groups=0 if cluster.interconnect is None else cluster.interconnect.layer_groups,
             on_layers=self._on_layers,
             on_choice=self._on_levels,
@@ -164,102 +141,83 @@ class Simulation:
     def _kind_of_actor(self, instance: Any, lockstep: Lockstep | None) -> type[Actor]:
         if lockstep is not None:
             return Rank
-        has_stages = self._cluster.pipeline is not None and isinstance(instance, PrefillInstance)
+        has_stages = self.cluster.pipeline is not None and isinstance(instance, PrefillInstance)
         return PipelinedActor if has_stages else Actor
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
         """Locksteps of servers with data-parallel attention, by name."""
         num_ranks = Counter(server_of(instance_id) for instance_id in self._order)
         last = EventPriority(CHOICES + len(self._order))
-        return {server: Lockstep(self._timeline, num, last) for server, num in num_ranks.items() if num > 1}
-
-    def _make_scaling(self) -> Scaling | None:
-        cluster = self._cluster
-        if cluster.autoscaler is None:
-            return None
-        scaling = Scaling(
-            self._timeline,
-            cluster.autoscaler,
-            recorded=self._recorded(cluster.autoscaler),
-            router=cluster.router,
-            instance=self.instance,
-            num_steps_done=lambda instance_id: self._actors[instance_id].num_steps_done,
-            records=self._recorder.records,
-            send=self._send,
-            on_started=lambda instance_id: cluster.costs[instance_id].restart(),
-            is_over=lambda: self._clients.num_ended == len(cluster.requests),
-        )
-        self._clients.on_ended = scaling.on_ended
-        return scaling
+        return {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}
 
     def _cache_copies(self, instance: Any) -> CacheCopies | None:
         """A decode instance is told when its cached KV is loaded; forwards wait for theirs on the GPU."""
-        if (link := self._cluster.host_links.get(instance.instance_id)) is None:
+        if (link := self.cluster.host_links.get(instance.instance_id)) is None:
             return None
         instance_id, storage = instance.instance_id, self._storage
         return CacheCopies(
-            self._timeline,
+            self.timeline,
             instance_id,
             HostLink(link),
-            num_layers=self._cluster.num_layers,
-            record=self._recorder.on_host_copy,
+            num_layers=self.cluster.num_layers,
+            record=self.recorder.on_host_copy,
             tell=self._deliver if isinstance(instance, DecodeInstance) else None,
             storage=None if storage is None else StorageClient(storage, instance_id, server_of(instance_id)),
         )
 
     def _make_storage(self) -> Storage | None:
-        settings, costs = self._cluster.scenario.storage, self._cluster.storage
+        settings, costs = self.cluster.scenario.storage, self.cluster.storage
         if settings is None or costs is None:
             return None
         return Storage(
-            self._timeline,
+            self.timeline,
             costs,
             shared=settings.shared,
-            page_size=self._cluster.scenario.page_size,
-            record=self._recorder.on_host_copy,
+            page_size=self.cluster.scenario.page_size,
+            record=self.recorder.on_host_copy,
             tell=self._deliver,
         )
 
     def _executor(self, instance: Any) -> Executor:
-        acceptance, streams = self._cluster.scenario.acceptance, self._streams
+        acceptance, streams = self.cluster.scenario.acceptance, Streams(self.cluster.scenario.seed)
         if isinstance(instance, VllmDecodeInstance):
-            return RecomputingExecutor(self._outputs, self._clients.local)
+            return RecomputingExecutor(self.outputs, self.clients.local)
         if acceptance is None:
-            return Executor(self._outputs)
-        return SpeculativeExecutor(self._outputs, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))
+            return Executor(self.outputs)
+        return SpeculativeExecutor(self.outputs, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))
 
     def run(self) -> RunResult:
-        for actor in self._actors.values():
+        for actor in self.actors.values():
             actor.start()
-        self._clients.start()
+        self.clients.start()
         if self._faults is not None:
             self._faults.start()
         if self._scaling is not None:
             self._scaling.start()
         with garbage_collection_paused():
-            self._timeline.run_all()
+            self.timeline.run_all()
         return self.result()
 
     def result(self) -> RunResult:
         """The result so far, also of a run that was interrupted."""
-        ran_dry = self._timeline.has_ended
+        ran_dry = self.timeline.has_ended
         stall: list[str] = []
-        if ran_dry and self._clients.num_ended < len(self._cluster.requests):
-            stall = [line for actor in self._actors.values() for line in actor.instance.waiting_for()]
+        if ran_dry and self.clients.num_ended < len(self.cluster.requests):
+            stall = [line for actor in self.actors.values() for line in actor.instance.waiting_for()]
         elif ran_dry:
             check_all_idle(self.machines())
-        return RunResult(self._cluster.scenario, self._recorder.records, self._timeline.num_events, stall)
+        return RunResult(self.cluster.scenario, self.recorder.records, self.timeline.num_events, stall)
 
     def instance(self, instance_id: str) -> Any:
         """An instance as it is now; the last one of those that have died."""
-        instance = self._actors[instance_id].instance
+        instance = self.actors[instance_id].instance
         return getattr(instance, "inner", instance)
 
     def machines(self) -> list[Any]:
         """Every state machine that lives."""
-        living = [self.instance(name) for name in self._actors if name not in self._dead]
+        living = [self.instance(name) for name in self.actors if name not in self._dead]
         agents = [getattr(agent, "inner", agent) for agent in self._agents.values()]
-        return [*living, *agents, self._cluster.router]
+        return [*living, *agents, self.cluster.router]
 
     # Messages and commands.
 
@@ -267,94 +225,77 @@ class Simulation:
         for command in commands:
             self._commands[type(command)](command)
 
-    def _send(self, command: m.Send) -> None:
+    def send(self, command: m.Send) -> None:
         message = command.message
         if isinstance(message, m.KvGranted):
-            self._recorder.on_admitted(message.request_id, message.num_cached_tokens, self._timeline.now_ns)
+            self.recorder.on_admitted(message.request_id, message.num_cached_tokens, self.timeline.now_ns)
         handover_ns = self._handover_ns if isinstance(message, m.KvArrived) else 0
-        self._timeline.after(self._message_ns + handover_ns, self._deliver, command)
+        self.timeline.after(self._message_ns + handover_ns, self._deliver, command)
 
-    def _send_together(self, commands: list[m.Send]) -> None:
-        self._timeline.after(self._message_ns, self._deliver_together, commands)
+    def send_together(self, commands: list[m.Send]) -> None:
+        self.timeline.after(self._message_ns, self._deliver_together, commands)
 
     def _deliver_together(self, commands: list[m.Send]) -> None:
         for command in commands:
-            self._actors[command.to].post(command.message)
+            self.actors[command.to].post(command.message)
 
     def _deliver(self, command: m.Send | m.Tell) -> None:
         to, message = command.to, command.message
-        if (actor := self._actors.get(to)) is not None:
+        if (actor := self.actors.get(to)) is not None:
             actor.post(message)
-        elif to == self._cluster.router.instance_id:
-            self._clients.tell_router(message)
+        elif to == self.cluster.router.instance_id:
+            self.clients.tell_router(message)
         else:
-            self._tell_agent(to, message)
+            self.tell_agent(to, message)
 
-    def _wake_at(self, command: m.WakeAt) -> None:
-        delay_ns = max(0, command.time_ns - self._timeline.now_ns)
-        self._timeline.after(delay_ns, self._deliver, m.Tell(command.who, m.Woken()))
+    def wake_at(self, command: m.WakeAt) -> None:
+        delay_ns = max(0, command.time_ns - self.timeline.now_ns)
+        self.timeline.after(delay_ns, self._deliver, m.Tell(command.who, m.Woken()))
 
-    def _tell_agent(self, to: str, message: m.Message) -> None:
+    def tell_agent(self, to: str, message: m.Message) -> None:
         """It answers at once, whatever its instance is doing; not if it is dead."""
         if (agent := self._agents.get(to)) is not None:
-            self._carry_out(agent.on_message(message, self._timeline.now_ns))
+            self._carry_out(agent.on_message(message, self.timeline.now_ns))
 
     def _queue_unit(self, unit: TransferUnit) -> None:
-        self._tell_agent(self._sender_ids[unit.source], unit)
+        self.tell_agent(self.sender_ids[unit.source], unit)
 
     def _on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
-        self._tell_agent(self._sender_ids[prefill_id], computed)
+        self.tell_agent(self.sender_ids[prefill_id], computed)
 
     def _retracted(self, command: m.Retracted) -> None:
-        self._recorder.on_retracted(command.request_id, self._timeline.now_ns)
+        self.recorder.on_retracted(command.request_id, self.timeline.now_ns)
 
     def _on_choice(self, instance: Instance) -> None:
-        self._recorder.on_levels(instance.instance_id, instance.levels(), self._timeline.now_ns)
+        self.recorder.on_levels(instance.instance_id, instance.levels(), self.timeline.now_ns)
 
     # What goes wrong. Nothing of this happens unless the scenario says so.
 
-    def is_dead(self, instance_id: str) -> bool:
-        return instance_id in self._dead
-
     def kill(self, instance_id: str) -> None:
         """An instance dies, with its sender or receiver and all under way from it; what is sent to it is lost."""
-        self._actors[instance_id].kill()
-        if self._transfers is not None:
-            self._transfers.kill(instance_id)
+        self.actors[instance_id].kill()
+        if self.transfers is not None:
+            self.transfers.kill(instance_id)
         agents = [name for name in (sender_of(instance_id), receiver_of(instance_id)) if name in self._agents]
         for name in (instance_id, *agents):
             self._agents.pop(name, None)
-            self._dead[name] = restarted(self._cluster.scenario, name)
+            self._dead[name] = restarted(self.cluster.scenario, name)
             if self._record is not None:
-                self._record(Entry(name, KILLED, (self._timeline.now_ns,), None))
+                self._record(Entry(name, KILLED, (self.timeline.now_ns,), None))
         if self._on_levels is not None:
             self._on_levels(self._dead[instance_id])
 
     def restart(self, instance_id: str) -> None:
         """It comes back with nothing in its memory."""
         self._lives[instance_id] += 1
-        if self._transfers is not None:
-            self._transfers.network.revive(instance_id)
+        if self.transfers is not None:
+            self.transfers.network.revive(instance_id)
         for name in (sender_of(instance_id), receiver_of(instance_id)):
             if name in self._dead:
-                self._agents[name] = self._recorded(self._dead.pop(name))
-        self._actors[instance_id] = self._actor(self._dead.pop(instance_id))
-        self._actors[instance_id].start()
+                self._agents[name] = self.recorded(self._dead.pop(name))
+        self.actors[instance_id] = self._actor(self._dead.pop(instance_id))
+        self.actors[instance_id].start()
 
-    def slow_link(self, name: str, factor: float) -> None:
-        assert self._transfers is not None, "an aggregated cluster has no links"
-        self._transfers.network.slow(self._transfers.links_of(name), factor)
-
-    def unslow_link(self, name: str, factor: float) -> None:
-        assert self._transfers is not None, "an aggregated cluster has no links"
-        self._transfers.network.unslow(self._transfers.links_of(name), factor)
-
-    def abort(self, request_id: int) -> None:
-        self._clients.abort(request_id)
-
-    def _life(self, instance_id: str) -> int | None:
+    def life(self, instance_id: str) -> int | None:
+        """In which of its lives an instance is; None if it is dead."""
         return None if instance_id in self._dead else self._lives[instance_id]
-
-    def _report(self, heartbeat: m.Heartbeat) -> None:
-        for command in self._monitor.on_message(heartbeat, self._timeline.now_ns):
-            self._send(command)

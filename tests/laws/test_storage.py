@@ -81,7 +81,7 @@ class Stored(Tiers):
 
     def carry_out(self, copies) -> None:
         for copy in copies:
-            self.cache.host.command(copy)
+            self.cache.host.copies.append(copy)
         super().copy()
 
     def put(self, ids: list[int], start: int, stop: int) -> None:
