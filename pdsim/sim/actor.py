@@ -6,20 +6,24 @@ from functools import partial
 from itertools import groupby
 from math import ceil
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpy.events import EventPriority
 
 from pdsim.core import messages as m
+from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance, instance_loop
+from pdsim.core.invariants import AnyInstance
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
-from pdsim.cost.step_times import PipelineTimes, StepTimes
+from pdsim.cost.step_times import PipelineTimes
 from pdsim.scenario.cost import HostSettings
 from pdsim.sim.cache_copies import CacheCopies
-from pdsim.sim.decode_run import DecodeRun, OnStep, prefill_record
-from pdsim.sim.executor import Executor
+from pdsim.sim.executor import DecodeRun, Executor, prefill_record
 from pdsim.sim.timeline import CHOICES, FIRST, Alarm, Callback, Timeline
+
+if TYPE_CHECKING:
+    from pdsim.sim.simulation import Simulation
 
 
 @dataclass(slots=True, eq=False)
@@ -114,50 +118,39 @@ class Actor:
     """
 
     def __init__(
-        self,
-        timeline: Timeline,
-        index: int,
-        instance: Instance,
-        *,
-        cost: StepTimes,
-        host: HostSettings,
-        host_memory: HostMemory | None,
-        cache_copies: CacheCopies | None,
-        executor: Executor,
-        carry_out: Callable[[list[m.Command]], None],
-        on_step: OnStep,
-        layer_groups: int,
-        on_layers: Callable[[str, m.LayersComputed], None],
-        on_choice: Callable[[Instance], None] | None,
-        single_steps: bool,
+        self, simulation: "Simulation", instance: AnyInstance, executor: Executor, cache_copies: CacheCopies | None
     ) -> None:
-        self.instance = instance
+        instance_id, cluster, timeline = instance.instance_id, simulation.cluster, simulation.timeline
+        copies = cluster.host_copies if isinstance(instance, DecodeInstance) else None
+        host = cluster.hosts.get(instance_id, HostSettings())
+        self.instance: Instance = simulation.recorded(instance)
+        self._simulation = simulation
         self._timeline = timeline
-        self._cost = cost
+        self._cost = cluster.costs[instance_id]
+        self._cost.restart()
         self._executor = executor
-        self._carry_out = carry_out
-        self._on_step = on_step
-        self._on_layers = on_layers
-        self._on_choice = on_choice
-        self._layer_groups = layer_groups
-        self._single_steps = single_steps
-        self._order = EventPriority(CHOICES + index)
+        self._carry_out = simulation.carry_out
+        self._on_step = simulation.recorder.on_step
+        self._on_choice = simulation.on_levels
+        self._layer_groups = 0 if cluster.interconnect is None else cluster.interconnect.layer_groups
+        self._order = EventPriority(CHOICES + simulation.order[instance_id])
         self._host = Host(timeline, host)
-        self._host_memory = host_memory
+        self._host_memory = None if copies is None else HostMemory(copies)
         self._cache_copies = cache_copies
         self._decode = DecodeRun(
             timeline,
-            instance,
+            instance_id,
             self._order,
-            cost=cost,
+            cost=self._cost,
             executor=executor,
-            on_step=on_step,
+            on_step=self._on_step,
             on_result=self._on_result,
         )
         self._inbox: list[m.Message] = []
-        hand_on = self._copy if host_memory is not None else carry_out if host.is_none else self._hand_on
+        carry_out = self._carry_out if host.is_none else self._hand_on
+        hand_on = carry_out if copies is None else self._copy
         self._loop = instance_loop(
-            instance,
+            self.instance,
             drain=self._drain,
             carry_out=hand_on if cache_copies is None else partial(self._copy_pages, copies=cache_copies, then=hand_on),
             now_ns=partial(attrgetter("now_ns"), timeline),
@@ -319,7 +312,7 @@ class Actor:
         then(others)
 
     def _begin_decode(self, step: m.DecodeStep) -> None:
-        self._decode.begin(step, single=self._single_steps or bool(self._inbox))
+        self._decode.begin(step, single=self._simulation.single_steps or bool(self._inbox))
 
     def _begin_mixed(self, step: m.MixedStep) -> None:
         start_ns = self._timeline.now_ns + self._decode.copying_ns
@@ -353,7 +346,7 @@ class Actor:
 
     def _on_computed(self, computed: m.LayersComputed) -> None:
         if not self._is_dead:
-            self._on_layers(self.instance.instance_id, computed)
+            self._simulation.on_layers(self.instance.instance_id, computed)
 
     def _end_prefill(self, begun: BegunForward) -> None:
         if self._is_dead:
@@ -383,7 +376,15 @@ class PipelinedActor(Actor):
     The loop sees the result of one that has left the last.
     """
 
-    def take_stages(self, pipeline: PipelineTimes) -> None:
+    def __init__(
+        self,
+        simulation: "Simulation",
+        instance: AnyInstance,
+        executor: Executor,
+        cache_copies: CacheCopies | None,
+        pipeline: PipelineTimes,
+    ) -> None:
+        super().__init__(simulation, instance, executor, cache_copies)
         self._pipeline = pipeline
         self._stage_free_ns = [0] * len(pipeline.shares)
 

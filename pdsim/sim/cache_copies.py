@@ -3,9 +3,11 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pdsim.core import messages as m
+from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.invariants import AnyInstance
 from pdsim.core.radix_cache import RadixCache
 from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
@@ -14,6 +16,9 @@ from pdsim.policy.views import TokenSequence
 from pdsim.sim.flows import Flows
 from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Path
+
+if TYPE_CHECKING:
+    from pdsim.sim.simulation import Simulation
 
 BATCH_PAGES = 128
 """SGLang 0.5.12, cache_controller.py, storage_batch_size."""
@@ -266,26 +271,16 @@ class CacheCopies:
     Loads hold up the forward that reads them, or are told of; some writes hold up the loop.
     """
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        instance_id: str,
-        link: HostLink,
-        *,
-        num_layers: int,
-        record: Callable[[HostCopyRecord], None],
-        tell: Callable[[m.Tell], None] | None,
-        storage: StorageClient | None = None,
-    ) -> None:
-        """tell: gives messages to an instance that waits for its loads."""
+    def __init__(self, simulation: "Simulation", instance: AnyInstance, storage: StorageClient | None) -> None:
+        """A decode instance is told when its cached KV is loaded; forwards wait for theirs on the GPU."""
         self.blocked_until_ns = 0
         """The loop waits for what is written back, and for retracted requests."""
-        self._timeline = timeline
-        self._instance_id = instance_id
-        self._link = link
-        self._num_layers = num_layers
-        self._record = record
-        self._tell = tell
+        self._timeline = simulation.timeline
+        self._instance_id = instance.instance_id
+        self._link = HostLink(simulation.cluster.host_links[instance.instance_id])
+        self._num_layers = simulation.cluster.num_layers
+        self._record = simulation.recorder.on_host_copy
+        self._tell = simulation.deliver if isinstance(instance, DecodeInstance) else None
         self._storage = storage
         self._written_ns = 0
         """Time when the last write to host memory ends."""

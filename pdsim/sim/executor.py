@@ -1,17 +1,30 @@
-"""Ends sequences in place of a model: the only reader of a request's true output length."""
+"""Executes steps in place of a GPU and its model: when decode steps end, and which sequences end with them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
+from math import ceil, sqrt
+
+from simpy.events import EventPriority
 
 from pdsim.core.messages import DecodeStep, PrefillStep, Result, StepResult, Verified
 from pdsim.core.sequence import Spans
+from pdsim.cost.model import FRACTION_BITS, STANDING, DecodeLine
+from pdsim.cost.step_times import StepTimes
+from pdsim.metrics.records import StepRecord
+from pdsim.sim.timeline import Alarm, Timeline
 
+OnStep = Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None]
+
+_MASK = (1 << FRACTION_BITS) - 1
 _NONE_ENDED = StepResult()
 """The result of most prefill steps."""
 
 
 class Executor:
-    """Follows the batch of one instance by the steps it is given."""
+    """Ends sequences in place of a model: the only reader of a request's true output length.
+
+    It follows the batch of one instance by the steps it is given.
+    """
 
     def __init__(self, outputs: Mapping[int, Spans]) -> None:
         self._outputs = outputs
@@ -136,3 +149,185 @@ class SpeculativeExecutor(Executor):
         lacks = self._lacks.pop(request_id, None)
         if lacks is not None:
             self._remaining[request_id] = lacks
+
+
+class DecodeClock:
+    """Ends of an instance's decode steps, one at a time or many at once, to the same nanosecond.
+
+    Every step adds the same number of KV tokens, so durations of consecutive steps are an arithmetic progression and
+    the time of n steps is a quadratic in n. Fractions of a nanosecond carry over to the next step: n steps at once take
+    exactly what n steps one by one take. `begin` a step, ask about it, `finish` it.
+    """
+
+    __slots__ = ("_carry", "_first", "_growth")
+
+    def __init__(self) -> None:
+        self._carry = 0
+        self._first = 0
+        self._growth = 0
+
+    def begin(self, line: DecodeLine, step: DecodeStep) -> None:
+        per_context, per_distinct = line.per_context_token, line.per_distinct_token
+        self._first = line.base + per_context * step.num_context_tokens + per_distinct * step.num_distinct_tokens
+        self._growth = (per_context + per_distinct) * step.num_requests
+
+    @property
+    def growth_ns(self) -> float:
+        """Time by which each step is longer than the one before."""
+        return self._growth / (1 << FRACTION_BITS)
+
+    @property
+    def first_ns(self) -> int:
+        return (self._carry + self._first) >> FRACTION_BITS
+
+    def duration_ns(self, num_steps: int) -> int:
+        return (
+            self._carry + num_steps * self._first + self._growth * (num_steps * (num_steps - 1) // 2)
+        ) >> FRACTION_BITS
+
+    def steps_until(self, elapsed_ns: int) -> int:
+        """The number of steps at whose end at least elapsed_ns have passed; at least 1."""
+        need = elapsed_ns << FRACTION_BITS
+        linear = self._first - self._growth / 2
+        n = ceil(
+            (sqrt(linear * linear + 2 * self._growth * need) - linear) / self._growth if self._growth else need / linear
+        )
+        while n > 1 and self.duration_ns(n - 1) >= elapsed_ns:
+            n -= 1
+        while n < 1 or self.duration_ns(n) < elapsed_ns:
+            n += 1
+        return n
+
+    def finish(self, num_steps: int) -> None:
+        total = self._carry + num_steps * self._first + self._growth * (num_steps * (num_steps - 1) // 2)
+        self._carry = total & _MASK
+
+
+def prefill_record(
+    instance_id: str, step: PrefillStep, start_ns: int, duration_ns: int, first_ns: int | None = None
+) -> StepRecord:
+    num_tokens = num_context_tokens = 0
+    for chunk in step.chunks:
+        num_tokens += chunk.num_tokens
+        num_context_tokens += chunk.num_context_tokens
+    sizes = (1, len(step.chunks), num_tokens, num_context_tokens, 0.0)
+    first_ns = duration_ns if first_ns is None else first_ns
+    return StepRecord(instance_id, "prefill", start_ns, duration_ns, first_ns, *sizes)
+
+
+class DecodeRun:
+    """The decode steps that an instance has in progress: as many as may run before it must be asked again."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        instance_id: str,
+        order: EventPriority,
+        *,
+        cost: StepTimes,
+        executor: Executor,
+        on_step: OnStep,
+        on_result: Callable[[Result], None],
+    ) -> None:
+        self.num_steps = 0
+        """Steps in progress; more than one can be cut short."""
+        self.copying_ns = 0
+        """KV of retracted requests is copied for so long before the next run begins."""
+        self._timeline = timeline
+        self._instance_id = instance_id
+        self._order = order
+        self._cost = cost
+        self._executor = executor
+        self._on_step = on_step
+        self._on_result = on_result
+        self._clock = DecodeClock()
+        self._start_ns = 0
+        self._end: Alarm | None = None
+        self._prompts: PrefillStep | None = None
+        """Chunks that the step in progress computes as well."""
+        self._warms_up = False
+        """The steps in progress count towards the end of a cold start."""
+
+    def begin(self, step: DecodeStep, *, single: bool) -> None:
+        self._start_ns = self._timeline.now_ns + self.copying_ns
+        line = self._cost.decode_line(step.num_requests)
+        most_steps = step.max_steps
+        self._warms_up = bool(self._cost.cold_start)
+        if self._warms_up:
+            num_before, stall_ns = self._cost.next_stall(step.num_requests)
+            most_steps = min(most_steps, max(1, num_before))
+            line = line if num_before else line.later(stall_ns)
+        self._clock.begin(line, step)
+        num_steps = min(self._executor.begin(step), most_steps)
+        self._end_after(step, 1 if single else num_steps)
+
+    def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int, prompts: PrefillStep | None = None) -> None:
+        """Begins one step, with start and duration as its caller says. prompts: chunks that it computes as well."""
+        self._start_ns = start_ns
+        self._prompts = prompts
+        self._warms_up = False
+        self._clock.begin(STANDING.later(duration_ns), step)
+        self._executor.begin(step)
+        self._end_after(step, 1)
+
+    def _end_after(self, step: DecodeStep, num_steps: int) -> None:
+        self.num_steps = num_steps
+        delay_ns = self._start_ns + self._clock.duration_ns(num_steps) - self._timeline.now_ns
+        self._end = self._timeline.after(delay_ns, self._on_end, step, self._order)
+
+    @property
+    def num_done(self) -> int:
+        """Steps in progress that have ended before now, though the instance does not know yet."""
+        elapsed_ns = self._timeline.now_ns - self._start_ns
+        return self._clock.steps_until(elapsed_ns) - 1 if self.num_steps > 1 and elapsed_ns > 0 else 0
+
+    def cut_short(self) -> None:
+        """The step in progress is the last."""
+        num_steps = self._clock.steps_until(max(0, self._timeline.now_ns - self._start_ns))
+        if num_steps < self.num_steps:
+            assert self._end is not None
+            self._end.cancel()
+            self._end_after(self._end.payload, num_steps)
+
+    def kill(self) -> None:
+        """Steps that had ended are recorded."""
+        if self._end is None or not self.num_steps:
+            return
+        self._end.cancel()
+        self.num_steps = 0
+        if self._timeline.now_ns > self._start_ns:
+            num_steps = self._clock.steps_until(self._timeline.now_ns - self._start_ns) - 1
+            if num_steps:
+                self._record(self._end.payload, num_steps, self._clock.duration_ns(num_steps), None)
+
+    def _on_end(self, step: DecodeStep) -> None:
+        num_steps, self.num_steps = self.num_steps, 0
+        result = self._executor.finish(num_steps)
+        verified = result if isinstance(result, Verified) else None
+        duration_ns = self._timeline.now_ns - self._start_ns
+        if (prompts := self._prompts) is not None:
+            self._prompts = None
+            self._on_step(prompts, prefill_record(self._instance_id, prompts, self._start_ns, duration_ns), None)
+            result = StepResult(1, (*result.ended, *self._executor.prefill(prompts).ended))
+        self._record(step, num_steps, duration_ns, verified)
+        self._clock.finish(num_steps)
+        if self._warms_up:
+            self._cost.count_steps(step.num_requests, num_steps)
+        self._on_result(result)
+
+    def _record(self, step: DecodeStep, num_steps: int, duration_ns: int, verified: Verified | None) -> None:
+        record = StepRecord(
+            self._instance_id,
+            "decode",
+            self._start_ns,
+            duration_ns,
+            self._clock.first_ns,
+            num_steps,
+            step.num_requests,
+            num_steps * step.num_requests if verified is None else sum(verified.num_tokens),
+            step.num_context_tokens,
+            self._clock.growth_ns,
+            copying_ns=self.copying_ns,
+        )
+        self.copying_ns = 0
+        self._on_step(step, record, verified)

@@ -6,19 +6,33 @@ forward (prepare_mlp_sync_batch_raw).
 """
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from simpy.events import EventPriority
 
+from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import DecodeStep, MixedStep, PrefillStep, Step
 from pdsim.sim.actor import Actor
-from pdsim.sim.decode_run import DecodeClock
+from pdsim.sim.cache_copies import CacheCopies
+from pdsim.sim.executor import DecodeClock, Executor
 from pdsim.sim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from pdsim.sim.simulation import Simulation
 
 
 class Rank(Actor):
     """A rank: its steps begin with those of the others."""
 
-    def join(self, lockstep: "Lockstep") -> None:
+    def __init__(
+        self,
+        simulation: "Simulation",
+        instance: AnyInstance,
+        executor: Executor,
+        cache_copies: CacheCopies | None,
+        lockstep: "Lockstep",
+    ) -> None:
+        super().__init__(simulation, instance, executor, cache_copies)
         self._lockstep = lockstep
         lockstep.join(self)
 

@@ -8,7 +8,6 @@ from typing import Any
 from simpy.events import EventPriority
 
 from pdsim.core import messages as m
-from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
@@ -16,12 +15,10 @@ from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.vllm_instances import VllmDecodeInstance
-from pdsim.cost.copies import HostLink, HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.build import Cluster, build
-from pdsim.scenario.cost import HostSettings
 from pdsim.scenario.machines import restarted
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import server_of
@@ -71,19 +68,20 @@ class Simulation:
         """Outputs of all attempts; clients add those of retries."""
         self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns
         self._record = observation.journal
-        self._on_levels = self._on_choice if observation.levels else None
-        self._single_steps = single_steps
-        self._order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
-        self._lives = dict.fromkeys(self._order, 0)
+        self.on_levels = self._on_choice if observation.levels else None
+        """Called with each instance that chooses a step, if somebody looks."""
+        self.single_steps = single_steps
+        self.order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
+        self._lives = dict.fromkeys(self.order, 0)
         self._dead: dict[str, Any] = {}
         """State machines that take the place of the dead after a restart, by name."""
         self._agents: dict[str, Any] = {agent.instance_id: self.recorded(agent) for agent in cluster.agents}
         """Senders and receivers that live."""
-        self.sender_ids = {instance_id: sender_of(instance_id) for instance_id in self._order}
+        self.sender_ids = {instance_id: sender_of(instance_id) for instance_id in self.order}
         self.clients = Clients(self, observation.progress, observation.ended)
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self.send,
-            m.Tell: self._deliver,
+            m.Tell: self.deliver,
             m.WakeAt: self.wake_at,
             m.Retracted: self._retracted,
             **self.clients.commands,
@@ -110,60 +108,25 @@ class Simulation:
 
     def _actor(self, instance: Any) -> Actor:
         """The actor of a fresh instance. It has neither host memory nor warm shapes of an earlier life."""
-        instance_id, cluster, copies = instance.instance_id, self.cluster, self.cluster.host_copies
-        has_copies = copies is not None and isinstance(instance, DecodeInstance)
-        cluster.costs[instance_id].restart()
-        lockstep = self._locksteps.get(server_of(instance_id))
-        actor = self._kind_of_actor(instance, lockstep)(
-            self.timeline,
-            self._order[instance_id],
-            self.recorded(instance),
-            cost=cluster.costs[instance_id],
-            host=cluster.hosts.get(instance_id, HostSettings()),
-            host_memory=HostMemory(copies) if copies is not None and has_copies else None,
-            cache_copies=self._cache_copies(instance),
-            executor=self._executor(instance),
-            carry_out=self._carry_out,
-            on_step=self.recorder.on_step,
-            layer_groups=0 if cluster.interconnect is None else cluster.interconnect.layer_groups,
-            on_layers=self._on_layers,
-            on_choice=self._on_levels,
-            single_steps=self._single_steps,
-        )
-        if lockstep is not None:
-            assert isinstance(actor, Rank)
-            actor.join(lockstep)
-        if isinstance(actor, PipelinedActor):
-            assert cluster.pipeline is not None
-            actor.take_stages(cluster.pipeline)
-        return actor
-
-    def _kind_of_actor(self, instance: Any, lockstep: Lockstep | None) -> type[Actor]:
-        if lockstep is not None:
-            return Rank
-        has_stages = self.cluster.pipeline is not None and isinstance(instance, PrefillInstance)
-        return PipelinedActor if has_stages else Actor
+        executor, copies = self._executor(instance), self._cache_copies(instance)
+        if (lockstep := self._locksteps.get(server_of(instance.instance_id))) is not None:
+            return Rank(self, instance, executor, copies, lockstep)
+        if self.cluster.pipeline is not None and isinstance(instance, PrefillInstance):
+            return PipelinedActor(self, instance, executor, copies, self.cluster.pipeline)
+        return Actor(self, instance, executor, copies)
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
         """Locksteps of servers with data-parallel attention, by name."""
-        num_ranks = Counter(server_of(instance_id) for instance_id in self._order)
-        last = EventPriority(CHOICES + len(self._order))
+        num_ranks = Counter(server_of(instance_id) for instance_id in self.order)
+        last = EventPriority(CHOICES + len(self.order))
         return {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}
 
     def _cache_copies(self, instance: Any) -> CacheCopies | None:
-        """A decode instance is told when its cached KV is loaded; forwards wait for theirs on the GPU."""
-        if (link := self.cluster.host_links.get(instance.instance_id)) is None:
-            return None
         instance_id, storage = instance.instance_id, self._storage
-        return CacheCopies(
-            self.timeline,
-            instance_id,
-            HostLink(link),
-            num_layers=self.cluster.num_layers,
-            record=self.recorder.on_host_copy,
-            tell=self._deliver if isinstance(instance, DecodeInstance) else None,
-            storage=None if storage is None else StorageClient(storage, instance_id, server_of(instance_id)),
-        )
+        if instance_id not in self.cluster.host_links:
+            return None
+        client = None if storage is None else StorageClient(storage, instance_id, server_of(instance_id))
+        return CacheCopies(self, instance, client)
 
     def _make_storage(self) -> Storage | None:
         settings, costs = self.cluster.scenario.storage, self.cluster.storage
@@ -175,7 +138,7 @@ class Simulation:
             shared=settings.shared,
             page_size=self.cluster.scenario.page_size,
             record=self.recorder.on_host_copy,
-            tell=self._deliver,
+            tell=self.deliver,
         )
 
     def _executor(self, instance: Any) -> Executor:
@@ -221,7 +184,7 @@ class Simulation:
 
     # Messages and commands.
 
-    def _carry_out(self, commands: list[m.Command]) -> None:
+    def carry_out(self, commands: list[m.Command]) -> None:
         for command in commands:
             self._commands[type(command)](command)
 
@@ -230,7 +193,7 @@ class Simulation:
         if isinstance(message, m.KvGranted):
             self.recorder.on_admitted(message.request_id, message.num_cached_tokens, self.timeline.now_ns)
         handover_ns = self._handover_ns if isinstance(message, m.KvArrived) else 0
-        self.timeline.after(self._message_ns + handover_ns, self._deliver, command)
+        self.timeline.after(self._message_ns + handover_ns, self.deliver, command)
 
     def send_together(self, commands: list[m.Send]) -> None:
         self.timeline.after(self._message_ns, self._deliver_together, commands)
@@ -239,7 +202,7 @@ class Simulation:
         for command in commands:
             self.actors[command.to].post(command.message)
 
-    def _deliver(self, command: m.Send | m.Tell) -> None:
+    def deliver(self, command: m.Send | m.Tell) -> None:
         to, message = command.to, command.message
         if (actor := self.actors.get(to)) is not None:
             actor.post(message)
@@ -250,17 +213,17 @@ class Simulation:
 
     def wake_at(self, command: m.WakeAt) -> None:
         delay_ns = max(0, command.time_ns - self.timeline.now_ns)
-        self.timeline.after(delay_ns, self._deliver, m.Tell(command.who, m.Woken()))
+        self.timeline.after(delay_ns, self.deliver, m.Tell(command.who, m.Woken()))
 
     def tell_agent(self, to: str, message: m.Message) -> None:
         """It answers at once, whatever its instance is doing; not if it is dead."""
         if (agent := self._agents.get(to)) is not None:
-            self._carry_out(agent.on_message(message, self.timeline.now_ns))
+            self.carry_out(agent.on_message(message, self.timeline.now_ns))
 
     def _queue_unit(self, unit: TransferUnit) -> None:
         self.tell_agent(self.sender_ids[unit.source], unit)
 
-    def _on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
+    def on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
         self.tell_agent(self.sender_ids[prefill_id], computed)
 
     def _retracted(self, command: m.Retracted) -> None:
@@ -282,8 +245,8 @@ class Simulation:
             self._dead[name] = restarted(self.cluster.scenario, name)
             if self._record is not None:
                 self._record(Entry(name, KILLED, (self.timeline.now_ns,), None))
-        if self._on_levels is not None:
-            self._on_levels(self._dead[instance_id])
+        if self.on_levels is not None:
+            self.on_levels(self._dead[instance_id])
 
     def restart(self, instance_id: str) -> None:
         """It comes back with nothing in its memory."""
