@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines
-from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
+from pdsim.core.forward_builder import Forward, ForwardBuilder
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.running_batch import (
@@ -24,7 +24,6 @@ from pdsim.core.running_batch import (
     DecodingInstance,
     RunningBatch,
     RunningRequest,
-    Speculation,
     running_batch,
 )
 from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
@@ -55,8 +54,9 @@ class AggregatedLimits:
     overlap: bool = True
     """SGLang's overlap schedule chooses a step when the one before it begins. What came since is looked at only after
     the choice: it waits for one step more. A driver that does choose so early must switch this off."""
-    speculation: Speculation | None = None
-    """None: each decode step gives each request one token."""
+    draft_tokens: int | None = None
+    """Tokens that a step verifies of each request, its last token among them (--speculative-num-draft-tokens). None:
+    each step gives each request one token."""
     wave_requests: float | None = None
     """Requests whose attention runs at a time, and reads what they share once; None: all."""
     waiting_timeout_ns: int | None = None
@@ -119,7 +119,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self.limits = limits
         self.page_size = cache.page_size
         self.now_ns = 0
-        self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.speculation, limits.wave_requests)
+        self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.draft_tokens, limits.wave_requests)
         self._arrived: list[AggregatedRequest] = []
         """Not looked at yet."""
         self._builder: ForwardBuilder[AggregatedRequest] = ForwardBuilder(
@@ -206,9 +206,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 step = self._choose(commands)
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
-        if isinstance(step, m.DecodeStep) and self._builder.waiting and not self._blocked_by:
-            step = replace(step, max_steps=1)
-        if isinstance(step, m.DecodeStep) and self._may_give_way:
+        may_begin = bool(self._builder.waiting) and not self._blocked_by
+        if isinstance(step, m.DecodeStep) and (may_begin or self._may_give_way):
             step = replace(step, max_steps=1)
         return step, commands
 
@@ -305,24 +304,21 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             self._blocked_by = ""
 
     def _fill_forward(self) -> Forward:
-        forward = self._builder.fill(self.now_ns, self._room())
+        """Nothing is begun behind a prompt that was blocked, nor without a slot."""
+        num_slots, reserved_tokens = None, 0
+        if self._builder.waiting and not self._blocked_by:
+            if self._num_slots > 0:
+                growth = sum(request.num_growth_tokens for request in self.running)
+                num_slots, reserved_tokens = self._num_slots, int(growth * self._ratio.at(self.batch.num_steps))
+            else:
+                self._blocked_by = "slots"
+        forward = self._builder.fill(self.now_ns, num_slots, reserved_tokens=reserved_tokens)
         self._blocked_by = forward.blocked_by or self._blocked_by
         return forward
 
     @property
     def _num_slots(self) -> int:
         return self.limits.max_running_requests - self.num_active - len(self.batch.ended) - len(self._builder.begun)
-
-    def _room(self) -> Room | None:
-        """None: no prompt may be begun."""
-        if self._blocked_by or not self._builder.waiting:
-            return None
-        if (num_slots := self._num_slots) <= 0:
-            self._blocked_by = "slots"
-            return None
-        growth = sum(request.num_growth_tokens for request in self.running)
-        ratio = self._ratio.at(self.batch.num_steps)
-        return Room(num_slots, reserved_tokens=int(growth * ratio))
 
     def _make_room(self, commands: list[m.Command]) -> None:
         """Open the pages of the next step; take them from others if there are too few."""

@@ -25,7 +25,7 @@ from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvGiver, Returning
 from pdsim.core.messages import receiver_of
-from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, Speculation, running_batch
+from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, running_batch
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
 _WAIT = m.Wait()
@@ -48,8 +48,9 @@ class DecodeLimits:
     """Say which pages are copied to host memory and back. A driver with real KV needs it."""
     retracts_to_host_cache: bool = False
     """Retracted KV goes into pages of the host cache (--disaggregation-decode-retraction-backup host_pool)."""
-    speculation: Speculation | None = None
-    """None: each step gives each request one token."""
+    draft_tokens: int | None = None
+    """Tokens that a step verifies of each request, its last token among them (--speculative-num-draft-tokens). None:
+    each step gives each request one token."""
     wave_requests: float | None = None
     """Requests whose attention runs at a time, and reads what they share once; None: all."""
     grants_computed_only: bool = False
@@ -76,7 +77,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.limits = limits
         self.page_size = cache.page_size
         self.now_ns = 0
-        self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.speculation, limits.wave_requests)
+        self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.draft_tokens, limits.wave_requests)
         self.queue = AdmissionQueue(
             instance_id, cache, admission_policy, grants_computed_only=limits.grants_computed_only
         )
@@ -173,20 +174,13 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         assert isinstance(step, m.DecodeStep)
         self.batch.advance(result)
-        if self._giver is not None:
-            return self._end_and_offer(result, self._giver)
-        for request_id, output in result.ended:
-            self.batch.end(request_id, output)
-        return [m.Finished(request_id) for request_id, _ in result.ended]
-
-    def _end_and_offer(self, result: m.Result, giver: KvGiver) -> list[m.Command]:
         commands: list[m.Command] = []
         for request_id, output in result.ended:
             request = self.batch.end(request_id, output)
             commands.append(m.Finished(request_id))
-            if request.prefill_id != self.instance_id:  # it was computed here
+            if self._giver is not None and request.prefill_id != self.instance_id:  # else it was computed here
                 sequence = request.prompt.then(output)
-                commands.append(giver.offer(request_id, request.prefill_id, sequence, request.num_kv_tokens))
+                commands.append(self._giver.offer(request_id, request.prefill_id, sequence, request.num_kv_tokens))
         return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:

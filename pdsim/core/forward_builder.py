@@ -26,17 +26,6 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Slots and tokens for prompts that are begun now."""
-
-    num_slots: int
-    reserved_tokens: int
-    """Not to be taken, though no page holds them yet: what others will grow by."""
-    num_decode_tokens: int = 0
-    """Tokens of the forward that running requests take."""
-
-
-@dataclass(frozen=True, slots=True)
 class Forward:
     chunks: list[PrefillChunk]
     hold_until_ns: int | None = None
@@ -156,19 +145,23 @@ class ForwardBuilder(Generic[RequestT]):
         if first:
             self._waiting.move_to_end(request.request_id, last=False)
 
-    def fill(self, now_ns: int, room: Room | None) -> Forward:
-        """The next forward: what goes on, and what the policy picks of those that wait. No room: what goes on."""
+    def fill(
+        self, now_ns: int, num_slots: int | None, *, reserved_tokens: int = 0, num_decode_tokens: int = 0
+    ) -> Forward:
+        """The next forward: what goes on, and what the policy picks of those that wait, if num_slots is not None.
+
+        reserved_tokens: not to be taken, though no page holds them yet: what others will grow by.
+        num_decode_tokens: of the forward, which running requests take.
+        """
         self.now_ns = now_ns
-        reserved_tokens = 0 if room is None else room.reserved_tokens
-        num_slots = 0 if room is None else room.num_slots
-        chunk_tokens = self._chunk_tokens - (0 if room is None else room.num_decode_tokens)
+        chunk_tokens = self._chunk_tokens - num_decode_tokens
         if self._sizer is not None and self.partial is not None:
             chunk_tokens = self._sizer.num_tokens(self.partial.num_scheduled_tokens)
-        budget = Budget(chunk_tokens, self._max_prefill_tokens, num_slots, reserved_tokens)
+        budget = Budget(chunk_tokens, self._max_prefill_tokens, num_slots or 0, reserved_tokens)
         chunks: list[PrefillChunk] = []
         self._go_on(budget, chunks)
         forward = Forward(chunks)
-        if not (self._is_full(budget) or not self._waiting or room is None):
+        if self._waiting and num_slots is not None and not self._is_full(budget):
             forward = self._begin(budget, chunks)
         if chunks:
             self._open_pages(chunks)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from pdsim.core import messages as m
 from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
-from pdsim.core.forward_builder import ChunkSizer, Forward, ForwardBuilder, Room
+from pdsim.core.forward_builder import ChunkSizer, Forward, ForwardBuilder
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvTaker, Returning
@@ -189,7 +189,7 @@ class PrefillInstance:
         if not self._builder.has_work:
             return Forward([], blocked_by=self._blocked_by)
         num_slots = self.limits.max_running_requests - len(self._builder.begun) - self.num_slots_sending
-        return self._builder.fill(now_ns, Room(min(num_slots, self._max_prompts_begun), reserved_tokens=0))
+        return self._builder.fill(now_ns, min(num_slots, self._max_prompts_begun))
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         assert isinstance(step, m.PrefillStep)

@@ -254,22 +254,13 @@ class RunningBatch(Generic[RequestT]):
         request.joined_at_step = self.num_steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class Speculation:
-    draft_tokens: int
-    """Tokens that a step verifies of each request, its last token among them (--speculative-num-draft-tokens)."""
-
-    @property
-    def num_ahead_tokens(self) -> int:
-        """Drafts of two steps: SGLang's overlap schedule begins a step before it knows what the last one accepted."""
-        return 2 * self.draft_tokens
-
-
 class SpeculativeBatch(RunningBatch[RequestT]):
-    def __init__(self, cache: KvCache, speculation: Speculation, wave_requests: float | None = None) -> None:
+    """Verifies drafts in each step. Pages are held for two: SGLang begins one before it knows the last one's tokens."""
+
+    def __init__(self, cache: KvCache, draft_tokens: int, wave_requests: float | None = None) -> None:
         super().__init__(cache, wave_requests)
-        self.num_written_tokens = speculation.draft_tokens
-        self.num_ahead_tokens = speculation.num_ahead_tokens
+        self.num_written_tokens = draft_tokens
+        self.num_ahead_tokens = 2 * draft_tokens
 
     @property
     def num_opening_pages(self) -> int:
@@ -308,12 +299,10 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         """Lengths are always up to date."""
 
 
-def running_batch(
-    cache: KvCache, speculation: Speculation | None, wave_requests: float | None
-) -> RunningBatch[RequestT]:
-    if speculation is None:
+def running_batch(cache: KvCache, draft_tokens: int | None, wave_requests: float | None) -> RunningBatch[RequestT]:
+    if draft_tokens is None:
         return RunningBatch(cache, wave_requests)
-    return SpeculativeBatch(cache, speculation, wave_requests)
+    return SpeculativeBatch(cache, draft_tokens, wave_requests)
 
 
 class DecodingInstance(Generic[RequestT]):

@@ -21,7 +21,7 @@ from pdsim.core import messages as m
 from pdsim.core.admission_queue import DecodeRequest, decode_request
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
-from pdsim.core.forward_builder import UNLIMITED, Budget, Forward, ForwardBuilder, RequestT, Room
+from pdsim.core.forward_builder import UNLIMITED, Budget, Forward, ForwardBuilder, RequestT
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvGiver, KvTaker, Returning
@@ -344,7 +344,7 @@ class VllmDecodeInstance(DecodeInstance):
     def _fill(self, now_ns: int, num_decode_tokens: int) -> Forward:
         """The next chunks, as far as there is room."""
         num_slots = self._num_places - self.batch.num_requests
-        forward = self._builder.fill(now_ns, Room(num_slots, reserved_tokens=0, num_decode_tokens=num_decode_tokens))
+        forward = self._builder.fill(now_ns, num_slots, num_decode_tokens=num_decode_tokens)
         self._blocked_by = forward.blocked_by
         return forward
 

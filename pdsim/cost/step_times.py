@@ -237,19 +237,20 @@ class StepTimes:
         """Durations of decode steps of this batch size."""
         line = self._lines.get(num_requests)
         if line is None:
-            line = self._lines[num_requests] = self._line(num_requests)
+            line = self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests)))
+            self._lines[num_requests] = line
         return line
 
     def num_computed(self, num_requests: int) -> int:
         """Tokens that a decode step computes: drafts and empty rows of its graph are among them."""
-        return self._computed(self._rows(num_requests))
+        batch = ((self.graphs and self.graphs.size(num_requests)) or num_requests) * self.drafting.tokens
+        return batch if self.measured is None else round(self.measured.batch.nearest(batch))
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
         """decode_line where experts compute so many tokens; only a roofline tells them apart."""
         if not isinstance(self.decode, RooflineModel):
             return self.decode_line(num_requests)
-        line = self.decode.decode_line(self.num_computed(num_requests), expert_tokens)
-        return self._around(num_requests, line)
+        return self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests), expert_tokens))
 
     def next_stall(self, num_requests: int) -> tuple[int, int]:
         """Steps of this batch before one that stalls, and its stall in ns."""
@@ -268,9 +269,6 @@ class StepTimes:
         """The instance is cold again."""
         self._num_shared_steps = 0
 
-    def _line(self, num_requests: int) -> DecodeLine:
-        return self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests)))
-
     def _around(self, num_requests: int, line: DecodeLine) -> DecodeLine:
         """A step of the instance, from what its GPU computes."""
         size = None if self.graphs is None else self.graphs.size(num_requests)
@@ -286,14 +284,6 @@ class StepTimes:
         if self.waves is not None:
             line = self.waves.line(num_requests, line)
         return line if self.speedup[1] == 1 else line.stretched(1 / self.speedup[1])
-
-    def _rows(self, num_requests: int) -> int:
-        return (self.graphs and self.graphs.size(num_requests)) or num_requests
-
-    def _computed(self, rows: int) -> int:
-        """The batch that the cost model is asked for."""
-        batch = rows * self.drafting.tokens
-        return batch if self.measured is None else round(self.measured.batch.nearest(batch))
 
     # What the times are made of.
 

@@ -3,11 +3,10 @@
 Routing policies have the names and defaults of SGLang's gateway.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from pdsim.policy.views import InstanceLoad, PairView, RoutingView, SheddingView, TokenSequence, WaitingRequest
+from pdsim.policy.views import PairView, RoutingView, SheddingView, TokenSequence, WaitingRequest
 
 _MASK = (1 << 64) - 1
 _LOAD = attrgetter("num_requests", "num_tokens")
@@ -26,11 +25,6 @@ class Draws:
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
         return ((z ^ (z >> 31)) * n) >> 64
-
-
-def least_loaded(instances: Sequence[InstanceLoad]) -> str:
-    """Fewest requests, then fewest tokens; ties go to the first."""
-    return min(instances, key=_LOAD).instance_id
 
 
 @dataclass
@@ -77,7 +71,7 @@ class LeastLoaded:
     """The fewest requests, then the fewest prompt tokens; ties go to the first."""
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
-        return least_loaded(view.instances)
+        return min(view.instances, key=_LOAD).instance_id
 
 
 @dataclass

@@ -15,7 +15,6 @@ from pdsim.core.messages import Drain, receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.receiver import Receiver
 from pdsim.core.router import NO_RETRIES, RetryLimits, RoleRouter, Router
-from pdsim.core.running_batch import Speculation
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
 from pdsim.core.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
@@ -25,7 +24,7 @@ from pdsim.scenario import wiring
 from pdsim.scenario.cost_models import chunk_sizer
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import AggregatedSettings, ComputingSettings, DecodingSettings, ElasticSettings
+from pdsim.scenario.servers import AggregatedSettings, ComputingSettings, ElasticSettings
 from pdsim.scenario.sizing import attention_waves, kv_cache, roles
 from pdsim.system.memory import Role
 
@@ -94,7 +93,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
                 max_prefill_tokens=aggregated.max_prefill_tokens,
                 schedule_conservativeness=conservativeness,
                 overlap=aggregated.overlap,
-                speculation=_speculation(aggregated),
+                draft_tokens=aggregated.speculative_draft_tokens,
                 wave_requests=_wave_requests(scenario, role),
                 waiting_timeout_ns=waiting_timeout_ns,
                 preemption_threshold=aggregated.priority_preemption_threshold,
@@ -153,7 +152,7 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
         polling_interval_steps=decode.polling_interval,
         saves_retracted=decode.retraction_backup,
         retracts_to_host_cache=decode.retracts_to_host_cache,
-        speculation=_speculation(decode),
+        draft_tokens=decode.speculative_draft_tokens,
         wave_requests=_wave_requests(scenario, "decode"),
         grants_computed_only=decode.allocation == "prefill_complete",
     )
@@ -174,11 +173,6 @@ def _token_budget(settings: ComputingSettings) -> TokenBudget:
 def _wave_requests(scenario: Scenario, role: Role) -> float | None:
     waves = attention_waves(scenario, role)
     return None if waves is None else waves.num_requests
-
-
-def _speculation(settings: DecodingSettings) -> Speculation | None:
-    tokens = settings.speculative_draft_tokens
-    return None if tokens is None else Speculation(draft_tokens=tokens)
 
 
 def _sender(scenario: Scenario, prefill_id: str) -> Sender:

@@ -14,9 +14,9 @@ from pdsim.core import messages as m
 from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance, instance_loop
 from pdsim.core.invariants import AnyInstance
+from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
-from pdsim.cost.step_times import PipelineTimes
 from pdsim.scenario.cost import HostSettings
 from pdsim.sim.cache_copies import CacheCopies
 from pdsim.sim.executor import DecodeRun, Executor, prefill_record
@@ -137,6 +137,9 @@ class Actor:
         self._host = Host(timeline, host)
         self._host_memory = None if copies is None else HostMemory(copies)
         self._cache_copies = cache_copies
+        self._pipeline = cluster.pipeline if isinstance(instance, PrefillInstance) else None
+        """Stages through which forwards follow each other; the loop sees the result of one that has left the last."""
+        self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.shares)
         self._decode = DecodeRun(
             timeline,
             instance_id,
@@ -322,7 +325,13 @@ class Actor:
 
     def _begin_prefill(self, step: m.PrefillStep) -> None:
         start_ns = self._prefill_start_ns()
-        self._run_prefill(step, start_ns, self._prefill_end_ns(start_ns, self._cost.prefill_ns(step, start_ns)))
+        duration_ns = self._cost.prefill_ns(step, start_ns)
+        if self._pipeline is None:
+            self._run_prefill(step, start_ns, self._prefill_end_ns(start_ns, duration_ns))
+        else:
+            end_ns = self._pipeline.pass_on(start_ns, duration_ns, step.num_tokens, self._stage_free_ns)
+            self._run_prefill(step, start_ns, end_ns, self._stage_free_ns[0] - start_ns)
+            self._gpu_free_ns = self._stage_free_ns[0]
 
     def _prefill_start_ns(self) -> int:
         start_ns = max(self._timeline.now_ns + self._host.settings.start, self._gpu_free_ns)
@@ -368,30 +377,3 @@ class Actor:
             self._held.append(result)
         else:
             self._on_result(result)
-
-
-class PipelinedActor(Actor):
-    """A prefill instance of several pipeline stages, through which its forwards follow each other.
-
-    The loop sees the result of one that has left the last.
-    """
-
-    def __init__(
-        self,
-        simulation: "Simulation",
-        instance: AnyInstance,
-        executor: Executor,
-        cache_copies: CacheCopies | None,
-        pipeline: PipelineTimes,
-    ) -> None:
-        super().__init__(simulation, instance, executor, cache_copies)
-        self._pipeline = pipeline
-        self._stage_free_ns = [0] * len(pipeline.shares)
-
-    def _begin_prefill(self, step: m.PrefillStep) -> None:
-        start_ns = self._prefill_start_ns()
-        largest_ns = self._cost.prefill_ns(step, start_ns)
-        end_ns = self._pipeline.pass_on(start_ns, largest_ns, step.num_tokens, self._stage_free_ns)
-        first_ns = self._stage_free_ns[0] - start_ns
-        self._run_prefill(step, start_ns, end_ns, first_ns)
-        self._gpu_free_ns = self._stage_free_ns[0]

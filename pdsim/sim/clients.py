@@ -39,21 +39,10 @@ class FrontEnd:
     The client keeps its connections in a row and takes the one that idles longest.
     """
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        settings: FrontEndSettings,
-        *,
-        on_arrival: Callable[[RequestSpec], None],
-        route: Callable[[RequestSpec], None],
-        on_first_token: Callable[[int], None],
-    ) -> None:
-        """on_arrival: called as a client gets to send a request, at once if the front end does not hold it."""
+    def __init__(self, timeline: Timeline, settings: FrontEndSettings, clients: "Clients") -> None:
         self._timeline = timeline
         self._settings = settings
-        self._on_arrival = on_arrival
-        self._route = route
-        self._on_first_token = on_first_token
+        self._clients = clients
         self._free_ns = 0
         self._idle: deque[int] = deque([0])
         """Times of the last answers on idle connections; a benchmark's warm-up leaves one."""
@@ -70,7 +59,7 @@ class FrontEnd:
             self._take_turn(partial(self._send, spec))
 
     def _send(self, spec: RequestSpec) -> None:
-        self._on_arrival(spec)
+        self._clients.arrive(spec)
         settings, now_ns = self._settings, self._timeline.now_ns
         used_ns = self._idle.popleft() if self._idle else None
         stalls = settings.stall > 0 and used_ns is not None and now_ns - used_ns < STALL_WITHIN_NS
@@ -78,7 +67,7 @@ class FrontEnd:
         num_tokens = len(spec.prompt)
         self._free_ns = max(self._free_ns, now_ns) + settings.service + round(settings.service_per_token * num_tokens)
         there_ns = self._free_ns + settings.latency_in
-        self._timeline.after(there_ns - now_ns, self._route, spec)
+        self._timeline.after(there_ns - now_ns, self._clients.route, spec)
 
     def on_prefill_answer(self, request_id: int) -> None:
         passing = self._passing.get(request_id)
@@ -111,7 +100,7 @@ class FrontEnd:
             return
         delay_ns = self._settings.latency_out + (self._settings.stall if passing.stalls else 0)
         passing.answered_ns = self._timeline.now_ns + delay_ns
-        self._timeline.after(delay_ns, self._take_turn, partial(self._on_first_token, request_id))
+        self._timeline.after(delay_ns, self._take_turn, partial(self._clients.see_first_token, request_id))
         if passing.ended is not None:
             self._finish(request_id, passing)
 
@@ -186,11 +175,8 @@ class Clients:
         self._priorities = cluster.scenario.priorities
         self._waiting: set[int] = set()
         """Requests that clients wait for."""
-        self._front_end: FrontEnd | None = None
-        if not cluster.front_end.is_none:
-            self._front_end = FrontEnd(
-                self._timeline, cluster.front_end, on_arrival=self._arrive, route=self._route, on_first_token=self._seen
-            )
+        has_front_end = not cluster.front_end.is_none
+        self._front_end = FrontEnd(self._timeline, cluster.front_end, self) if has_front_end else None
         streams = Streams(cluster.scenario.seed)
         self._driver = ClientDriver(
             self._timeline, cluster.client, cluster.requests, streams=streams, send=self._send_request
@@ -210,12 +196,13 @@ class Clients:
 
     def _send_request(self, spec: RequestSpec) -> None:
         if self._front_end is None:
-            self._arrive(spec)
-            self._route(spec)
+            self.arrive(spec)
+            self.route(spec)
         else:
             self._front_end.send(spec)
 
-    def _arrive(self, spec: RequestSpec) -> None:
+    def arrive(self, spec: RequestSpec) -> None:
+        """A client gets to send this request, at once unless the front end holds it."""
         self._recorder.on_arrival(
             spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns, spec.request_class
         )
@@ -223,7 +210,7 @@ class Clients:
         if self.on_sent is not None:
             self.on_sent(spec.request_id)
 
-    def _route(self, spec: RequestSpec) -> None:
+    def route(self, spec: RequestSpec) -> None:
         if spec.request_id in self._waiting:
             self.tell_router(
                 m.Arrival(
@@ -285,11 +272,11 @@ class Clients:
         if request_id is None:
             return
         if self._front_end is None:
-            self._recorder.on_first_token(request_id, now_ns)
+            self.see_first_token(request_id)
         else:
             self._front_end.on_streamed(request_id)
 
-    def _seen(self, request_id: int) -> None:
+    def see_first_token(self, request_id: int) -> None:
         self._recorder.on_first_token(request_id, self._timeline.now_ns)
 
     def _on_finished(self, finished: m.Finished) -> None:

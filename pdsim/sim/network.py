@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of
 from pdsim.core.sender import Sender
-from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
-from pdsim.cost.copies import StagingCost
+from pdsim.core.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import TransferRecord
 from pdsim.scenario.wiring import Interconnect
 from pdsim.sim.flows import Flows
 from pdsim.sim.timeline import Timeline
-from pdsim.system.transport import Topology, Transport
 
 if TYPE_CHECKING:
     from pdsim.sim.simulation import Simulation
@@ -62,11 +60,8 @@ class Network:
     def __init__(
         self,
         timeline: Timeline,
+        interconnect: Interconnect,
         *,
-        topology: Topology,
-        transport: Transport,
-        wire: RankPairLayout,
-        staging: StagingCost | None = None,
         on_done: Callable[[Transfer], None],
         on_failed: Callable[[Transfer], None] | None = None,
         on_posting: Callable[[str, float], None] | None = None,
@@ -74,10 +69,10 @@ class Network:
     ) -> None:
         """timeout_ns: after it an engine gives a transfer up."""
         self._timeline = timeline
-        self._topology = topology
-        self._transport = transport
-        self._wire = wire
-        self._staging = staging
+        self._topology = interconnect.topology
+        self._transport = interconnect.transport
+        self._wire = interconnect.wire
+        self._staging = interconnect.staging
         self._on_done = on_done
         self._on_failed = on_failed
         self._on_posting = on_posting
@@ -87,7 +82,7 @@ class Network:
         self._dead: set[str] = set()
         self._under_way: list[Transfer] = []
         """Only if they can fail."""
-        self._flows = Flows(timeline, topology.capacity, self._finish)
+        self._flows = Flows(timeline, interconnect.topology.capacity, self._finish)
         self._lines: dict[str, deque[Transfer]] = {}
         """Serial engines: the transfers of each prefill instance that post or wait to post, in order."""
 
@@ -254,10 +249,7 @@ class Transfers:
         self._scatter_free_ns: dict[str, int] = {}
         self.network = Network(
             self._timeline,
-            topology=interconnect.topology,
-            transport=interconnect.transport,
-            wire=interconnect.wire,
-            staging=interconnect.staging,
+            interconnect,
             on_done=self._on_done,
             on_failed=self._on_failed,
             on_posting=self._on_posting if interconnect.transport.loop_turn_ns else None,

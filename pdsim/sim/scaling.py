@@ -1,10 +1,11 @@
 """Lets the autoscaler of an elastic cluster look at it, and carries out what it commands."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdsim.core import messages as m
 from pdsim.core.autoscaler import DRAINING, SERVING, STARTING, Autoscaler
 from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.router import RoutedLoad
 from pdsim.metrics.records import RequestRecord, ServerRecord
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 
@@ -58,9 +59,10 @@ class Scaling:
         for record in self._records.requests[self._num_arrived :]:
             self._num_arrived_tokens += record.num_prompt_tokens
         self._num_arrived = len(self._records.requests)
-        roles = self._simulation.cluster.router.roles
+        loads = [load for role in self._simulation.cluster.router.roles.values() for load in role.loads]
+        on = {server.instance_id for server in self._autoscaler.servers if server.state in (SERVING, DRAINING)}
         return m.ClusterSeen(
-            tuple(self._see(load) for role in roles.values() for load in role.loads if self._is_on(load)),
+            tuple(self._see(load) for load in loads if load.instance_id in on),
             self._num_arrived,
             self._num_arrived_tokens,
             self._num_finished,
@@ -69,13 +71,7 @@ class Scaling:
             round(self._tpot_ns),
         )
 
-    def _is_on(self, load: Any) -> bool:
-        return any(
-            server.instance_id == load.instance_id and server.state in (SERVING, DRAINING)
-            for server in self._autoscaler.servers
-        )
-
-    def _see(self, load: Any) -> m.InstanceSeen:
+    def _see(self, load: RoutedLoad) -> m.InstanceSeen:
         instance = self._simulation.instance(load.instance_id)
         levels = instance.levels()
         is_empty = not load.num_requests and not instance.requests()

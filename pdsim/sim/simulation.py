@@ -12,7 +12,6 @@ from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
-from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.vllm_instances import VllmDecodeInstance
 from pdsim.garbage import garbage_collection_paused
@@ -22,7 +21,7 @@ from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.machines import restarted
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import server_of
-from pdsim.sim.actor import Actor, PipelinedActor
+from pdsim.sim.actor import Actor
 from pdsim.sim.cache_copies import CacheCopies, Storage, StorageClient
 from pdsim.sim.clients import Clients
 from pdsim.sim.executor import Executor, RecomputingExecutor, SpeculativeExecutor
@@ -111,8 +110,6 @@ class Simulation:
         executor, copies = self._executor(instance), self._cache_copies(instance)
         if (lockstep := self._locksteps.get(server_of(instance.instance_id))) is not None:
             return Rank(self, instance, executor, copies, lockstep)
-        if self.cluster.pipeline is not None and isinstance(instance, PrefillInstance):
-            return PipelinedActor(self, instance, executor, copies, self.cluster.pipeline)
         return Actor(self, instance, executor, copies)
 
     def _make_locksteps(self) -> dict[str, Lockstep]:

@@ -9,6 +9,7 @@ from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.usage import instance_usage
 from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.wiring import Interconnect
 from pdsim.sim.network import Network
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.sim.timeline import Timeline
@@ -84,7 +85,8 @@ class Link:
             ways_in={i: ((f"{i} in", 1),) for i in bandwidth},
         )
         wire = RankPairLayout(page_size=1, page_bytes=1, num_planes=1)
-        self.network = Network(self.timeline, topology=topology, transport=engine, wire=wire, on_done=self._on_done)
+        links = Interconnect(wire=wire, transport=engine, topology=topology, staging=None, layer_groups=0)
+        self.network = Network(self.timeline, links, on_done=self._on_done)
 
         self.senders = {f"{i}.sender": Sender(i, list(bandwidth), num_queues=9, staged=False) for i in bandwidth}
 
