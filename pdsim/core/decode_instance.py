@@ -233,16 +233,13 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 if not self.batch.num_requests and not self.ready:
                     self._collect_arrived(commands)  # or it would hold its pages for ever: SGLang can lock up here
                 return self.queue.ask_again_steps
-        if waits_steps := self._steps_to_poll():
+        waits_steps = -self.batch.num_steps % self.limits.polling_interval_steps
+        if waits_steps and self.batch.num_requests:  # an idle loop looks at queue and transfers all the time
             return waits_steps if self.queue.queued or self._arrived or self._scattered else FOREVER
         self._admit(commands)
         if self._arrived or self._scattered:
             self._collect_arrived(commands)
         return self.queue.ask_again_steps
-
-    def _steps_to_poll(self) -> int:
-        """Steps until it looks at queue and transfers; 0: now. An idle loop looks all the time."""
-        return -self.batch.num_steps % self.limits.polling_interval_steps if self.batch.num_requests else 0
 
     def _resume(self, commands: list[m.Command]) -> None:
         while request := self.queue.resume_next(self, self._num_slots):

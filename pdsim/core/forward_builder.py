@@ -237,11 +237,12 @@ class ForwardBuilder(Generic[RequestT]):
             return "slots"
         if self._prefetcher is not None and self._prefetcher.awaits(request.request_id, self.now_ns):
             return None
-        lease = self._cache.open(request.prompt, request.num_tokens - 1)
+        num_tokens = request.num_tokens
+        lease = self._cache.open(request.prompt, num_tokens - 1)
         num_cached = lease.num_shared * self.page_size
-        num_new = request.num_tokens - num_cached
+        num_new = num_tokens - num_cached
         fits = num_new + request.num_growth_tokens + self.page_size + self.spare_tokens <= self._room_tokens(budget)
-        num_loadable = self._cache.num_loadable_pages(lease, request.prompt, request.num_tokens - 1)
+        num_loadable = self._cache.num_loadable_pages(lease, request.prompt, num_tokens - 1)
         whole_pages = -(-num_new // self.page_size) * self.page_size - num_loadable * self.page_size
         if not fits or (chunks and whole_pages >= budget.prefill_tokens):
             self._cache.drop(lease)

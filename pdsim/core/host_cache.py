@@ -111,11 +111,6 @@ class HostCache:
         node.host = end
         node.born, node.num_hits = end.born, end.num_hits
 
-    def load(self, request_id: int, end: Node, host_pages: list[int], pages: list[int]) -> None:
-        """Copy the last pages of a locked path, whose nodes are kept."""
-        self.tree.unlock(end)
-        self.copies.append(m.LoadBack(request_id, tuple(host_pages), tuple(pages)))
-
     # Retracted requests.
 
     def retract(self, request_id: int, pages: Sequence[int]) -> bool:

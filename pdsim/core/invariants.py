@@ -15,7 +15,7 @@ from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.radix_cache import Node, RadixCache, path_to
 from pdsim.core.receiver import Receiver
-from pdsim.core.router import RoleRouter, Router
+from pdsim.core.router import Router
 from pdsim.core.sender import Sender
 
 AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
@@ -57,12 +57,8 @@ def check_all_idle(machines: Iterable[Any]) -> None:
             _require(machine.ring.num_live_bytes == 0, "LEAK-5", "ring bytes", machine.ring.num_live_bytes, machine)
         elif isinstance(machine, Router):
             _require(not machine.live, "LEAK-6", "requests in the router", machine.live, machine)
-            _check_loads(machine.roles.values())
-
-
-def _check_loads(roles: Iterable[RoleRouter]) -> None:
-    for load in (load for role in roles for load in role.loads):
-        _require(load.num_requests == load.num_tokens == 0, "LEAK-6", "load of an instance", load, roles)
+            for load in (load for role in machine.roles.values() for load in role.loads):
+                _require(load.num_requests == load.num_tokens == 0, "LEAK-6", "load of an instance", load, machine)
 
 
 def held_leases(instance: AnyInstance) -> list[Lease]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pdsim.core.host_cache import HostCache, Prefetcher
+from pdsim.core.messages import LoadBack
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.policy.views import TokenSequence
@@ -120,7 +121,8 @@ class KvCache:
             span = slice(node.stop // self.page_size - start, part.stop // self.page_size - start)
             node, _ = tree.insert(sequence, part.stop, pages[span], node)
             host.keep(node, part)
-        host.load(request_id, end, host_pages[len(host_pages) - num_pages :], pages)
+        host.tree.unlock(end)
+        host.copies.append(LoadBack(request_id, tuple(host_pages[len(host_pages) - num_pages :]), tuple(pages)))
         tree.lock(node, below=lease.node)
         tree.touch(node)
         lease.node, lease.num_loaded = node, num_pages

@@ -185,16 +185,11 @@ class RunningBatch(Generic[RequestT]):
             num_pages = max(0, num_pages - self.num_requests)
         return 1 + self._page_size * (num_pages // self.num_requests)
 
-    def _victim(self, policy: PreemptionPolicy, view: DecodeView) -> int:
-        if self.num_requests == 1:
-            return next(iter(self._requests))
-        request_id = policy.victim(view)
+    def _give_way(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[RequestT]:
+        request_id = next(iter(self._requests)) if self.num_requests == 1 else policy.victim(view)
         if request_id not in self._requests:
             raise PolicyError(f"{policy}: chose request {request_id}, which does not run")
-        return request_id
-
-    def _give_way(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[RequestT]:
-        request = self._take_out(self._victim(policy, view))
+        request = self._take_out(request_id)
         yield request
         self._cache.drop(request.lease)
         if self._cache.evicts_early:

@@ -46,19 +46,17 @@ class RankPairLayout:
 
     def size(self, source: tuple[int, ...], target: tuple[int, ...], *, with_state: bool) -> "TransferSize":
         """The size of these pages, and of the request's state."""
+        num_pages = len(source)
         if self.pushes:
-            return self._size(len(source), min(1, len(source)), with_state=with_state)
-        if self.slices:
-            pieces = len(source) * self.page_size
+            num_descriptors = min(1, num_pages)
+        elif self.slices:
+            num_descriptors = num_pages * self.page_size * self.num_planes
         else:
-            pieces = num_runs(source, target) if self.coalesces else len(source)
-        return self._size(len(source), pieces * self.num_planes, with_state=with_state)
-
-    def _size(self, num_pages: int, num_descriptors: int, *, with_state: bool) -> "TransferSize":
-        num_bytes = num_pages * self.page_bytes
+            num_descriptors = (num_runs(source, target) if self.coalesces else num_pages) * self.num_planes
+        size = TransferSize(num_pages * self.page_bytes, num_descriptors)
         if with_state:
-            return TransferSize(num_bytes + self.state_bytes, num_descriptors + self.num_state_planes)
-        return TransferSize(num_bytes, num_descriptors)
+            size = TransferSize(size.num_bytes + self.state_bytes, size.num_descriptors + self.num_state_planes)
+        return size
 
     @property
     def num_layers(self) -> int:

@@ -73,8 +73,9 @@ class Batch:
     """Pages that are read or written together."""
 
     client: "StorageClient"
-    kind: str
+    kind: Literal["read", "store"]
     num_pages: int
+    num_bytes: int
     start_ns: int
 
 
@@ -115,7 +116,7 @@ class Storage:
         name = "" if self._shared else server
         if name not in self._stores:
             self._stores[name] = PageStore(self.costs.num_pages, self.page_size)
-            links = {"read": self.costs.read_bandwidth, "write": self.costs.write_bandwidth}
+            links = {"read": self.costs.read_bandwidth, "store": self.costs.write_bandwidth}
             links["objects"] = self.costs.objects_per_s
             self.flows.set_capacity({f"{link} {name}": capacity for link, capacity in links.items()})
         return name, self._stores[name]
@@ -131,7 +132,7 @@ class StorageClient:
         self._instance_id = instance_id
         name, self._store = storage.store_of(server)
         self._paths: dict[str, Path] = {}
-        for kind in ("read", "write"):
+        for kind in ("read", "store"):
             own = f"{kind} by {instance_id}"
             storage.flows.set_capacity({own: self._costs.client_bandwidth})
             links = ((f"{kind} {name}", 1.0), (f"objects {name}", self._costs.objects_per_byte(kind)), (own, 1.0))
@@ -162,7 +163,7 @@ class StorageClient:
         while self._writes and not self._is_dead:
             command = self._writes[0]
             if num_pages := self._store.num_missing(command.sequence, command.start_tokens, self._stop(command)):
-                self._begin("write", num_pages)
+                self._begin("store", num_pages)
                 return
             self._writes.popleft()
 
@@ -234,21 +235,19 @@ class StorageClient:
 
     # Moving.
 
-    def _begin(self, kind: str, num_pages: int) -> None:
-        batch = Batch(self, kind, num_pages, self._timeline.now_ns)
+    def _begin(self, kind: Literal["read", "store"], num_pages: int) -> None:
+        page_bytes = self._costs.read_page_bytes if kind == "read" else self._costs.write_page_bytes
+        batch = Batch(self, kind, num_pages, num_pages * page_bytes, self._timeline.now_ns)
         latency_ns = -(-num_pages // BATCH_PAGES) * self._costs.latency_ns
         self._timeline.after(latency_ns, self._move, batch)
 
     def _move(self, batch: Batch) -> None:
         if not self._is_dead:
-            self._storage.flows.begin(batch, self._num_bytes(batch), self._paths[batch.kind])
+            self._storage.flows.begin(batch, batch.num_bytes, self._paths[batch.kind])
 
     def on_moved(self, batch: Batch) -> None:
-        end_ns, num_bytes = self._timeline.now_ns, self._num_bytes(batch)
-        kind = "read" if batch.kind == "read" else "store"
-        self._storage.record(
-            HostCopyRecord(self._instance_id, kind, batch.start_ns, end_ns, batch.num_pages, num_bytes)
-        )
+        span_ns = batch.start_ns, self._timeline.now_ns
+        self._storage.record(HostCopyRecord(self._instance_id, batch.kind, *span_ns, batch.num_pages, batch.num_bytes))
         if batch.kind == "read":
             reading = self._reads[0]
             reading.num_read += batch.num_pages
@@ -259,10 +258,6 @@ class StorageClient:
             command = self._writes.popleft()
             self._store.write(command.sequence, command.start_tokens, self._stop(command))
             self._begin_write()
-
-    def _num_bytes(self, batch: Batch) -> int:
-        costs = self._costs
-        return batch.num_pages * (costs.read_page_bytes if batch.kind == "read" else costs.write_page_bytes)
 
 
 class CacheCopies:

@@ -55,9 +55,10 @@ class FaultInjector:
     def _slow(self, fault: SlowLink) -> None:
         transfers = self._simulation.transfers
         assert transfers is not None, "an aggregated cluster has no links"
-        transfers.slow(fault.link, fault.bandwidth_factor)
+        network, links = transfers.network, transfers.links_of(fault.link)
+        network.slow(links, fault.bandwidth_factor)
         if fault.lasts_ns is not None:
-            self._timeline.after(fault.lasts_ns, lambda _: transfers.unslow(fault.link, fault.bandwidth_factor))
+            self._timeline.after(fault.lasts_ns, lambda _: network.unslow(links, fault.bandwidth_factor))
 
 
 class Heartbeats:

@@ -313,13 +313,7 @@ class Transfers:
         self.network.kill(instance_id)
         self._scatter_free_ns.pop(instance_id, None)
 
-    def slow(self, name: str, factor: float) -> None:
-        self.network.slow(self._links_of(name), factor)
-
-    def unslow(self, name: str, factor: float) -> None:
-        self.network.unslow(self._links_of(name), factor)
-
-    def _links_of(self, name: str) -> list[str]:
+    def links_of(self, name: str) -> list[str]:
         """Links of an instance, or the shared one."""
         topology = self._interconnect.topology
         paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
