@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from pdsim.metrics.explain import Covered
@@ -62,25 +62,13 @@ def loaded_window(records: RunRecords) -> Window:
     changes = sorted(change for request in records.requests for change in _changes(request, last_ns))
     if not changes:
         return Window(0, 0)
-    area = level = 0
-    for (at_ns, change), (next_ns, _) in pairwise(changes):
-        level += change
-        area += level * (next_ns - at_ns)
-    first_ns, last_ns = changes[0][0], changes[-1][0]
-    half = area / max(1, last_ns - first_ns) / 2
-    level, loaded = 0, [first_ns, last_ns]
-    for (at_ns, change), (next_ns, _) in pairwise(changes):
-        level += change
-        if level >= half and next_ns > at_ns:
-            loaded[0] = at_ns
-            break
-    level = 0
-    for at_ns, change in reversed(changes):
-        level -= change
-        if level >= half:
-            loaded[1] = at_ns
-            break
-    return Window(loaded[0], max(loaded))
+    moments_ns, levels = [at_ns for at_ns, _ in changes], accumulate(change for _, change in changes)
+    spans = [(start_ns, end_ns, level) for (start_ns, end_ns), level in zip(pairwise(moments_ns), levels, strict=False)]
+    area = sum(level * (end_ns - start_ns) for start_ns, end_ns, level in spans)
+    half = area / max(1, moments_ns[-1] - moments_ns[0]) / 2
+    loaded = [(start_ns, end_ns) for start_ns, end_ns, level in spans if level >= half]
+    start_ns = next((start_ns for start_ns, end_ns in loaded if end_ns > start_ns), moments_ns[0])
+    return Window(start_ns, max(start_ns, loaded[-1][1] if loaded else moments_ns[-1]))
 
 
 def instance_usage(records: RunRecords, window: Window | None = None) -> list[InstanceUsage]:

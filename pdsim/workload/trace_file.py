@@ -85,7 +85,6 @@ class Line:
 
 
 def json_lines(path: Path) -> Iterator[Line]:
-    name = str(path)
     with open_trace(path) as file:
         for number, text in enumerate(file, 1):
             if text.isspace():
@@ -96,7 +95,7 @@ def json_lines(path: Path) -> Iterator[Line]:
                 raise TraceError(f"{path}, line {number}: not JSON: {broken.msg} at column {broken.colno}") from None
             if not isinstance(fields, dict):
                 raise TraceError(f"{path}, line {number}: expected a JSON object, found {text.strip()[:40]!r}")
-            yield Line(f"{name}, line {number}", fields)
+            yield Line(f"{path}, line {number}", fields)
 
 
 def json_records(path: Path) -> Iterator[Line]:

@@ -82,10 +82,6 @@ class Fleet:
     def processes(self, instance_id: str) -> list[str]:
         return [process_name(instance_id, rank) for rank in range(self.tp(instance_id))]
 
-    def pid(self, instance_id: str, rank: int = 0) -> int:
-        """Process id of a rank, which is on this host."""
-        return self._home.pid(instance_id, rank)
-
     def spawn(self, instance_id: str) -> None:
         """A new life, all ranks of it."""
         self.lives[instance_id] += 1

@@ -135,10 +135,6 @@ class Launcher:
         """Levels of each instance as last asked, at most about a second ago; not of those that are down."""
         return dict(self._instances.levels)
 
-    def memory(self, instance_id: str) -> list[dict[str, Any]]:
-        """Memory that the ranks of an instance have published."""
-        return self._instances.bootstrap.memories[instance_id]
-
     @property
     def hosts(self) -> dict[str, dict[str, float]]:
         """Leads of other hosts' clocks over this one's, which times of the run take into account."""

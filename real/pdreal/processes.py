@@ -37,10 +37,6 @@ class Processes:
         self._context.set_forkserver_preload(_PRELOADED)
         self._alive: dict[str, list[Any]] = {}
 
-    def pid(self, instance_id: str, rank: int) -> int:
-        pid: int = self._alive[instance_id][rank].pid
-        return pid
-
     def spawn(self, ranks: Sequence[RankSpec]) -> None:
         """Start all ranks of an instance."""
         instance_id = ranks[0].instance_id

@@ -122,7 +122,7 @@ def run_scribbling(scenario: Scenario) -> str:
         clients = Clients(resolved, requests, options, progress=lambda _: None)
         launcher = Launcher(resolved, options, on_end=clients.on_end)
         await launcher.start()
-        peer = json.loads(launcher.memory("decode-0")[0]["address"])
+        peer = json.loads(launcher._instances.bootstrap.memories["decode-0"][0]["address"])
         (_, num_bytes, file), *_ = peer["regions"]
         opened = os.open(f"/proc/{peer['pid']}/fd/{file}", os.O_RDWR)
         with mmap(opened, num_bytes) as memory:

@@ -52,7 +52,7 @@ def none_is_left():
 
 
 def hang(cluster, instance_id, rank=0):
-    pid = cluster._instances.fleet.pid(instance_id, rank)
+    pid = cluster._instances.fleet._home._alive[instance_id][rank].pid
     os.kill(pid, signal.SIGSTOP)
     STOPPED.append(pid)
     return pid
