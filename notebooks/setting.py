@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from pdsim.calibration.regression import Fitted
+from pdsim.calibration.regression import FittedForm
 
 EXPERIMENTS = Path("../experiments")
 REAL = EXPERIMENTS / "validation-h200"
@@ -15,7 +15,7 @@ FAST = os.environ.get("PDSIM_FAST") == "1"
 """Small loads, as a test runs them: conclusions are the same, numbers are not."""
 
 
-def residuals(name: str, fitted: Fitted) -> Figure:
+def residuals(name: str, fitted: FittedForm) -> Figure:
     """Relative errors in percent, by measured time and by each column of the shape."""
     columns = ("time_ns", *fitted.form.shape)
     figure = Figure(figsize=(4 * len(columns), 3.4), layout="constrained")

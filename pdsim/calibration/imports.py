@@ -307,7 +307,7 @@ def dynosim(result: ResultFields) -> dict[str, float]:
     return summary
 
 
-class Imported(NamedTuple):
+class ImportedResult(NamedTuple):
     name: str
     tool: str
     summary: dict[str, Any]
@@ -342,7 +342,7 @@ _TOOLS = (
 """DynoSim's report has SGLang's names, and SGLang's result has vLLM's: the more particular comes first."""
 
 
-def read_results(path: Path) -> list[Imported]:
+def read_results(path: Path) -> list[ImportedResult]:
     """Results, a line, element or benchmark of the file each. Raises ConfigError for what no tool writes."""
     found = [_imported(path, number, row) for number, row in enumerate(_rows(path), start=1)]
     if not found:
@@ -374,12 +374,12 @@ def _rows(path: Path) -> Iterator[Any]:
         yield from whole if isinstance(whole, list) else [whole]
 
 
-def _imported(path: Path, number: int, row: Any) -> Imported:
+def _imported(path: Path, number: int, row: Any) -> ImportedResult:
     result = ResultFields(row, f"{path}, result {number}")
     for tool in _TOOLS:
         if tool.wrote(result):
             name = f"{tool.label(result) or path.stem}" + (f" #{number}" if number > 1 else "")
-            return Imported(name, tool.name, tool.summary(result))
+            return ImportedResult(name, tool.name, tool.summary(result))
     raise ConfigError(
         f"{result.where} is no result of SGLang's bench_serving, vLLM's bench serve, AIPerf, InferenceX, GuideLLM, "
         f"genai-bench or DynoSim: it has {', '.join(list(result)[:12]) or 'no fields'}"

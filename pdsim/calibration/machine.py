@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pdsim.calibration.regression import ABOVE_LEAST, Fitted, plain_least_squares
+from pdsim.calibration.regression import ABOVE_LEAST, FittedForm, plain_least_squares
 from pdsim.calibration.rows import OBSERVED, Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
 
@@ -128,7 +128,7 @@ def _tokens_alone(measurements: Measurements) -> float:
 
 
 @dataclass(frozen=True)
-class Sending:
+class SendingTime:
     """Time of a transfer in the harness beyond the engine's own, while its worker is busy with it."""
 
     batch_ns: float = 0.0
@@ -137,7 +137,7 @@ class Sending:
     """Workers wait for each other: while all were busy, each took nearer to so many times as long than to as long."""
 
     @classmethod
-    def fitted(cls, measurements: Measurements, transfer: Fitted) -> "Sending":
+    def fitted(cls, measurements: Measurements, transfer: FittedForm) -> "SendingTime":
         for rows in measurements.of("sending"):
             if rows.name == transfer.rows.name:
                 times_ns, alone_ns = rows.columns["time_ns"], transfer.times_ns(rows.columns)
@@ -158,9 +158,9 @@ def _busy_workers(transport: str) -> int:
     return engine.num_queues if engine is not None and engine.queue_by == "request" else 1
 
 
-def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: Fitted) -> Times:
+def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: FittedForm) -> Times:
     """Time from a transfer's begin to a first token, less the time that it holds its worker and a message."""
-    sending = Sending.fitted(measurements, transfer)
+    sending = SendingTime.fitted(measurements, transfer)
     for rows in measurements.of("handover"):
         if rows.name == transfer.rows.name and "message" in medians:
             sent_ns = transfer.times_ns(rows.columns) + sending.times_ns(rows.columns["payload_bytes"])
@@ -169,7 +169,7 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
     return {}
 
 
-def rest_ns(measurements: Measurements, decode: Fitted) -> Times:
+def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
     """Host time between the steps of decode loops.
 
     Where rows do not tell it, it is what periods have over steps that were measured alone, whose errors it then has.
@@ -186,7 +186,7 @@ def rest_ns(measurements: Measurements, decode: Fitted) -> Times:
 
 _SHARES_GPUS = 0.3
 """Streams that wait for less than this share of a prompt's TTFT are on other GPUs than prefill."""
-_MOST_AROUND = 0.9
+_MOST_OVERHEAD = 0.9
 """Share of the shortest TTFT that may lie around its forward."""
 CANNOT_TELL = (
     "a client cannot tell, and the profile leaves out: KV transfers, a scheduler's own time (forwards have it), "
@@ -197,19 +197,19 @@ MESSAGES_NS = 2 * 50_000.0
 
 
 @dataclass(frozen=True)
-class Around:
+class RequestOverhead:
     """Time of a request around its forward."""
 
     time_ns: float
     bursts: tuple[Rows, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def front_end_ns(self, prefill: Fitted) -> dict[str, float]:
+    def front_end_ns(self, prefill: FittedForm) -> dict[str, float]:
         """Settings of front_end: the serial part, and the rest."""
         service_ns = min(self._serial_ns(prefill), self.time_ns)
         return {"service": service_ns, "latency_in": max(0.0, self.time_ns - service_ns - MESSAGES_NS)}
 
-    def _serial_ns(self, prefill: Fitted) -> float:
+    def _serial_ns(self, prefill: FittedForm) -> float:
         """Time of a burst beyond that of two forwards, of its first prompt and of all others, per other prompt."""
         found: list[float] = []
         for rows in self.bursts:
@@ -221,25 +221,25 @@ class Around:
         return max(0.0, float(np.median(found))) if found else 0.0
 
 
-def without_around(measurements: Measurements) -> tuple[Measurements, Around | None]:
+def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestOverhead | None]:
     """The measurements with rows of prefill instead of ttft; unchanged, and None, where there are no such rows."""
     rows = {rows.kind: rows for rows in measurements.rows if rows.kind in OBSERVED}
     if "ttft" not in rows:
         return measurements, None
     ttft = rows["ttft"]
-    around_ns, notes = _around_ns(rows)
+    overhead_ns, notes = _overhead_ns(rows)
     if not ttft.columns["context_tokens"].any():
         notes += ("no prompt had a cached prefix: the server caches none, or its times do not show it",)
-    around_ns = min(around_ns, _MOST_AROUND * float(ttft.columns["time_ns"].min()))
+    overhead_ns = min(overhead_ns, _MOST_OVERHEAD * float(ttft.columns["time_ns"].min()))
     one, none = np.ones(len(ttft)), np.zeros(len(ttft))
-    columns = {**ttft.columns, "time_ns": ttft.columns["time_ns"] - around_ns, "prompts": one, "graph": none}
+    columns = {**ttft.columns, "time_ns": ttft.columns["time_ns"] - overhead_ns, "prompts": one, "graph": none}
     forwards = replace(ttft, kind="prefill", columns=columns)
     kept = tuple(one for one in measurements.rows if one.kind not in OBSERVED)
     bursts = tuple(one for one in measurements.rows if one.kind == "burst")
-    return replace(measurements, rows=(*kept, forwards)), Around(around_ns, bursts, (*notes, CANNOT_TELL))
+    return replace(measurements, rows=(*kept, forwards)), RequestOverhead(overhead_ns, bursts, (*notes, CANNOT_TELL))
 
 
-def _around_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
+def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
     """Part of a prompt's TTFT beyond the wait of streams; a round trip where there are none on the same GPUs."""
     if "stall" in rows:
         stall = rows["stall"].columns
@@ -275,7 +275,7 @@ def _alone_ns(ttft: dict[str, Floats], new_tokens: Floats) -> Floats:
     return np.asarray(np.interp(new_tokens, middle_tokens, middle_ns))
 
 
-def _forward_ns(prefill: Fitted, new_tokens: Floats, prompts: Floats | int) -> Floats:
+def _forward_ns(prefill: FittedForm, new_tokens: Floats, prompts: Floats | int) -> Floats:
     none = np.zeros_like(new_tokens)
     sizes = {
         "new_tokens": new_tokens,

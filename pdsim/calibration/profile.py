@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pdsim.calibration import machine, regression
-from pdsim.calibration.machine import Around, GpuSlowdown, gpu_slowdown, without_around
-from pdsim.calibration.regression import Fitted, Form, fit
+from pdsim.calibration.machine import GpuSlowdown, RequestOverhead, gpu_slowdown, without_overhead
+from pdsim.calibration.regression import FittedForm, Form, fit
 from pdsim.calibration.rows import (
     OBSERVED,
     PREFILL_GRAPHS,
@@ -51,7 +51,7 @@ class Calibration:
     """Everything that was fitted."""
 
     measurements: Measurements
-    fits: dict[str, Fitted]
+    fits: dict[str, FittedForm]
     """Fits by kind, or by transport."""
     host_ns: dict[str, float]
     """Medians."""
@@ -59,7 +59,7 @@ class Calibration:
     """Slowdown of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
     gpu: str | None
     """Name in the catalog: staging is written as a share of its memory bandwidth."""
-    around: Around | None = None
+    overhead: RequestOverhead | None = None
     """Time of requests around forwards, where a server's client measured them."""
     notes: tuple[str, ...] = field(default=())
     """Notes on what could not be fitted, and why."""
@@ -75,15 +75,15 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
             f"no GPU {gpu!r} in the catalog{did_you_mean(gpu, names('gpus'))}; it has {', '.join(names('gpus'))}"
         )
     clock = gpu_slowdown(measurements)
-    measurements, around = without_around(measurements)
-    fits: dict[str, Fitted] = {}
-    notes = [*measurements.notes, *(around.notes if around else ())]
+    measurements, overhead = without_overhead(measurements)
+    fits: dict[str, FittedForm] = {}
+    notes = [*measurements.notes, *(overhead.notes if overhead else ())]
     for rows in measurements.rows:
         if rows.kind in _NOT_FITTED:
             continue
         try:
-            kept = rows if around else _with_experts_of_a_run(measurements, rows)
-            fits[rows.name or rows.kind] = _fit(kept, clock, table_above, by_ratio=around is not None)
+            kept = rows if overhead else _with_experts_of_a_run(measurements, rows)
+            fits[rows.name or rows.kind] = _fit(kept, clock, table_above, by_ratio=overhead is not None)
             if len(kept) < len(rows):
                 less = f"behind fewer than {LEAST_CONTEXT_TOKENS:,} tokens a request, whose experts are fewer"
                 notes.append(f"{len(rows) - len(kept)} of {len(rows)} rows of {rows.kind} are left out: {less}")
@@ -100,7 +100,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         host_ns=machine.medians_ns(measurements),
         clock=clock,
         gpu=gpu,
-        around=around,
+        overhead=overhead,
         notes=tuple(notes),
     )
 
@@ -109,7 +109,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     """The content of a profile file."""
     network = {
         "transports": {
-            rows.name: _link(made.fits[rows.name], machine.Sending.fitted(made.measurements, made.fits[rows.name]))
+            rows.name: _link(made.fits[rows.name], machine.SendingTime.fitted(made.measurements, made.fits[rows.name]))
             | _times(machine.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
             for rows in made.measurements.of("transfer")
             if rows.name in made.fits
@@ -146,7 +146,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     }
 
 
-def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio: bool) -> Fitted:
+def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio: bool) -> FittedForm:
     """by_ratio: of phases; a server's client measured them."""
     if rows.kind == "transfer":
         return fit(regression.transfer_form(_overlap(rows.name), rows), rows)
@@ -205,7 +205,7 @@ def _slowdown(clock: GpuSlowdown | None) -> dict[str, Any]:
     return {"prefill_slowdown": round(clock.slowdown, 4), "prefill_slowdown_memory": _time(clock.memory_ns)}
 
 
-def _decode(fitted: Fitted) -> dict[str, Any]:
+def _decode(fitted: FittedForm) -> dict[str, Any]:
     if fitted.form.name == "table":
         return {
             "use": "table",
@@ -216,7 +216,7 @@ def _decode(fitted: Fitted) -> dict[str, Any]:
     return {"use": "affine", **{f"decode_{name}": _time(value) for name, value in values.items()}}
 
 
-def _graphs(fitted: Fitted) -> dict[str, Any]:
+def _graphs(fitted: FittedForm) -> dict[str, Any]:
     """Sizes of graphs, if each row tells its own. Larger batches are not run without graphs, but in larger ones."""
     sizes = np.unique(fitted.rows.columns.get("graph", 0))
     if not sizes.all():
@@ -226,7 +226,7 @@ def _graphs(fitted: Fitted) -> dict[str, Any]:
     return {"graph_sizes": sizes.astype(int).tolist(), "graph_empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
 
 
-def _entries(fitted: Fitted) -> dict[int, str]:
+def _entries(fitted: FittedForm) -> dict[int, str]:
     climbs = [value for name, value in fitted.values.items() if _is_entry(name)]
     return {round(k): _time(float(ns)) for k, ns in zip(fitted.form.knots, np.cumsum(climbs), strict=True)}
 
@@ -238,13 +238,13 @@ def _is_entry(name: str) -> bool:
 
 def _front_end(made: Calibration) -> dict[str, Any]:
     """The harness's clients are in the launcher's thread, which was timed as it takes one request after another."""
-    if made.around is not None:
-        return _times(made.around.front_end_ns(made.fits["prefill"]))
+    if made.overhead is not None:
+        return _times(made.overhead.front_end_ns(made.fits["prefill"]))
     times_ns = machine.front_end_ns(made.measurements, made.host_ns)
     return {**_times(times_ns), **({"holds_client": True} if "submit" in made.host_ns else {})}
 
 
-def _link(fitted: Fitted, sending: machine.Sending) -> dict[str, Any]:
+def _link(fitted: FittedForm, sending: machine.SendingTime) -> dict[str, Any]:
     per_byte = fitted.values["per_byte"] + sending.ns_per_byte
     bandwidth = {"bandwidth": f"{_digits(1 / per_byte)} GB/s"} if per_byte else {}
     return {
@@ -296,7 +296,7 @@ def _ranges(measurements: Measurements) -> dict[str, list[float]]:
     }
 
 
-def _described(fitted: Fitted) -> dict[str, Any]:
+def _described(fitted: FittedForm) -> dict[str, Any]:
     """Describes the fit of one part; times of parameters in ns."""
     return {
         "form": fitted.form.name,

@@ -203,7 +203,7 @@ SHAPES_PER_DOUBLING = 2
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedForm:
     """A form with its coefficients, and how well it predicts shapes that it was not fitted to."""
 
     form: Form
@@ -252,13 +252,13 @@ class Fitted:
         return float(np.median(self.held_out))
 
 
-def fit(form: Form, rows: Rows) -> Fitted:
+def fit(form: Form, rows: Rows) -> FittedForm:
     """Raises ValueError where the shapes that are left when some are held out are fewer than the form's parameters."""
     shapes, num_shapes = _shapes(form, rows.columns)
     if num_shapes - ceil(num_shapes / NUM_FOLDS) < len(form.parameters):
         raise ValueError(f"{num_shapes} shapes, some of them held out, cannot fix {len(form.parameters)} coefficients")
     values = _robust(form, rows.columns)
-    return Fitted(
+    return FittedForm(
         form,
         rows,
         dict(zip(form.parameters, values.tolist(), strict=True)),

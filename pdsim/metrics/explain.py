@@ -226,7 +226,7 @@ def _transfer(unit: TransferRecord | None, begin_ns: int, end_ns: int) -> dict[s
     return split
 
 
-class Covered:
+class TimeSpans:
     """Spans of time that do not overlap, and how much of them lies between two moments."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
@@ -242,10 +242,10 @@ class Covered:
     def within(self, begin_ns: int, end_ns: int) -> int:
         return self._until(end_ns) - self._until(begin_ns)
 
-    def or_within(self, other: "Covered", begin_ns: int, end_ns: int) -> int:
+    def or_within(self, other: "TimeSpans", begin_ns: int, end_ns: int) -> int:
         """Covered by one of the two."""
         near = [*self._near(begin_ns, end_ns), *other._near(begin_ns, end_ns)]  # noqa: SLF001
-        return Covered(near).within(begin_ns, end_ns)
+        return TimeSpans(near).within(begin_ns, end_ns)
 
     def _near(self, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
         first = max(0, bisect_right(self._starts, begin_ns) - 1)
@@ -259,15 +259,15 @@ class Covered:
         return self._before[index] + min(moment_ns, end) - start
 
 
-def _busy(records: RunRecords, kind: str) -> Mapping[str, Covered]:
+def _busy(records: RunRecords, kind: str) -> Mapping[str, TimeSpans]:
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for step in records.steps:
         if step.kind == kind:
             spans[step.instance_id].append((step.start_ns, step.start_ns + step.duration_ns))
-    return defaultdict(Covered, {name: Covered(found) for name, found in spans.items()})
+    return defaultdict(TimeSpans, {name: TimeSpans(found) for name, found in spans.items()})
 
 
-def blocked(records: RunRecords, kind: str = "") -> Mapping[str, Covered]:
+def blocked(records: RunRecords, kind: str = "") -> Mapping[str, TimeSpans]:
     """Times when the head of an instance's queue lacked pages or slots, or that kind alone, by instance."""
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     since: dict[str, int] = {}
@@ -277,4 +277,4 @@ def blocked(records: RunRecords, kind: str = "") -> Mapping[str, Covered]:
             spans[level.instance_id].append((began_ns, level.time_ns))
         if level.levels.blocked_by and kind in ("", level.levels.blocked_by):
             since[level.instance_id] = level.time_ns
-    return defaultdict(Covered, {name: Covered(found) for name, found in spans.items()})
+    return defaultdict(TimeSpans, {name: TimeSpans(found) for name, found in spans.items()})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from pdsim.metrics.explain import Covered
+from pdsim.metrics.explain import TimeSpans
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
 
 
@@ -105,7 +105,7 @@ def _instance_usage(
         sums["pages"] += duration * (now.blocked_by == "pages" or now.num_retracted > 0)
         sums["slots"] += duration * (now.blocked_by == "slots" or now.num_ready > 0)
     fraction = {key: value / window.length_ns for key, value in (sums | busy).items()}
-    link_busy = Covered(moves).within(window.start_ns, window.end_ns) / window.length_ns
+    link_busy = TimeSpans(moves).within(window.start_ns, window.end_ns) / window.length_ns
     return InstanceUsage(
         instance_id=name,
         computing=fraction["prefill"],

@@ -64,7 +64,7 @@ _EARLY_NS = 2_000_000
 """An event loop's timers are so much late, mostly."""
 
 
-class Punctuality:
+class PunctualTimeline:
     """A timeline whose alarms come on time, and that notes how late what was due was done.
 
     An alarm wakes early and lets the loop turn until it is due.
@@ -119,7 +119,7 @@ class Clients:
         """Send requests until every one has ended, the run is stopped, or the cluster cannot go on."""
         self._launcher = launcher
         streams = Streams(self._scenario.seed)
-        timeline = Punctuality(launcher.timeline)
+        timeline = PunctualTimeline(launcher.timeline)
         self.late_ns = timeline.late_ns
         self._driver = ClientDriver(timeline, self._scenario.client, self._requests, streams=streams, send=self._send)
         self._driver.start()

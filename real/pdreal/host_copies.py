@@ -11,7 +11,7 @@ from typing import Any
 from pdreal.clock import Timeline
 from pdreal.executor import Executor
 from pdreal.logbook import InstanceLog
-from pdreal.rank_group import Computed, RankGroup
+from pdreal.rank_group import ComputedTokens, RankGroup
 from pdreal.rank_spec import RankSpec
 from pdreal.tasks import Compute
 from pdsim.core import messages as m
@@ -98,7 +98,7 @@ class HostCopies:
 
     def _record(self, kind: str, num_pages: int, results: list[Any]) -> None:
         """Note a copy, from the first rank's begin to the last one's end. Followers' results are lists."""
-        ranks = [Computed(*result) for result in results]
+        ranks = [ComputedTokens(*result) for result in results]
         start_ns = min(rank.start_ns for rank in ranks) - self._timeline.epoch_ns
         end_ns = max(rank.end_ns for rank in ranks) - self._timeline.epoch_ns
         copy = HostCopyRecord(self._instance_id, kind, start_ns, end_ns, num_pages, num_pages * self._page_bytes)

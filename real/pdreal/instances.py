@@ -36,7 +36,7 @@ _STEADY_S = 60.0
 """Life after which an instance starts again as quickly as after its first death."""
 
 
-class Unwatched:
+class NoMonitor:
     """Stand-in for a health monitor in a scenario without health: nobody is told of lost instances."""
 
     def on_message(self, message: m.Heartbeat, now_ns: int) -> list[m.Send]:
@@ -74,7 +74,7 @@ class Instances:
         where: dict[str, Any] = {"sockets": sockets, "logs": folder, "loop": timeline.loop}
         self.fleet = Fleet(scenario, options, channel, network, **where, on_death=self._on_exit)
         self.bootstrap = Bootstrap(channel, self.fleet)
-        self._monitor: Any = Unwatched()
+        self._monitor: Any = NoMonitor()
         if scenario.health is not None:
             self._monitor = logbook.recorded(build_monitor(scenario, scenario.health))
         self._up: dict[str, float] = {}

@@ -23,7 +23,7 @@ _FORWARD_NS = 300_000_000_000
 OnDone = Callable[[Any, BaseException | None], None]
 
 
-class Computed(NamedTuple):
+class ComputedTokens(NamedTuple):
     """Tokens that the model made of some work, and when by the monotonic clock."""
 
     tokens: list[int]
@@ -106,7 +106,7 @@ class RankThreads:
         except RuntimeError as failed:
             tokens, error = [], failed
         self._compute_start_ns = None
-        on_done(Computed(tokens, start_ns, monotonic_ns()), error)
+        on_done(ComputedTokens(tokens, start_ns, monotonic_ns()), error)
 
     def _submit(self, task: Task, on_layers: Callable[[int], None] | None) -> "Future[Any]":
         match task:
@@ -121,13 +121,13 @@ class RankThreads:
             case DigestArrived(pages, num_tokens):
                 return self._scatter.submit(self._mover.digest, pages, range(num_tokens))
 
-    def _run(self, work: Any, step_id: int | None, on_layers: Callable[[int], None] | None) -> Computed:
+    def _run(self, work: Any, step_id: int | None, on_layers: Callable[[int], None] | None) -> ComputedTokens:
         self._compute_start_ns = start_ns = monotonic_ns()
         try:
             tokens = self._runner.run(work, partial(self._on_layers, step_id, on_layers))
         finally:
             self._compute_start_ns = None
-        return Computed(tokens, start_ns, monotonic_ns(), self._runner.expert_counts, self._runner.logprobs)
+        return ComputedTokens(tokens, start_ns, monotonic_ns(), self._runner.expert_counts, self._runner.logprobs)
 
     @property
     def hangs(self) -> bool:
@@ -183,14 +183,14 @@ class RankGroup:
     def compute(
         self,
         task: Compute,
-        on_done: Callable[[Computed], None] = lambda _: None,
+        on_done: Callable[[ComputedTokens], None] = lambda _: None,
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
         """Broadcast; return the leader's result to on_done. A rank that fails brings the instance down."""
         for follower in self._followers:
             self._channel.send(follower, notices.Task(0), payload=task)
 
-        def take(computed: Computed, error: BaseException | None) -> None:
+        def take(computed: ComputedTokens, error: BaseException | None) -> None:
             if error is None:
                 on_done(computed)
             else:

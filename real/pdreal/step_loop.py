@@ -8,7 +8,7 @@ from typing import Any
 from pdreal.clock import Timeline
 from pdreal.executor import Executor, NewToken
 from pdreal.logbook import InstanceLog
-from pdreal.rank_group import Computed, RankGroup
+from pdreal.rank_group import ComputedTokens, RankGroup
 from pdreal.tasks import Compute
 from pdsim.core import messages as m
 from pdsim.core.instance import instance_loop
@@ -114,7 +114,7 @@ class StepLoop:
         """Called by the thread that computes."""
         self._timeline.loop.call_soon_threadsafe(on_layers, step_id, num_groups)
 
-    def _on_computed(self, step: m.PureStep, computed: Computed) -> None:
+    def _on_computed(self, step: m.PureStep, computed: ComputedTokens) -> None:
         outcome = self._executor.finish(step, computed.tokens, computed.logprobs)
         self._log.step(step, computed.start_ns, computed.end_ns)
         if computed.expert_counts is not None:

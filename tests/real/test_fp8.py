@@ -9,7 +9,7 @@ from dataclasses import replace
 from pdreal.model.block_scaled import BLOCK, BlockScaled, quantise, widen
 from pdreal.model.config import from_catalog, from_checkpoint
 from pdreal.model.parallel import TensorParallel
-from pdreal.model.weights import Checkpoint, ExpertWeights, Quantised, RandomWeights, load_weights
+from pdreal.model.weights import Checkpoint, ExpertWeights, QuantisedWeights, RandomWeights, load_weights
 from torch.nn.functional import linear
 
 from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, WholeSequence, chunk, decode_on, generate, load, runner, tokens
@@ -41,7 +41,7 @@ def test_logits_of_a_checkpoint_in_fp8_are_those_of_transformers(config, tmp_pat
     wide, narrow = tmp_path / "wide", tmp_path / "narrow"
     for folder in (wide, narrow):
         folder.mkdir()
-    source = Quantised(RandomWeights(3, CPU))
+    source = QuantisedWeights(RandomWeights(3, CPU))
     save(config, wide, source)
     save(config, narrow, source, quantization_config={"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]})
     for path in narrow.glob("*.safetensors"):
@@ -81,7 +81,7 @@ def test_fused_experts(num_tokens):
 
     tiny = from_catalog("tiny-qwen3-moe")
     config = replace(tiny, num_layers=1, experts=replace(tiny.experts, intermediate_size=128))
-    given = config, Quantised(RandomWeights(0, CPU)), TensorParallel(), torch.float32, GPU_OR_CPU
+    given = config, QuantisedWeights(RandomWeights(0, CPU)), TensorParallel(), torch.float32, GPU_OR_CPU
     narrow = load_weights(*given, keeps_fp8=True).layers[0].mlp
     assert isinstance(narrow, ExpertWeights)
     assert isinstance(narrow.down, BlockScaled)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from pdreal import paged_kv
 from pdreal.host_copies import HostCopies
 from pdreal.paged_kv import HostKv, PagedKv
-from pdreal.rank_group import Computed
+from pdreal.rank_group import ComputedTokens
 from pdreal.real_scenario import for_real
 
 from pdsim.core.messages import KvGranted, LoadBack, LoadedBack, Send, WriteBackup
@@ -45,7 +45,9 @@ def copies(role):
     """Those of an instance whose copies end when they are told to, and what it carries out and is told."""
     scenario = resolve(for_real(clusters.scenario(), clusters.Options()))
     begun, done = [], []
-    group = SimpleNamespace(begin_or_fail=lambda task, what, then: begun.append(lambda: then([Computed([], 0, 1)])))
+    group = SimpleNamespace(
+        begin_or_fail=lambda task, what, then: begun.append(lambda: then([ComputedTokens([], 0, 1)]))
+    )
     log = SimpleNamespace(note=lambda *_: None)
     spec = SimpleNamespace(instance_id=f"{role}-0", role=role, scenario=scenario)
     timeline = SimpleNamespace(epoch_ns=0)

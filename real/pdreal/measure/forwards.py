@@ -33,12 +33,12 @@ from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput, Work, whole_ta
 
 _PATIENCE_S = 10
 """Limit for a process that was told to end."""
-Told = Work | dict[str, Any] | None
+Instruction = Work | dict[str, Any] | None
 """A forward, the sizes of a runner, or the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranked:
+class RankedModel:
     """A model on several ranks: on GPUs, each on one of its own."""
 
     config: ModelConfig
@@ -58,7 +58,7 @@ class Ranked:
 class Followers:
     """A forward is begun on all ranks, as by a leader in a run: sent to the others, and then done."""
 
-    def __init__(self, ranked: Ranked) -> None:
+    def __init__(self, ranked: RankedModel) -> None:
         self._folder = ScratchFolder()
         rendezvous = f"file://{self._folder.path / 'ranks'}"
         self._processes, self._pipes = [], []
@@ -92,14 +92,14 @@ class Followers:
         self._tell(dict(sizes))
         return _LedRunner(self.model, sizes, self._tell)
 
-    def _tell(self, what: Told) -> None:
+    def _tell(self, what: Instruction) -> None:
         for pipe in self._pipes:
             with suppress(BrokenPipeError):
                 pipe.send(what)
 
 
 class _LedRunner(ModelRunner):
-    def __init__(self, model: Transformer, sizes: Mapping[str, Any], tell: Callable[[Told], None]) -> None:
+    def __init__(self, model: Transformer, sizes: Mapping[str, Any], tell: Callable[[Instruction], None]) -> None:
         super().__init__(model, **sizes)
         self._tell = tell
 
@@ -112,7 +112,7 @@ class _LedRunner(ModelRunner):
         return super().decode(batch)
 
 
-def _follow(ranked: Ranked, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
+def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
     """Repeat what the first rank does until it sends the end, or is gone."""
     torch.set_num_threads(num_threads)
     model = ranked.load(rank, rendezvous)

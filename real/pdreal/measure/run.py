@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from pdreal.hosts import LaunchError
-from pdreal.measure.forwards import Case, Followers, Ranked, forward_rows
+from pdreal.measure.forwards import Case, Followers, RankedModel, forward_rows
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
 from pdreal.measure.serving import message_row, serving_rows
@@ -87,7 +87,7 @@ class Measurement:
             cases += self.plan.decode
         if not cases:
             return
-        ranked = Ranked(config=self.model, dtype=self.dtype, device_type=self.device.type, tp=self.tp)
+        ranked = RankedModel(config=self.model, dtype=self.dtype, device_type=self.device.type, tp=self.tp)
         with Followers(ranked) as followers:
             model = followers.model
             yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out, followers)

@@ -46,7 +46,7 @@ class RandomWeights:
 
 
 @dataclass(frozen=True)
-class Quantised:
+class QuantisedWeights:
     """Another source, with the projections of all layers in fp8."""
 
     source: WeightSource
@@ -106,7 +106,7 @@ class Checkpoint:
 def weight_source(text: str, device: torch.device, quantization: Quantization | None = None) -> WeightSource:
     """The source that --weights names, seed:N or a checkpoint's folder, as it is or in fp8. Raises ModelError."""
     source = _source(text, device)
-    return source if quantization is None else Quantised(source)
+    return source if quantization is None else QuantisedWeights(source)
 
 
 def _source(text: str, device: torch.device) -> WeightSource:

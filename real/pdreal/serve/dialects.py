@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from pdreal.serve.fields import WHY, Fields, RefusedError, wanted_of
+from pdreal.serve.fields import WHY, Fields, RefusedError, answer_settings
 from pdreal.serve.service import Answer, Generation, Part, Service
 
 _DEFAULT_MAX_TOKENS = 16
@@ -177,7 +177,7 @@ def _generation(
     options = fields.section("stream_options")
     return Generation(
         prompt,
-        wanted_of(fields, limits, default, service.tokenizer.vocab_size, num_logprobs),
+        answer_settings(fields, limits, default, service.tokenizer.vocab_size, num_logprobs),
         stream=fields.flag("stream"),
         closing_usage=options.flag("include_usage"),
         running_usage=options.flag("continuous_usage_stats"),
@@ -227,11 +227,11 @@ class Generate:
         params = fields.section("sampling_params")
         logprobs = fields.integer("top_logprobs_num", 0) if fields.flag("return_logprob") else None
         vocab_size = service.tokenizer.vocab_size
-        wanted = wanted_of(params, ["max_new_tokens"], _DEFAULT_MAX_CHAT_TOKENS, vocab_size, logprobs)
-        return Generation(self._prompt(fields, service), wanted, stream=fields.flag("stream"))
+        settings = answer_settings(params, ["max_new_tokens"], _DEFAULT_MAX_CHAT_TOKENS, vocab_size, logprobs)
+        return Generation(self._prompt(fields, service), settings, stream=fields.flag("stream"))
 
     def part(self, answer: Answer, part: Part) -> dict[str, Any]:
-        index = {"index": answer.index} if answer.generation.wanted.num_choices > 1 else {}
+        index = {"index": answer.index} if answer.generation.settings.num_choices > 1 else {}
         return {**self._one(answer), **index}
 
     def whole(self, answers: Sequence[Answer]) -> Any:

@@ -168,7 +168,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 WHY = "as tokens are chosen by temperature, top_p, top_k and min_p alone"
 
 
-class Wanted(NamedTuple):
+class AnswerSettings(NamedTuple):
     """Wishes of a request for its answers."""
 
     sampling: Sampling
@@ -177,9 +177,9 @@ class Wanted(NamedTuple):
     num_choices: int
 
 
-def wanted_of(
+def answer_settings(
     fields: Fields, limits: Sequence[str], default: int, vocab_size: int, num_logprobs: int | None = None
-) -> Wanted:
+) -> AnswerSettings:
     """limits: names of the longest answer, the first that is there counts. Raises RefusedError.
 
     Without a temperature tokens are greedy, and without a seed it is anybody's.
@@ -206,4 +206,4 @@ def wanted_of(
         seed=seed % (1 << 62),
         num_logprobs=num_logprobs,
     )
-    return Wanted(sampling, fields.texts("stop"), num_choices)
+    return AnswerSettings(sampling, fields.texts("stop"), num_choices)

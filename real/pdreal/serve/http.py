@@ -133,7 +133,7 @@ def _generates(service: Service, dialect: Dialect) -> Handler:
             raise RefusedError(f"the text has \\u{ord(lone):04x}, half of a character, which no text has") from None
         if not generation.prompt:
             raise RefusedError("the prompt is empty")
-        service.room.check(len(generation.prompt), generation.wanted.sampling.max_tokens)
+        service.room.check(len(generation.prompt), generation.settings.sampling.max_tokens)
         return generation
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -143,7 +143,7 @@ def _generates(service: Service, dialect: Dialect) -> Handler:
         generation = read(body) if len(body) < _LARGE_BODY_BYTES else await asyncio.to_thread(read, body)
         service.entrance.check_open()  # it may have closed, or filled, meanwhile
         async with AsyncExitStack() as stack:
-            choices = range(generation.wanted.num_choices)
+            choices = range(generation.settings.num_choices)
             answers = [await stack.enter_async_context(Answer(service, generation, index)) for index in choices]
             if generation.stream:
                 return await _stream(request, answers, dialect)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pdreal.real_scenario import Room
 from pdreal.requests import Logprobs, Sampling
-from pdreal.serve.fields import RefusedError, Wanted, unavailable
+from pdreal.serve.fields import AnswerSettings, RefusedError, unavailable
 from pdreal.serve.metrics import Meter, Metrics
 from pdreal.serve.tokenizer import CheckpointTokenizer, StopTexts, Tokenizer
 
@@ -99,7 +99,7 @@ class Generation(NamedTuple):
     """A client's request, in whichever way it asked."""
 
     prompt: list[int]
-    wanted: Wanted
+    settings: AnswerSettings
     stream: bool
     closing_usage: bool = False
     """A stream ends with an event of token counts. An answer in one piece always has them."""
@@ -127,7 +127,7 @@ class Answer:
         self.matched: str | None = None
         """The stop text that has ended it."""
         self._detokenizer = service.tokenizer.detokenizer()
-        self._stops = StopTexts(generation.wanted.stop)
+        self._stops = StopTexts(generation.settings.stop)
         self.created_s = int(time.time())
         self.began_s = time.monotonic()
         self.tokens: list[int] = []
@@ -189,8 +189,8 @@ class Answer:
 
     @property
     def sampling(self) -> Sampling:
-        wanted = self.generation.wanted.sampling
-        return wanted._replace(seed=(wanted.seed + self.index * _SEEDS_APART) % (1 << 62))
+        sampling = self.generation.settings.sampling
+        return sampling._replace(seed=(sampling.seed + self.index * _SEEDS_APART) % (1 << 62))
 
     @property
     def logprobs(self) -> Sequence[Logprobs]:

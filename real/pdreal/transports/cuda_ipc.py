@@ -121,7 +121,7 @@ class CudaIpcTransport:
         """Address, bytes, begin of the allocation and its handle."""
         self._peers: dict[str, PullClient] = {}
         self._targets: dict[str, _Target] = {}
-        self._opened = _Opened(self._runtime)
+        self._opened = _OpenAllocations(self._runtime)
         self._server = PullServer(self._open_sender)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
@@ -171,7 +171,7 @@ class CudaIpcTransport:
             self.disconnect(address)
 
 
-class _Opened:
+class _OpenAllocations:
     """Allocations of other processes that are mapped here, with how many peers use each: none is opened twice.
 
     They are closed with their last peer, for memory of a process that died is kept while it is mapped elsewhere.
@@ -200,7 +200,7 @@ class _Opened:
 class _Mapping:
     """Memory of another process, mapped for the current GPU. Raises TransferError."""
 
-    def __init__(self, opened: _Opened, regions: Any) -> None:
+    def __init__(self, opened: _OpenAllocations, regions: Any) -> None:
         self._opened = opened
         self._handles = sorted({handle for *_, handle in regions})
         try:
@@ -219,7 +219,7 @@ class _Mapping:
 class _Target:
     """A peer whose memory is mapped here when it is first written to, by one thread at a time."""
 
-    def __init__(self, opened: _Opened, pid: int, regions: Any) -> None:
+    def __init__(self, opened: _OpenAllocations, pid: int, regions: Any) -> None:
         self._opened = opened
         self._pid = pid
         self._regions = regions

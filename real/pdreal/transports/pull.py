@@ -62,7 +62,7 @@ class PullServer:
             try:
                 sender = self._open_sender(description)
             except TransferError as wrong:
-                sender = _Closed(str(wrong))
+                sender = _NoSender(str(wrong))
             try:
                 while True:
                     (count,) = _COUNT.unpack(_read(stream, _COUNT.size))
@@ -118,7 +118,7 @@ class PullClient:
             connection.close()
 
 
-class _Closed:
+class _NoSender:
     """A sender whose memory could not be opened."""
 
     def __init__(self, problem: str) -> None:
