@@ -205,7 +205,7 @@ def _tokens_before(completion: Completion, time_ns: float) -> float:
 
 
 class Enough:
-    """Ends streams together, once each has had so many events since the last of them began."""
+    """Ends streams together, once each has had num_events since the last of them began."""
 
     def __init__(self, num_streams: int, num_events: int) -> None:
         self._lock = threading.Lock()

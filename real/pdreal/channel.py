@@ -1,7 +1,7 @@
 """The control channel: a ZeroMQ socket for what comes in, and one to each peer. Messages between two keep their order.
 
-Every life of a process has an endpoint of its own, so that nothing sent to the dead reaches who takes their place: a
-Unix socket, and on several hosts a TCP port beside it, where only those are heard who hold the run's keys (CURVE).
+Each life of a process has an endpoint of its own, so that messages to a dead process never reach its successor: a Unix
+socket, and on several hosts a TCP port beside it, which accepts only holders of the run's keys (CURVE).
 """
 
 import json

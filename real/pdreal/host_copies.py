@@ -1,7 +1,7 @@
 """Copies between an instance's pages and host memory, between its steps: retracted requests, and the host cache.
 
-Ranks make them in the order of the instance's commands and steps. Others than ranks read and write pages at any time:
-so what lets them waits for the copies before it.
+Ranks make them in the order of the instance's commands and steps. Transfers read and write pages at any time, so the
+commands that allow them wait for earlier copies.
 """
 
 from collections.abc import Callable, Sequence

@@ -82,8 +82,7 @@ class Instances:
         self.levels: dict[str, Levels] = {}
         """Levels of each instance as last asked, at most about a second ago; not of those that are down."""
         self._given_up: set[str] = set()
-        """Instances that were killed, or silent for too long, and whose end is not heard of yet: behind a cut link it
-        takes a while."""
+        """Instances that were killed, or silent for too long, and whose end is not reported yet."""
         self._silent: set[str] = set()
         """Processes that have not answered the last ping."""
         self._settled: dict[str, asyncio.Future[str]] = {}

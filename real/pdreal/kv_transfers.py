@@ -95,26 +95,26 @@ class KvTransfers:
         else:
             self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), tell_sender)
 
-    def told_with(self, arrived: m.KvArrived) -> dict[str, Any]:
+    def arrival_facts(self, arrived: m.KvArrived) -> dict[str, Any]:
         """Facts for decode with the last of a request's KV: the first token, and for a check the fingerprints."""
         request_id = arrived.request_id
         first = self._first_tokens.pop(request_id)
-        told: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "token": first.token,
             "logprobs": first.logprobs,
             "num_cached_tokens": self._executor.num_cached_tokens(request_id),
         }
         if self._check is not None:
-            told["digests"] = self._check.sent(request_id)
-        return told
+            facts["digests"] = self._check.sent(request_id)
+        return facts
 
     # Decode.
 
-    def on_arrived(self, request_id: int, told: dict[str, Any]) -> None:
-        """Take what prefill has told with a request's KV."""
-        self._executor.add_first_token(request_id, told["token"], told["num_cached_tokens"], told["logprobs"])
+    def on_arrived(self, request_id: int, facts: dict[str, Any]) -> None:
+        """Take the facts that came with a request's KV."""
+        self._executor.add_first_token(request_id, facts["token"], facts["num_cached_tokens"], facts["logprobs"])
         if self._check is not None:
-            self._check.expect(request_id, told["digests"])
+            self._check.expect(request_id, facts["digests"])
 
     def when_checked(self, message: m.Message, then: Callable[[], None]) -> None:
         """Go on when the KV that a message says has arrived is what was sent; at once if that is not checked."""

@@ -197,7 +197,7 @@ class Launcher:
         self._logbook.flush()
 
     def _send(self, command: m.Send) -> None:
-        """Send to those who are up; what is sent to the dead is lost."""
+        """Send to instances that are up; messages to others are lost."""
         message = command.message
         if self._instances.is_up(process_of(command.to)):
             extra = None
@@ -214,7 +214,7 @@ class Launcher:
                 self._send(command)
 
     def _tell_router(self, message: m.Message) -> None:
-        """Instances get what they are sent; clients hear of attempts what concerns them."""
+        """Carry out the router's commands; clients learn of attempts only what concerns them."""
         for command in self._router.on_message(message, self._timeline.now_ns):
             match command:
                 case m.Send(to, m.NewRequest() as new):

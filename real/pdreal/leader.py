@@ -28,9 +28,9 @@ _SETTLE_AGAIN_S = 0.02
 
 
 class Outbox:
-    """Messages that a leader sends, on file before others hear of them, though this process be killed at once.
+    """Messages of a leader, which are on file before others get them, even if this process is killed at once.
 
-    They leave when the loop turns to what comes next: the step that they would hold up is begun by then.
+    They leave at the loop's next turn, when the step that they would have held up has begun.
     """
 
     def __init__(self, channel: Channel, log: InstanceLog, loop: AbstractEventLoop) -> None:
@@ -171,7 +171,7 @@ class Leader:
         message = command.message
         extra = None
         if isinstance(message, m.KvArrived):
-            extra = self._transfers.told_with(message)
+            extra = self._transfers.arrival_facts(message)
         elif isinstance(message, m.KvGranted):
             self._transfers.grant(message)
             self._log.note("on_admitted", message.request_id, message.num_cached_tokens)

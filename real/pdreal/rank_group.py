@@ -144,7 +144,7 @@ class RankThreads:
             on_layers(num_groups)
 
     def _send(self, unit: TransferUnit, staging_offset_bytes: int | None) -> None:
-        """The leader's layers are computed; those of this rank may take a moment longer."""
+        """Send a unit when this rank has computed its layers, too: the leader has."""
         if (needed := unit.after_layers) is not None:
             with self._progress:
                 self._progress.wait_for(lambda: needed < self._layers_computed)

@@ -91,7 +91,7 @@ class StepLoop:
         self._flush_soon()
 
     def _forget_others(self) -> None:
-        """Requests that were cancelled before they were begun, say. The instance has seen all messages."""
+        """Forget requests that ended unseen, such as those cancelled before they began. All messages have been seen."""
         present = set(inner(self._instance).requests())
         for request_id in self._executor.others_than(present):
             self._forget(request_id)
@@ -111,7 +111,7 @@ class StepLoop:
         self._group.compute(task, partial(self._on_computed, step), tell_layers)
 
     def _tell_layers(self, on_layers: Callable[[int, int], None], step_id: int, num_groups: int) -> None:
-        """Called by the thread that computes."""
+        """Hand over to the loop: the thread that computes calls this."""
         self._timeline.loop.call_soon_threadsafe(on_layers, step_id, num_groups)
 
     def _on_computed(self, step: m.PureStep, computed: ComputedTokens) -> None:

@@ -76,7 +76,7 @@ class Fields:
         return Fields({**self._values, name: value}, self._prefix)
 
     def positive(self, names: Sequence[str], default: int) -> int:
-        """The first of several names of one integer that is there."""
+        """An integer of at least 1, by the first of its names that is there."""
         name = next((n for n in names if self._values.get(n) is not None), names[0])
         value: int = self._typed(name, int, "an integer", default)
         if value < 1:
