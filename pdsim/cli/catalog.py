@@ -1,5 +1,6 @@
 """Commands of the catalog: what scenarios can name, and models of the user's own."""
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated
@@ -72,8 +73,6 @@ def add(
 
 
 def _json(path: Path) -> object:
-    import json
-
     from pdsim.system.entry import EntryError
 
     try:

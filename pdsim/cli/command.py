@@ -28,13 +28,13 @@ def out_at(what: str) -> Parameter:
 ScenarioFile = Annotated[Path, Parameter(help="A scenario file (YAML).")]
 Set = Annotated[
     tuple[str, ...],
-    Parameter(name="--set", negative=(), show_default=False, help="Change a field: path=value. May be given again."),
+    Parameter(name="--set", show_default=False, help="Change a field: path=value. May be given again."),
 ]
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of tables.")]
+Json = Annotated[bool, Parameter(name="--json", help="Print JSON instead of tables.")]
 Seed = Annotated[int | None, Parameter(help="Instead of the scenario's seed.")]
 Tornado = Annotated[
     bool,
-    Parameter(negative=(), help="Simulate again with 10 % more of each resource: what that changes, and what limits."),
+    Parameter(help="Simulate again with 10 % more of each resource: what that changes, and what limits."),
 ]
 Out = Annotated[Path | None, out_at("Write the run folder here.")]
 Jobs = Annotated[int | None, Parameter(help="Processes; else one for each CPU.")]
@@ -43,12 +43,13 @@ Trace = Annotated[Path | None, Parameter(help="A trace that replaces the workloa
 Limits = Annotated[
     str, Parameter(help="Limits of ttft, tpot and e2e, for how many requests, and perhaps of which class.")
 ]
-Force = Annotated[bool, Parameter(negative=(), help="Write over a run that --out has already.")]
+Force = Annotated[bool, Parameter(help="Write over a run that --out has already.")]
 
 
 def program(name: str, purpose: str) -> App:
     """An app whose commands all have the options of reading strangers' files."""
-    app = App(name=name, help=purpose, version=f"{__version__} ({'compiled' if is_compiled() else 'interpreted'})")
+    version = f"{__version__} ({'compiled' if is_compiled() else 'interpreted'})"
+    app = App(name=name, help=purpose, version=version, default_parameter=Parameter(negative=()))  # no --no-flags
 
     @app.meta.default
     def launch(
@@ -56,7 +57,6 @@ def program(name: str, purpose: str) -> App:
         trust: Annotated[
             bool,
             Parameter(
-                negative=(),
                 env_var="PDSIM_TRUST",
                 help="Import the modules that files name (module:Class), which runs their code.",
             ),
@@ -65,7 +65,7 @@ def program(name: str, purpose: str) -> App:
             Path | None,
             Parameter(env_var=VARIABLE, help="A folder with models, GPUs and transports of your own."),
         ] = None,
-        yes: Annotated[bool, Parameter(negative=(), help="Begin, even if it does not fit this machine.")] = False,
+        yes: Annotated[bool, Parameter(help="Begin, even if it does not fit this machine.")] = False,
     ) -> None:
         with (
             imports(allowed=trust),

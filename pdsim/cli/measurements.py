@@ -1,7 +1,9 @@
 """Commands of measurements: observe a server, fit a profile, derive one for another GPU, print errors."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,15 +34,13 @@ def observe(
     api_key: Annotated[
         str | None, Parameter(env_var="OPENAI_API_KEY", help="Sent as bearer token, written nowhere.")
     ] = None,
-    dry_run: Annotated[bool, Parameter(negative=(), help="Say what would be sent, and send nothing.")] = False,
+    dry_run: Annotated[bool, Parameter(help="Say what would be sent, and send nothing.")] = False,
     json_: Json = False,
 ) -> None:
     """Measure a running OpenAI-compatible server from outside: rows for calibrate, and a load for validate --observed.
 
     Prompts are random text, each sent once. An interrupted command keeps what it has.
     """
-    from dataclasses import asdict, astuple
-
     from pdsim.calibration.observation import Session
     from pdsim.calibration.probes import ObservationBudget, loads, planned
     from pdsim.calibration.server_client import ServerClient
@@ -93,8 +93,6 @@ def calibrate(
     json_: Json = False,
 ) -> None:
     """Fit a profile to measured rows, and say how well it predicts shapes it was not fitted to."""
-    import shlex
-
     from pdsim.calibration.profile import calibrate as fit_rows
     from pdsim.calibration.profile import profile_of
     from pdsim.calibration.rows import read_rows
@@ -169,7 +167,7 @@ def validate(
     *cases: str,
     profile: Annotated[Path | None, Parameter(help="Of a matrix: whose costs are simulated.")] = None,
     runs: Annotated[Path | None, Parameter(help="Of a matrix: where the folders of real runs are, or go.")] = None,
-    real_only: Annotated[bool, Parameter(negative=(), help="Of a matrix: run it for real, and stop there.")] = False,
+    real_only: Annotated[bool, Parameter(help="Of a matrix: run it for real, and stop there.")] = False,
     observed: Annotated[
         Path | None, Parameter(help="The folder that pdsim observe wrote: its load is simulated on one scenario.")
     ] = None,

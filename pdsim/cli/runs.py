@@ -4,6 +4,7 @@ import gc
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,7 +29,7 @@ def run(
     scenario: ScenarioFile,
     *,
     no_ranges: Annotated[
-        bool, Parameter(negative=(), help="Simulate once, where no server was measured: numbers without their ranges.")
+        bool, Parameter(help="Simulate once, where no server was measured: numbers without their ranges.")
     ] = False,
     set_: Set = (),
     seed: Seed = None,
@@ -102,7 +103,7 @@ def explain(
     *,
     request: Annotated[int | None, Parameter(help="Follow one request.")] = None,
     cost: Annotated[
-        bool, Parameter(negative=(), help="Print the terms of the time of a typical step; nothing is simulated.")
+        bool, Parameter(help="Print the terms of the time of a typical step; nothing is simulated.")
     ] = False,
     tail: Annotated[
         TailMetric | None, Parameter(help="Group the slowest requests by this metric, by what they waited for.")
@@ -117,8 +118,6 @@ def explain(
     """Say where the time of a run went; with --tornado, what limits it; with --cost, what a step's time is made of;
     with --tail, what its slowest requests waited for.
     """
-    from dataclasses import asdict
-
     from pdsim.cli.runner import obtain_runs, obtain_sensitivities
     from pdsim.metrics.explain import mean_parts_ms, stage_times
     from pdsim.metrics.usage import instance_usage
@@ -179,8 +178,6 @@ def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
 
 def _explain_request(finished: FinishedRun, request_id: int, *, json_: bool) -> None:
     """Prints one request's stages and critical path."""
-    from dataclasses import asdict
-
     from pdsim.metrics.explain import CriticalPaths, stage_ms
     from pdsim.show.tables import print_path, print_request
 

@@ -1,5 +1,6 @@
 """Commands of studies: answer a question, plan a cluster, sweep many points, and serve a page to try clusters on."""
 
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import closing
@@ -61,12 +62,12 @@ def plan(
     slo: Limits = DEFAULT_SLO,
     gpu: Annotated[
         list[str] | None,
-        Parameter(negative="", help="A GPU to choose from, perhaps with its price an hour: h100=2.5 [the scenario's]."),
+        Parameter(help="A GPU to choose from, perhaps with its price an hour: h100=2.5 [the scenario's]."),
     ] = None,
     max_gpus: Annotated[int, Parameter(help="The most GPUs of a cluster.")] = MAX_GPUS,
     try_: Annotated[
         list[str] | None,
-        Parameter(name="--try", negative="", help="Values of a field to choose from, as page_size=[1, 64]."),
+        Parameter(name="--try", help="Values of a field to choose from, as page_size=[1, 64]."),
     ] = None,
     speedup: Annotated[
         str, Parameter(help="Times the load for which the cheapest cluster is found, too, as 0.5,2,4.")
@@ -203,17 +204,13 @@ def serve(
     *,
     trace: Trace = None,
     slo: Limits = DEFAULT_SLO,
-    gpu: Annotated[
-        list[str] | None, Parameter(negative="", help="A GPU's price an hour: h100=2.5; others have none.")
-    ] = None,
+    gpu: Annotated[list[str] | None, Parameter(help="A GPU's price an hour: h100=2.5; others have none.")] = None,
     set_: Set = (),
     num_requests: Annotated[int, Parameter(help="At most so many, for answers within a second.")] = _NUM_REQUESTS,
     port: Annotated[int, Parameter(help="Of 127.0.0.1; 0 takes a free one.")] = _PORT,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU, up to three.")] = None,
 ) -> None:
     """Open a page on this machine: choose model, GPUs and instances, and see latencies and cost change."""
-    import os
-
     from pdsim.study.engine import Work, open_engine
     from pdsim.study.planning.trials import Trials
     from pdsim.study.store import Store

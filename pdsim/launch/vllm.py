@@ -45,10 +45,6 @@ CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
-def _block_size(value: Any, _: Scenario) -> str | None:
-    return None if value in (1, *BLOCK_SIZES) else f"vLLM has blocks of {', '.join(map(str, BLOCK_SIZES))} tokens"
-
-
 def _thresholds(_: Any, scenario: Scenario) -> str | None:
     router = scenario.router
     both = [thresholds(one) for one in (router.prefill, router.decode) if isinstance(one, CacheAware)]
@@ -68,7 +64,9 @@ SERVER_RULES: dict[str, Rule] = {
     "weight_dtype": weights,
     "kv_dtype": one_of(("bf16", "fp8"), "vLLM"),
     "state_dtype": None,
-    "page_size": _block_size,
+    "page_size": lambda value, _: (
+        None if value in (1, *BLOCK_SIZES) else f"vLLM has blocks of {', '.join(map(str, BLOCK_SIZES))} tokens"
+    ),
     "*.tp": one_host,
     "*.eviction": one_of(("lru",), "vLLM"),
     "*.policy": one_of(("fcfs",), "vLLM"),

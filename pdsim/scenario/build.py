@@ -94,7 +94,8 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
     check_requests(scenario, requests)
     _check_faults(scenario, len(requests))
     _check_priorities(scenario, requests)
-    is_aggregated = scenario.aggregated is not None
+    is_aggregated, num_layers = scenario.aggregated is not None, load_model(scenario.model).num_layers
+    has_stages = scenario.prefill is not None and scenario.prefill.pp > 1
     return Cluster(
         scenario=scenario,
         instances=build_instances(scenario),
@@ -109,19 +110,13 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         storage=wiring.storage_costs(scenario),
         front_end=scenario.front_end or FrontEndSettings(),
         interconnect=None if is_aggregated else wiring.interconnect(scenario),
-        num_layers=(num_layers := load_model(scenario.model).num_layers),
-        pipeline=_pipeline(scenario, num_layers),
+        num_layers=num_layers,
+        pipeline=pipeline_times(layout_of(scenario, "prefill"), num_layers) if has_stages else None,
         message_latency_ns=scenario.network.message_latency,
         handover_ns=scenario.network.handover,
         requests=requests,
         client=scenario.client,
     )
-
-
-def _pipeline(scenario: Scenario, num_layers: int) -> PipelineTimes | None:
-    if scenario.prefill is None or scenario.prefill.pp == 1:
-        return None
-    return pipeline_times(layout_of(scenario, "prefill"), num_layers)
 
 
 def _check_priorities(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:

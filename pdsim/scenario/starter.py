@@ -119,7 +119,9 @@ def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
     for role, count in (("prefill", options.prefill), ("decode", options.decode)):
         instances = data[role]["instances"] if count is None else count
         data[role] = {"instances": instances, "gpu": options.gpu or data[role]["gpu"]}
-    workload = data["workload"] if options.trace is None else _beside(file, workload_of_trace(options.trace))
+    workload = data["workload"] if options.trace is None else workload_of_trace(options.trace)
+    if options.trace is not None and Path(workload["path"]).is_relative_to(file.parent.absolute()):
+        workload["path"] = str(Path(workload["path"]).relative_to(file.parent.absolute()))
     sizes = {"input_tokens": options.input_tokens, "output_tokens": options.output_tokens}
     given = {"num_requests": options.requests, **sizes}
     data["workload"] = workload | {field: value for field, value in given.items() if value is not None}
@@ -139,12 +141,6 @@ def workload_of_trace(trace: Path) -> dict[str, Any]:
     except TraceError as wrong:
         raise ConfigError(f"--trace: {wrong}") from None
     return {"use": kind, "path": str(trace.absolute()), "num_requests": _NUM_OF_TRACE}
-
-
-def _beside(file: Path, workload: dict[str, Any]) -> dict[str, Any]:
-    """The workload, whose path is relative if it lies beside the file or below."""
-    path, folder = Path(workload["path"]), file.parent.absolute()
-    return {**workload, "path": str(path.relative_to(folder) if path.is_relative_to(folder) else path)}
 
 
 def commented(data: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.estimate import Estimate, estimate
 from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.study.sweep_file import SloSettings
-from pdsim.study.tasks import described, metrics, scenario_of
+from pdsim.study.tasks import described, metrics
 
 _ARRAYS = ("ttft_ns", "e2e_ns", "output_tokens")
 """Columns that have a number for each request that finished."""
@@ -238,7 +238,7 @@ def warnings_of(points: Sequence[PointResult]) -> list[str]:
 def replication(row: Mapping[str, Any], slos: Mapping[str, SloSettings]) -> Replication:
     """A run by its shard's row."""
     row = dict(row)
-    scenario = scenario_of(row.pop("identity"))
+    scenario = json.loads(row.pop("identity"))["scenario"]
     arrays, classes = [row.pop(name) for name in _ARRAYS], row.pop("classes", None)
     if row["status"] != "ok":
         return Replication(row, {})

@@ -49,18 +49,14 @@ class Range:
             return math.floor((self.last - self.first) / self.step * (1 + 1e-12)) + 1
         if self.count is not None:
             return self.count
-        if self.is_whole and self.dimension is None and not self.is_log:
-            return int(self.last) - int(self.first) + 1
         raise ValueError("a range in a grid needs count, or step")
 
     def values(self) -> list[Any]:
         """Raises ValueError if nothing says how many."""
         if self.step is not None:
             return [self._shown(self.first + i * self.step) for i in range(self.num_values)]
-        if self.count is not None:
-            made = [self.at(i / (self.count - 1)) for i in range(self.count)]
-            return list(dict.fromkeys(made))  # few whole numbers lie between near ends
-        return [self._shown(int(self.first) + i) for i in range(self.num_values)]
+        made = [self.at(i / (self.num_values - 1)) for i in range(self.num_values)]
+        return list(dict.fromkeys(made))  # few whole numbers lie between near ends
 
     def _shown(self, amount: float) -> Any:
         if self.dimension is not None:
@@ -108,7 +104,10 @@ def _range(given: Mapping[str, Any]) -> Range:
     step = _step(given.get("step"), dimension, scale)
     ends = [first, last] if step is None else [first, last, step]
     whole = all(float(end).is_integer() for end in ends) if dimension else all(isinstance(end, int) for end in ends)
-    return Range(first, last, dimension, whole, scale == "log", _count(given.get("count")), step)
+    count = _count(given.get("count"))
+    if whole and dimension is None and scale == "linear" and count is None:
+        step = step or 1
+    return Range(first, last, dimension, whole, scale == "log", count, step)
 
 
 def _step(given: Any, dimension: Dimension | None, scale: str) -> float | None:

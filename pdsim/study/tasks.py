@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -26,18 +26,6 @@ from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transp
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
 """Packages whose code decides results."""
-
-
-def workload_of(identity: str) -> str:
-    """The digest of its requests."""
-    digest: str = json.loads(identity)["workload"]
-    return digest
-
-
-def scenario_of(identity: str) -> dict[str, Any]:
-    """The resolved scenario as plain data, without its workload."""
-    fields: dict[str, Any] = json.loads(identity)["scenario"]
-    return fields
 
 
 def key_of(identity: str) -> str:
@@ -170,13 +158,13 @@ class Planner:
         task = next(iter(point.tasks.values()))
         if not parse_scenario(task.data, base=self._base).uncertain:
             return []
-        return [self._at_end(point, end) for end in ENDS]
-
-    def _at_end(self, point: Point, end: str) -> Point:
-        changes = {**point.changes, **{f"corner.{group}": end for group in GROUPS}}
-        where = f"{self._where}, point {point.number}, {end}"
-        tasks = {seed: self._task(changes, seed, where) for seed in point.tasks}
-        return Point(point.number, point.changes, tasks, end)
+        found = []
+        for end in ENDS:
+            changes = {**point.changes, **{f"corner.{group}": end for group in GROUPS}}
+            where = f"{self._where}, point {point.number}, {end}"
+            tasks = {seed: self._task(changes, seed, where) for seed in point.tasks}
+            found.append(replace(point, tasks=tasks, end=end))
+        return found
 
     def _point(self, changes: Changes) -> Point:
         fields = json.dumps(changes, sort_keys=True, default=str)

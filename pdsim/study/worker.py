@@ -1,6 +1,7 @@
 """Computes points: a process of the pool takes tasks from its standard input and answers on its standard output."""
 
 import gc
+import json
 import os
 import pickle
 import signal
@@ -21,7 +22,7 @@ from pdsim.scenario.loading import parse_scenario
 from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.planning.slo import MissedError, Tally
-from pdsim.study.tasks import Done, Task, with_all_columns, workload_of
+from pdsim.study.tasks import Done, Task, with_all_columns
 from pdsim.system.catalog import borrow, lookups_remembered
 from pdsim.workload.client_driver import OpenLoop
 from pdsim.workload.request_spec import RequestSpec, classes_of
@@ -50,7 +51,7 @@ def compute(task: Task) -> Done:
 @lookups_remembered()
 def _run(task: Task) -> dict[str, Any]:
     borrow(task.entries)
-    scenario, workload = parse_scenario(task.data, base=task.base), workload_of(task.identity)
+    scenario, workload = parse_scenario(task.data, base=task.base), json.loads(task.identity)["workload"]
     if workload not in _requests:
         _requests.clear()
         _requests[workload] = requests_of(scenario)

@@ -9,7 +9,7 @@ from typing import Any
 from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
 from pdsim.scenario.component import ROUTING_POLICIES
 from pdsim.scenario.loading import Changes
-from pdsim.scenario.servers import DecodeSettings, PrefillSettings
+from pdsim.scenario.servers import DecodeSettings, PrefillSettings, Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.planning.outcome import SATURATED
@@ -78,7 +78,7 @@ class Board:
         """An instance as the scenario has it, with the GPUs that the model needs; without a file, priced ones."""
         is_priced = settings.gpu in self.prices or self.base.of_starter is None
         gpu = settings.gpu if is_priced else next(iter(self.prices), settings.gpu)
-        tp = next((tp for tp in _TP if tp >= settings.tp and self._fits(Server(gpu, tp))), settings.tp)
+        tp = next((tp for tp in _TP if tp >= settings.tp and self._fits(Server(gpu, Split(tp)))), settings.tp)
         return {"gpu": gpu, "tp": tp, "instances": min(settings.instances, MOST_INSTANCES)}
 
     def _fits(self, server: Server) -> bool:
@@ -158,7 +158,7 @@ def _servers(chosen: Mapping[str, Any]) -> tuple[list[Server], list[int]]:
     """Servers of each role, and how many. Raises ConfigError."""
     roles = ("aggregated",) if chosen.get("kind") == "aggregated" else ("prefill", "decode")
     try:
-        servers = [Server(chosen[role]["gpu"], chosen[role]["tp"]) for role in roles]
+        servers = [Server(chosen[role]["gpu"], Split(chosen[role]["tp"])) for role in roles]
         counts = [int(chosen[role]["instances"]) for role in roles]
     except (KeyError, TypeError, ValueError) as wrong:
         raise ConfigError(f"no cluster: {wrong!r}") from None

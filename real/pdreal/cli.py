@@ -35,7 +35,7 @@ def run(
     options: RealOptions = Options(),  # noqa: B008  it is frozen
     hosts: OnHosts = None,
     record_experts: Annotated[
-        bool, Parameter(negative=(), help="Keep how many tokens each expert saw in each step, in the run folder.")
+        bool, Parameter(help="Keep how many tokens each expert saw in each step, in the run folder.")
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -153,7 +153,7 @@ def measure(
     page_size: int = 64,
     tp: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     only: str | None = None,
-    quick: Annotated[bool, Parameter(negative=())] = False,
+    quick: bool = False,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     hosts: OnHosts = None,
 ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.loading import Changes
@@ -24,18 +24,11 @@ _OF_SERVERS |= {"prefill.pp", "prefill.cp"}
 """Fields by which clusters differ, whatever else is tried."""
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(NamedTuple):
     """An instance of one role."""
 
     gpu: str
-    tp: int
-    pp: int = 1
-    cp: int = 1
-
-    @property
-    def split(self) -> Split:
-        return Split(self.tp, self.pp, self.cp)
+    split: Split
 
     @property
     def num_gpus(self) -> int:
@@ -118,7 +111,7 @@ class Space:
         others = [self.tried.get(f"{role}.{name}", (size,)) for name, size in kept.items()]
         for gpu in self.prices:
             for sizes in product(self.tried.get(f"{role}.tp", tp_sizes(gpu)), *others):
-                yield Server(gpu, *sizes)
+                yield Server(gpu, Split(*sizes))
 
     def _counts(self, role: str, server: Server) -> Sequence[int]:
         return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.num_gpus + 1))
@@ -126,7 +119,7 @@ class Space:
     def own(self, base: Base) -> CandidateCluster | None:
         """The scenario's; None: a GPU of it has no price."""
         pair = base.scenario.pair
-        servers = tuple(Server(one.gpu, *one.split) for one in pair)
+        servers = tuple(Server(one.gpu, one.split) for one in pair)
         counts = tuple(one.instances for one in pair)
         if any(server.gpu not in self.prices for server in servers):
             return None
@@ -175,12 +168,12 @@ class Space:
 
         Unless fields name them: all of a server's GPUs, too, where each would hold the same latents.
         """
-        path = f"{role}.dp"
+        path, tp = f"{role}.dp", server.split.tp
         if path in self.tried:
-            return [{path: dp} for dp in self.tried[path] if server.tp % dp == 0]
+            return [{path: dp} for dp in self.tried[path] if tp % dp == 0]
         is_latent = isinstance(load_model(base.scenario.model).attention, LatentAttention)
-        has_ranks = is_latent and server.split == Split(server.tp, 1, 1) and server.tp > 1 and not base.names(path)
-        return [{}, {path: server.tp}] if has_ranks else [{}]
+        has_ranks = is_latent and server.split == Split(tp) and tp > 1 and not base.names(path)
+        return [{}, {path: tp}] if has_ranks else [{}]
 
 
 _SETTINGS: Mapping[str, Sequence[Any]] = {
@@ -243,11 +236,11 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
     """Changes of the base scenario: of one server aggregated, of two prefill and decode."""
     if len(roles) == 1:
         changes = base.aggregated
-        settings = {"gpu": roles[0].gpu, "tp": roles[0].tp, "instances": counts[0]}
+        settings = {"gpu": roles[0].gpu, "tp": roles[0].split.tp, "instances": counts[0]}
         return {**changes, "aggregated": {**changes["aggregated"], **settings}}
     changes = {}
     for role, server, count in zip(("prefill", "decode"), roles, counts, strict=True):
-        changes |= {f"{role}.instances": count, f"{role}.gpu": server.gpu, f"{role}.tp": server.tp}
+        changes |= {f"{role}.instances": count, f"{role}.gpu": server.gpu, f"{role}.tp": server.split.tp}
     own, sizes = base.scenario.pair.prefill.split, roles[0].split._asdict()
     return changes | {f"prefill.{name}": sizes[name] for name in ("pp", "cp") if sizes[name] != getattr(own, name)}
 

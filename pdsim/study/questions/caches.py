@@ -106,7 +106,10 @@ def _host_cache_verdict(study: Study) -> Verdict:
         return Verdict(_OFF, "Do without host memory", f"with {enough} {found}, and {percent(hits[0])} without it.")
     text = f"{found} instead of {percent(hits[0])}, {_memory_gain(study, enough, _OFF)}; "
     text += "more brings nothing." if enough != sizes[-1] else "more may bring more."
-    return Verdict(enough, f"Give each GPU {enough} of host memory", text, [_per_server(study, enough)])
+    tp = study.base.scenario.pair.prefill.tp
+    pinned = number(float(enough.partition(" ")[0]) * tp)
+    note = f"A prefill server of {tp} GPU{'s' if tp > 1 else ''} then pins {pinned} GiB."
+    return Verdict(enough, f"Give each GPU {enough} of host memory", text, [note])
 
 
 def _memory_pays(study: Study, label: str, off: str) -> bool:
@@ -126,12 +129,6 @@ def _memory_gain(study: Study, label: str, off: str) -> str:
     text += f", p99 from {tails[0]} to {tails[1]}"
     rate = study.ratio(label, off, "request_throughput")
     return f"{text}, requests/s are {rate.times} as many" if rate.is_told_apart else text
-
-
-def _per_server(study: Study, label: str) -> str:
-    prefill = study.base.scenario.pair.prefill
-    size = float(label.partition(" ")[0]) * prefill.tp
-    return f"A prefill server of {prefill.tp} GPU{'s' if prefill.tp > 1 else ''} then pins {number(size)} GiB."
 
 
 HOST_CACHE = Question(

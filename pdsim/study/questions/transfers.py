@@ -231,7 +231,9 @@ def _staging_ring_verdict(study: Study) -> Verdict:
     enough = next(one for one in rings if study.failed_share(one) <= failed and study.serves_alike(one, most))
     text = f"{_beside(study, enough, _SLICES)} with slices; " if _SLICES in study.labels() else ""
     text += "a larger one brings nothing more." if enough != most else "a smaller one costs."
-    return Verdict(enough, f"Give decode a {enough}", text, [*_trap(study, enough), *_too_small(study)])
+    small = [arm.label for arm in study.arms if study.error(arm.label) or study.failed_share(arm.label)]
+    too_small = [f"Requests with a larger cell fail with a {' or a '.join(small)}."] if small else []
+    return Verdict(enough, f"Give decode a {enough}", text, [*_trap(study, enough), *too_small])
 
 
 def _beside(study: Study, label: str, other: str) -> str:
@@ -263,11 +265,6 @@ def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
     wire = wire_of(scenario)
     chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens
     return wire.page_bytes / scenario.page_size * min(num_tokens, chunk)
-
-
-def _too_small(study: Study) -> list[str]:
-    failed = [arm.label for arm in study.arms if study.error(arm.label) or study.failed_share(arm.label)]
-    return [f"Requests with a larger cell fail with a {' or a '.join(failed)}."] if failed else []
 
 
 STAGING_RING = Question(
