@@ -3,18 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdsim.metrics.run_folder import load_pandas
 from pdsim.metrics.summary_rows import Ranges, ranges
-from pdsim.scenario.cost import ENDS
 from pdsim.scenario.loading import Changes
-from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.estimate import Estimate, estimate
-from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.study.sweep_file import SloSettings
 from pdsim.study.tasks import described, metrics
 
@@ -267,45 +263,3 @@ def _by_class(slo: SloSettings, row: Any, classes: Any, arrays: Sequence[Any]) -
         share = attained(slo, sent_row, *(array[done] for array in arrays)).attainment
         found[name] = OfClass(sent, share, sent - completed)
     return found
-
-
-def is_sweep_folder(folder: Path) -> bool:
-    return (folder / PLAN).is_file()
-
-
-def read_sweep(folder: Path) -> SweepResult:
-    """All points whose runs have been computed. Raises ConfigError if there is none, or if the folder is damaged."""
-    store = Store(folder)
-    if not (folder / HEAD).is_file():
-        raise ConfigError(f"{folder} has no {HEAD}: start its sweep again, which keeps what is computed")
-    try:
-        head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
-        slos = {name: SloSettings.model_validate(wanted) for name, wanted in head["slos"].items()}
-        rows = list(map(json.loads, (folder / PLAN).read_text(encoding="utf-8").splitlines()))
-    except (OSError, ValueError, KeyError, TypeError) as broken:
-        raise ConfigError(f"{folder}: {HEAD} or {PLAN} is damaged: {broken}; start its sweep again") from None
-    keys: dict[tuple[int, str], list[str]] = {}
-    changes: dict[int, Changes] = {}
-    for row in rows:
-        number = row.pop("point")
-        keys.setdefault((number, row.pop("range_end", "")), []).append(row.pop("key"))
-        changes[number] = _changes(row)
-    found = {key: store.status(key) for key in chain.from_iterable(keys.values())}
-    computed = {
-        at: PointResult(at[0], changes[at[0]], [replication(store.read(key), slos) for key in keys[at]])
-        for at in keys
-        if not {found[key] for key in keys[at]} & {None, DAMAGED}
-    }
-    if not computed:
-        raise ConfigError(f"{folder} has no point that is computed: start its sweep again")
-    points = [
-        replace(point, ends=[computed[n, one] for one in ENDS] if all((n, one) in computed for one in ENDS) else ())
-        for (n, end), point in computed.items()
-        if not end
-    ]
-    num_damaged = sum(status == DAMAGED for status in found.values())
-    return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[at]) for at in computed), num_damaged)
-
-
-def _changes(row: Mapping[str, Any]) -> Changes:
-    return {field: value for field, value in row.items() if field != "seed" and value is not None}

@@ -1,18 +1,21 @@
-"""A sweep from file to result."""
+"""A sweep from file to result, and read back from its folder."""
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pdsim.metrics.run_folder import require_out
+from pdsim.scenario.cost import ENDS
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.room import POINT_BYTES, POINT_S, require_room
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.engine import Progress, Work, open_engine
-from pdsim.study.result import PointResult, SweepResult
-from pdsim.study.store import Store
+from pdsim.study.result import PointResult, SweepResult, replication
+from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.study.sweep_file import (
     NUM_RANGES,
     Range,
@@ -91,6 +94,44 @@ def sweep(
     at_ends = {number: [work.result(end) for end in ends if end.number == number] for number in best}
     results = [replace(point, ends=at_ends.get(point.number, ())) for point in results]
     return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept, work.num_damaged)
+
+
+def is_sweep_folder(folder: Path) -> bool:
+    return (folder / PLAN).is_file()
+
+
+def read_sweep(folder: Path) -> SweepResult:
+    """All points whose runs have been computed. Raises ConfigError if there is none, or if the folder is damaged."""
+    store = Store(folder)
+    if not (folder / HEAD).is_file():
+        raise ConfigError(f"{folder} has no {HEAD}: start its sweep again, which keeps what is computed")
+    try:
+        head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        slos = {name: SloSettings.model_validate(wanted) for name, wanted in head["slos"].items()}
+        rows = list(map(json.loads, (folder / PLAN).read_text(encoding="utf-8").splitlines()))
+    except (OSError, ValueError, KeyError, TypeError) as broken:
+        raise ConfigError(f"{folder}: {HEAD} or {PLAN} is damaged: {broken}; start its sweep again") from None
+    keys: dict[tuple[int, str], list[str]] = {}
+    changes: dict[int, Changes] = {}
+    for row in rows:
+        number = row.pop("point")
+        keys.setdefault((number, row.pop("range_end", "")), []).append(row.pop("key"))
+        changes[number] = {field: value for field, value in row.items() if field != "seed" and value is not None}
+    found = {key: store.status(key) for key in chain.from_iterable(keys.values())}
+    computed = {
+        at: PointResult(at[0], changes[at[0]], [replication(store.read(key), slos) for key in keys[at]])
+        for at in keys
+        if not {found[key] for key in keys[at]} & {None, DAMAGED}
+    }
+    if not computed:
+        raise ConfigError(f"{folder} has no point that is computed: start its sweep again")
+    points = [
+        replace(point, ends=[computed[n, one] for one in ENDS] if all((n, one) in computed for one in ENDS) else ())
+        for (n, end), point in computed.items()
+        if not end
+    ]
+    num_damaged = sum(status == DAMAGED for status in found.values())
+    return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[at]) for at in computed), num_damaged)
 
 
 def search(settings: SearchSettings, slo: str, wanted: SloSettings, evaluate: Evaluate) -> None:

@@ -7,7 +7,7 @@ import pytest
 import pdsim
 from pdsim.study.questions.base import ROUTERS
 from pdsim.study.questions.study import QUESTIONS, question
-from pdsim.study.result import read_sweep
+from pdsim.study.sweep import read_sweep
 from tests.markdown import ROOT, sections
 
 SCENARIO = """\

@@ -19,9 +19,8 @@ from pdsim.show.run_figures import latency_distributions
 from pdsim.show.run_page import ReportedRun, run_page
 from pdsim.show.sweep_page import sweep_page
 from pdsim.sim.sensitivity import Sensitivity
-from pdsim.study.result import read_sweep
 from pdsim.study.store import PLAN
-from pdsim.study.sweep import sweep
+from pdsim.study.sweep import read_sweep, sweep
 from tests.support import run, small, small_aggregated
 
 LOAD = {"use": "random_lengths", "num_requests": 40, "input_tokens": 100, "output_tokens": 20}

@@ -138,7 +138,7 @@ def plan(
         base = base_of(given, options, changes, folder=folder, starter={})
         if options.speedups and base.load is None:
             raise ConfigError(f"--speedup {speedup}: this load has neither times of its own nor a rate")
-        wanted.require_classes(base.scenario)
+        wanted.require_classes(requests_of(base.scenario))
         servers = base.scenario.pair
         space = Space(prices or dict.fromkeys((server.gpu for server in servers), 1.0), max_gpus, tried or {})
         other = None
@@ -146,7 +146,7 @@ def plan(
             (folder / "check").mkdir(exist_ok=True)
             judged = AskOptions(trace=Path(check))
             other = base_of(given, judged, changes, folder=folder / "check", starter={})
-            wanted.require_classes(other.scenario)
+            wanted.require_classes(requests_of(other.scenario))
         with closing(open_engine(engine, jobs)) as opened:
             work = Work(Store(folder), opened, progress)
             trials = Trials(base, wanted, seeds, work)

@@ -15,9 +15,7 @@ from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import significant
-from pdsim.scenario.build import requests_of
 from pdsim.scenario.fields import DURATION
-from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.workload.request_spec import RequestSpec, classes_of
 
@@ -225,9 +223,9 @@ class Slo:
                 kept &= ~about | (times_ns[metric] <= limit_ms * 1e6)
         return kept
 
-    def require_classes(self, scenario: Scenario) -> None:
-        """Raises ConfigError if no request has one of its classes, or if the workload cannot be read."""
-        known = dict.fromkeys(classes_of(requests_of(scenario)).values())
+    def require_classes(self, requests: Sequence[RequestSpec]) -> None:
+        """Raises ConfigError if no request has one of its classes."""
+        known = dict.fromkeys(classes_of(requests).values())
         for name in dict.fromkeys(term.request_class for term in self.terms):
             if name and name not in known:
                 found = f"there are {', '.join(known)}" if known else "they have no classes"
