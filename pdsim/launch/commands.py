@@ -109,14 +109,17 @@ def _quoted(word: str) -> str:
     return word if shlex.quote(word.replace("$", "")) == word.replace("$", "") else f'"{word}"'
 
 
+THRESHOLDS = {
+    "cache-threshold": "match_threshold",
+    "balance-abs-threshold": "balance_abs_threshold",
+    "balance-rel-threshold": "balance_rel_threshold",
+}
+"""Settings of cache_aware by the flag of a router."""
+
+
 def thresholds(policy: CacheAware) -> dict[str, float]:
     """Flags of a router's cache_aware, in SGLang's gateway and in vLLM's alike, where they are not its defaults."""
-    names = {
-        "cache-threshold": "match_threshold",
-        "balance-abs-threshold": "balance_abs_threshold",
-        "balance-rel-threshold": "balance_rel_threshold",
-    }
-    given = {flag: (getattr(policy, name), getattr(CacheAware, name)) for flag, name in names.items()}
+    given = {flag: (getattr(policy, name), getattr(CacheAware, name)) for flag, name in THRESHOLDS.items()}
     return {flag: value for flag, (value, default) in given.items() if value != default}
 
 
@@ -163,42 +166,26 @@ Check = Callable[[Any, Scenario], str | None]
 Rule = Check | Aside | str | None
 """None: said by the launch; a check, or words: why it is refused, and what is possible."""
 
-_TIMES = Aside("times and shares that the real cluster has of its own")
+TIMES = Aside("times and shares that the real cluster has of its own")
 _OF_PAIRS = Aside("an aggregated cluster has one policy of routing and no transfers")
 _DRAFTS = Aside("drafting and acceptance are those of the draft model")
+_SAID = (
+    *("name", "seed", "model", "context_tokens", "page_size", *ROLES, "cost.graph_sizes", "workload", "client"),
+    *("*.instances", "*.gpu", "*.tp", "*.dp", "*.ep", "*.mem_fraction", "*.pool_tokens", "*.radix_cache"),
+    *("*.redundant_experts", "*.max_running_requests", "*.chunked_prefill_tokens", "*.overlap"),
+    "*.speculative_draft_tokens",
+)
 RULES: dict[str, Rule] = {
-    "name": None,
+    **dict.fromkeys(_SAID),
+    **dict.fromkeys(("decode.retraction_backup", "network", "cost", "corner", "front_end"), TIMES),
+    **dict.fromkeys(("*.speculative_accept_length", "*.speculative_drafting"), _DRAFTS),
+    **dict.fromkeys(("router.prefill.seed", "router.decode.seed"), Aside("draws are the router's own")),
     "description": Aside("for readers"),
-    "seed": None,
-    "model": None,
-    "context_tokens": None,
-    "page_size": None,
-    **dict.fromkeys(ROLES),
-    **{
-        f"*.{name}": None
-        for name in ("instances", "gpu", "tp", "dp", "ep", "mem_fraction", "pool_tokens", "radix_cache")
-    },
     "*.expert_skew": Aside("a property of the load"),
-    "*.redundant_experts": None,
-    **{f"*.{name}": None for name in ("max_running_requests", "chunked_prefill_tokens", "overlap")},
-    "*.speculative_draft_tokens": None,
-    "*.speculative_accept_length": _DRAFTS,
-    "*.speculative_drafting": _DRAFTS,
-    "decode.retraction_backup": _TIMES,
-    "router.prefill.seed": Aside("draws are the router's own"),
-    "router.decode.seed": Aside("draws are the router's own"),
-    "network": _TIMES,
     "network.staging": "only SGLang has a staging buffer; leave it out",
-    "cost": _TIMES,
-    "corner": _TIMES,
-    "cost.graph_sizes": None,
-    "front_end": _TIMES,
-    "workload": None,
-    "client": None,
     "faults": Aside("things that a real cluster is not told"),
 }
 """Rules that all engines share."""
-_LACKING = "has no such setting; leave it out"
 
 
 class Leaf(NamedTuple):
@@ -239,7 +226,7 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
     aside: dict[str, list[str]] = {}
     for leaf in leaves(scenario):
         is_of_pairs = scenario.aggregated is not None and leaf.path.startswith(("router.decode", "network"))
-        rule = _OF_PAIRS if is_of_pairs else _nearest(rules, leaf.path, f"{engine} {_LACKING}")
+        rule = _OF_PAIRS if is_of_pairs else _nearest(rules, leaf.path, f"{engine} has no such setting; leave it out")
         if isinstance(rule, Aside):
             if not leaf.is_default:
                 aside.setdefault(rule, []).append(leaf.path)

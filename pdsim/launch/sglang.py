@@ -12,6 +12,8 @@ from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
     HOST,
+    THRESHOLDS,
+    TIMES,
     Aside,
     Flags,
     Launch,
@@ -79,58 +81,36 @@ def _routing(value: Any, scenario: Scenario) -> str | None:
     return None
 
 
+_SAID = (
+    *("state_dtype", "priorities", "storage", "network.staging", "health", "*.host_cache", "*.max_prefill_tokens"),
+    *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness"),
+    *("prefill.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
+    *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
+    *("decode.polling_interval", "decode.allocation"),
+    *("decode.admission.reserved_tokens", "decode.admission.max_estimated_output_tokens"),
+    *(f"router.{role}.{name}" for role in ("prefill", "decode") for name in THRESHOLDS.values()),
+)
+_DRIVES = ("drives", "size", "read_bandwidth", "write_bandwidth", "io_limit", "client_bandwidth", "latency")
+_STAGING = ("gather_host", "scatter_host", "gather_efficiency", "scatter_efficiency", "transfer_latency")
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SAID),
+    **{f"storage.{name}": Aside("drives and links that the real cluster has of its own") for name in _DRIVES},
+    **{f"network.staging.{name}": TIMES for name in _STAGING},
     "engine": one_of(("sglang",), "SGLang's own instances: say --engine vllm or dynamo-vllm, for the scenario"),
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "SGLang"),
-    "state_dtype": None,
     "*.eviction": one_of(("lru", "lfu"), "SGLang"),
-    "*.host_cache": None,
-    "storage": None,
-    **{
-        f"storage.{name}": Aside("drives and links that the real cluster has of its own")
-        for name in ("drives", "size", "read_bandwidth", "write_bandwidth", "io_limit", "client_bandwidth", "latency")
-    },
-    "*.max_prefill_tokens": None,
     "*.policy": one_of(("fcfs", "lpm", "priority"), "SGLang"),
     "*.preemption": one_of(("fewest_outputs_first",), "SGLang"),
-    "priorities": None,
-    "router.shedding": "SGLang's gateway limits requests by rate; leave it out",
-    "aggregated.priority_preemption_threshold": None,
-    "aggregated.schedule_conservativeness": None,
-    "prefill.pp": None,
-    "prefill.cp": None,
-    "prefill.dynamic_chunks": None,
     "prefill.layer_groups": "SGLang sends KV when a forward is done: 0",
     "prefill.transfer": one_of(("every_chunk",), "SGLang"),
-    "prefill.transfer.cached_prefix_first": None,
-    "prefill.optimistic_attempts": None,
-    "decode.extra_slots": None,
-    "decode.retracts_to_host_cache": None,
-    "decode.polling_interval": None,
-    "decode.allocation": None,
     "decode.admission": one_of(("reserve_decode_tokens",), "SGLang"),
-    "decode.admission.reserved_tokens": None,
-    "decode.admission.max_estimated_output_tokens": None,
-    **{
-        f"router.{role}{setting}": rule
-        for role in ("prefill", "decode")
-        for setting, rule in {
-            "": _routing,
-            ".match_threshold": None,
-            ".balance_abs_threshold": None,
-            ".balance_rel_threshold": None,
-        }.items()
-    },
+    "router.shedding": "SGLang's gateway limits requests by rate; leave it out",
+    "router.prefill": _routing,
+    "router.decode": _routing,
     "network.transport": lambda value, _: (
         None if value.partition("-")[0] in BACKENDS else f"SGLang moves KV by {' or '.join(BACKENDS)}"
     ),
-    "network.staging": None,
-    **{
-        f"network.staging.{name}": Aside("times and shares that the real cluster has of its own")
-        for name in ("gather_host", "scatter_host", "gather_efficiency", "scatter_efficiency", "transfer_latency")
-    },
-    "health": None,
     "health.release_timeout": "SGLang has no such limit; leave it out",
 }
 

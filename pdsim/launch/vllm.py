@@ -11,6 +11,7 @@ from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
     HOST,
+    THRESHOLDS,
     Flags,
     Launch,
     Place,
@@ -60,10 +61,9 @@ def _same_dp(_: Any, scenario: Scenario) -> str | None:
 
 
 SERVER_RULES: dict[str, Rule] = {
-    "engine": None,
+    **dict.fromkeys(("engine", "state_dtype", "*.long_prefill_tokens", "prefill.hold_timeout", "decode.allocation")),
     "weight_dtype": weights,
     "kv_dtype": one_of(("bf16", "fp8"), "vLLM"),
-    "state_dtype": None,
     "page_size": lambda value, _: (
         None if value in (1, *BLOCK_SIZES) else f"vLLM has blocks of {', '.join(map(str, BLOCK_SIZES))} tokens"
     ),
@@ -76,9 +76,6 @@ SERVER_RULES: dict[str, Rule] = {
     "prefill.pp": "NixlConnector pulls from no pipeline stages (0.33.0): 1",
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",
     "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),
-    "*.long_prefill_tokens": None,
-    "prefill.hold_timeout": None,
-    "decode.allocation": None,
     "decode.admission": one_of(
         ("free_pages", "reserve_decode_tokens"), "vLLM's decode admits by free blocks; the simulator"
     ),
@@ -89,11 +86,7 @@ RULES: dict[str, Rule] = {
     "*.dp": _same_dp,
     "router.prefill": one_of(ROUTING_POLICIES, "vLLM's router"),
     "router.decode": one_of(ROUTING_POLICIES, "vLLM's router"),
-    **{
-        f"router.{role}.{name}": _thresholds
-        for role in KV_ROLES
-        for name in ("match_threshold", "balance_abs_threshold", "balance_rel_threshold")
-    },
+    **{f"router.{role}.{name}": _thresholds for role in KV_ROLES for name in THRESHOLDS.values()},
     "network.transport": lambda value, _: (
         None if value.partition("-")[0] in CONNECTORS else f"vLLM moves KV by {' or '.join(CONNECTORS)}"
     ),
