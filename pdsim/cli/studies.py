@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,7 +43,7 @@ def ask(
     from pdsim.cli.finished import progress_over
     from pdsim.study.questions.answering import ask as answer
 
-    given = {**options.given(), "changes": set_, "seeds": seeds, "jobs": jobs, "out": out}
+    given = {"changes": set_, "seeds": seeds, "jobs": jobs, "out": out, **asdict(options)}
     with progress_over(name, None, quiet=json_) as advance:
         made = answer(name, scenario, **given, progress=advance)
     if json_:

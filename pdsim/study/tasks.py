@@ -232,15 +232,8 @@ def metrics() -> dict[str, type]:
     return {**found, "descriptors": int, **{f"mean_{stage}_ms": float for stage in STAGES}}
 
 
-@cache
-def _columns() -> dict[str, type]:
-    return {**dict.fromkeys(_HEAD, object), **metrics(), **dict.fromkeys(_TAIL, object)}
-
-
 def with_all_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with None for the columns that it does not have, and columns of floats as floats."""
-    found: dict[str, Any] = {}
-    for name, kind in _columns().items():
-        value = row.get(name)
-        found[name] = float(value) if value is not None and kind is float else value
-    return found
+    found: dict[str, Any] = {name: row.get(name) for name in (*_HEAD, *metrics(), *_TAIL)}
+    floats = {name for name, kind in metrics().items() if kind is float and found[name] is not None}
+    return found | {name: float(found[name]) for name in floats}

@@ -9,7 +9,6 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
 from typing import IO, Any
@@ -44,8 +43,7 @@ def compute(task: Task) -> Done:
     except Exception as wrong:  # noqa: BLE001  whatever is wrong with one point, the others go on
         kind = "" if isinstance(wrong, ValueError) else f"{type(wrong).__name__}: "
         row = _failure("failed", f"{kind}{wrong}")
-    done = _done(task, row)
-    return replace(done, cpu_s=time.process_time() - cpu_s, wall_s=time.perf_counter() - wall_s)
+    return _done(task, row, time.process_time() - cpu_s, time.perf_counter() - wall_s)
 
 
 @lookups_remembered()
@@ -65,8 +63,9 @@ def crashed(task: Task, how: str) -> Done:
     return _done(task, _failure("crashed", f"its worker died {how}"))
 
 
-def _done(task: Task, result: Mapping[str, Any]) -> Done:
-    return Done(task.key, with_all_columns({"key": task.key, "identity": task.identity, **result}))
+def _done(task: Task, result: Mapping[str, Any], cpu_s: float = 0.0, wall_s: float = 0.0) -> Done:
+    row = with_all_columns({"key": task.key, "identity": task.identity, **result})
+    return Done(task.key, row, cpu_s, wall_s)
 
 
 def _failure(status: str, message: str) -> dict[str, Any]:

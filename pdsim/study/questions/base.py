@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import inf
@@ -21,7 +21,6 @@ from pdsim.study.sweep_file import SloSettings
 from pdsim.study.tasks import shown
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.request_spec import classes_of
-from pdsim.workload.synthetic import PrefixPool, RandomLengths
 from pdsim.workload.trace_file import LONGEST_LINE, WITHOUT_TIMES, open_trace
 
 NUM_SEEDS = 3
@@ -75,10 +74,6 @@ class AskOptions:
         limits = {"ttft": f"{self.ttft_ms} ms", "tpot": f"{self.tpot_ms} ms"}
         return SloSettings.model_validate({**limits, "attainment": self.attainment})
 
-    def given(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
-
 
 @dataclass(frozen=True)
 class Base:
@@ -90,11 +85,6 @@ class Base:
     """Its requests are a record, with their times: other seeds say nothing new."""
     of_starter: tuple[str, ...] | None = None
     """Changes that make it from the starter, as --set takes it; None: it has a file of its own."""
-
-    @property
-    def has_lengths(self) -> bool:
-        """Lengths are settings of the workload."""
-        return isinstance(self.scenario.workload, RandomLengths | PrefixPool)
 
     @property
     def load(self) -> tuple[str, float] | None:

@@ -11,6 +11,7 @@ from pdsim.study.estimate import number, share
 from pdsim.study.planning.space import needs_staging, tp_sizes
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import Arm, Question, Study, Verdict
+from pdsim.workload.synthetic import PrefixPool, RandomLengths
 
 
 def _splits(base: Base) -> list[Arm]:
@@ -73,7 +74,8 @@ def _pd_or_not_arms(base: Base) -> list[Arm]:
 
 def _other_prompts(study: Study) -> list[Arm]:
     """The aggregated cluster and all ratios once more, with shorter and longer prompts."""
-    if not study.base.has_lengths or any(arm.series for arm in study.arms):
+    has_lengths = isinstance(study.base.scenario.workload, RandomLengths | PrefixPool)
+    if not has_lengths or any(arm.series for arm in study.arms):
         return []
     mean = _own_tokens(study)
     return [
