@@ -60,8 +60,10 @@ def add(
     if name in names("models"):
         raise CatalogError(f"{file_of('models', name)} is a model {name!r} already: choose another --name")
     try:
-        entry = entry_of(_json(config), str(config))
+        entry = entry_of(json.loads(config.read_text(encoding="utf-8")), str(config))
         model = build(ModelSpec, entry, name=name)
+    except (UnicodeDecodeError, json.JSONDecodeError) as wrong:
+        raise CatalogError(f"{config}: not JSON: {wrong}") from None
     except EntryError as wrong:
         raise CatalogError(f"{config}: {wrong}") from None
     path = folders()[1] / "models" / f"{name}.yaml"
@@ -70,12 +72,3 @@ def add(
     print(f"{path}: {model.num_params / 1e9:,.1f} B parameters, {model.num_active_params / 1e9:,.1f} B active")
     for note in filter(None, entry["sources"].get("notes", "").split("; ")):
         print(f"note: {note}")
-
-
-def _json(path: Path) -> object:
-    from pdsim.system.entry import EntryError
-
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as wrong:
-        raise EntryError(f"not JSON: {wrong}") from None

@@ -145,17 +145,14 @@ def scale(
     from pdsim.calibration.scaling import scale as scaled
     from pdsim.scenario.profile import read_profile
     from pdsim.show.measurement_tables import print_scaling
-    from pdsim.system.catalog import CatalogError, load_gpu, load_model
+    from pdsim.system.catalog import load_gpu, load_model
 
     require_out(out, is_file=True)
     model = model or model_of(read_profile(profile))
     if model is None:
         raise ConfigError(f"profile {profile} does not say its model: name it with --model")
-    try:
-        gpus = load_gpu(source), load_gpu(target)
-        scaling = GpuScaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)
-    except CatalogError as wrong:
-        raise ConfigError(str(wrong)) from None
+    gpus = load_gpu(source), load_gpu(target)
+    scaling = GpuScaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)
     command = f"pdsim scale {profile.name} --from {source} --to {target} --model {model} --tp {tp}"
     if weight_dtype is not None:
         command += f" --weight-dtype {weight_dtype}"
@@ -164,7 +161,13 @@ def scale(
 
 
 def validate(
-    *cases: str,
+    *cases: Annotated[
+        str,
+        Parameter(
+            help="Names of cases in the experiments folder, or their folders; all if none is given. Or one matrix: a "
+            "folder with a matrix.yaml, or such a file. With --observed, the scenario of the server."
+        ),
+    ],
     profile: Annotated[Path | None, Parameter(help="Of a matrix: whose costs are simulated.")] = None,
     runs: Annotated[Path | None, Parameter(help="Of a matrix: where the folders of real runs are, or go.")] = None,
     real_only: Annotated[bool, Parameter(help="Of a matrix: run it for real, and stop there.")] = False,
@@ -176,13 +179,6 @@ def validate(
     """Simulate what was measured and print the errors: published numbers, scenarios run for real, or a server's load.
 
     Of a matrix, variants that were not run yet are run first, by pdreal.
-
-    Parameters
-    ----------
-    cases
-        Names of cases in the experiments folder, or their folders; all if none is given. Or one matrix: a folder with
-        a matrix.yaml, or such a file. With --observed, the scenario of the server.
-
     """
     if observed is not None:
         if len(cases) != 1 or runs or real_only:
@@ -197,8 +193,7 @@ def validate(
 
         if len(cases) > 1:
             raise ConfigError(f"{suites[0]} is a matrix, which is validated alone; found {', '.join(cases)}")
-        where: dict[str, Any] = {"profile": profile, "runs": runs}
-        validate_suite(suites[0], _EXPERIMENTS, **where, real_only=real_only, quiet=json_)
+        validate_suite(suites[0], _EXPERIMENTS, profile=profile, runs=runs, real_only=real_only, quiet=json_)
         return
     if profile or runs or real_only:
         raise ConfigError("--profile, --runs and --real-only are of a matrix or --observed, and neither is named")

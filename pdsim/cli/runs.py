@@ -58,18 +58,20 @@ def run(
     fail_if_incomplete(finished)
 
 
-def compare(*runs: Path, set_: Set = (), out: Out = None, force: Force = False, json_: Json = False) -> None:
-    """Show runs side by side, each with its difference from the first.
-
-    Parameters
-    ----------
-    runs
-        Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving,
-        vLLM's bench serve, AIPerf, InferenceX, GuideLLM, genai-bench or DynoSim (.json, .jsonl).
-    out
-        Write a folder for each simulated run, and compare.png, here.
-
-    """
+def compare(
+    *runs: Annotated[
+        Path,
+        Parameter(
+            help="Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving, "
+            "vLLM's bench serve, AIPerf, InferenceX, GuideLLM, genai-bench or DynoSim (.json, .jsonl)."
+        ),
+    ],
+    set_: Set = (),
+    out: Annotated[Path | None, out_at("Write a folder for each simulated run, and compare.png, here.")] = None,
+    force: Force = False,
+    json_: Json = False,
+) -> None:
+    """Show runs side by side, each with its difference from the first."""
     from pdsim.cli.runner import obtain_runs, write_comparison
 
     if len(runs) < 2:  # noqa: PLR2004
@@ -213,21 +215,19 @@ def _explain_tail(
 
 
 def report(
-    *paths: Path,
+    *paths: Annotated[
+        Path,
+        Parameter(
+            help="The folder of a sweep or of a plan; or run folders, scenario files, which are simulated, and results "
+            "that compare takes."
+        ),
+    ],
     out: Annotated[Path, out_at("Write the page here.")] = Path("report.html"),
     tornado: Tornado = False,
     set_: Set = (),
     json_: Json = False,
 ) -> None:
-    """Write a page with figures and tables of a run, of several, of a sweep or a plan: one HTML file, all in it.
-
-    Parameters
-    ----------
-    paths
-        The folder of a sweep or of a plan; or run folders, scenario files, which are simulated, and results that
-        compare takes.
-
-    """
+    """Write a page with figures and tables of a run, of several, of a sweep or a plan: one HTML file, all in it."""
     from pdsim.show.page import render
 
     if not paths:

@@ -22,7 +22,6 @@ from pdsim.workload.request_spec import RequestSpec, classes_of
 DEFAULT_SLO = "ttft p99 < 2 s, tpot p99 < 50 ms"
 
 _METRICS: Mapping[str, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
-_OF_CLASS = re.compile(r"(?:(?P<name>[^:]*):)?(?P<terms>.*)", re.DOTALL)
 _ONE = re.compile(r"(?P<metric>\w+)\s+p(?P<percentile>[\d.]+)\s*<=?\s*(?P<limit>.+)")
 _SHARE = re.compile(r"(?P<limits>.+?)\s+for\s+(?P<percentile>[\d.]+)\s*%")
 _LIMIT = re.compile(r"(?P<metric>\w+)\s*<=?\s*(?P<limit>.+)")
@@ -243,12 +242,10 @@ class Slo:
 
 def _terms(group: str, text: str) -> list[Term]:
     """Terms of "chat: ttft p99 < 2 s, tpot p99 < 50 ms", or of the same without a class."""
-    found = _OF_CLASS.fullmatch(group)
-    assert found is not None
-    name = (found["name"] or "").strip()
-    if found["name"] is not None and not name:
+    name, colon, terms = group.partition(":") if ":" in group else ("", "", group)
+    if colon and not name.strip():
         raise ConfigError(f"--slo {text!r}: {group.strip()!r} has no class before its colon")
-    return [replace(_term(part.strip(), text), request_class=name) for part in found["terms"].split(",")]
+    return [replace(_term(part.strip(), text), request_class=name.strip()) for part in terms.split(",")]
 
 
 def _term(part: str, text: str) -> Term:
