@@ -85,7 +85,7 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
 
 @dataclass
 class Launch:
-    """Shell commands by what they start, in order, and what of the scenario none of them says."""
+    """Shell commands by what they start, in order, and notes on fields that no command has."""
 
     commands: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -157,14 +157,14 @@ ROLES = ("prefill", "decode", "aggregated")
 
 
 class Aside(str):
-    """The reason why a field is nothing that one launches."""
+    """Reason why a launch leaves a field aside."""
 
     __slots__ = ()
 
 
 Check = Callable[[Any, Scenario], str | None]
 Rule = Check | Aside | str | None
-"""None: said by the launch; a check, or words: why it is refused, and what is possible."""
+"""None: the launch has the field. Aside: it leaves it aside. Others say why it is refused, and what is possible."""
 
 TIMES = Aside("times and shares that the real cluster has of its own")
 _OF_PAIRS = Aside("an aggregated cluster has one policy of routing and no transfers")

@@ -26,14 +26,36 @@ _COMPUTED_AGAIN = (None, "crashed", DAMAGED)
 
 Progress = Callable[[int, int], None]
 """Called with how many runs have been computed, and how many there are to compute, as far as is known."""
+_PATIENCE_S = 5.0
+_LET_IN = (
+    "a cluster that answers but lets nobody in asks for a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+    "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
+)
+
+
+class Engine(Protocol):
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        """Yields the result of each task, in any order."""
+
+    def close(self) -> None: ...
+
+
+class InProcessEngine:
+    """This process: nothing to start, but one that dies takes all with it."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        return map(compute, tasks)
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 class WorkerDiedError(Exception):
-    """Says how."""
+    """A worker process died; the message says how."""
 
 
 class Pool:
-    """So many workers, started when there is work for them and kept until the pool is closed."""
+    """Worker processes, started when there is work for them and kept until the pool is closed."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -42,7 +64,6 @@ class Pool:
         """Workers by the stream that answers come from, with the task and which attempt it is."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
-        """Yields results as they are done."""
         waiting = deque((task, 1) for task in tasks)
         while waiting or self._busy:
             self._hand_out(waiting)
@@ -61,7 +82,7 @@ class Pool:
                     yield done
 
     def close(self) -> None:
-        """Also in the midst of work, which is then lost."""
+        """Stops all workers; work that is not done is lost."""
         for worker in [*self._idle, *(worker for worker, _, _ in self._busy.values())]:
             worker.stop()
         self._idle.clear()
@@ -105,54 +126,11 @@ class _Worker:
         return done
 
     def stop(self) -> int:
-        """It ends when its tasks do."""
+        """Closes its input, which ends it. Returns its exit code."""
         with suppress(BrokenPipeError):
             self._tasks.close()
         self.answers.close()
         return self._process.wait()
-
-
-class Engine(Protocol):
-    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
-        """Each task once, as they are done, in any order."""
-
-    def close(self) -> None: ...
-
-
-class InProcessEngine:
-    """This process: nothing to start, but one that dies takes all with it."""
-
-    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
-        return map(compute, tasks)
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-def open_engine(name: str, num_workers: int | None) -> Engine:
-    """pool, here, ray or ray:ADDRESS. Raises ConfigError.
-
-    num_workers is the pool's, None: one for each CPU; a cluster knows its own.
-    """
-    kind, _, address = name.partition(":")
-    if kind == "ray":
-        from pdsim.study.engine import RayCluster  # noqa: PLC0415
-
-        return RayCluster(address or None)
-    if name == "here":
-        return InProcessEngine()
-    if name != "pool":
-        raise ConfigError(f"--engine {name}: there are pool, here, ray and ray:ADDRESS")
-    if num_workers is not None and num_workers < 1:
-        raise ConfigError(f"--jobs {num_workers}: at least 1")
-    return Pool(num_workers or os.cpu_count() or 1)
-
-
-_PATIENCE_S = 5.0
-_LET_IN = (
-    "a cluster that answers but lets nobody in asks for a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
-    "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
-)
 
 
 class RayCluster:
@@ -174,7 +152,6 @@ class RayCluster:
         self._compute = ray.remote(max_retries=1, num_cpus=1)(compute)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
-        """Yields results as they are done."""
         pending = {self._compute.remote(task): task for task in tasks}
         while pending:
             (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)
@@ -201,8 +178,27 @@ def _check_listens(address: str) -> None:
         ) from None
 
 
+def open_engine(name: str, num_workers: int | None) -> Engine:
+    """pool, here, ray or ray:ADDRESS. Raises ConfigError.
+
+    num_workers is the pool's, None: one for each CPU; a cluster knows its own.
+    """
+    kind, _, address = name.partition(":")
+    if kind == "ray":
+        from pdsim.study.engine import RayCluster  # noqa: PLC0415
+
+        return RayCluster(address or None)
+    if name == "here":
+        return InProcessEngine()
+    if name != "pool":
+        raise ConfigError(f"--engine {name}: there are pool, here, ray and ray:ADDRESS")
+    if num_workers is not None and num_workers < 1:
+        raise ConfigError(f"--jobs {num_workers}: at least 1")
+    return Pool(num_workers or os.cpu_count() or 1)
+
+
 class Work:
-    """Computes what is missing, and counts."""
+    """Computes the tasks that a store lacks, and counts them."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ _CONFIDENCE = 0.95
 class Estimate(NamedTuple):
     mean: float
     half_width: float | None
-    """The true mean lies so far from it at most, with 95 % confidence; None: one replication says nothing of that."""
+    """Half of the 95 % confidence interval; None: there is one replication."""
 
     def scaled(self, factor: float) -> "Estimate":
         return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor)
@@ -21,7 +21,7 @@ class Estimate(NamedTuple):
         return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
 
     def spread(self, digits: int = 3) -> str:
-        """The mean, and how far from it the true one may lie."""
+        """Text of the mean, and of how far from it the true one may lie."""
         mean = number(self.mean, digits)
         return f"{mean} ± {number(self.half_width, 2)}" if self.half_width else mean
 
@@ -64,7 +64,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 @cache
 def quantile(degrees: int) -> float:
-    """Within so many standard errors of 0 lies 95 % of a t-distribution."""
+    """Standard errors around 0 within which 95 % of a t-distribution lies."""
     low, high = 0.0, 100.0
     while high - low > 1e-9:  # noqa: PLR2004
         middle = (low + high) / 2
@@ -85,7 +85,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """So many digits, and all of those before the point."""
+    """Text with that many significant digits, and all digits before the point."""
     if isinf(value):
         return "∞"
     if not value or abs(value) >= 10 ** (digits - 1):

@@ -24,7 +24,7 @@ class Attained(NamedTuple):
     goodput_per_gpu: float
     """Requests that meet it, per second and GPU."""
     ttft_ms: float
-    """TTFT at the percentile that is to meet the SLO, of finished requests; as is the next."""
+    """TTFT of finished requests at the percentile that is to meet the SLO; so is TPOT."""
     tpot_ms: float
 
 
@@ -74,7 +74,7 @@ class PointResult:
     changes: Changes
     replications: Sequence[Replication]
     ends: "Sequence[PointResult]" = ()
-    """The same at its fastest and its slowest, where no server was measured and the sweep looked for it."""
+    """The point at its fastest and its slowest times, where no server was measured and the sweep simulated both."""
 
     @property
     def error(self) -> str:
@@ -175,7 +175,7 @@ class SweepResult:
         return sorted((point for point in self.points if not point.error), key=rank)
 
     def leading(self, count: int) -> list[PointResult]:
-        """So many of each SLO, the best first; without SLOs those with the most requests per GPU."""
+        """The best points of each SLO, up to a count; without SLOs, those with the most requests per GPU."""
         if self.slos:
             return list({p.number: p for slo in self.slos for p in self.best(slo)[:count]}.values())
         return sorted((point for point in self.points if not point.error), key=rate_per_gpu, reverse=True)[:count]

@@ -15,6 +15,8 @@ from pdsim.scenario.loading import Changes, read_section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.workload.request_spec import Streams
 
+NUM_RANGES = 3
+"""Points that a sweep simulates at their fastest and slowest, too: as many runs as six points more."""
 _KEYS = ("from", "to", "count", "step", "scale")
 _SCALES = ("linear", "log")
 _EXAMPLE = "[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}"
@@ -135,9 +137,6 @@ def _amount(given: Any) -> tuple[float, Dimension | None]:
         raise ValueError(f"expected a number, or a quantity such as '64 MiB', found {given!r}")
     return dimension.parse(given), dimension
 
-
-NUM_RANGES = 3
-"""Points that a sweep simulates at their fastest and slowest, too: as many runs as six points more."""
 
 _VALUES_SCHEMA = {
     "anyOf": [

@@ -26,65 +26,11 @@ from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transp
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
 """Packages whose code decides results."""
-
-
-def key_of(identity: str) -> str:
-    return sha256(identity.encode()).hexdigest()[:32]
-
-
-def _identity(scenario: Scenario, workload: str, resolved: Scenario) -> str:
-    """Everything that the result of a point depends on, as JSON."""
-    fields = resolved.model_dump(mode="json", exclude={"name", "description", "workload"})
-    parts = {
-        "pdsim": _revision(),
-        "scenario": fields,
-        "workload": workload,
-        "catalog": _catalog(scenario),
-        "modules": {name: _file_digest(name) for name in sorted(set(_modules(fields)))},
-    }
-    return json.dumps(parts, sort_keys=True)
-
-
-@cache
-def _revision() -> str:
-    """Version and a digest of the code: a change that moves numbers is often made before the version is."""
-    digest = sha256()
-    folder = Path(__file__).parent.parent
-    for room in _ROOMS:
-        for path in sorted((folder / room).rglob("*.py")):
-            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
-    return f"{version('pdsim')}+{digest.hexdigest()[:16]}"
-
-
-def _catalog(scenario: Scenario) -> dict[str, str]:
-    """The entries that it names, as they stand; those that are missing are left out."""
-    loaders: dict[str, Any] = {"models": load_model, "transports": load_transport, "gpus": load_gpu}
-    found: dict[str, str] = {}
-    for kind, name in scenario.entries:
-        try:
-            found[name] = sha256(repr(loaders[kind](name)).encode()).hexdigest()[:16]
-        except CatalogError:
-            continue
-    return found
-
-
-def _modules(described: Any) -> Iterator[str]:
-    """Modules of a user's own components: "my_policies:Mine" in what describes a scenario."""
-    if isinstance(described, dict):
-        described = list(described.values())
-    if isinstance(described, list):
-        for part in described:
-            yield from _modules(part)
-    elif isinstance(described, str) and ":" in described:
-        module = described.partition(":")[0]
-        if module in sys.modules and not module.startswith("pdsim."):
-            yield module
-
-
-@cache
-def _file_digest(module: str) -> str:
-    path = getattr(sys.modules[module], "__file__", None)
-    return sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
+_HEAD = ("key", "status", "message", "saturated", "gpus", "warnings")
+_TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "identity", "classes")
+"""Lists over the requests that finished, so that other SLOs need no new run; what the key is a digest of; and the
+classes of all requests, if there are any: those that finished come first.
+"""
 
 
 @dataclass(frozen=True)
@@ -213,13 +159,63 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-# The row of a task: its run's numbers.
+def key_of(identity: str) -> str:
+    return sha256(identity.encode()).hexdigest()[:32]
 
-_HEAD = ("key", "status", "message", "saturated", "gpus", "warnings")
-_TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "identity", "classes")
-"""Lists over the requests that finished, so that other SLOs need no new run; what the key is a digest of; and the
-classes of all requests, if there are any: those that finished come first.
-"""
+
+def _identity(scenario: Scenario, workload: str, resolved: Scenario) -> str:
+    """Everything that the result of a point depends on, as JSON."""
+    fields = resolved.model_dump(mode="json", exclude={"name", "description", "workload"})
+    parts = {
+        "pdsim": _revision(),
+        "scenario": fields,
+        "workload": workload,
+        "catalog": _catalog(scenario),
+        "modules": {name: _file_digest(name) for name in sorted(set(_modules(fields)))},
+    }
+    return json.dumps(parts, sort_keys=True)
+
+
+@cache
+def _revision() -> str:
+    """Version and a digest of the code: a change that moves numbers is often made before the version is."""
+    digest = sha256()
+    folder = Path(__file__).parent.parent
+    for room in _ROOMS:
+        for path in sorted((folder / room).rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return f"{version('pdsim')}+{digest.hexdigest()[:16]}"
+
+
+def _catalog(scenario: Scenario) -> dict[str, str]:
+    """The entries that it names, as they stand; those that are missing are left out."""
+    loaders: dict[str, Any] = {"models": load_model, "transports": load_transport, "gpus": load_gpu}
+    found: dict[str, str] = {}
+    for kind, name in scenario.entries:
+        try:
+            found[name] = sha256(repr(loaders[kind](name)).encode()).hexdigest()[:16]
+        except CatalogError:
+            continue
+    return found
+
+
+def _modules(described: Any) -> Iterator[str]:
+    """Modules of a user's own components: "my_policies:Mine" in what describes a scenario."""
+    if isinstance(described, dict):
+        described = list(described.values())
+    if isinstance(described, list):
+        for part in described:
+            yield from _modules(part)
+    elif isinstance(described, str) and ":" in described:
+        module = described.partition(":")[0]
+        if module in sys.modules and not module.startswith("pdsim."):
+            yield module
+
+
+@cache
+def _file_digest(module: str) -> str:
+    path = getattr(sys.modules[module], "__file__", None)
+    return sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
 
 
 @cache

@@ -196,9 +196,9 @@ def test_a_request_that_misses_it_alone_is_named(scenario):
     assert "requests miss it even one at a time" in made.text
     changes = ["client={use: closed_loop, concurrency: 1}", "seed=1"]
     done = simulate(load_scenario(scenario, [*changes, *CLUSTERS[made.lone.cluster]])).records.requests
-    (request,) = [one for one in done if one.request_id == made.lone.request_id]
+    (request,) = [one for one in done if one.request_id == made.lone.request.request_id]
     assert ttft_ms(request) == pytest.approx(20 * made.lone.strain)
-    assert request.num_prompt_tokens == made.lone.num_input_tokens
+    assert request.num_prompt_tokens == made.lone.request.num_prompt_tokens
     assert made.notes[0] == f"{made.lone}."
 
 

@@ -119,15 +119,14 @@ class LoneRequest:
     term: Term
     strain: float
     """The percentile over its limit; infinite: the request fails."""
-    request_id: int
-    num_input_tokens: int
-    num_output_tokens: int
+    request: RequestRecord
 
     def __str__(self) -> str:
+        request = self.request
         return (
-            f"One at a time on {self.cluster}, {self.term.lack(self.strain)}: request {self.request_id}, with "
-            f"{self.num_input_tokens:,} tokens in and {self.num_output_tokens:,} out. Requests alone miss the SLO on "
-            "all other servers, too, so more instances do not help"
+            f"One at a time on {self.cluster}, {self.term.lack(self.strain)}: request {request.request_id}, with "
+            f"{request.num_prompt_tokens:,} tokens in and {request.num_output_tokens:,} out. Requests alone miss "
+            "the SLO on all other servers, too, so more instances do not help"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -135,9 +134,9 @@ class LoneRequest:
             "cluster": self.cluster,
             "term": str(self.term),
             "of_limit": self.strain if isfinite(self.strain) else None,
-            "request": self.request_id,
-            "input_tokens": self.num_input_tokens,
-            "output_tokens": self.num_output_tokens,
+            "request": self.request.request_id,
+            "input_tokens": self.request.num_prompt_tokens,
+            "output_tokens": self.request.num_output_tokens,
         }
 
 
@@ -147,7 +146,7 @@ def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> L
     strain, request, term = max(found, key=lambda one: one[0])
     if request is None or strain <= 1:
         return None
-    return LoneRequest(cluster, term, strain, request.request_id, request.num_prompt_tokens, request.num_output_tokens)
+    return LoneRequest(cluster, term, strain, request)
 
 
 def _at_percentile(term: Term, requests: Sequence[RequestRecord]) -> tuple[float, RequestRecord | None]:

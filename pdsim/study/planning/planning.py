@@ -26,6 +26,13 @@ from pdsim.study.store import Store, opened_folder
 
 _BATCH = 8
 """Clusters that are tried at once: not the number of workers, on which results must not depend."""
+_NUM_TOLD = 3
+"""Cheaper clusters that are reported, and dearer ones."""
+_NUM_NEAR = 6
+"""Cheaper clusters that run the whole load to see how near they come."""
+_DEARER = 1.5
+"""Times the plan's price, of those that are reported."""
+_GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
@@ -75,15 +82,6 @@ def _middle(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
     families = [list(family) for _, family in groupby(below, key=lambda one: one.family)]
     turns = [(turn, -one.price_per_h, one.label, one) for family in families for turn, one in enumerate(family)]
     return [one for *_, one in sorted(turns, key=lambda turn: turn[:3])[:_BATCH]]
-
-
-_NUM_TOLD = 3
-"""Cheaper clusters that are reported, and dearer ones."""
-_NUM_NEAR = 6
-"""Cheaper clusters that run the whole load to see how near they come."""
-_DEARER = 1.5
-"""Times the plan's price, of those that are reported."""
-_GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 
 def plan(

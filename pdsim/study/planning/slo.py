@@ -56,14 +56,14 @@ class Term:
 
     @property
     def missed(self) -> str:
-        """Said of requests that miss it."""
+        """Words for requests that miss it."""
         if not self.is_joint:
             return f"{self} is above {self._limit_ms:g} ms"
         requests = f" of {self.request_class}" if self.request_class else ""
         return f"fewer than {self.percentile:g} %{requests} have {self._limits}"
 
     def lack(self, strain: float) -> str:
-        """Said of requests that miss it, with how far."""
+        """Words for requests that miss it, and how far."""
         if not isfinite(strain):
             return self.missed
         if self.is_joint:

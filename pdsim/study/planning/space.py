@@ -37,6 +37,8 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class CandidateCluster:
+    """A cluster that a plan may choose."""
+
     label: str
     family: str = field(compare=False)
     """Clusters of one family differ in the numbers of their instances alone."""

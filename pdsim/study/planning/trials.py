@@ -82,7 +82,7 @@ class Trials:
         return Trials(self.base.with_changes(changes), self.slo, 1, self._work)
 
     def outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """Their runs end as soon as they miss the SLO."""
+        """Outcomes of clusters, whose runs end as soon as they miss the SLO."""
         return self._outcomes([self._ending_early(point) for point in self._planner.plan(changes)])
 
     def whole(self, changes: Sequence[Changes]) -> list[Outcome]:

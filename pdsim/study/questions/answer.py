@@ -90,7 +90,7 @@ SATURATED = "saturated"
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """A way of doing it."""
+    """The numbers of an arm."""
 
     arm: str
     changes: Changes
@@ -100,7 +100,7 @@ class AnswerRow:
     estimates: Mapping[str, Estimate | None]
     """Estimates by column; None: it has none, or it says nothing of a saturated system."""
     remark: str
-    """Fault that the way has."""
+    """Fault of the arm, such as a missed SLO; empty: none."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Least and most by column, over both ends of times that nobody measured, where each has the number."""
 

@@ -113,6 +113,8 @@ def _verdict(name: str, question: Question, study: Study) -> Verdict:
 
 
 class Judged(NamedTuple):
+    """A study and its verdict."""
+
     study: Study
     verdict: Verdict
 

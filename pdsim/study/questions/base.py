@@ -57,7 +57,7 @@ class AskOptions:
 
     @property
     def speedups(self) -> list[float]:
-        """Each once, the least first. Raises ConfigError."""
+        """Speed-ups, each once, the least first. Raises ConfigError."""
         try:
             return sorted({float(factor) for factor in self.speedup.split(",")}) if self.speedup else []
         except ValueError:
@@ -77,6 +77,8 @@ class AskOptions:
 
 @dataclass(frozen=True)
 class Base:
+    """The scenario that a question or a plan starts from."""
+
     path: Path
     changes: tuple[str, ...]
     """Changes as --set takes them."""
@@ -105,7 +107,7 @@ class Base:
         return {path: units.get(path, value)}
 
     def scaled(self, factor: float) -> Changes:
-        """So many times its load."""
+        """Changes to a multiple of its load."""
         assert self.load is not None
         return self.with_load(self.load[1] * factor)
 
@@ -117,7 +119,7 @@ class Base:
 
     @property
     def pace(self) -> str:
-        """Times when its requests are sent."""
+        """Words for when its requests are sent."""
         if self.load is None or self.keeps_times:
             return "at their own times"
         return f"{self.load[1]:g} {'at a time' if isinstance(self.scenario.client, ClosedLoop) else 'a second'}"

@@ -16,7 +16,7 @@ from pdsim.study.result import PointResult, warnings_of
 
 
 class Arm(NamedTuple):
-    """A way to do it."""
+    """Settings that a question compares with others."""
 
     label: str
     changes: Changes
