@@ -29,9 +29,7 @@ Changes = dict[str, Any]
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
     """Read a scenario file; each change is "dotted.path=value". Raises ConfigError."""
     path = Path(path)
-    data = read_yaml(path)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
+    data = _fields_in(path)
     for change in changes:
         apply_change(data, change)
     for differing in lend(path.parent / CATALOG) if path.name == SCENARIO else ():
@@ -46,32 +44,32 @@ def write_entries_of(scenario: Scenario, folder: Path) -> None:
 
 def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario", text: str = "") -> Scenario:
     """A scenario from plain data; paths in it are relative to base. Raises ConfigError with every mistake."""
-    try:
-        return Scenario.model_validate(data, context={"base": str(base)})
-    except ValidationError as wrong:
-        raise ConfigError(explain_errors(wrong, Scenario, where, text)) from None
+    return _validated(Scenario, data, where, text, base)
 
 
 def read_section(path: Path, kind: type[SectionT]) -> SectionT:
     """A file whose fields are those of the section. Raises ConfigError with every mistake and its line."""
-    return parse_section(read_yaml(path), kind, path, path.read_text(encoding="utf-8"))
-
-
-def parse_section(data: Any, kind: type[SectionT], where: Path, text: str = "") -> SectionT:
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected a mapping of fields, found {type(data).__name__}")
-    try:
-        return kind.model_validate(data)
-    except ValidationError as wrong:
-        raise ConfigError(explain_errors(wrong, kind, str(where), text)) from None
+    return _validated(kind, _fields_in(path), str(path), path.read_text(encoding="utf-8"))
 
 
 def load_cost(profile: Path) -> CostChoice:
     """Reads the cost of a profile. Raises ConfigError."""
+    return _validated(CostChoice, by_role(read_profile(profile)["cost"]), str(profile))
+
+
+def _fields_in(path: Path) -> dict[str, Any]:
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
+    return data
+
+
+def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base: Path = Path()) -> SectionT:
+    """Raises ConfigError with a line for each mistake."""
     try:
-        return CostChoice.model_validate(by_role(read_profile(profile)["cost"]))
+        return kind.model_validate(data, context={"base": str(base)})
     except ValidationError as wrong:
-        raise ConfigError(explain_errors(wrong, CostChoice, str(profile))) from None
+        raise ConfigError("\n".join(_explain(error, kind, where, text) for error in wrong.errors())) from None
 
 
 def apply_change(data: dict[str, Any], change: str) -> None:
@@ -96,11 +94,6 @@ def set_field(data: dict[str, Any], path: str, value: Any, *, where: str) -> Non
             raise ConfigError(f"{where}: {key} is {inside!r}, which has no fields")
         at[key] = at = inside
     at[last] = value
-
-
-def explain_errors(wrong: ValidationError, section: type[Section], where: str, text: str = "") -> str:
-    """A line for each mistake in a file whose fields are those of the section."""
-    return "\n".join(_explain(error, section, where, text) for error in wrong.errors())
 
 
 def _explain(error: Any, section: type[Section], where: str, text: str) -> str:

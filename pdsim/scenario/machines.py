@@ -22,9 +22,8 @@ from pdsim.policy.pages import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.scenario import wiring
 from pdsim.scenario.cost_models import chunk_sizer
-from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import AggregatedSettings, ComputingSettings, ElasticSettings
+from pdsim.scenario.servers import AggregatedSettings, ComputingSettings
 from pdsim.scenario.sizing import attention_waves, kv_cache, roles
 from pdsim.system.memory import Role
 
@@ -36,11 +35,8 @@ def state_machines(scenario: Scenario) -> dict[str, Any]:
     """Fresh state machines of a resolved scenario by name: what its journal replays on."""
     machines: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
     machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
-    if scenario.elastic is not None:
-        machines[Autoscaler.instance_id] = build_autoscaler(scenario, scenario.elastic)
-    if scenario.health is not None:
-        machines[HealthMonitor.instance_id] = build_monitor(scenario, scenario.health)
-    return machines
+    watching = [one for one in (build_autoscaler(scenario), build_monitor(scenario)) if one is not None]
+    return machines | {one.instance_id: one for one in watching}
 
 
 def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
@@ -198,8 +194,10 @@ def _receiver(scenario: Scenario, decode_id: str, *, has_restarted: bool) -> Rec
     )
 
 
-def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
+def build_monitor(scenario: Scenario) -> HealthMonitor | None:
     """It tells the router, the instances of the other role if there is one and, of prefill, the receivers."""
+    if (health := scenario.health) is None:
+        return None
     ids_by_role = roles(scenario)
     peers = {i: [Router.instance_id] for ids in ids_by_role.values() for i in ids}
     if scenario.aggregated is None:
@@ -210,7 +208,10 @@ def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
     return HealthMonitor(peers, max_failures=health.heartbeat_failures)
 
 
-def build_autoscaler(scenario: Scenario, elastic: ElasticSettings) -> Autoscaler:
+def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
+    """None: servers keep their roles."""
+    if (elastic := scenario.elastic) is None:
+        return None
     prefill, decode = scenario.pair
     return Autoscaler(
         initial=Servers(prefill.instances, decode.instances),

@@ -117,12 +117,14 @@ def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
         raise ConfigError("prefill: layer_groups need equal tensor-parallel sizes on prefill and decode")
     if wire.pushes and staging is not None:
         raise ConfigError("network.staging: a push writes into decode's pages and needs no staging; leave it out")
-    plan = None if staging is None else staging_plan(scenario, staging)
     policy = deepcopy(scenario.pair.prefill.transfer)
-    return SendPlanner(prefill_id, wire, policy, staging=plan, layer_groups=groups)
+    return SendPlanner(prefill_id, wire, policy, staging=staging_plan(scenario), layer_groups=groups)
 
 
-def staging_plan(scenario: Scenario, staging: StagingSettings) -> StagingPlan:
+def staging_plan(scenario: Scenario) -> StagingPlan | None:
+    """None: nothing is staged."""
+    if (staging := scenario.network.staging) is None:
+        return None
     chunk = scenario.pair.prefill.rank_chunk_tokens or 8192
     return StagingPlan(
         cell_pages=max(1, chunk // scenario.page_size),

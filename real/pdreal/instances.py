@@ -74,9 +74,8 @@ class Instances:
         where: dict[str, Any] = {"sockets": sockets, "logs": folder, "loop": timeline.loop}
         self.fleet = Fleet(scenario, options, channel, network, **where, on_death=self._on_exit)
         self.bootstrap = Bootstrap(channel, self.fleet)
-        self._monitor: Any = NoMonitor()
-        if scenario.health is not None:
-            self._monitor = logbook.recorded(build_monitor(scenario, scenario.health))
+        monitor = build_monitor(scenario)
+        self._monitor: Any = NoMonitor() if monitor is None else logbook.recorded(monitor)
         self._up: dict[str, float] = {}
         """Instances that are connected with all others, and since when by the monotonic clock, in seconds."""
         self.levels: dict[str, Levels] = {}

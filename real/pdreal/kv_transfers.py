@@ -45,8 +45,8 @@ class KvTransfers:
         scenario = spec.scenario
         if spec.role == "prefill":
             self._wire = wiring.wire_of(scenario)
-        staging = scenario.network.staging
-        self._cell_pages = 0 if staging is None else wiring.staging_plan(scenario, staging).cell_pages
+        plan = wiring.staging_plan(scenario)
+        self._cell_pages = 0 if plan is None else plan.cell_pages
         self._check = KvCheck(group) if spec.options.check_kv and spec.role != "aggregated" else None
         self._grants: dict[int, m.KvGranted] = {}
         """Grants of requests whose KV is on its way."""

@@ -304,10 +304,9 @@ def decode_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], 
 
 def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:
     """Largest cell that one pair of ranks stages: larger ones are sent as slices, or not at all."""
-    staging = scenario.network.staging
-    if staging is None or not exchange.wire.slices:
+    plan = wiring.staging_plan(scenario)
+    if plan is None or not exchange.wire.slices:
         return 0
-    plan = wiring.staging_plan(scenario, staging)
     pages = min(plan.cell_pages, exchange.prefill.num_pages)
     cell_bytes = min(pages * exchange.wire.page_bytes, plan.ring_bytes // exchange.wire.num_writers)
     return cell_bytes if plan.buffer_bytes is None else min(cell_bytes, plan.buffer_bytes)

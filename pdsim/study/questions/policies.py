@@ -16,7 +16,7 @@ def _routing_arms(_base: Base) -> list[Arm]:
 def _routing_verdict(study: Study) -> Verdict:
     best = study.best(study.labels())
     text = f"mean TTFT {study.metric(best, 'mean_ttft_ms').duration}"
-    found = study.others_against(best, study.labels(), "mean_ttft_ms", "it")
+    found = study.others_against(best, study.labels(), "it")
     notes = [_hits(study)]
     if study.base.scenario.pair.prefill.instances == 1:
         notes.insert(0, "There is one prefill instance: nothing to choose. Ask with --set prefill.instances=4.")

@@ -250,14 +250,14 @@ class Study:
         pairs = zip(self[label].replications, self[other].replications, strict=True)
         return _ratio((a.slos[SLO].goodput_per_gpu, b.slos[SLO].goodput_per_gpu) for a, b in pairs)
 
-    def others_against(self, best: str, labels: Iterable[str], field: str, what: str) -> list[str]:
-        """Says which of the others cannot be told apart from the best, and how many times as much each has.
+    def others_against(self, best: str, labels: Iterable[str], what: str) -> list[str]:
+        """Says which of the others cannot be told apart from the best, and how many times its mean TTFT each has.
 
         One that misses the SLO, which the best meets, is told apart by that.
         """
         others = [label for label in labels if label != best]
         steady = self.steady(others) if self.steady([best]) else []
-        ratios = {label: self.ratio(label, best, field) for label in steady}
+        ratios = {label: self.ratio(label, best, "mean_ttft_ms") for label in steady}
         equal = [label for label in ratios if not ratios[label].is_told_apart and self.meets(label) == self.meets(best)]
         found = [f"{' and '.join(equal)} cannot be told apart from it"] if equal else []
         found += [f"with {label} {what} is {ratios[label].times} that" for label in ratios if label not in equal]

@@ -40,7 +40,7 @@ def _transport_verdict(study: Study) -> Verdict:
     text = f"mean TTFT {ttft}, with {exposed} of transfer that compute does not hide"
     if study[best].is_saturated:
         text = "it serves the most requests"
-    found = study.others_against(best, engines, "mean_ttft_ms", "TTFT")
+    found = study.others_against(best, engines, "TTFT")
     return Verdict(best, f"Use {best}", "; ".join([text, *found]) + ".", [_knee(study)])
 
 
