@@ -76,7 +76,7 @@ def test_capacity_changes_the_rate_alone(tmp_path, arrivals):
         SCENARIO.replace("use: closed_loop, concurrency: 8", f"use: open_loop, arrivals: {{use: {arrivals}}}")
     )
     asked = base.base_of(path, base.AskOptions(), (), folder=tmp_path, starter={})
-    study = SimpleNamespace(arms=[], base=asked, metric=lambda *_: SimpleNamespace(mean=10.0))
+    study = SimpleNamespace(arms=[], base=asked, mean=lambda *_: 10.0)
     first = asked.changed(load.rates(study)[0].changes)
     assert first.client.arrivals == replace(asked.scenario.client.arrivals, rate_per_s=5.0)
 

@@ -163,7 +163,7 @@ class Study:
         return self[label].metric(name)
 
     def mean(self, label: str, name: str) -> float:
-        return self[label].metric(name).mean
+        return self.metric(label, name).mean
 
     def goodput(self, label: str) -> float:
         """Requests per second and GPU that meet the SLO."""
