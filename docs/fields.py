@@ -5,6 +5,7 @@
 import re
 from typing import TYPE_CHECKING
 
+from pdsim.metrics.summary_rows import markdown_table
 from pdsim.show.reference import ReferenceEntry, entries
 
 if TYPE_CHECKING:
@@ -31,12 +32,8 @@ def reference() -> str:
 
 
 def _table(entry: ReferenceEntry) -> str:
-    rows = [
-        entry.columns,
-        ["---"] * len(entry.columns),
-        *([*map(_code, row[:-1]), _prose(row[-1])] for row in entry.rows),
-    ]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+    rows = ([*map(_code, row[:-1]), _prose(row[-1])] for row in entry.rows)
+    return markdown_table(entry.columns, ([cell.replace("|", "\\|") for cell in row] for row in rows)) + "\n"
 
 
 def _prose(meaning: str) -> str:

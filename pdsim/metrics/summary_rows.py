@@ -147,6 +147,10 @@ def significant(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"
 
 
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows))
+
+
 _TIMES = ("ttft", "tpot", "itl", "e2e_latency")
 _RANGED_FIELDS = (
     *(f"{what}_throughput" for what in ("request", "input", "output")),

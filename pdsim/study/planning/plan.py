@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pdsim.metrics.summary_rows import counted, significant
+from pdsim.metrics.summary_rows import counted, markdown_table, significant
 from pdsim.sim.sensitivity import Limit
 from pdsim.study.planning.outcome import SATURATED, LoneRequest, Outcome
 from pdsim.study.planning.slo import Slo
@@ -195,7 +195,6 @@ class Plan:
         }
 
     def to_markdown(self) -> str:
-        table = [self.titles, ["---"] * len(self.titles), *map(self.cells, self.rows)]
-        lines = [f"| {' | '.join(cells)} |" for cells in table]
         notes = [f"- {note}" for note in self.notes]
-        return "\n".join([f"**{self.text}**", "", f"{self.about}; SLO: {self.slo}", "", *notes, "", *lines, ""])
+        table = markdown_table(self.titles, map(self.cells, self.rows))
+        return "\n".join([f"**{self.text}**", "", f"{self.about}; SLO: {self.slo}", "", *notes, "", table, ""])

@@ -6,6 +6,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from pdsim.metrics.run_folder import load_pandas
+from pdsim.metrics.summary_rows import markdown_table
 from pdsim.scenario.loading import Changes
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
@@ -191,11 +192,10 @@ class Answer:
 
     def _repr_markdown_(self) -> str:
         """Markdown for Jupyter."""
-        table = [self.titles, ["---"] * len(self.titles), *(self.cells(row) for row in self.rows)]
         parts = [
             self.load,
             f"**{self.text}**",
             "\n".join(f"- {remark}" for remark in self.remarks()),
-            "\n".join(f"| {' | '.join(cells)} |" for cells in table),
+            markdown_table(self.titles, map(self.cells, self.rows)),
         ]
         return "\n\n".join(parts) + "\n"

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from math import inf
 from random import getrandbits
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pdreal.requests import Sampling
+
+Typed = TypeVar("Typed")
 
 
 class RefusedError(Exception):
@@ -62,12 +64,10 @@ class Fields:
         return self._values.get(name)
 
     def text(self, name: str, default: str) -> str:
-        text: str = self._typed(name, str, "a string", default)
-        return text
+        return self._typed(name, str, "a string", default)
 
     def flag(self, name: str) -> bool:
-        flag: bool = self._typed(name, bool, "true or false", default=False)
-        return flag
+        return self._typed(name, bool, "true or false", default=False)
 
     def section(self, name: str) -> "Fields":
         return Fields(self._typed(name, dict, "an object", {}), f"{self._prefix}{name}.")
@@ -78,7 +78,7 @@ class Fields:
     def positive(self, names: Sequence[str], default: int) -> int:
         """An integer of at least 1, by the first of its names that is there."""
         name = next((n for n in names if self._values.get(n) is not None), names[0])
-        value: int = self._typed(name, int, "an integer", default)
+        value = self.integer(name, default)
         if value < 1:
             raise self.refused(name, f"must be at least 1, not {value}")
         return value
@@ -91,8 +91,7 @@ class Fields:
             raise self.refused(name, f"must be {what}, not {value}")
 
     def integer(self, name: str, default: int) -> int:
-        value: int = self._typed(name, int, "an integer", default)
-        return value
+        return self._typed(name, int, "an integer", default)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Texts, given as one or several; empty ones count as none."""
@@ -122,13 +121,14 @@ class Fields:
     def refused(self, name: str, what: str) -> RefusedError:
         return RefusedError(f"{self._prefix}{name} {what}", field=self._prefix + name)
 
-    def _typed(self, name: str, kind: Any, wanted: str, default: Any) -> Any:
+    def _typed(self, name: str, kind: Any, wanted: str, default: Typed) -> Typed:
         value = self._values.get(name)
         if value is None:
             return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.refused(name, f"must be {wanted}, not {_kind(value)}")
-        return value
+        typed: Typed = value
+        return typed
 
 
 def _refuse_constant(name: str) -> None:
