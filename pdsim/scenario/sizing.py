@@ -168,17 +168,14 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: m
     if 0 < chunk < scenario.page_size * settings.dp:
         least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
         raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {scenario.page_size} tokens")
-    fraction = _told_fraction(scenario, settings) or memory.default_mem_fraction(
-        layout.gpu, settings.num_server_gpus, role, chunk or None, None
-    )
+    fraction = memory.default_mem_fraction(layout.gpu, settings.num_server_gpus, role, chunk or None, None)
     return {**_resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
 
 
 def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
     layout, given = layout_of(scenario, "decode"), settings.max_running_requests
-    fraction = _told_fraction(scenario, settings) or memory.default_mem_fraction(
-        layout.gpu, settings.tp, "decode", None, given, draft_tokens=settings.speculative_draft_tokens or 1
-    )
+    drafts = settings.speculative_draft_tokens or 1
+    fraction = memory.default_mem_fraction(layout.gpu, settings.tp, "decode", None, given, draft_tokens=drafts)
     extra = settings.extra_slots
     if extra is None:
         running = None if given is None else max(1, given // settings.dp)
@@ -186,15 +183,14 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
     return {**_resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
 
 
-def _told_fraction(scenario: Scenario, settings: ServerSettings) -> float | None:
-    """The scenario's, or vLLM's; None: SGLang derives it."""
-    return settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else None)
-
-
 def _resolved_memory(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, fraction: float, role: memory.Role
 ) -> dict[str, Any]:
-    """Pool, and requests that one data-parallel rank runs: no more than there are states of linear-attention layers."""
+    """Pool, and requests that one data-parallel rank runs: no more than there are states of linear-attention layers.
+
+    fraction: what SGLang would leave for weights and KV.
+    """
+    fraction = settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else fraction)
     page, pool = scenario.page_size, settings.pool_tokens
     if pool is None:
         try:

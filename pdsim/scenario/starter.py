@@ -23,19 +23,24 @@ _COMMENTS = {
     **{f"{role}.instances": "servers" for role in ("prefill", "decode")},
     **{f"{role}.tp": "GPUs of each server (tensor parallelism)" for role in ("prefill", "decode")},
     "workload": "The requests: a trace. Its path is relative to this file.",
-    "workload: random_lengths": "The requests: made up, with lengths in tokens. Prompts share nothing.",
     "workload.use": "format of the trace",
-    "workload: random_lengths.use": "",
     "workload.num_requests": "the first of the trace",
-    "workload: random_lengths.num_requests": "how many",
     "workload.input_tokens": "prompt",
     "workload.output_tokens": "answer",
     "client": "When requests are sent: whether or not earlier ones have their answers.",
-    "client: closed_loop": "When requests are sent: so many at first, then one for each answer.",
     "client.concurrency": "requests in flight",
     "client.arrivals.rate": "requests per second, on average",
 }
-"""Comments by field. Where one depends on the component, its name stands after a colon."""
+"""Comments by field: of a trace in an open loop."""
+_COMMENTS_BY_USE = {
+    "random_lengths": {
+        "workload": "The requests: made up, with lengths in tokens. Prompts share nothing.",
+        "workload.use": "",
+        "workload.num_requests": "how many",
+    },
+    "closed_loop": {"client": "When requests are sent: so many at first, then one for each answer."},
+}
+"""Other comments, by the workload or client that has them."""
 
 OPTIONAL = """\
 # More fields, with their defaults; pdsim fields has all of them.
@@ -145,24 +150,23 @@ def workload_of_trace(trace: Path) -> dict[str, Any]:
 
 def commented(data: Mapping[str, Any]) -> str:
     """The text of a scenario file, with a comment on each section and the fields that need one."""
-    lines = ["# A scenario of pdsim: a cluster, and the requests that it serves.", *_lines(data, "", "")]
+    comments = dict(_COMMENTS)
+    for part in (data["workload"], data["client"]):
+        comments |= _COMMENTS_BY_USE.get(part.get("use", ""), {}) if isinstance(part, Mapping) else {}
+    lines = ["# A scenario of pdsim: a cluster, and the requests that it serves.", *_lines(data, comments)]
     return "\n".join([*lines, "", OPTIONAL])
 
 
-def _lines(data: Mapping[str, Any], path: str, use: str) -> Iterator[str]:
+def _lines(data: Mapping[str, Any], comments: Mapping[str, str], path: str = "") -> Iterator[str]:
     margin = "  " * path.count(".")
     for field, value in data.items():
-        kind = value.get("use", "") if isinstance(value, Mapping) else ""
-        comment = _COMMENTS.get(f"{field}: {kind}", _COMMENTS.get(f"{path}{field}", ""))
-        if use:
-            section = path.removesuffix(".")
-            comment = _COMMENTS.get(f"{section}: {use}.{field}", comment)
+        comment = comments.get(f"{path}{field}", "")
         if not path:
             yield from ("", f"# {comment}") if comment else ("",)
         beside = f"  # {comment}" if comment and path else ""
         if isinstance(value, Mapping) and value:
             yield f"{margin}{field}:{beside}"
-            yield from _lines(value, f"{path}{field}.", kind)
+            yield from _lines(value, comments, f"{path}{field}.")
         else:
             text = indent(to_yaml({field: value}).rstrip(), margin)
             yield text if "\n" in text else text + beside
