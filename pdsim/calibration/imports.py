@@ -321,21 +321,17 @@ class _Tool(NamedTuple):
     summary: Callable[[ResultFields], dict[str, float]]
 
 
-def _has_no_name(_: ResultFields) -> None:
-    return None
-
-
 _TOOLS = (
     _Tool(
         "AIPerf",
         lambda row: "aiperf_version" in row or isinstance(row.get("request_latency"), dict),
-        _has_no_name,
+        lambda _: None,
         aiperf,
     ),
     _Tool("InferenceX", lambda row: "tput_per_gpu" in row, lambda row: row.get("infmax_model_prefix"), inferencex),
     _Tool("GuideLLM", lambda row: "metrics" in row and "scheduler_metrics" in row, load_of, guidellm),
-    _Tool("genai-bench", lambda row: "aggregated_metrics" in row, _has_no_name, genai_bench),
-    _Tool("DynoSim", is_dynosim, _has_no_name, dynosim),
+    _Tool("genai-bench", lambda row: "aggregated_metrics" in row, lambda _: None, genai_bench),
+    _Tool("DynoSim", is_dynosim, lambda _: None, dynosim),
     _Tool("SGLang", lambda row: "mean_e2e_latency_ms" in row, lambda row: row.get("tag"), sglang),
     _Tool("vLLM", lambda row: "mean_ttft_ms" in row, lambda row: row.get("label"), vllm),
 )

@@ -30,7 +30,8 @@ CATALOG = "catalog"
 JOURNAL = "journal.jsonl.zst"
 LOGS = "logs"
 """Folder of a real run that has not written its results."""
-TABLES = ("requests", "steps", "transfers", "levels")
+_KINDS: dict[str, type[Any]] = {"requests": RequestRecord, "steps": StepRecord, "transfers": TransferRecord}
+TABLES = (*_KINDS, "levels")
 
 _LINES_AT_ONCE = 256
 
@@ -80,17 +81,13 @@ def _write_table(table: Any, path: Path) -> None:
 
 def arrow_table(records: RunRecords, name: str) -> Any:
     """Table of records, a row for each, in order; `name` is one of TABLES."""
-    match name:
-        case "requests":
-            return _table_of(RequestRecord, records.requests)
-        case "steps":
-            return _table_of(StepRecord, records.steps)
-        case "transfers":
-            return _table_of(TransferRecord, records.transfers)
-        case "levels":
-            levels = ((row.instance_id, row.time_ns, *row.levels) for row in records.levels)
-            return _table(levels, ("instance_id", "time_ns", *Levels._fields))
-    raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
+    if name == "levels":
+        levels = ((row.instance_id, row.time_ns, *row.levels) for row in records.levels)
+        return _table(levels, ("instance_id", "time_ns", *Levels._fields))
+    if name not in TABLES:
+        raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
+    columns = tuple(field.name for field in fields(_KINDS[name]))
+    return _table(map(attrgetter(*columns), getattr(records, name)), columns)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -109,12 +106,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def read_records(folder: Path) -> RunRecords:
     """All but the pauses between tokens, which the summary has."""
     read_summary(folder)
-    return RunRecords(
-        requests=_read_table(folder, "requests", RequestRecord),
-        steps=_read_table(folder, "steps", StepRecord),
-        transfers=_read_table(folder, "transfers", TransferRecord),
-        levels=_read_table(folder, "levels", _level),
-    )
+    tables = {name: _read_table(folder, name, kind) for name, kind in _KINDS.items()}
+    return RunRecords(**tables, levels=_read_table(folder, "levels", _level))
 
 
 def _level(instance_id: str, time_ns: int, **levels: Any) -> LevelRecord:
@@ -164,11 +157,6 @@ def read_journal(folder: Path) -> Iterator[Entry]:
     completed = read_summary(folder)["completed"] if (folder / SUMMARY).is_file() else 0
     if num_finished < completed:
         raise RunFolderError(f"{path}: cut short: {num_finished} requests finish in it, {completed} in {SUMMARY}")
-
-
-def _table_of(kind: type[Any], records: Iterable[Any]) -> Any:
-    columns = tuple(field.name for field in fields(kind))
-    return _table(map(attrgetter(*columns), records), columns)
 
 
 def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:

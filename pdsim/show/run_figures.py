@@ -193,16 +193,20 @@ def _draw_speed(ax: Any, sent: Sequence[TransferRecord]) -> None:
     for transfer in sent:
         groups.setdefault(held_by(transfer), []).append(transfer)
     for i, (name, group) in enumerate(sorted(groups.items())):
-        sizes = [t.num_bytes / 1e6 for t in group]
-        speeds = [t.num_bytes / (t.end_ns - t.start_ns) for t in group]
-        ax.plot(sizes, speeds, ".", ms=4, alpha=0.6, color=SERIES[i % len(SERIES)], label=name, rasterized=True)
+        ax.plot(
+            *_sizes_and_speeds(group), ".", ms=4, alpha=0.6, color=SERIES[i % len(SERIES)], label=name, rasterized=True
+        )
     if sent:
-        sizes = [t.num_bytes / 1e6 for t in sent]
-        speeds = [t.num_bytes / (t.end_ns - t.start_ns) for t in sent]
+        sizes, speeds = _sizes_and_speeds(sent)
         plots.plain_log_axis(ax, "x", min(sizes), max(sizes))
         plots.plain_log_axis(ax, "y", min(speeds), max(speeds))
     tidy(ax, "size of a transfer, MB", "GB/s, from start to end")
     legend(ax)
+
+
+def _sizes_and_speeds(sent: Sequence[TransferRecord]) -> tuple[list[float], list[float]]:
+    """Sizes in MB, and speeds in GB/s."""
+    return [t.num_bytes / 1e6 for t in sent], [t.num_bytes / (t.end_ns - t.start_ns) for t in sent]
 
 
 def held_by(transfer: TransferRecord) -> str:

@@ -58,7 +58,7 @@ class Launcher:
     async def start(self) -> None:
         """Returns when every instance is ready, and time begins. Raises LaunchError."""
         loop = asyncio.get_running_loop()
-        self._timeline = Timeline(monotonic_ns(), loop)
+        self.timeline = Timeline(monotonic_ns(), loop)
         if self._folder is not None:
             loop.set_exception_handler(self._on_error)  # of a run; a server's loop has callbacks of others, too
             self._logbook = Logbook(self._folder, LAUNCHER, 0)
@@ -73,7 +73,7 @@ class Launcher:
             self._scenario,
             self._options,
             self._channel,
-            self._timeline,
+            self.timeline,
             self._logbook,
             network=network,
             sockets=self._scratch.path,
@@ -87,10 +87,6 @@ class Launcher:
         except BaseException:  # also where it is cancelled
             await self.stop()
             raise
-
-    @property
-    def timeline(self) -> Timeline:
-        return self._timeline
 
     @property
     def instance_ids(self) -> list[str]:
@@ -215,7 +211,7 @@ class Launcher:
 
     def _tell_router(self, message: m.Message) -> None:
         """Carry out the router's commands; clients learn of attempts only what concerns them."""
-        for command in self._router.on_message(message, self._timeline.now_ns):
+        for command in self._router.on_message(message, self.timeline.now_ns):
             match command:
                 case m.Send(to, m.NewRequest() as new):
                     if to == new.decode_id:
@@ -224,7 +220,7 @@ class Launcher:
                 case m.Send():
                     self._send(command)
                 case m.WakeAt():
-                    self._timeline.at(command.time_ns, lambda _: self._tell_router(m.Woken()))
+                    self.timeline.at(command.time_ns, lambda _: self._tell_router(m.Woken()))
                 case m.Failed():
                     self._end(command)
                 case m.PrefillDone():
@@ -298,7 +294,7 @@ class Launcher:
         self._give_up(f"the launcher failed: {error or context['message']}{where}")
 
     def _note(self, method: str, *args: Any) -> None:
-        self._logbook.row(method, self._timeline.now_ns, *args)
+        self._logbook.row(method, self.timeline.now_ns, *args)
 
     def _spawn_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -32,8 +32,8 @@ that the main thread does in a step."""
 def run_rank(spec: RankSpec) -> None:
     """The process from its begin to its end."""
     os.dup2(2, 1)  # some engines print, and standard output is the run's summary
-    torch.set_num_threads(spec.num_threads)
-    os.sched_setaffinity(0, spec.cores)
+    torch.set_num_threads(spec.options.threads_of_rank(spec.num_slots))
+    os.sched_setaffinity(0, spec.options.cores_of_rank(spec.slot, spec.num_slots))
     sys.setswitchinterval(_SWITCH_S)
     channel = Channel(spec.sockets, spec.process, spec.life, spec.network)
     channel.connect(LAUNCHER, spec.launcher)

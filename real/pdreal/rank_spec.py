@@ -61,13 +61,3 @@ class RankSpec:
     @property
     def followers(self) -> list[str]:
         return [process_name(self.instance_id, rank) for rank in range(1, self.settings.tp)]
-
-    @property
-    def num_threads(self) -> int:
-        """Threads for torch on the CPU."""
-        return self.options.threads_of_rank(self.num_slots)
-
-    @property
-    def cores(self) -> tuple[int, ...]:
-        """Cores of all its threads."""
-        return self.options.cores_of_rank(self.slot, self.num_slots)
