@@ -121,7 +121,7 @@ def _component(seam: Any, name: str) -> list[tuple[str, ...]]:
         if field.name in inherited:
             continue
         default = default_of(field, dimension)
-        rows.append(("", key, REQUIRED if default is MISSING else shown(default), said.get(field.name, "")))
+        rows.append(("", key, REQUIRED if default is MISSING else text_of(default), said.get(field.name, "")))
     return rows
 
 
@@ -138,10 +138,10 @@ def default_in(field: FieldInfo) -> str:
     if isinstance(field.default, Section):
         return ""
     quantity = next((m for m in field.metadata if isinstance(m, Quantity)), None)
-    return shown(quantity.dimension.show(field.default) if quantity and field.default is not None else field.default)
+    return text_of(quantity.dimension.show(field.default) if quantity and field.default is not None else field.default)
 
 
-def shown(value: Any) -> str:
+def text_of(value: Any) -> str:
     if is_dataclass(value):
         value = describe_component(value)
         value = value if isinstance(value, str) else value["use"]

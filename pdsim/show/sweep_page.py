@@ -30,7 +30,7 @@ def sweep_page(result: SweepResult) -> Page:
         fields = _varied(points)
         figures = [
             *_trade_offs(stable, fields),
-            *(shown_ for slo in result.slos for shown_ in _over_load(points, fields, slo)),
+            *(block for slo in result.slos for block in _over_load(points, fields, slo)),
             *_maps(points, result, fields),
             *_effects(stable, result, fields),
             *_hits(points, fields),
