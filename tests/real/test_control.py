@@ -130,7 +130,7 @@ def test_tokens_of_an_attempt_that_was_given_up_do_not_count(is_aggregated):
     scenario = resolve(parse_scenario(data, base=Path()))
     launcher = Launcher(scenario, Options())
     launcher._plain_router = launcher._router = build_router(scenario)
-    launcher._timeline = SimpleNamespace(now_ns=0, at=lambda *_: None)
+    launcher.timeline = SimpleNamespace(now_ns=0, at=lambda *_: None)
     launcher._instances = SimpleNamespace(is_up=lambda _: False)
 
     def stream(attempt, token):
@@ -143,7 +143,7 @@ def test_tokens_of_an_attempt_that_was_given_up_do_not_count(is_aggregated):
     launcher._tell_router(PeerDown(launcher._router.live[0].attempt.decode_id))
     stream(0, 7)
     assert not request.tokens
-    launcher._timeline.now_ns = 10**9
+    launcher.timeline.now_ns = 10**9
     launcher._tell_router(Woken())
     stream(0, 7)
     stream(attempt_id(0, 1), 8)
