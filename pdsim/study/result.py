@@ -1,4 +1,4 @@
-"""A sweep's result: each point's estimates over its replications, goodput, and the folder read back."""
+"""A sweep's result: each point's estimates over its replications, and goodput."""
 
 import json
 from collections import Counter
@@ -48,12 +48,11 @@ def attained(slo: SloSettings, row: Any, ttft_ns: Any, e2e_ns: Any, output_token
     return Attained(number / sent if sent else 0.0, number / seconds if seconds else 0.0, *tails)
 
 
-class OfClass(NamedTuple):
+class ClassAttainment(NamedTuple):
     """Share of an SLO that the requests of one class attained."""
 
     sent: int
     attainment: float
-    failed: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Replication:
     slos: Mapping[str, Attained]
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """Resolved, without its workload; empty: the run has no result."""
-    classes: Mapping[str, Mapping[str, OfClass]] = field(default_factory=dict)
+    classes: Mapping[str, Mapping[str, ClassAttainment]] = field(default_factory=dict)
     """Results by SLO and class, where requests have classes."""
 
 
@@ -251,15 +250,13 @@ def replication(row: Mapping[str, Any], slos: Mapping[str, SloSettings]) -> Repl
     return Replication(row, found, scenario, by_class)
 
 
-def _by_class(slo: SloSettings, row: Any, classes: Any, arrays: Sequence[Any]) -> dict[str, OfClass]:
+def _by_class(slo: SloSettings, row: Any, classes: Any, arrays: Sequence[Any]) -> dict[str, ClassAttainment]:
     """classes: of all requests, those that finished first."""
-    num_done = len(arrays[0])
     found = {}
     for name in dict.fromkeys(classes.tolist()):
         is_of = classes == name
-        done, sent = is_of[:num_done], int(is_of.sum())
-        completed = int(done.sum())
-        sent_row = {**row, "completed": completed, "failed": sent - completed, "unfinished": 0}
+        done, sent = is_of[: len(arrays[0])], int(is_of.sum())
+        sent_row = {**row, "completed": sent, "failed": 0, "unfinished": 0}
         share = attained(slo, sent_row, *(array[done] for array in arrays)).attainment
-        found[name] = OfClass(sent, share, sent - completed)
+        found[name] = ClassAttainment(sent, share)
     return found
