@@ -19,7 +19,7 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
 from pdsim.scenario.cost import HostSettings
 from pdsim.sim.cache_copies import CacheCopies
-from pdsim.sim.executor import DecodeRun, Executor, prefill_record
+from pdsim.sim.executor import DecodeRun, prefill_record
 from pdsim.sim.timeline import CHOICES, FIRST, Alarm, Callback, Timeline
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ class Actor:
     differs.
     """
 
-    def __init__(
-        self, simulation: "Simulation", instance: AnyInstance, executor: Executor, cache_copies: CacheCopies | None
-    ) -> None:
+    def __init__(self, simulation: "Simulation", instance: AnyInstance) -> None:
         instance_id, cluster, timeline = instance.instance_id, simulation.cluster, simulation.timeline
         copies = cluster.host_copies if isinstance(instance, DecodeInstance) else None
         host = cluster.hosts.get(instance_id, HostSettings())
@@ -128,7 +126,7 @@ class Actor:
         self._timeline = timeline
         self._cost = cluster.costs[instance_id]
         self._cost.restart()
-        self._executor = executor
+        self._executor = simulation.executor_of(instance)
         self._carry_out = simulation.carry_out
         self._on_step = simulation.recorder.on_step
         self._on_choice = simulation.on_levels
@@ -136,7 +134,7 @@ class Actor:
         self._order = EventPriority(CHOICES + simulation.order[instance_id])
         self._host = Host(timeline, host)
         self._host_memory = None if copies is None else HostMemory(copies)
-        self._cache_copies = cache_copies
+        self._cache_copies = cache_copies = simulation.cache_copies_of(instance)
         self._pipeline = cluster.pipeline if isinstance(instance, PrefillInstance) else None
         """Stages through which forwards follow each other; the loop sees the result of one that has left the last."""
         self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.shares)
@@ -145,7 +143,7 @@ class Actor:
             instance_id,
             self._order,
             cost=self._cost,
-            executor=executor,
+            executor=self._executor,
             on_step=self._on_step,
             on_result=self._on_result,
         )

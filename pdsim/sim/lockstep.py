@@ -13,8 +13,7 @@ from simpy.events import EventPriority
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import DecodeStep, MixedStep, PrefillStep, Step
 from pdsim.sim.actor import Actor
-from pdsim.sim.cache_copies import CacheCopies
-from pdsim.sim.executor import DecodeClock, Executor
+from pdsim.sim.executor import DecodeClock
 from pdsim.sim.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -24,15 +23,8 @@ if TYPE_CHECKING:
 class Rank(Actor):
     """A rank: its steps begin with those of the others."""
 
-    def __init__(
-        self,
-        simulation: "Simulation",
-        instance: AnyInstance,
-        executor: Executor,
-        cache_copies: CacheCopies | None,
-        lockstep: "Lockstep",
-    ) -> None:
-        super().__init__(simulation, instance, executor, cache_copies)
+    def __init__(self, simulation: "Simulation", instance: AnyInstance, lockstep: "Lockstep") -> None:
+        super().__init__(simulation, instance)
         self._lockstep = lockstep
         lockstep.join(self)
 

@@ -107,10 +107,8 @@ class Simulation:
 
     def _actor(self, instance: Any) -> Actor:
         """The actor of a fresh instance. It has neither host memory nor warm shapes of an earlier life."""
-        executor, copies = self._executor(instance), self._cache_copies(instance)
-        if (lockstep := self._locksteps.get(server_of(instance.instance_id))) is not None:
-            return Rank(self, instance, executor, copies, lockstep)
-        return Actor(self, instance, executor, copies)
+        lockstep = self._locksteps.get(server_of(instance.instance_id))
+        return Actor(self, instance) if lockstep is None else Rank(self, instance, lockstep)
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
         """Locksteps of servers with data-parallel attention, by name."""
@@ -118,7 +116,7 @@ class Simulation:
         last = EventPriority(CHOICES + len(self.order))
         return {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}
 
-    def _cache_copies(self, instance: Any) -> CacheCopies | None:
+    def cache_copies_of(self, instance: Any) -> CacheCopies | None:
         instance_id, storage = instance.instance_id, self._storage
         if instance_id not in self.cluster.host_links:
             return None
@@ -138,7 +136,7 @@ class Simulation:
             tell=self.deliver,
         )
 
-    def _executor(self, instance: Any) -> Executor:
+    def executor_of(self, instance: Any) -> Executor:
         acceptance, streams = self.cluster.scenario.acceptance, Streams(self.cluster.scenario.seed)
         if isinstance(instance, VllmDecodeInstance):
             return RecomputingExecutor(self.outputs, self.clients.local)
