@@ -2,11 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import Generic, TypeVar
 
-from pdsim.core.host_cache import Prefetcher
 from pdsim.core.instance import PolicyError, Request
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import PrefillChunk
@@ -25,24 +24,20 @@ LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 RequestT = TypeVar("RequestT", bound=Request)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forward:
-    chunks: list[PrefillChunk]
+    """A forward, and what may still be added while it is being filled."""
+
+    chunk_tokens: int = 0
+    prefill_tokens: int = 0
+    num_slots: int = 0
+    reserved_tokens: int = 0
+    """Not to be taken: what others grow by, and what this forward takes when all of it is chosen."""
+    chunks: list[PrefillChunk] = field(default_factory=list)
     hold_until_ns: int | None = None
     """The policy begins nothing before."""
     blocked_by: str = ""
     """Lacking to the first prompt that was not begun: "slots", "pages", or nothing."""
-
-
-@dataclass(slots=True)
-class Budget:
-    """Room left in one forward while it is being filled."""
-
-    chunk_tokens: int
-    prefill_tokens: int
-    num_slots: int
-    reserved_tokens: int
-    """Not to be taken: what others grow by, and what this forward takes when all of it is chosen."""
 
     @property
     def is_spent(self) -> bool:
@@ -157,43 +152,34 @@ class ForwardBuilder(Generic[RequestT]):
         chunk_tokens = self._chunk_tokens - num_decode_tokens
         if self._sizer is not None and self.partial is not None:
             chunk_tokens = self._sizer.num_tokens(self.partial.num_scheduled_tokens)
-        budget = Budget(chunk_tokens, self._max_prefill_tokens, num_slots or 0, reserved_tokens)
-        chunks: list[PrefillChunk] = []
-        self._go_on(budget, chunks)
-        forward = Forward(chunks)
-        if self._waiting and num_slots is not None and not self._is_full(budget):
-            forward = self._begin(budget, chunks)
-        if chunks:
-            self._open_pages(chunks)
-        if not chunks and self._prefetcher is not None:
-            forward = self._until_prefetched(forward, self._prefetcher)
+        forward = Forward(chunk_tokens, self._max_prefill_tokens, num_slots or 0, reserved_tokens)
+        self._go_on(forward)
+        if self._waiting and num_slots is not None and not self._is_full(forward):
+            self._begin(forward)
+        if forward.chunks:
+            self._open_pages(forward.chunks)
+        elif self._prefetcher is not None:  # nothing is begun, perhaps because of prefetches
+            due_ns, hold_ns = self._prefetcher.next_due_ns(now_ns), forward.hold_until_ns
+            forward.hold_until_ns = due_ns if hold_ns is None or (due_ns is not None and due_ns < hold_ns) else hold_ns
         return forward
 
-    def _until_prefetched(self, forward: Forward, prefetcher: Prefetcher) -> Forward:
-        """Nothing is begun, perhaps because of prefetches."""
-        due_ns, hold_ns = prefetcher.next_due_ns(self.now_ns), forward.hold_until_ns
-        if due_ns is None or (hold_ns is not None and hold_ns <= due_ns):
-            return forward
-        return Forward(forward.chunks, due_ns, forward.blocked_by)
-
-    def _begin(self, budget: Budget, chunks: list[PrefillChunk]) -> Forward:
+    def _begin(self, forward: Forward) -> None:
         picks = self._policy.select(self)
         if isinstance(picks, HoldUntil):
-            return Forward(chunks, picks.time_ns)
-        blocked_by = ""
+            forward.hold_until_ns = picks.time_ns
+            return
         for pick in picks:
-            lacking = self._take(pick, budget, chunks)
+            lacking = self._take(pick, forward)
             if lacking is not None:
-                blocked_by = lacking
+                forward.blocked_by = lacking
                 break
-            if self._room_tokens(budget) <= 0:
-                blocked_by = "pages"
+            if self._room_tokens(forward) <= 0:
+                forward.blocked_by = "pages"
                 break
-            if self._is_full(budget):
+            if self._is_full(forward):
                 break
-        for chunk in chunks:  # only now: the policy may still have been walking along the queue
+        for chunk in forward.chunks:  # only now: the policy may still have been walking along the queue
             self._waiting.pop(chunk.request_id, None)
-        return Forward(chunks, None, blocked_by)
 
     def withdraw(self, request_id: int) -> RequestT | None:
         """A prompt that was not begun leaves, if it waits here."""
@@ -214,26 +200,26 @@ class ForwardBuilder(Generic[RequestT]):
 
     # Filling.
 
-    def _is_full(self, budget: Budget) -> bool:
+    def _is_full(self, forward: Forward) -> bool:
         """True if no further prompt is begun in this forward."""
-        return self.is_midway or budget.is_spent
+        return self.is_midway or forward.is_spent
 
-    def _go_on(self, budget: Budget, chunks: list[PrefillChunk]) -> None:
+    def _go_on(self, forward: Forward) -> None:
         if (partial := self.partial) is not None:
-            self._compute(partial, min(budget.chunk_tokens, self._room_of(partial, budget)), budget, chunks)
+            self._compute(partial, min(forward.chunk_tokens, self._room_of(partial, forward)), forward)
 
-    def _room_of(self, partial: RequestT, budget: Budget) -> int:
+    def _room_of(self, partial: RequestT, forward: Forward) -> int:
         """Tokens for which a begun prompt has pages, or can have them."""
-        return len(partial.lease.table) * self.page_size + self._room_tokens(budget) - partial.num_scheduled_tokens
+        return len(partial.lease.table) * self.page_size + self._room_tokens(forward) - partial.num_scheduled_tokens
 
-    def _take(self, pick: Pick, budget: Budget, chunks: list[PrefillChunk]) -> str | None:
+    def _take(self, pick: Pick, forward: Forward) -> str | None:
         """Lock the prompt's cached prefix and compute what fits of the rest; or what it lacks, if nothing does."""
         request = self._waiting.get(pick.request_id)
         if request is None or pick.request_id in self.begun:
             raise PolicyError(f"{self._policy}: picked request {pick.request_id}, which does not wait")
         if pick.max_tokens is not None and pick.max_tokens <= 0:
             raise PolicyError(f"{self._policy}: {pick} computes nothing")
-        if budget.num_slots <= 0:
+        if forward.num_slots <= 0:
             return "slots"
         if self._prefetcher is not None and self._prefetcher.awaits(request.request_id, self.now_ns):
             return None
@@ -241,10 +227,10 @@ class ForwardBuilder(Generic[RequestT]):
         lease = self._cache.open(request.prompt, num_tokens - 1)
         num_cached = lease.num_shared * self.page_size
         num_new = num_tokens - num_cached
-        fits = num_new + request.num_growth_tokens + self.page_size + self.spare_tokens <= self._room_tokens(budget)
+        fits = num_new + request.num_growth_tokens + self.page_size + self.spare_tokens <= self._room_tokens(forward)
         num_loadable = self._cache.num_loadable_pages(lease, request.prompt, num_tokens - 1)
         whole_pages = -(-num_new // self.page_size) * self.page_size - num_loadable * self.page_size
-        if not fits or (chunks and whole_pages >= budget.prefill_tokens):
+        if not fits or (forward.chunks and whole_pages >= forward.prefill_tokens):
             self._cache.drop(lease)
             return "" if fits else "pages"
         if num_loadable:
@@ -252,14 +238,14 @@ class ForwardBuilder(Generic[RequestT]):
             num_cached += num_loadable * self.page_size
         request.lease = lease
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_cached
-        limit = budget.chunk_tokens if pick.max_tokens is None else min(budget.chunk_tokens, pick.max_tokens)
-        if not self._compute(request, limit, budget, chunks):
+        limit = forward.chunk_tokens if pick.max_tokens is None else min(forward.chunk_tokens, pick.max_tokens)
+        if not self._compute(request, limit, forward):
             self._cache.drop(lease)
             return ""
-        budget.num_slots -= 1
+        forward.num_slots -= 1
         return None
 
-    def _compute(self, request: RequestT, limit: int, budget: Budget, chunks: list[PrefillChunk]) -> bool:
+    def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
         """Add a chunk of at most limit tokens, if any; a prompt it does not complete is the partial one."""
         num_tokens = request.num_tokens - request.num_scheduled_tokens
         is_last = num_tokens <= limit
@@ -268,17 +254,17 @@ class ForwardBuilder(Generic[RequestT]):
             if num_tokens <= 0:
                 return False
         self.partial = None if is_last else request
-        chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
+        forward.chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
         request.num_scheduled_tokens += num_tokens
         self.begun[request.request_id] = request
         whole_pages = -(-num_tokens // self.page_size) * self.page_size
-        budget.chunk_tokens -= whole_pages
-        budget.prefill_tokens -= whole_pages
-        budget.reserved_tokens += whole_pages + self.page_size + (request.num_growth_tokens if is_last else 0)
+        forward.chunk_tokens -= whole_pages
+        forward.prefill_tokens -= whole_pages
+        forward.reserved_tokens += whole_pages + self.page_size + (request.num_growth_tokens if is_last else 0)
         return True
 
-    def _room_tokens(self, budget: Budget) -> int:
-        return self.num_available_pages * self.page_size - budget.reserved_tokens
+    def _room_tokens(self, forward: Forward) -> int:
+        return self.num_available_pages * self.page_size - forward.reserved_tokens
 
     def _open_pages(self, chunks: list[PrefillChunk]) -> None:
         """All prefixes that it shares are locked by now."""

@@ -187,7 +187,7 @@ class PrefillInstance:
 
     def _fill(self, now_ns: int) -> Forward:
         if not self._builder.has_work:
-            return Forward([], blocked_by=self._blocked_by)
+            return Forward(blocked_by=self._blocked_by)
         num_slots = self.limits.max_running_requests - len(self._builder.begun) - self.num_slots_sending
         return self._builder.fill(now_ns, min(num_slots, self._max_prompts_begun))
 

@@ -21,7 +21,7 @@ from pdsim.core import messages as m
 from pdsim.core.admission_queue import DecodeRequest, decode_request
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
-from pdsim.core.forward_builder import UNLIMITED, Budget, Forward, ForwardBuilder, RequestT
+from pdsim.core.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvGiver, KvTaker, Returning
@@ -64,16 +64,16 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def stop(self, request: RequestT) -> None:
         self._partials.pop(request.request_id, None)
 
-    def _is_full(self, budget: Budget) -> bool:
-        return budget.is_spent
+    def _is_full(self, forward: Forward) -> bool:
+        return forward.is_spent
 
-    def _go_on(self, budget: Budget, chunks: list[m.PrefillChunk]) -> None:
+    def _go_on(self, forward: Forward) -> None:
         for partial in list(self._partials.values()):
-            limit = min(budget.chunk_tokens, self._room_of(partial, budget))
-            if not self._compute(partial, limit, budget, chunks):
-                budget.reserved_tokens += partial.num_tokens - partial.num_scheduled_tokens + self.page_size
+            limit = min(forward.chunk_tokens, self._room_of(partial, forward))
+            if not self._compute(partial, limit, forward):
+                forward.reserved_tokens += partial.num_tokens - partial.num_scheduled_tokens + self.page_size
 
-    def _compute(self, request: RequestT, limit: int, budget: Budget, chunks: list[m.PrefillChunk]) -> bool:
+    def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
         """Add a chunk of at most limit tokens, if any, and open its pages before the next prompt is looked at."""
         num_left = request.num_tokens - request.num_scheduled_tokens
         num_tokens = min(num_left, limit, self._prompt_tokens)
@@ -84,11 +84,11 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             self._partials.pop(request.request_id, None)
         else:
             self._partials[request.request_id] = request
-        chunks.append(m.PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
+        forward.chunks.append(m.PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
         request.num_scheduled_tokens += num_tokens
         self.begun[request.request_id] = request
-        budget.chunk_tokens -= num_tokens
-        budget.reserved_tokens += self.page_size + (request.num_growth_tokens if is_last else num_left - num_tokens)
+        forward.chunk_tokens -= num_tokens
+        forward.reserved_tokens += self.page_size + (request.num_growth_tokens if is_last else num_left - num_tokens)
         num_pages = -(-request.num_scheduled_tokens // self.page_size) - len(request.lease.table)
         self._cache.grow(request.lease, num_pages)
         return True
