@@ -25,15 +25,15 @@ class DecodeRequest(RunningRequest):
     ends_with_first_token: bool = False
 
 
-def decode_request(message: NewRequest) -> DecodeRequest:
+def decode_request(new: NewRequest) -> DecodeRequest:
     return DecodeRequest(
-        message.request_id,
-        message.arrival_ns,
-        message.prompt,
-        len(message.prompt),
-        message.priority,
-        max_output_tokens=message.max_output_tokens,
-        prefill_id=message.prefill_id,
+        new.request_id,
+        new.arrival_ns,
+        new.prompt,
+        len(new.prompt),
+        new.priority,
+        max_output_tokens=new.max_output_tokens,
+        prefill_id=new.prefill_id,
     )
 
 
@@ -114,7 +114,7 @@ class AdmissionQueue:
         lease = self._cache.open(request.prompt, request.num_prompt_tokens)
         num_loadable = self._cache.num_loadable_pages(lease, request.prompt, request.num_prompt_tokens)
         num_cached_tokens = lease.num_shared * self._cache.page_size
-        num_new_pages = self._num_pages(request.num_prompt_tokens) - lease.num_shared
+        num_new_pages = -(-request.num_prompt_tokens // self._cache.page_size) - lease.num_shared
         candidate = Candidate(request, request.num_prompt_tokens, num_cached_tokens, num_new_pages)
         if not self._fits(candidate, view):
             self._cache.drop(lease)
@@ -132,7 +132,7 @@ class AdmissionQueue:
         if not self.retracted or view.num_active >= num_slots:
             return None
         request = next(iter(self.retracted.values()))
-        num_pages = self._num_pages(request.num_kv_tokens)
+        num_pages = -(-request.num_kv_tokens // self._cache.page_size)
         if not self._fits(Candidate(request, request.num_kv_tokens, 0, num_pages, resumes=True), view):
             return None
         request.lease = self._cache.open(request.prompt, 0)
@@ -150,9 +150,6 @@ class AdmissionQueue:
                 f"{candidate.num_new_pages} pages; {view.num_available_pages} are available on {self._decode_id}"
             )
         return True
-
-    def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._cache.page_size)
 
     # Giving up.
 

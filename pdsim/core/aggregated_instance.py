@@ -173,20 +173,15 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 raise TypeError(f"{self.instance_id}: an aggregated instance does not take {message}")
         return []
 
-    def _on_new_request(self, message: m.NewRequest, now_ns: int) -> list[m.Command]:
-        num_tokens, capacity = len(message.prompt), self.cache.capacity_tokens
+    def _on_new_request(self, new: m.NewRequest, now_ns: int) -> list[m.Command]:
+        num_tokens, capacity = len(new.prompt), self.cache.capacity_tokens
         room = capacity - -(-num_tokens // self.page_size) * self.page_size - self.page_size - 1
         if room < 1:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
-            return [m.Failed(message.request_id, reason)]
-        max_output_tokens = min(message.max_output_tokens, room)  # or it could never be begun
+            return [m.Failed(new.request_id, reason)]
+        max_output_tokens = min(new.max_output_tokens, room)  # or it could never be begun
         request = AggregatedRequest(
-            message.request_id,
-            message.arrival_ns,
-            message.prompt,
-            num_tokens,
-            message.priority,
-            max_output_tokens=max_output_tokens,
+            new.request_id, new.arrival_ns, new.prompt, num_tokens, new.priority, max_output_tokens=max_output_tokens
         )
         self._arrived.append(request)
         self.cache.prefetch(request.request_id, request.prompt, now_ns)

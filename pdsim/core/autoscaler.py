@@ -106,7 +106,7 @@ class Autoscaler:
                 self._look_at_draining(server, seen, commands)
             if server.state == STARTING and server.due_ns <= now_ns:
                 server.state = SERVING
-                commands.append(self._tell(m.Serve(server.instance_id)))
+                commands.append(m.Send(self._router_id, m.Serve(server.instance_id)))
         if now_ns >= self._decides_ns:
             self._decides_ns += self.interval_ns
             self._count_since(self._before, message)
@@ -120,16 +120,13 @@ class Autoscaler:
             looks.append(self.now_ns + self._times.poll_ns)
         return min(looks)
 
-    def _tell(self, message: m.Serve | m.Drain) -> Command:
-        return m.Send(self._router_id, message)
-
     def _look_at_draining(self, server: ElasticServer, seen: dict[str, InstanceSeen], commands: list[Command]) -> None:
         if seen[server.instance_id].is_empty:
             commands.append(m.Send(server.instance_id, m.FlushCache()))
             self._begin(server, server.next_role, self._times.switch_ns)
         elif self._times.drain_timeout_ns is not None and server.due_ns <= self.now_ns:
             server.state, server.next_role = SERVING, ""
-            commands.append(self._tell(m.Serve(server.instance_id)))
+            commands.append(m.Send(self._router_id, m.Serve(server.instance_id)))
 
     def _begin(self, server: ElasticServer, role: str, after_ns: int) -> None:
         server.role, server.next_role = role, ""
@@ -160,7 +157,7 @@ class Autoscaler:
                 missing[other] -= switches
                 server.state, server.next_role = DRAINING, other if switches else ""
                 server.due_ns = self.now_ns + (self._times.drain_timeout_ns or 0)
-                commands.append(self._tell(m.Drain(server.instance_id)))
+                commands.append(m.Send(self._router_id, m.Drain(server.instance_id)))
         for role in ROLES:
             for server in [server for server in self.servers if server.state == OFF][: max(0, missing[role])]:
                 self._begin(server, role, self._times.start_up_ns)

@@ -66,9 +66,7 @@ class ReplayError(AssertionError):
 
 
 def replay(
-    entries: Iterable[Entry],
-    instances: Mapping[str, Any],
-    restarted: Callable[[str], Any] | None = None,
+    entries: Iterable[Entry], instances: Mapping[str, Any], restarted: Callable[[str], Any] | None = None
 ) -> int:
     """Make the recorded calls on fresh instances; the number of calls. Raises ReplayError at the first difference.
 

@@ -52,17 +52,8 @@ class KvGiver:
             return []
         source = tuple(returning.lease.table[message.num_cached_tokens // self._cache.page_size :])
         size = self._wire.size(source, message.pages, with_state=False)
-        unit = TransferUnit(
-            message.request_id,
-            self._decode_id,
-            returning.prefill_id,
-            source,
-            message.pages,
-            *size,
-            now_ns,
-            is_last=False,
-        )
-        return [ReturnKv(unit)]
+        ids = message.request_id, self._decode_id, returning.prefill_id
+        return [ReturnKv(TransferUnit(*ids, source, message.pages, *size, now_ns, is_last=False))]
 
     def release(self, request_id: int) -> None:
         """It is there, or nobody wants it."""

@@ -58,11 +58,6 @@ class PrefillLimits:
         return 2 * self.max_running_requests
 
     @property
-    def max_prompts_begun(self) -> int:
-        """Prompts that one forward may begin (SGLang's pp_max_micro_batch_size)."""
-        return max(1, self.max_running_requests // self.num_stages)
-
-    @property
     def max_steps_in_flight(self) -> int:
         return self.num_stages if self.num_stages > 1 else 2 if self.overlap else 1
 
@@ -102,7 +97,8 @@ class PrefillInstance:
         self._sent: list[int] = []
         self._planner = planner
         self._taker = taker
-        self._max_prompts_begun = limits.max_prompts_begun
+        self._max_prompts_begun = max(1, limits.max_running_requests // limits.num_stages)
+        """Prompts that one forward may begin (SGLang's pp_max_micro_batch_size)."""
         self._num_steps = 0
         self._blocked_by = ""
 
@@ -253,21 +249,16 @@ class PrefillInstance:
 
     # Arriving and leaving.
 
-    def _on_new_request(self, message: m.NewRequest, now_ns: int) -> list[m.Command]:
-        if message.request_id in self._bootstrap.refused or message.decode_id in self._down:
+    def _on_new_request(self, new: m.NewRequest, now_ns: int) -> list[m.Command]:
+        if new.request_id in self._bootstrap.refused or new.decode_id in self._down:
             return []
-        num_tokens = len(message.prompt)
+        num_tokens = len(new.prompt)
         if num_tokens + 1 + self.page_size + self._builder.spare_tokens > (capacity := self.cache.capacity_tokens):
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
-            self._bootstrap.refuse(message.request_id)
-            return [m.Send(message.decode_id, m.Abort(message.request_id, reason))]
+            self._bootstrap.refuse(new.request_id)
+            return [m.Send(new.decode_id, m.Abort(new.request_id, reason))]
         request = PrefillRequest(
-            message.request_id,
-            message.arrival_ns,
-            message.prompt,
-            num_tokens,
-            message.priority,
-            decode_id=message.decode_id,
+            new.request_id, new.arrival_ns, new.prompt, num_tokens, new.priority, decode_id=new.decode_id
         )
         self.cache.prefetch(request.request_id, request.prompt, now_ns)
         if early := self._bootstrap.early.pop(request.request_id, None):

@@ -98,7 +98,13 @@ class RadixCache:
         """
         node, found = self._descend(below, sequence, num_tokens)
         if node.stop < num_tokens:
-            node = self._add_leaf(node, sequence, node.stop, num_tokens, pages[len(found) :] if found else pages)
+            key, now = sequence.page_key(node.stop, self.page_size), self.num_accesses + 1
+            own = pages[len(found) :] if found else pages
+            leaf = Node(node, key, sequence, node.stop, num_tokens, own, now, now)
+            node.children[key] = leaf
+            node.heap_serial = 0
+            self.num_evictable_pages += len(own)
+            node = leaf
         return node, found
 
     def touch(self, node: Node, num_hits: int = 0) -> None:
@@ -249,14 +255,6 @@ class RadixCache:
         node.pages = node.pages[at:]
         head.children[node.key] = node
         return head
-
-    def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: Sequence[int]) -> Node:
-        key = sequence.page_key(start, self.page_size)
-        leaf = Node(parent, key, sequence, start, stop, pages, self.num_accesses + 1, self.num_accesses + 1)
-        parent.children[key] = leaf
-        parent.heap_serial = 0
-        self.num_evictable_pages += len(pages)
-        return leaf
 
     def _offer(self, node: Node) -> None:
         """Put a node that may be evicted, or one whose key changed, into the heap; its older entries lapse."""

@@ -145,15 +145,9 @@ class RunningBatch(Generic[RequestT]):
         num_repeated = self._num_repeated
         if num_repeated is None:
             num_repeated = self._num_repeated = self._num_repeated_tokens()
-        step = DecodeStep(
-            self.num_steps,
-            tuple(self._joined),
-            tuple(self._left),
-            self.num_requests,
-            num_context_tokens,
-            num_context_tokens - num_repeated,
-            min(self._max_steps(), ask_again_steps),
-        )
+        num_distinct, max_steps = num_context_tokens - num_repeated, min(self._max_steps(), ask_again_steps)
+        joined, left = tuple(self._joined), tuple(self._left)
+        step = DecodeStep(self.num_steps, joined, left, self.num_requests, num_context_tokens, num_distinct, max_steps)
         if self._joined or self._left:
             self._joined, self._left = [], []
         return step

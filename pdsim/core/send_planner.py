@@ -85,13 +85,7 @@ class SendPlanner:
         return self._units(request, end, now_ns, is_last=is_last, first_token_ends=first_token_ends)
 
     def _units(
-        self,
-        request: PrefillRequest,
-        end: int,
-        now_ns: int,
-        *,
-        is_last: bool = False,
-        first_token_ends: bool = False,
+        self, request: PrefillRequest, end: int, now_ns: int, *, is_last: bool = False, first_token_ends: bool = False
     ) -> list[Command]:
         pieces = request.cursor.advance(end, request.lease.table, is_last=is_last)
         if request.cursor.is_staged:
@@ -142,16 +136,5 @@ class SendPlanner:
         cell: int | None = None,
         after_layers: tuple[int, int] | None = None,
     ) -> TransferUnit:
-        return TransferUnit(
-            request.request_id,
-            self._prefill_id,
-            request.decode_id,
-            piece.source,
-            piece.target,
-            *size,
-            now_ns,
-            is_last,
-            first_token_ends,
-            cell,
-            after_layers,
-        )
+        ids, pages = (request.request_id, self._prefill_id, request.decode_id), (piece.source, piece.target)
+        return TransferUnit(*ids, *pages, *size, now_ns, is_last, first_token_ends, cell, after_layers)

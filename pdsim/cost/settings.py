@@ -166,11 +166,7 @@ class Affine:
     A prompt is continued if some of it is context: cached, or computed before.
     """
 
-    HOST_FIELDS: ClassVar = (
-        "prefill_least_ns",
-        "prefill_least_per_prompt_ns",
-        "prefill_least_per_continued_prompt_ns",
-    )
+    HOST_FIELDS: ClassVar = ("prefill_least_ns", "prefill_least_per_prompt_ns", "prefill_least_per_continued_prompt_ns")
     """Launches, which a slow host slows."""
 
     prefill_base_ns: float = 0

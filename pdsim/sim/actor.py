@@ -139,13 +139,7 @@ class Actor:
         """Stages through which forwards follow each other; the loop sees the result of one that has left the last."""
         self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.shares)
         self._decode = DecodeRun(
-            timeline,
-            instance_id,
-            self._order,
-            cost=self._cost,
-            executor=self._executor,
-            on_step=self._on_step,
-            on_result=self._on_result,
+            timeline, instance_id, self._order, self._cost, self._executor, self._on_step, self._on_result
         )
         self._inbox: list[m.Message] = []
         carry_out = self._carry_out if host.is_none else self._hand_on

@@ -223,7 +223,6 @@ class DecodeRun:
         timeline: Timeline,
         instance_id: str,
         order: EventPriority,
-        *,
         cost: StepTimes,
         executor: Executor,
         on_step: OnStep,

@@ -1,11 +1,11 @@
 """The result of a run, and warnings about steps that no server was measured for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pdsim.cost.kernels import has_kernels
-from pdsim.metrics.records import RunRecords, StepRecord, without_first
+from pdsim.metrics.records import RunRecords, without_first
 from pdsim.metrics.run_folder import RunTables, arrow_table
 from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
 from pdsim.scenario.component import component_name
@@ -49,27 +49,22 @@ class RunResult(RunTables):
         return arrow_table(self.records, name)
 
     def warnings(self) -> list[str]:
-        """Warns of steps outside the range that step times were measured on; empty if all are inside."""
-        return cost_warnings(self.scenario, self.records.steps)
-
-
-def cost_warnings(scenario: Scenario, steps: Iterable[StepRecord]) -> list[str]:
-    """A line for each cost that is not within what was measured."""
-    cost, measured = scenario.cost, scenario.cost.measured
-    servers = dict(zip(("prefill", "decode"), scenario.servers, strict=True))
-    if measured is None:
-        return [_unmeasured(cost, servers)]
-    setup = scenario.foreign_setup
-    outside = ", ".join([*setup, *measured.exceeded(steps)])
-    found = []
-    if outside:
-        has_interval = any(measured.role in (None, role) for role in cost.uncertain)
-        interval = "; its interval is left out" if setup and has_interval else ""
-        found = [f"cost: {measured}; this run: {outside}: outside{interval}"]
-    elif measured.model is None or measured.scaled_from is not None:
-        found = [f"cost: {measured}"]
-    others = {role: server for role, server in servers.items() if measured.role not in (None, role)}
-    return [*found, *(_unmeasured(cost, {role: server}) for role, server in others.items())]
+        """A line for each cost that is not within what was measured."""
+        cost, measured = self.scenario.cost, self.scenario.cost.measured
+        servers = dict(zip(("prefill", "decode"), self.scenario.servers, strict=True))
+        if measured is None:
+            return [_unmeasured(cost, servers)]
+        setup = self.scenario.foreign_setup
+        outside = ", ".join([*setup, *measured.exceeded(self.records.steps)])
+        found = []
+        if outside:
+            has_interval = any(measured.role in (None, role) for role in cost.uncertain)
+            interval = "; its interval is left out" if setup and has_interval else ""
+            found = [f"cost: {measured}; this run: {outside}: outside{interval}"]
+        elif measured.model is None or measured.scaled_from is not None:
+            found = [f"cost: {measured}"]
+        others = {role: server for role, server in servers.items() if measured.role not in (None, role)}
+        return [*found, *(_unmeasured(cost, {role: server}) for role, server in others.items())]
 
 
 def _unmeasured(cost: CostChoice, servers: Mapping[str, ServerSettings]) -> str:

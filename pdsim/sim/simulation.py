@@ -82,7 +82,7 @@ class Simulation:
             m.Send: self.send,
             m.Tell: self.deliver,
             m.WakeAt: self.wake_at,
-            m.Retracted: self._retracted,
+            m.Retracted: lambda command: self.recorder.on_retracted(command.request_id, self.timeline.now_ns),
             **self.clients.commands,
         }
         self.transfers: Transfers | None = None
@@ -220,9 +220,6 @@ class Simulation:
 
     def on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
         self.tell_agent(self.sender_ids[prefill_id], computed)
-
-    def _retracted(self, command: m.Retracted) -> None:
-        self.recorder.on_retracted(command.request_id, self.timeline.now_ns)
 
     def _on_choice(self, instance: Instance) -> None:
         self.recorder.on_levels(instance.instance_id, instance.levels(), self.timeline.now_ns)
