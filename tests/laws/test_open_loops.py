@@ -11,7 +11,7 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 
 rates = st.floats(0.1, 1000)
 shares = st.floats(0.01, 0.99)
-levels = st.lists(st.floats(0, 100), min_size=1, max_size=6).filter(sum).map(tuple)
+levels = st.lists(st.just(0.0) | st.floats(0.001, 100), min_size=1, max_size=6).filter(sum).map(tuple)
 arrivals = st.one_of(
     st.none(),
     st.builds(Constant, rates),
