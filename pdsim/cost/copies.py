@@ -1,6 +1,8 @@
 """Copies of KV beside the transfers: to host memory, to storage behind it, and through staging buffers."""
 
+from collections import Counter
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 
@@ -25,27 +27,40 @@ class HostCopies:
 
 
 class HostMemory:
-    """Times the copies of one instance, one after another."""
+    """Times the copies of one instance, one after another.
+
+    A plane goes into pinned memory of a power of two in bytes, as PyTorch's allocator has it, and is pinned once: later
+    copies use what is free of the same size.
+    """
 
     def __init__(self, costs: HostCopies) -> None:
         self._costs = costs
         self._held_bytes: dict[int, int] = {}
         """Bytes of each request that is out."""
-        self._pinned_bytes = 0
+        self._free: Counter[int] = Counter()
+        """Requests' worth of pinned memory, by the bytes of a plane."""
 
     def save_ns(self, request_id: int, num_pages: int) -> int:
         costs, num_bytes = self._costs, num_pages * self._costs.page_bytes
         self._held_bytes[request_id] = num_bytes
-        more = max(0, sum(self._held_bytes.values()) - self._pinned_bytes)
-        self._pinned_bytes += more
-        return self._copy_ns(num_bytes, costs.save_bandwidth) + round(1e9 * more / costs.pinning_bandwidth)
+        copy_ns, plane_bytes = self._copy_ns(num_bytes, costs.save_bandwidth), self._plane_bytes(num_bytes)
+        if self._free[plane_bytes]:
+            self._free[plane_bytes] -= 1
+            return copy_ns
+        return copy_ns + round(1e9 * costs.num_planes * plane_bytes / costs.pinning_bandwidth)
 
     def load_ns(self, request_id: int) -> int:
-        return self._copy_ns(self._held_bytes.pop(request_id), self._costs.load_bandwidth)
+        num_bytes = self._held_bytes[request_id]
+        self.forget(request_id)
+        return self._copy_ns(num_bytes, self._costs.load_bandwidth)
 
     def forget(self, request_id: int) -> None:
-        """Drops what is held of a request that was given up, if anything is."""
-        self._held_bytes.pop(request_id, None)
+        """Drops what is held of a request, if anything is."""
+        if num_bytes := self._held_bytes.pop(request_id, 0):
+            self._free[self._plane_bytes(num_bytes)] += 1
+
+    def _plane_bytes(self, num_bytes: int) -> int:
+        return 1 << (ceil(num_bytes / self._costs.num_planes) - 1).bit_length()
 
     def _copy_ns(self, num_bytes: int, bandwidth: float) -> int:
         return max(self._costs.num_planes * self._costs.copy_ns, round(1e9 * num_bytes / bandwidth))

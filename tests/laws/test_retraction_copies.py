@@ -95,12 +95,13 @@ def test_memory_that_was_pinned_before_is_used_again():
         page_bytes=10, num_planes=4, copy_ns=3, save_bandwidth=1e9, load_bandwidth=1e9, pinning_bandwidth=0.5e9
     )
     memory = HostMemory(costs)
-    assert memory.save_ns(0, 100) == 1000 + 2000
+    assert memory.save_ns(0, 100) == 1000 + 2 * 4 * 256  # 250 bytes a plane, of which 256 are pinned
     assert memory.load_ns(0) == 1000
     assert memory.save_ns(1, 100) == 1000
-    assert memory.save_ns(2, 1) == 12 + 20
+    assert memory.save_ns(2, 1) == 12 + 2 * 4 * 4
     memory.forget(1)
     assert memory.save_ns(3, 99) == 990
+    assert memory.save_ns(4, 103) == 1030 + 2 * 4 * 512
 
 
 @given(st.integers(1, 12), st.integers(1, 400))
