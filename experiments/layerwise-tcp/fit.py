@@ -41,7 +41,6 @@ cost:
     kv_dtype: fp8
     tp: [8, 8]
     prefill_new_tokens: [3500, 16000]
-    outside: extend
 provenance:
   fitted_on: "TTFT of 3,500 and 16,000 tokens at concurrency 1, asynchronous sending off; submission at 838 ms"
   not_fitted: "decode_base: nothing is decoded here"

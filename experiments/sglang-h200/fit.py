@@ -227,7 +227,7 @@ def cost(prefill: Prefill, wave_tokens: int, decode: Decode, shape: Shape, host:
 
 
 def measured_on(model: str, tp: tuple[int, int], prefill: Forwards, decode: Steps) -> dict[str, object]:
-    """The setup of the fitted rows, and their sizes; the lines go on outside."""
+    """The setup of the fitted rows, and their sizes."""
     setup = Setup(model=model, weight_dtype="bf16", kv_dtype="bf16", device="h200", tp=tp)
     sizes = {
         "prefill_new_tokens": prefill.num_tokens,
@@ -236,7 +236,7 @@ def measured_on(model: str, tp: tuple[int, int], prefill: Forwards, decode: Step
         "decode_context_tokens": decode.kv_tokens,
     }
     ranges = {name: [int(values.min()), int(values.max())] for name, values in sizes.items()}
-    return {**setup.model_dump(mode="json"), **ranges, "outside": "extend"}
+    return {**setup.model_dump(mode="json"), **ranges}
 
 
 def write_profile(name: str, model: str, cost_of: Mapping[str, object], prefill: object, decode: object) -> None:

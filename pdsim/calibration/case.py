@@ -249,7 +249,7 @@ def fitted_profile(
     scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]
     sizes = reached(step for scenario in scenarios for step in run(scenario).records.steps)
     ranges = {name: list(extremes) for name, extremes in sizes.items()}
-    measured = {**scenarios[0].setup.model_dump(mode="json"), **ranges, "outside": "extend"}
+    measured = {**scenarios[0].setup.model_dump(mode="json"), **ranges}
     return {
         "name": name,
         "cost": {**cost, "measured": measured},

@@ -94,7 +94,7 @@ class TableModel(AffineModel):
 
 
 class Entries:
-    """Straight lines from one entry to the next."""
+    """Straight lines from one entry to the next; the last one goes on. Below the first entry its time holds."""
 
     def __init__(self, times_ns: Mapping[int, float]) -> None:
         self._sizes = sorted(times_ns)
@@ -102,9 +102,9 @@ class Entries:
 
     def at(self, size: int) -> float:
         """0 without entries."""
-        after = bisect_right(self._sizes, size)
-        if after in {0, len(self._sizes)}:
-            return self._times_ns[min(after, len(self._sizes) - 1)] if self._sizes else 0.0
+        after = min(bisect_right(self._sizes, size), len(self._sizes) - 1)
+        if after < 1:
+            return self._times_ns[0] if self._sizes else 0.0
         low, high = self._sizes[after - 1], self._sizes[after]
         first, last = self._times_ns[after - 1], self._times_ns[after]
         return first + (last - first) * (size - low) / (high - low)

@@ -238,7 +238,7 @@ class AffineTable(Affine):
     """Affine, with measured times by size in place of base and time per token or request, between which it
     interpolates.
 
-    Times must not fall as sizes grow. Beyond both ends the last time holds.
+    Times must not fall as sizes grow. Beyond the last entry the line goes on; below the first one its time holds.
     """
 
     prefill_ns: Mapping[int, float] | None = None

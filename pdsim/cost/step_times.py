@@ -1,13 +1,12 @@
 """Times of the steps of one instance: what its GPU computes, and what the host does around that.
 
 A prefill forward takes what its cost model says. A decode step of n requests drafts, computes n times the draft tokens
-in the next larger CUDA graph, and is followed by host work. Steps larger or smaller than what was measured take as long
-as the nearest that was.
+in the next larger CUDA graph, and is followed by host work.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
 
@@ -16,42 +15,6 @@ from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.cost.roofline import RooflineModel
 from pdsim.system.memory import Layout
 from pdsim.system.model import stage_layers
-
-
-class SizeRange(NamedTuple):
-    """Sizes that were measured, ends included."""
-
-    least: float = 0
-    most: float = float("inf")
-
-    def nearest(self, value: float) -> float:
-        return min(max(value, self.least), self.most)
-
-
-class Measured(NamedTuple):
-    """Step sizes that were measured. KV tokens of decode steps are not bounded: their time is a line, which goes on."""
-
-    new_tokens: SizeRange = SizeRange()
-    context_tokens: SizeRange = SizeRange()
-    """All prompts of a forward together."""
-    batch: SizeRange = SizeRange()
-
-    def nearest(self, step: PrefillStep) -> PrefillStep:
-        num_tokens = step.num_tokens
-        num_context = sum(chunk.num_context_tokens for chunk in step.chunks)
-        more = self.new_tokens.nearest(num_tokens) / num_tokens
-        behind = self.context_tokens.nearest(num_context) / num_context if num_context else 1
-        if (more, behind) == (1, 1):
-            return step
-        chunks = (
-            replace(
-                chunk,
-                num_tokens=max(1, round(chunk.num_tokens * more)),
-                num_context_tokens=round(chunk.num_context_tokens * behind),
-            )
-            for chunk in step.chunks
-        )
-        return replace(step, chunks=tuple(chunks), num_decode_tokens=round(step.num_decode_tokens * more))
 
 
 class Drafting(NamedTuple):
@@ -196,7 +159,6 @@ class StepTimes:
 
     prefill: CostModel
     decode: CostModel
-    measured: Measured | None = None
     drafting: Drafting = NO_DRAFTING
     graphs: Graphs | None = None
     waves: AttentionWaves | None = None
@@ -217,11 +179,10 @@ class StepTimes:
 
         expert_tokens: that experts compute, if not the step's own; only a roofline tells them apart
         """
-        known = step if self.measured is None else self.measured.nearest(step)
         if expert_tokens is None or not isinstance(self.prefill, RooflineModel):
-            duration_ns = self.prefill.prefill_ns(known, start_ns)
+            duration_ns = self.prefill.prefill_ns(step, start_ns)
         else:
-            duration_ns = self.prefill.prefill_ns(known, start_ns, expert_tokens)
+            duration_ns = self.prefill.prefill_ns(step, start_ns, expert_tokens)
         if self.speedup[0] != 1:
             duration_ns = max(1, round(duration_ns / self.speedup[0]))
         return duration_ns if self.kv_reads is None else self.kv_reads.prolonged_ns(start_ns, duration_ns)
@@ -243,8 +204,7 @@ class StepTimes:
 
     def num_computed(self, num_requests: int) -> int:
         """Tokens that a decode step computes: drafts and empty rows of its graph are among them."""
-        batch = ((self.graphs and self.graphs.size(num_requests)) or num_requests) * self.drafting.tokens
-        return batch if self.measured is None else round(self.measured.batch.nearest(batch))
+        return ((self.graphs and self.graphs.size(num_requests)) or num_requests) * self.drafting.tokens
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
         """decode_line where experts compute so many tokens; only a roofline tells them apart."""
@@ -289,7 +249,7 @@ class StepTimes:
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
         """Parts of a forward's time in ns on a GPU that has rested, by name; they add up to it."""
-        return self.prefill.prefill_terms(step if self.measured is None else self.measured.nearest(step))
+        return self.prefill.prefill_terms(step)
 
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
         """Parts of a decode step's time in ns, by name; they add up to it."""

@@ -152,11 +152,10 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
     """Times of one instance, in a resolved scenario; an aggregated one computes prompts and decodes."""
     cost, host, settings, layout = scenario.cost, scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
     prefill = prefill_model(scenario, role)
-    measured = None if cost.measured is None else cost.measured.bounds()
     if not isinstance(settings, DecodingSettings):
         slows_prefill = wiring.transport(scenario).slows_prefill
         kv_reads = KvReads(slows_prefill) if slows_prefill else None
-        return StepTimes(prefill=prefill, decode=prefill, measured=measured, kv_reads=kv_reads)
+        return StepTimes(prefill=prefill, decode=prefill, kv_reads=kv_reads)
     drafting, graphs, draft_tokens = NO_DRAFTING, None, settings.speculative_draft_tokens
     if draft_tokens is not None:
         drafting = Drafting(draft_tokens, settings.speculative_drafting)
@@ -169,7 +168,6 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
     return StepTimes(
         prefill=prefill,
         decode=timed(cost.decode, host.slowdown, layout),
-        measured=measured,
         drafting=drafting,
         graphs=graphs,
         waves=attention_waves(scenario, role),

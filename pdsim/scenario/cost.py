@@ -7,7 +7,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pdsim.cost.model import CostSettings
 from pdsim.cost.settings import Kernels
-from pdsim.cost.step_times import Measured, SizeRange
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.component import Component
 from pdsim.scenario.fields import Bandwidth, Duration, Section
@@ -30,8 +29,6 @@ _TITLES = {
     "decode_batch": "batch",
     "decode_context_tokens": "KV tokens of a batch",
 }
-_GOES_ON = "decode_context_tokens"
-"""A decode step is a line in them, which is not clamped."""
 
 
 def _ordered(values: tuple[float, float]) -> tuple[float, float]:
@@ -94,7 +91,7 @@ def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
 class MeasuredSettings(Setup):
     """The setup, and the step sizes [least, most], that times were measured on, from `pdsim calibrate`.
 
-    Commands print one line about a run that leaves it. None: not known.
+    Commands print one line about a run that leaves it; times go on along their lines. None: not known.
     """
 
     role: Literal["prefill", "decode"] | None = None
@@ -108,16 +105,7 @@ class MeasuredSettings(Setup):
     decode_batch: Bounds | None = None
     """Requests of a step."""
     decode_context_tokens: Bounds | None = None
-    """KV tokens of a step; beyond, time goes on along its line."""
-    outside: Literal["clamp", "extend"] = "clamp"
-    """A step outside takes the nearest measured time (clamp), or what the cost model says (extend)."""
-
-    def bounds(self) -> Measured | None:
-        """Sizes that times are clamped to; None if they are not."""
-        given = (self.prefill_new_tokens, self.prefill_context_tokens, self.decode_batch)
-        if self.outside == "extend" or not any(given):
-            return None
-        return Measured(*(SizeRange() if bounds is None else SizeRange(*bounds) for bounds in given))
+    """KV tokens of a step."""
 
     def __str__(self) -> str:
         of_role = "" if self.role is None else f" of {self.role}"
@@ -134,13 +122,8 @@ class MeasuredSettings(Setup):
             bounds = getattr(self, name)
             if bounds is not None and (most > bounds[1] or least < bounds[0]):
                 value = most if most > bounds[1] else least
-                found.append(self._exceeded(name, value, SizeRange(*bounds)))
+                found.append(f"{_TITLES[name]} {value:,.0f} (measured {bounds[0]:,.0f} to {bounds[1]:,.0f})")
         return found
-
-    def _exceeded(self, name: str, value: float, bounds: SizeRange) -> str:
-        goes_on = self.outside == "extend" or name == _GOES_ON
-        taken = "" if goes_on else f", taken as {bounds.nearest(value):,.0f}"
-        return f"{_TITLES[name]} {value:,.0f} (measured {bounds.least:,.0f} to {bounds.most:,.0f}{taken})"
 
 
 def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:

@@ -21,7 +21,7 @@ from pydantic import ValidationInfo
 from pdsim.scenario.fields import base_folder
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 
-_BESIDE = ("measured", "host", "cold_start")
+_BESIDE = ("host", "cold_start")
 """Sections of a profile's cost that a scenario may change."""
 _OF_ROLE = {
     "prefill": ("prefill_interval",),
@@ -65,8 +65,9 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
         if section in _BESIDE and not isinstance(changes, dict):
             raise ValueError(f"{section}: expected a section, {{name: value}}, found {changes!r}")
     if any(section not in _BESIDE for section in beside):
-        known, found = " and ".join((", ".join(_BESIDE[:-1]), _BESIDE[-1])), ", ".join(beside)
-        raise ValueError(f"profile stands alone, or beside {known}, found {found} beside it")
+        raise ValueError(
+            f"profile stands alone, or beside {' and '.join(_BESIDE)}, found {', '.join(beside)} beside it"
+        )
     cost = read_profile(path)["cost"]
     changed = {section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}
     return {"measured": {}, **cost, **changed}  # without `measured` it does not say what it was measured on
@@ -111,8 +112,6 @@ def _measured(costs: dict[str, Any]) -> dict[str, Any]:
         found[name] = (sizes[0], sizes[-1])
     for role, one in known.items():
         found |= {name: bounds for name, bounds in one.items() if name.startswith(f"{role}_")}
-    if any(one.get("outside") == "extend" for one in known.values()):
-        found["outside"] = "extend"
     return found
 
 

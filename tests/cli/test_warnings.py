@@ -58,7 +58,7 @@ def test_a_sweep_says_how_many_points_lie_outside_and_its_report_too(capsys, fol
     swept = ("sweep", "sweep.yaml", "--jobs", 1, "--out", "swept", "--set", f"cost={cost}")
     (warning,) = warnings_in(output(capsys, *swept))
     assert warning.startswith("warning: 1 of 2, such as client.concurrency=16")
-    assert warning.endswith("batch 16 (measured 1 to 4, taken as 4): outside")
+    assert warning.endswith("batch 16 (measured 1 to 4): outside")
     told = output_json(capsys, *swept)
     assert [len(point["warnings"]) for point in told["points"]] == [0, 1]
     assert warning.removeprefix("warning: ") == told["warnings"][0]

@@ -10,7 +10,6 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, Entries, TableModel
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine, AffineTable
-from pdsim.cost.step_times import Measured, SizeRange, StepTimes
 from pdsim.scenario.cost import Setup
 from pdsim.sim.simulation import simulate
 from tests.support import request, small
@@ -26,9 +25,10 @@ def base_ns(model, batch):
     return model.decode_line(batch).base / (1 << FRACTION_BITS)
 
 
-def test_a_table_is_straight_between_entries_and_flat_outside():
+def test_a_table_is_flat_below_its_entries_and_straight_between_and_beyond_them():
     entries = Entries({10: 100.0, 20: 300.0})
-    assert [entries.at(size) for size in (1, 10, 15, 20, 99)] == [100, 100, 200, 300, 300]
+    assert [entries.at(size) for size in (1, 10, 15, 20, 100)] == [100, 100, 200, 300, 1900]
+    assert [Entries({10: 100.0}).at(size) for size in (1, 10, 99)] == [100, 100, 100]
 
 
 @given(
@@ -46,33 +46,9 @@ def test_a_falling_table_is_refused():
 
 def test_a_table_of_an_affine_law_gives_its_times():
     table = TableModel(AffineTable(prefill_ns={0: 0, 4096: 4096e3}, prefill_per_pair_ns=1, decode_ns={0: 0, 64: 32e3}))
-    for chunks in ([(0, 100)], [(500, 1000), (0, 24)]):
+    for chunks in ([(0, 100)], [(500, 1000), (0, 24)], [(0, 8192)]):
         assert table.prefill_ns(step(*chunks), 0) == AFFINE.prefill_ns(step(*chunks), 0)
-    assert base_ns(table, 7) == base_ns(AFFINE, 7)
-
-
-CLAMPED = StepTimes(
-    prefill=AFFINE, decode=AFFINE, measured=Measured(SizeRange(64, 1024), SizeRange(0, 2048), SizeRange(2, 16))
-)
-
-
-@given(st.integers(64, 1024), st.integers(0, 2048), st.integers(2, 16))
-def test_nothing_changes_within_what_was_measured(n, context, batch):
-    assert CLAMPED.prefill_ns(step((context, n)), 0) == AFFINE.prefill_ns(step((context, n)), 0)
-    assert CLAMPED.decode_line(batch) == AFFINE.decode_line(batch)
-
-
-@pytest.mark.parametrize(
-    ("asked", "nearest"),
-    [((0, 16), (0, 64)), ((0, 8192), (0, 1024)), ((9999, 512), (2048, 512)), ((4096, 4096), (2048, 1024))],
-)
-def test_outside_a_forward_takes_as_long_as_the_nearest_measured(asked, nearest):
-    assert CLAMPED.prefill_ns(step(asked), 0) == AFFINE.prefill_ns(step(nearest), 0)
-
-
-def test_batches_are_clamped_too():
-    assert CLAMPED.decode_line(1) == AFFINE.decode_line(2)
-    assert CLAMPED.decode_line(999) == AFFINE.decode_line(16)
+    assert [base_ns(table, batch) for batch in (7, 99)] == [base_ns(AFFINE, batch) for batch in (7, 99)]
 
 
 def run(**measured):
@@ -90,19 +66,21 @@ def test_a_run_names_each_field_once_with_its_farthest_value():
     (outside,) = run(**ON, prefill_new_tokens=[1, 32], decode_context_tokens=[0, 50]).warnings()
     assert re.fullmatch(
         r"cost: profile measured on qwen3-0.6b, bf16 weights, bf16 KV, TP1, h100; this run: "
-        r"new tokens of a forward 64 \(measured 1 to 32, taken as 32\), "
+        r"new tokens of a forward 64 \(measured 1 to 32\), "
         r"KV tokens of a batch \d+ \(measured 0 to 50\): outside",
         outside,
     )
 
 
-def test_a_run_within_says_nothing_and_one_that_extends_is_as_long_as_without_a_range():
-    free, within = run(**ON), run(**ON, prefill_new_tokens=[1, 64], decode_batch=[1, 3])
+def test_a_run_within_says_nothing_and_none_takes_another_time_for_its_range():
+    free, within, beyond = (
+        run(**ON),
+        run(**ON, prefill_new_tokens=[1, 64], decode_batch=[1, 3]),
+        run(**ON, decode_batch=[1, 1]),
+    )
     assert within.warnings() == free.warnings() == []
     assert "warnings" not in within.summary()["pdsim"]
-    clamped, extended = (run(**ON, prefill_new_tokens=[1, 32], outside=how) for how in ("clamp", "extend"))
-    assert extended.summary()["duration"] == free.summary()["duration"] > clamped.summary()["duration"]
-    assert "taken as" not in extended.summary()["pdsim"]["warnings"][0]
+    assert beyond.summary()["duration"] == free.summary()["duration"]
 
 
 SETUPS = st.builds(
