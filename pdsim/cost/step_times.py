@@ -238,7 +238,8 @@ class StepTimes:
             if size is None:
                 base = max(base, _units(self.graphs.launch_ns))
             else:
-                per_context = round((1 + self.graphs.empty_row_kv * (size / num_requests - 1)) * per_context)
+                empty_rows = self.graphs.empty_row_kv * (size / num_requests - 1)
+                per_context += round(empty_rows * (per_context + line.per_distinct_token))
         base += _units(self.host_overhead.ns(num_requests))
         line = DecodeLine(base, per_context, line.per_distinct_token)
         if self.waves is not None:
