@@ -66,6 +66,18 @@ def test_public_points_below_saturation_are_within_20_percent_at_the_median():
         assert median(errors) < 0.20
 
 
+def test_a_server_on_a_gpu_without_rows_is_predicted_at_the_median():
+    """By a profile scaled from another GPU; all loads are predicted, with bursts, traces and retraction among them."""
+    arms = report("sglang-h100").values()
+    for metric, most in {
+        "request_throughput": 0.01,
+        "mean_ttft_ms": 0.15,
+        "p99_ttft_ms": 0.06,
+        "mean_tpot_ms": 0.05,
+    }.items():
+        assert median(abs(arm["metrics"][metric]["error"]) for arm in arms) < most, metric
+
+
 def test_aggregated_points_are_within_20_percent_of_tpot_at_the_median():
     """By defaults alone. TTFT has what lies before the GPU, of which those rows say nothing."""
     errors = [abs(row["metrics"]["mean_tpot_ms"]["error"]) for row in report("aiconfigurator-points").values()]
