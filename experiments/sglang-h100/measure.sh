@@ -1,18 +1,22 @@
 #!/bin/bash
 # measure.sh LIFE...: starts servers on two H100s and sends them loads; raw results in $SGL/res, logs in $SGL/log-LIFE.
-# Needs a folder $SGL with SGLang's site and bin/{up,down,env}.sh, bin/replay.py, and the loads of loads.py in $SGL/loads.
+# Needs a folder $SGL with SGLang's site, bin/{up,down,env}.sh and bin/replay.py, and the loads of loads.py in $SGL/loads.
 . "${SGL:=/tmp/sgl}"/bin/env.sh
-export COMMON="--mem-fraction-static 0.85 --chunked-prefill-size 8192 --page-size 1 --disable-piecewise-cuda-graph"
 
+up() { # PAGE_SIZE
+    export COMMON="--mem-fraction-static 0.85 --chunked-prefill-size 8192 --page-size $1 --disable-piecewise-cuda-graph"
+    bash "$SGL"/bin/up.sh pd qwen3-8b || exit 1
+}
 send() { # NAME replay arguments: what cannot be sent in 100 s is cut off
-    local name=$1
+    local name=$prefix$1
     shift
     echo "== $name"
     timeout 100 "$PY" "$SGL"/bin/replay.py --url http://127.0.0.1:31000 --out "$SGL/res/$name.jsonl" "$@"
 }
 replay() { send "$1" --trace "$SGL/loads/$1.jsonl" "${@:2}"; }
+warm() { send warm --n 16 --in-len 1024 --out-len 64 --max-conc 16 --seed 3; }
 
-light() { # what a profile is fitted on: prompts of every length alone, and closed loops
+light() { # prompts of every length alone, and closed loops
     for tokens in 128 512 1024 2048 4096 8192 16384; do
         send "s$tokens" --n 3 --in-len $tokens --out-len 8 --max-conc 1 --seed $tokens
     done
@@ -23,20 +27,27 @@ light() { # what a profile is fitted on: prompts of every length alone, and clos
 }
 
 for life in "$@"; do
+    prefix=
     case $life in
     plain)
-        bash "$SGL"/bin/up.sh pd qwen3-8b || exit 1
+        up 64
         light
         for name in poisson8 poisson19 bursts long mixed code conversation; do replay $name; done
         ;;
+    page1)
+        prefix=page1_
+        up 1
+        light
+        for name in poisson8 poisson19 code; do replay $name; done
+        ;;
     retract)
-        DX="--max-total-tokens 40000 --num-reserved-decode-tokens 128" bash "$SGL"/bin/up.sh pd qwen3-8b || exit 1
-        send warm --n 16 --in-len 1024 --out-len 64 --max-conc 16 --seed 3
+        DX="--max-total-tokens 40000 --num-reserved-decode-tokens 128" up 64
+        warm
         replay retract --max-conc 48
         ;;
     shared)
-        DX=--disaggregation-decode-enable-radix-cache bash "$SGL"/bin/up.sh pd qwen3-8b || exit 1
-        send warm --n 16 --in-len 1024 --out-len 64 --max-conc 16 --seed 3
+        DX=--disaggregation-decode-enable-radix-cache up 64
+        warm
         replay shared
         ;;
     esac
