@@ -10,8 +10,8 @@ from pdsim.metrics.summary import ttft_ms
 HERE = Path(__file__).parent / "sglang_h100"
 SERVERS = {
     "none": [],
-    "write_through": ["aggregated.host_cache={size: 32 GB}"],
-    "write_back": ["aggregated.host_cache={size: 16 GB, write: write_back}"],
+    "write_through": ["aggregated.host_cache=32 GB"],
+    "write_back": ["aggregated.host_cache=16 GB", "aggregated.host_cache_write=write_back"],
 }
 
 

@@ -117,7 +117,7 @@ def schema(kind: Annotated[Literal["scenario", "sweep"], Parameter(help="Which o
 
 
 def fields(
-    name: Annotated[str | None, Parameter(help="A section such as decode.host_cache, a component, or a table.")] = None,
+    name: Annotated[str | None, Parameter(help="A section such as network.staging, a component, or a table.")] = None,
     /,
     *,
     json_: Json = False,

@@ -82,7 +82,8 @@ def _routing(value: Any, scenario: Scenario) -> str | None:
 
 
 _SAID = (
-    *("state_dtype", "priorities", "storage", "network.staging", "health", "*.host_cache", "*.max_prefill_tokens"),
+    *("state_dtype", "priorities", "storage", "network.staging", "health", "*.max_prefill_tokens"),
+    *("*.host_cache", "*.host_cache_write"),
     *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness"),
     *("prefill.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
     *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
@@ -200,8 +201,7 @@ def across_hosts(leader: str, num_hosts: object, rank: object) -> Flags:
 
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
     has_whole_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
-    running, host = servers.max_running_requests, servers.host_cache
-    host_bytes = None if host is None else host.size
+    running, host_bytes = servers.max_running_requests, servers.host_cache_bytes
     flags: Flags = [
         ("tp-size", servers.tp),
         ("pp-size", servers.pp if isinstance(servers, PrefillSettings) and servers.pp > 1 else None),
@@ -217,9 +217,9 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("max-total-tokens", servers.pool_tokens),
         ("max-running-requests", running and running * servers.dp),
         ("radix-eviction-policy", component_name(servers.eviction)),
-        ("enable-hierarchical-cache", host is not None),
+        ("enable-hierarchical-cache", host_bytes is not None),
         ("hicache-size", None if host_bytes is None else max(1, round(host_bytes / 1e9))),
-        ("hicache-write-policy", host and host.write),
+        ("hicache-write-policy", None if host_bytes is None else servers.host_cache_write),
         *_storage_flags(scenario, servers),
         ("quantization", quantization(scenario)),
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),

@@ -80,7 +80,7 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
         return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
     if decode is not None and decode.speculative_draft_tokens is not None:
         return "decode.speculative_draft_tokens: decoding with drafts is SGLang's only here; leave it out"
-    if any(servers.host_cache for servers in scenario.roles.values()):
+    if any(servers.host_cache is not None for servers in scenario.roles.values()):
         return "host_cache is SGLang's; leave it out"
     if (aggregated := scenario.aggregated) is not None:
         if aggregated.speculative_draft_tokens is not None:
@@ -143,9 +143,9 @@ def _of_split_prefill(scenario: "Scenario") -> str:
 
 
 def _of_storage(scenario: "Scenario") -> str:
-    if scenario.storage is None or any(servers.host_cache for servers in scenario.roles.values()):
+    if scenario.storage is None or any(servers.host_cache is not None for servers in scenario.roles.values()):
         return ""
-    return "storage lies behind host caches: give a role one (prefill: {host_cache: {}})"
+    return "storage lies behind host caches: give a role one (prefill: {host_cache: auto})"
 
 
 def _of_elastic_clusters(scenario: "Scenario") -> str:

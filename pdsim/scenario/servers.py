@@ -1,8 +1,8 @@
 """Servers of each role, and how they change their roles. Also the memory and drives behind their caches."""
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from pdsim.core.host_cache import PrefetchPolicy, WritePolicy
 from pdsim.policy import protocols
@@ -10,17 +10,33 @@ from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDec
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
 from pdsim.policy.scaling import LoadThresholds
 from pdsim.scenario.component import Component
-from pdsim.scenario.fields import Bandwidth, Duration, Rate, Section, Size
+from pdsim.scenario.fields import SIZE, Bandwidth, Duration, Rate, Section, Size
 from pdsim.workload.lengths import Acceptance
 
 
-class HostCacheSettings(Section):
-    """Host memory behind the prefix cache: SGLang's HiCache (--enable-hierarchical-cache). In simulation only."""
+def size_or_auto(value: Any) -> int | Literal["auto"]:
+    """Bytes. Raises ValueError with what is possible, and with the two fields that stand for a mapping."""
+    if value == "auto":
+        return "auto"
+    if isinstance(value, dict):
+        write = f" and host_cache_write: {value['write']}" if value.get("write") else ""
+        raise ValueError(
+            f"expected a size such as 64 GiB, or auto (twice the pool), found {value!r}: "
+            f"write host_cache: {value.get('size') or 'auto'}{write}"
+        )
+    try:
+        return round(SIZE.parse(value))
+    except ValueError as wrong:
+        raise ValueError(f"{wrong}; auto is twice the pool") from None
 
-    size: Size | None = Field(default=None, ge=0)
-    """Memory for the KV of each GPU (--hicache-size); None: twice its pool (--hicache-ratio 2)."""
-    write: WritePolicy = "write_through"
-    """Rule for copying KV there: write_through, write_through_selective or write_back (--hicache-write-policy)."""
+
+SizeOrAuto = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(size_or_auto),
+    PlainSerializer(lambda size: size if size == "auto" else SIZE.show(size)),
+    WithJsonSchema({"type": "string", "description": "a size with its unit, or auto", "examples": ["64 GiB", "auto"]}),
+]
+"""Bytes, or auto until they are known."""
 
 
 class StorageSettings(Section):
@@ -94,8 +110,14 @@ class ServerSettings(Section):
     """Keep the KV of earlier prompts."""
     eviction: Annotated[protocols.EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
     """Eviction policy: the order in which unused KV goes."""
-    host_cache: HostCacheSettings | None = None
-    """Memory that keeps what is evicted; needs radix_cache. None: it is lost."""
+    host_cache: SizeOrAuto | None = None
+    """Host memory for the KV of each GPU, which keeps what is evicted (--enable-hierarchical-cache --hicache-size).
+
+    Needs radix_cache. auto: twice the pool (--hicache-ratio 2). None: what is evicted is lost.
+    """
+    host_cache_write: WritePolicy = "write_through"
+    """Rule for copying KV there: write_through, write_through_selective or write_back (--hicache-write-policy). No
+    effect without host_cache."""
     max_running_requests: int | None = Field(default=None, ge=1)
     """Most running requests of a server (--max-running-requests); None: the engine's rule."""
 
@@ -114,6 +136,12 @@ class ServerSettings(Section):
     def resolved_max_running(self) -> int:
         assert self.max_running_requests is not None, "the scenario is not resolved"
         return self.max_running_requests
+
+    @property
+    def host_cache_bytes(self) -> int | None:
+        """Host memory of each GPU, in resolved settings; None: there is none."""
+        assert self.host_cache != "auto", "the scenario is not resolved"
+        return self.host_cache
 
     @property
     def split(self) -> Split:

@@ -23,7 +23,7 @@ from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
 STATES_PER_REQUEST = 3
 """States of linear-attention layers, of which a prefix cache keeps some (SGLang 0.5.23)."""
 HOST_RATIO = 2
-"""Host memory for each byte of the GPU's pool, where its size is not given (SGLang's --hicache-ratio)."""
+"""Host memory for each byte of the GPU's pool, where it is auto (SGLang's --hicache-ratio)."""
 PREFETCH_SHARE = 0.8
 """Share of what host memory has more than the GPU that prefetches may hold (SGLang 0.5.12, cache_controller.py)."""
 _SMALL_BATCH = 32
@@ -210,8 +210,8 @@ def _resolved_memory(
     if states is not None:
         running = max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
     host = settings.host_cache
-    if host is not None and host.size is None:
-        host = host.model_copy(update={"size": HOST_RATIO * pool * layout.kv_token_bytes})
+    if host == "auto":
+        host = HOST_RATIO * pool * layout.kv_token_bytes
     return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running, "host_cache": host}
 
 
@@ -241,11 +241,10 @@ def host_caches(scenario: Scenario) -> list[tuple[memory.Role, str]]:
 def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
     """Pages of host memory behind the prefix cache of each instance, of a resolved scenario."""
     settings: ServerSettings = getattr(scenario, role)
-    if (given := settings.host_cache) is None:
+    if (host_bytes := settings.host_cache_bytes) is None:
         return 0
-    assert given.size is not None, "the scenario is not resolved"
     page_bytes: int = layout_of(scenario, role).kv_token_bytes * scenario.page_size
-    return given.size // page_bytes
+    return host_bytes // page_bytes
 
 
 def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
@@ -254,11 +253,12 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)
     tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction)) if settings.radix_cache else None
-    if tree is None or (given := settings.host_cache) is None:
+    if tree is None or settings.host_cache is None:
         return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced)
     host_pool = PagePool(num_host_pages(scenario, role))
     storage = scenario.storage
-    host = HostCache(host_pool, tree, deepcopy(settings.eviction), given.write, stores=storage is not None)
+    write = settings.host_cache_write
+    host = HostCache(host_pool, tree, deepcopy(settings.eviction), write, stores=storage is not None)
     prefetcher = None
     if storage is not None and role != "decode":
         more_pages = max(0, host_pool.num_pages - pool.num_pages)

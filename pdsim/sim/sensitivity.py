@@ -37,8 +37,8 @@ RELIEF = {
     "descriptor cost": "page_size; network.staging where tensor-parallel sizes differ",
     "transfer set-up": "network.transport",
     "staging ring": "network.staging.ring",
-    "prefill host memory": "prefill.host_cache.size",
-    "decode host memory": "decode.host_cache.size",
+    "prefill host memory": "prefill.host_cache",
+    "decode host memory": "decode.host_cache",
     "host link": "GPUs with a faster host_bandwidth",
     "storage": "storage.drives, storage.client_bandwidth",
 }
@@ -50,7 +50,7 @@ AGGREGATED_RELIEF = {
     "messages": RELIEF["messages"],
     "aggregated KV": "aggregated.mem_fraction, aggregated.tp, aggregated.instances",
     "aggregated slots": "aggregated.max_running_requests",
-    "aggregated host memory": "aggregated.host_cache.size",
+    "aggregated host memory": "aggregated.host_cache",
     "host link": RELIEF["host link"],
     "storage": RELIEF["storage"],
 }
@@ -159,9 +159,8 @@ def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Clust
         more_slots = round(server.max_running_requests * factor + 0.5)
         variants[f"{role} KV"] = of_field(role, pool_tokens=more_tokens)
         variants[f"{role} slots"] = of_field(role, max_running_requests=more_slots)
-        if (host := server.host_cache) is not None:
-            more = host.model_copy(update={"size": round(host.size * factor)})
-            variants[f"{role} host memory"] = of_field(role, host_cache=more)
+        if (host_bytes := server.host_cache_bytes) is not None:
+            variants[f"{role} host memory"] = of_field(role, host_cache=round(host_bytes * factor))
             variants["host link"] = of_cluster(lambda cluster: _host_linked(cluster, factor))
     if scenario.storage is not None:
         variants["storage"] = of_cluster(lambda cluster: _stored(cluster, factor))

@@ -97,10 +97,10 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
 
 
 def _num_host_pages(spec: RankSpec) -> int:
-    host = spec.settings.host_cache
-    if host is not None and host.size is not None and host.size > (free_bytes := _free_host_bytes()):
+    host_bytes = spec.settings.host_cache_bytes
+    if host_bytes is not None and host_bytes > (free_bytes := _free_host_bytes()):
         raise ConfigError(
-            f"{spec.role}.host_cache.size: {host.size / 1e9:.1f} GB for each rank; "
+            f"{spec.role}.host_cache: {host_bytes / 1e9:.1f} GB for each rank; "
             f"{free_bytes / 1e9:.1f} GB of this host's memory are free"
         )
     return num_host_pages(spec.scenario, spec.role)

@@ -57,6 +57,18 @@ CHANGES = [
     ("decode.pool_tokens=3", "decode: pool_tokens 3 is less than a page of 4 tokens"),
     ("prefill.chunked_prefill_tokens=2", "chunked_prefill_tokens 2 is less than a page of 4 tokens"),
     ("kv_dtype=int4", "kv_dtype: Input should be 'fp32', 'bf16', 'fp8' or 'fp4', found 'int4'"),
+    (
+        "decode.host_cache={size: 120 GiB, write: write_back}",
+        (
+            "decode.host_cache: expected a size such as 64 GiB, or auto (twice the pool), found {'size': '120 GiB', "
+            "'write': 'write_back'}: write host_cache: 120 GiB and host_cache_write: write_back"
+        ),
+    ),
+    ("prefill.host_cache={}", "or auto (twice the pool), found {}: write host_cache: auto"),
+    ("prefill.host_cache.size=8 GiB", "found {'size': '8 GiB'}: write host_cache: 8 GiB"),
+    ("prefill.host_cache=atuo", "prefill.host_cache: expected a size such as '512 MiB', found 'atuo'; auto is twice"),
+    ("prefill.host_cache=12", "prefill.host_cache: bare number 12: write a size with its unit"),
+    ("prefill.host_cache_write=back", "prefill.host_cache_write: Input should be 'write_through', 'write_through_sel"),
     ("page_size=0", "line 2: page_size: Input should be greater than or equal to 1, found 0"),
     (
         "network={transport: push, staging: {}}",
@@ -261,7 +273,7 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
             ["engine=vllm", "decode.allocation=early"],
             "engine vllm: decode.allocation: early: decode allocates pages for",
         ),
-        (["engine=vllm", "decode.host_cache={}"], "engine vllm: host_cache is SGLang's; leave it out"),
+        (["engine=vllm", "decode.host_cache=0"], "engine vllm: host_cache is SGLang's; leave it out"),
         (
             ["engine=vllm", "prefill=null", "decode=null", "aggregated={gpu: h100, schedule_conservativeness: 0.5}"],
             "engine vllm: aggregated.schedule_conservativeness is SGLang's; leave it out",

@@ -11,7 +11,6 @@ from pdsim.scenario.network import NetworkSettings, StagingSettings
 from pdsim.scenario.servers import (
     AggregatedSettings,
     DecodeSettings,
-    HostCacheSettings,
     PrefillSettings,
     StorageSettings,
 )
@@ -134,7 +133,6 @@ SECTIONS = {
     "aggregated": AggregatedSettings,
     "network": NetworkSettings,
     "staging": StagingSettings,
-    "host_cache": HostCacheSettings,
     "storage": StorageSettings,
 }
 

@@ -50,7 +50,7 @@ SERVERS = {
     "eviction": ["lfu", "fifo"],
     "max_running_requests": ["77"],
 }
-HOST_CACHE = {"host_cache.size": ["200 GiB"], "host_cache.write": ["write_back"]}
+HOST_CACHE = {"host_cache": ["200 GiB", "auto"], "host_cache_write": []}
 COMPUTING = {
     "chunked_prefill_tokens": ["4096", "-1"],
     "max_prefill_tokens": ["9999"],
@@ -247,7 +247,7 @@ AGGREGATED = {
     **SERVERS,
     **COMPUTING,
     **DECODING,
-    "host_cache": ["{size: 200 GiB}"],
+    **HOST_CACHE,
     "radix_cache": ["false"],
     "long_prefill_tokens": [],
     "schedule_conservativeness": ["0.5"],
@@ -285,14 +285,23 @@ def test_times_are_left_aside(engine, section):
 def test_host_memory_behind_decode(engine):
     without = [(one, None) for one in WITHOUT[engine]]
     said, notes = text(engine, scenario(*without, ("decode.radix_cache", "true")))
-    changes = [("decode.radix_cache", "true"), ("decode.host_cache", "{write: write_back}")]
+    changes = [("decode.radix_cache", "true"), ("decode.host_cache", "auto")]
     check_difference(engine, "decode.host_cache", "", scenario(*without, *changes), said, notes)
+
+
+@pytest.mark.parametrize("write", ["write_through", "write_back"])
+def test_the_rule_of_copying_is_said_where_there_is_host_memory(write):
+    rule = ("prefill.host_cache_write", write)
+    said, _ = text("sglang", scenario(("prefill.host_cache", "auto"), rule))
+    assert sum(f"--hicache-write-policy {write}" in command for command in said) == 1
+    said, _ = text("sglang", scenario(rule))
+    assert not any("--hicache" in command for command in said)
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_storage_behind_host_memory(shared):
     storage = f"{{shared: {str(shared).lower()}, prefetch: best_effort, prefetch_threshold: 99}}"
-    commands, _ = text("sglang", scenario(("prefill.host_cache", "{}"), ("storage", storage)))
+    commands, _ = text("sglang", scenario(("prefill.host_cache", "auto"), ("storage", storage)))
     flags = [
         f"--hicache-storage-backend {'mooncake' if shared else 'file'}",
         "--hicache-storage-prefetch-policy best_effort",

@@ -19,7 +19,6 @@ from pdsim.cost.copies import HostCopies, HostLink, end_behind_load
 from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import HostCacheSettings
 from pdsim.scenario.sizing import resolve
 from tests.laws.test_radix_cache import Holder, below, tokens
 from tests.markdown import ROOT
@@ -299,8 +298,8 @@ def tiers(draw: st.DrawFn, clusters: st.SearchStrategy[Scenario]) -> Scenario:
         servers = getattr(scenario, role)
         if draw(st.booleans()) or role == "aggregated":
             num_tokens = draw(st.sampled_from([0, 20, 100, 400, 10_000]))
-            host = HostCacheSettings(size=f"{num_tokens * TOKEN_BYTES} B", write=draw(st.sampled_from(WRITES)))
-            update = {"radix_cache": True, "host_cache": host}
+            update = {"radix_cache": True, "host_cache": num_tokens * TOKEN_BYTES}
+            update["host_cache_write"] = draw(st.sampled_from(WRITES))
             if role == "decode":
                 update["retraction_backup"] = draw(st.booleans())
                 update["retracts_to_host_cache"] = draw(st.booleans())
@@ -359,14 +358,10 @@ def test_pages_are_copied_before_they_are_granted(scenario: Scenario):
 @examples(60)
 def test_host_memory_of_no_size_changes_nothing(scenario: Scenario):
     def with_host(size: int | None) -> Scenario:
-        roles = [role for role in ("prefill", "decode", "aggregated") if getattr(scenario, role) is not None]
-        found = {role: getattr(scenario, role) for role in roles}
-        caches = {role: None if size is None or s.host_cache is None else s.host_cache for role, s in found.items()}
-        hosts = {role: host and host.model_copy(update={"size": size}) for role, host in caches.items()}
-        update = {
-            role: s.model_copy(update={"host_cache": hosts[role], "retracts_to_host_cache": False})
-            for role, s in found.items()
-        }
+        update = {}
+        for role, servers in scenario.roles.items():
+            host = None if servers.host_cache is None else size
+            update[role] = servers.model_copy(update={"host_cache": host, "retracts_to_host_cache": False})
         return scenario.model_copy(update=update)
 
     nothing, none = run(with_host(0)), run(with_host(None))
@@ -382,9 +377,8 @@ def outgrowing(num_host_pages: int | None) -> Scenario:
     """Two requests outgrow 10 pages of 4: one makes way. None: its KV goes to memory of its own."""
     changes = {"pool_tokens": 40, "admission": {"use": "reserve_decode_tokens", "reserved_tokens": 0}}
     if num_host_pages is not None:
-        size = f"{num_host_pages * 4 * TOKEN_BYTES} B"
-        host = {"size": size, "write": "write_through_selective"}
-        changes |= {"radix_cache": True, "host_cache": host, "retracts_to_host_cache": True}
+        host = {"host_cache": f"{num_host_pages * 4 * TOKEN_BYTES} B", "host_cache_write": "write_through_selective"}
+        changes |= {"radix_cache": True, **host, "retracts_to_host_cache": True}
     decode = {"gpu": "h100", "retraction_backup": False, **changes}
     return small(request(0, 8, 20), request(1, 8, 24), decode=decode)
 
@@ -459,8 +453,8 @@ def conversations(write: str, size: int) -> Scenario:
     """Two prompts of 400 tokens take turns in a pool of 600, which holds one."""
     prompts = [Spans.of(1, 400), Spans.of(2, 400)]
     specs = [request(i, prompts[i % 2], 2, arrival_ns=i * 2_000_000_000) for i in range(4)]
-    host = {"size": f"{size * TOKEN_BYTES} B", "write": write}
-    return small(*specs, prefill__pool_tokens=600, prefill__chunked_prefill_tokens=0, prefill__host_cache=host)
+    host = {"prefill__host_cache": f"{size * TOKEN_BYTES} B", "prefill__host_cache_write": write}
+    return small(*specs, prefill__pool_tokens=600, prefill__chunked_prefill_tokens=0, **host)
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -504,7 +498,7 @@ def test_decode_waits_for_its_load_as_for_its_kv():
     """4,000 tokens are loaded in 9.7 ms; prefill has them cached, and its KV arrives after 7 ms."""
     prompts = [Spans.of(1, 4000), Spans.of(2, 4000)]
     specs = [request(i, prompts[i % 2], 2, arrival_ns=i * 20_000_000_000) for i in range(3)]
-    host = {"size": f"{10_000 * TOKEN_BYTES} B"}
+    host = f"{10_000 * TOKEN_BYTES} B"
     scenario = small(
         *specs, prefill__pool_tokens=10_000, decode__pool_tokens=6000, decode__host_cache=host, decode__radix_cache=True
     )

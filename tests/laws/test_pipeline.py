@@ -171,7 +171,7 @@ def test_a_stage_has_its_part_of_the_weights_and_of_the_cost():
     [
         ({"prefill__layer_groups": 2}, "beside prefill.layer_groups"),
         ({"prefill__optimistic_attempts": 1}, "beside prefill.optimistic_attempts"),
-        ({"prefill__host_cache": {}}, "beside prefill.host_cache"),
+        ({"prefill__host_cache": 0}, "beside prefill.host_cache"),
         ({"network__staging": {}, "prefill__tp": 2}, "beside network.staging"),
         ({"prefill__dp": 2, "prefill__tp": 2}, "beside prefill.dp"),
         ({"engine": "vllm"}, "NixlConnector"),

@@ -291,7 +291,7 @@ def _require_room(rows, bandwidth: float) -> None:
 
 def without_eviction(scenario: Scenario) -> Scenario:
     def ample(settings):
-        host = settings.host_cache and settings.host_cache.model_copy(update={"size": 4000 * TOKEN_BYTES})
+        host = None if settings.host_cache is None else 4000 * TOKEN_BYTES
         return settings.model_copy(update={"pool_tokens": 4000, "host_cache": host})
 
     roles = {role: getattr(scenario, role) for role in ("prefill", "decode", "aggregated")}
@@ -399,7 +399,7 @@ def conversations(num_prefills: int = 2, **changes) -> Scenario:
         prefill__instances=num_prefills,
         prefill__pool_tokens=1200,
         prefill__chunked_prefill_tokens=0,
-        prefill__host_cache={"size": f"{5000 * TOKEN_BYTES} B"},
+        prefill__host_cache=f"{5000 * TOKEN_BYTES} B",
         **changes,
     )
 
@@ -444,7 +444,7 @@ def test_a_prompt_waits_for_two_lookups_and_two_batches(storage, seconds):
 def test_clients_of_a_store_share_its_bandwidth():
     """Two of three instances read the same prompt at once: each takes twice as long."""
     specs = [request(i, Spans.of(1, 1000), 2, arrival_ns=min(i, 1) * 4_000_000_000) for i in range(3)]
-    changes = {"prefill__instances": 3, "prefill__host_cache": {"size": f"{9000 * TOKEN_BYTES} B"}}
+    changes = {"prefill__instances": 3, "prefill__host_cache": f"{9000 * TOKEN_BYTES} B"}
     storage = {"shared": True, "read_bandwidth": "1 GB/s", "latency": 0, "io_limit": "1e9/s"}
     records = run(small(*specs, **changes, storage=storage)).records
     reads = [row for row in records.host_copies if row.kind == "read"]
@@ -475,7 +475,7 @@ def test_others_pass_a_prompt_that_waits():
     storage = {"shared": True, "read_bandwidth": "20 MB/s", "latency": 0, "prefetch": "wait_complete"}
     specs = [request(i, Spans.of(1, 1000), 2, arrival_ns=i * 4_000_000_000) for i in range(2)]
     specs += [request(i, 8, 2, arrival_ns=4_000_000_000 + i) for i in (2, 3)]
-    host = {"size": f"{9000 * TOKEN_BYTES} B"}
+    host = f"{9000 * TOKEN_BYTES} B"
     records = run(small(*specs, prefill__instances=2, prefill__host_cache=host, storage=storage)).records
     by_id = {row.request_id: row for row in records.requests}
     assert by_id[3].prefill_start_ns < 4_010_000_000
@@ -489,7 +489,7 @@ def test_the_next_turn_reads_what_decode_wrote():
         request(0, prompt, 400)._replace(output=output),
         request(1, prompt.then(output).then(Spans.of(3, 8)), 2, arrival_ns=20_000_000_000),
     ]
-    host = {"size": f"{9000 * TOKEN_BYTES} B"}
+    host = f"{9000 * TOKEN_BYTES} B"
     changes = {"decode__radix_cache": True, "decode__host_cache": host, "prefill__host_cache": host}
     cached = [
         run(small(*turns, **changes, storage=storage)).records.requests[1].num_prefill_cached_tokens
@@ -508,7 +508,7 @@ def test_what_goes_from_storage_while_it_is_read_is_not_read():
     }
     specs = [request(i, Spans.of(1, 1000), 2, arrival_ns=i * 4_000_000_000) for i in range(2)]
     specs.append(request(2, Spans.of(2, 1000), 2, arrival_ns=4_000_000_000 + 1))
-    host = {"size": f"{9000 * TOKEN_BYTES} B"}
+    host = f"{9000 * TOKEN_BYTES} B"
     changes = {"prefill__instances": 2, "prefill__chunked_prefill_tokens": 0, "prefill__host_cache": host}
     last = run(small(*specs, **changes, storage=storage)).records.requests[1]
     assert last.num_prefill_cached_tokens == 512

@@ -180,7 +180,7 @@ def test_storage_pays_where_prefixes_outgrow_host_memory(ask):
     """Of the four prefixes, a pool and as much host memory hold one each; a drive holds two, more hold all."""
     pool = "num_prefixes: 4, prefix_tokens: 800, input_tokens: 50, output_tokens: 4"
     load = (f"workload={{use: prefix_pool, num_requests: 60, {pool}}}", "client.concurrency=1")
-    tiers = ("prefill.host_cache={size: 160 MiB}", "storage={size: 200 MiB, prefetch_threshold: 200}")
+    tiers = ("prefill.host_cache=160 MiB", "storage={size: 200 MiB, prefetch_threshold: 200}")
     prefill = ("prefill.radix_cache=true", "prefill.instances=1")
     made = ask("storage", *load, *prefill, *tiers, "prefill.pool_tokens=1000")
     assert json.loads(json.dumps(made.to_json()))["recommendation"] == made.winner

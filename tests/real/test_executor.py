@@ -124,15 +124,17 @@ def turns(num_turns, num_sessions, seed=0):
 @examples(8)
 def test_host_memory_behind_the_prefix_caches(data):
     """Tokens are those of one process, whatever was written there and loaded back between steps."""
-    host = {"write": data.draw(st.sampled_from(WRITES)), "size": data.draw(st.sampled_from(["0.1 MB", "1 MB"]))}
+    write, host = data.draw(st.sampled_from(WRITES)), data.draw(st.sampled_from(["0.1 MB", "1 MB"]))
     scenario = pair(
         page_size=data.draw(st.sampled_from([1, 4, 16])),
         prefill__host_cache=host,
+        prefill__host_cache_write=write,
         prefill__overlap=data.draw(st.booleans()),
         prefill__chunked_prefill_tokens=data.draw(st.sampled_from([0, 32])),
         prefill__pool_tokens=data.draw(st.sampled_from([256, 400])),
         decode__radix_cache=True,
         decode__host_cache=host,
+        decode__host_cache_write=write,
         decode__pool_tokens=data.draw(st.sampled_from([256, 400])),
         decode__max_running_requests=data.draw(st.integers(1, 6)),
         decode__admission={"use": "reserve_decode_tokens", "reserved_tokens": 0},
@@ -146,24 +148,24 @@ def test_tokens_are_the_same_with_host_memory_and_without(write):
     """Both sides evict, write and load; aggregated instances as well."""
     prompts = turns(24, 6)
     tight = {"prefill__pool_tokens": 300, "decode__pool_tokens": 400, "decode__radix_cache": True}
-    host = {"size": "2 MB", "write": write}
-    with_host = pair(prefill__host_cache=host, decode__host_cache=host, **tight)
+    host = {"host_cache": "2 MB", "host_cache_write": write}
+    hosts = {f"{role}__{name}": value for role in ("prefill", "decode") for name, value in host.items()}
+    with_host = pair(**hosts, **tight)
     tiered, plain = serve(with_host, prompts, 6), serve(pair(**tight), prompts, 6)
     assert tiered.outputs == plain.outputs
     assert {(who, type(copy)) for who, copy in tiered.copies} == {
         (who, kind) for who in tiered.workers for kind in (m.WriteBackup, m.LoadBack)
     }
     small = {"aggregated__pool_tokens": 300, "aggregated__radix_cache": True}
-    alone = serve(aggregated(aggregated__host_cache=host, **small), prompts, 6)
+    alone = serve(aggregated(aggregated__host_cache="2 MB", aggregated__host_cache_write=write, **small), prompts, 6)
     assert alone.outputs == plain.outputs
     assert {type(copy) for _, copy in alone.copies} == {m.WriteBackup, m.LoadBack}
 
 
 def test_pages_that_are_not_loaded_back_are_seen(monkeypatch):
     monkeypatch.setattr(HostKv, "_load", lambda *_: None)
-    host = {"size": "2 MB"}
     with pytest.raises(AssertionError, match="request"):
-        serve(pair(prefill__pool_tokens=300, prefill__host_cache=host), turns(24, 6), 6)
+        serve(pair(prefill__pool_tokens=300, prefill__host_cache="2 MB"), turns(24, 6), 6)
 
 
 class Tables:

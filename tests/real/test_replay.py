@@ -45,7 +45,8 @@ def random_changes(draw):
     for role in ("prefill", "decode"):
         if changes[f"{role}__radix_cache"] and draw.random() < 0.5:
             write = draw.choice(["write_through", "write_through_selective", "write_back"])
-            changes[f"{role}__host_cache"] = {"size": draw.choice(["0.2 MB", "2 MB"]), "write": write}
+            changes[f"{role}__host_cache"] = draw.choice(["0.2 MB", "2 MB"])
+            changes[f"{role}__host_cache_write"] = write
     if prefill_tp == decode_tp:
         changes["prefill__layer_groups"] = draw.choice([0, 0, 1, 4])
     elif (chosen := draw.random()) > 0.8:

@@ -15,10 +15,10 @@ TIGHT = {
     "workload__num_prefixes": 8,
     "workload__input_tokens": {"use": "uniform", "low": 3, "high": 30},
     "prefill__pool_tokens": 240,
-    "prefill__host_cache": {"size": "4 MB"},
+    "prefill__host_cache": "4 MB",
     "decode__pool_tokens": 260,
     "decode__radix_cache": True,
-    "decode__host_cache": {"size": "4 MB"},
+    "decode__host_cache": "4 MB",
     "decode__admission": {"use": "reserve_decode_tokens", "reserved_tokens": 4},
 }
 """Prompts continue what both sides have evicted to host memory."""
@@ -69,8 +69,10 @@ PATHS = {
     "host memory, written back, layer by layer": {
         **TIGHT,
         "prefill__layer_groups": 2,
-        "prefill__host_cache": {"size": "1 MB", "write": "write_back"},
-        "decode__host_cache": {"size": "1 MB", "write": "write_back"},
+        "prefill__host_cache": "1 MB",
+        "prefill__host_cache_write": "write_back",
+        "decode__host_cache": "1 MB",
+        "decode__host_cache_write": "write_back",
     },
     "host memory, TP1 to TP2, staged": {**TIGHT, "decode__tp": 2, "network__staging": STAGING},
     "host memory, latents, TP2 to TP2": {**TIGHT, "model": "tiny-deepseek-v3", "prefill__tp": 2, "decode__tp": 2},
@@ -78,7 +80,7 @@ PATHS = {
         **{name: value for name, value in TIGHT.items() if name.startswith("workload")},
         "prefill": None,
         "decode": None,
-        "aggregated": {**AGGREGATED, "pool_tokens": 240, "host_cache": {"size": "4 MB"}},
+        "aggregated": {**AGGREGATED, "pool_tokens": 240, "host_cache": "4 MB"},
     },
 }
 TRANSPORTS = ["mooncake-tcp", "nixl-cma"]

@@ -113,8 +113,12 @@ def random_tiers(draw: Random, roles: list[str]) -> dict[str, Any]:
         "decode__admission": {"use": "reserve_decode_tokens", "reserved_tokens": 4},
     }
     write = ["write_through", "write_through_selective", "write_back"]
-    hosts = {role: {"size": draw.choice(["0.2 MB", "4 MB"]), "write": draw.choice(write)} for role in roles}
-    return tight | {f"{role}__host_cache": host for role, host in hosts.items()}
+    for role in roles:
+        tight |= {
+            f"{role}__host_cache": draw.choice(["0.2 MB", "4 MB"]),
+            f"{role}__host_cache_write": draw.choice(write),
+        }
+    return tight
 
 
 def random_link(draw: Random) -> list[tuple[float, str, float]]:

@@ -48,7 +48,7 @@ def test_a_slow_link_gives_its_gain_to_ttft():
 def test_host_memory_and_its_link_are_resources_where_there_are_any():
     """Four prompts take turns: a tenth more memory holds all of them, and a tenth more bandwidth loads them sooner."""
     specs = [request(i, Spans.of(i % 4, 400), 2, arrival_ns=i * 2_000_000_000) for i in range(40)]
-    host = {"size": f"{1500 * 114_688} B"}
+    host = f"{1500 * 114_688} B"
     found = effects(
         small(*specs, prefill__pool_tokens=600, prefill__chunked_prefill_tokens=0, prefill__host_cache=host)
     )

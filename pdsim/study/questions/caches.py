@@ -1,6 +1,7 @@
 """Questions on caches: a radix cache on decode, host memory behind prefix caches, and storage behind that."""
 
-from pdsim.scenario.servers import HostCacheSettings, StorageSettings
+from pdsim.scenario.loading import Changes
+from pdsim.scenario.servers import StorageSettings
 from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.estimate import Estimate, number, percent
@@ -82,17 +83,16 @@ def _host_cache_arms(base: Base) -> list[Arm]:
     assert prefill.pool_tokens is not None
     pool_bytes = prefill.pool_tokens * layout_of(scenario, "prefill").kv_token_bytes
     sizes = {f"{ratio * pool_bytes / GIB:.3g}" for ratio in _RATIOS}
-    caches = {"prefill.host_cache": prefill.host_cache}
+    caches = {"prefill.host_cache": prefill.host_cache_bytes}
     if decode.radix_cache:
-        caches["decode.host_cache"] = decode.host_cache
-    sizes |= {f"{given.size / GIB:.4g}" for given in caches.values() if given is not None and given.size}
-    writes = {field: "write_through" if given is None else given.write for field, given in caches.items()}
+        caches["decode.host_cache"] = decode.host_cache_bytes
+    sizes |= {f"{given_bytes / GIB:.4g}" for given_bytes in caches.values() if given_bytes}
     radix = {"prefill.radix_cache": True}
     made = [Arm(_OFF, {**radix, **dict.fromkeys(caches)})]
-    for size in sorted(sizes, key=float):
-        changes = {field: {"size": f"{size} GiB", "write": write} for field, write in writes.items()}
-        made.append(Arm(f"{size} GiB", {**radix, **changes}, float(size)))
-    return made
+    return made + [
+        Arm(f"{size} GiB", {**radix, **dict.fromkeys(caches, f"{size} GiB")}, float(size))
+        for size in sorted(sizes, key=float)
+    ]
 
 
 def _host_cache_verdict(study: Study) -> Verdict:
@@ -154,10 +154,10 @@ _DRIVES = (1, 2, 4, 8)
 
 def _storage_arms(base: Base) -> list[Arm]:
     """Prefill has host memory in all, and the other fields of storage are those of the scenario."""
-    prefill, _ = resolve(base.scenario).pair
     given = base.scenario.storage or StorageSettings()
-    host_cache = (prefill.host_cache or HostCacheSettings()).model_dump()
-    host = {"prefill.radix_cache": True, "prefill.host_cache": host_cache}
+    host: Changes = {"prefill.radix_cache": True}
+    if base.scenario.pair.prefill.host_cache is None:
+        host["prefill.host_cache"] = "auto"
     made = [Arm(_NO_STORAGE, {**host, "storage": None}, 0.0)]
     for drives in sorted({*_DRIVES, given.drives}):
         label = f"{drives} drive{'s' if drives > 1 else ''}"
@@ -194,7 +194,7 @@ STORAGE = Question(
         "workload.input_tokens": {"use": "uniform", "low": 819, "high": 1229},
         "client": {"use": "open_loop", "arrivals": {"use": "poisson", "rate": "3/s"}},
         "page_size": 64,
-        "prefill.host_cache": {},
+        "prefill.host_cache": "auto",
         "storage": {"shared": True, "size": "500 GB"},
     },
     axis="drives",
