@@ -50,11 +50,14 @@ def _table(made: Answer, count: int, *, spread: bool) -> Table:
         for arm, *cells, remark in map(made.cells, made.rows)
     ]
     table = _tight([*made.titles[: count + 1], made.titles[-1]], rows)
-    left_out = [made.title(name).replace(",", "") for name in made.columns[count:]]
-    if left_out:
-        table.caption_justify = "left"
-        table.caption = f"  no room for: {', '.join(left_out)}"
+    _name_left_out(table, [made.title(name).replace(",", "") for name in made.columns[count:]])
     return table
+
+
+def _name_left_out(table: Table, columns: Sequence[str]) -> None:
+    if columns:
+        table.caption_justify = "left"
+        table.caption = f"  no room for: {', '.join(columns)}"
 
 
 def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -86,7 +89,7 @@ def _print_head(about: str, text: str, notes: Iterable[str]) -> None:
 _MOST = 10
 """Points of one table; the folder has all."""
 _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
-"""Columns that are left out where there is no room, the last one first."""
+"""Columns that are left out where there is no room, the last one first; ranges are found by their point."""
 
 
 def print_plan(plan: Plan) -> None:
@@ -116,27 +119,30 @@ def print_sweep(result: SweepResult) -> None:
 
 
 def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: SloSettings | None = None) -> None:
-    """Fewer columns where there is no room for all."""
+    """Fewer columns where there is no room for all, then narrower heads, then no intervals."""
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))
     more = f", {_MOST} of them shown" if num_more > 0 else ""
     percentile = _percentile(wanted)
+    left_out = (_RATE, _GPUS) if any(point.ranges for point in points) else (_RATE, _GPUS, _POINT)
 
-    def table(*left_out: str, is_tight: bool = False) -> Table:
+    def table(count: int, *, is_tight: bool = False, spread: bool = True) -> Table:
         made = new_table(title + more)
         if is_tight:
-            made.padding = (0, 1, 0, 0)
+            made.padding = (0, 0)
         rows = [_cells(point, fields, slo, wanted, percentile) for point in points]
-        columns = [column for column in rows[0] if column not in left_out] if rows else []
+        columns = [column for column in rows[0] if column not in left_out[:count]] if rows else []
         for column in columns:
-            made.add_column(column, justify="right" if column else "left", vertical="bottom")
+            head = column.replace("_", "_\n") if is_tight else column
+            made.add_column(head, justify="right" if column else "left", vertical="bottom")
         for row in rows:
-            made.add_row(*(row[column] for column in columns))
+            made.add_row(*(row[column] if spread else row[column].partition(" ±")[0] for column in columns))
+        _name_left_out(made, [column.replace("\n", " ") for column in left_out[:count]])
         return made
 
-    left_out = (_RATE, _GPUS, _POINT)
-    sizes = [(count, False) for count in range(3)] + [(count, True) for count in range(1, 4)]
-    print_first_that_fits([table(*left_out[:count], is_tight=is_tight)] for count, is_tight in sizes)
+    counts = range(len(left_out) + 1)
+    forms: list[dict[str, bool]] = [{}, {"is_tight": True}, {"is_tight": True, "spread": False}]
+    print_first_that_fits([table(count, **form)] for form in forms for count in counts)
 
 
 def _cells(

@@ -17,6 +17,14 @@ points:
   - {prefill.tp: 5}
 slos: {chat: {ttft: 1 s, tpot: 1 ms, attainment: 0.5}, loose: {e2e: 1 h}}
 """
+THREE_FIELDS = """\
+scenario: base.yaml
+seeds: [1, 2]
+grid:
+  prefill.instances, decode.instances: [[1, 2], [2, 1]]
+  decode.radix_cache: [false, true]
+slos: {chat: {ttft: 1 s, tpot: 20 ms}}
+"""
 MANY_REQUESTS = SCENARIO.replace("num_requests: 20", "num_requests: 300")
 
 
@@ -40,6 +48,21 @@ slos: {chat: {ttft: 1 us, attainment: 0.9}}
     assert max(map(len, lines[:-1])) <= 80
     assert table.count("p90, ms") == table.count("missed") == 2
     assert "prefill." in table
+
+
+def test_eighty_columns_name_the_points_that_ranges_are_of(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    path = write_sweep(tmp_path, THREE_FIELDS, SCENARIO.replace("cost: roofline\n", ""))
+    table, ranges = output(capsys, "sweep", path, "--out", tmp_path / "out", "--jobs", 1).split("between the fastest")
+    assert "…" not in table
+    assert "no room for: requests/s per GPU" in table
+    shown, ranged = (
+        {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.lstrip()[:1].isdigit()}
+        for text in (table, ranges)
+    )
+    assert shown == {"1", "2", "3", "4"}
+    assert len(ranged) == 3
+    assert ranged < shown
 
 
 def test_each_slo_has_a_table(tmp_path, capsys):
