@@ -147,24 +147,23 @@ def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]
     if scenario.aggregated is not None:
         if at:
             flags.append(("worker-urls", [place.url for place in at["aggregated"]]))
-        flags.append(("policy", _routing_policy(made, router.prefill)))
+        flags.append(("policy", _routing_policy(router.prefill)))
     else:
         flags.append(("pd-disaggregation", True))
         flags += [("prefill", [one.url, FIRST_BOOTSTRAP_PORT + i]) for i, one in enumerate(at.get("prefill", ()))]
         flags += [("decode", [place.url]) for place in at.get("decode", ())]
-        flags += [(f"{role}-policy", _routing_policy(made, getattr(router, role))) for role in ("prefill", "decode")]
+        flags += [(f"{role}-policy", _routing_policy(getattr(router, role))) for role in ("prefill", "decode")]
     policies = [router.prefill] if scenario.aggregated else [router.prefill, router.decode]
     flags += next(filter(None, map(_thresholds, policies)), {}).items()
+    if any(isinstance(policy, LeastLoaded) for policy in policies):
+        made.notes.append("router: least_loaded: cache_aware whose matches are never enough; ties are drawn")
     if (health := scenario.health) is not None:
         flags += [("retry-max-retries", health.max_retries), ("retry-jitter-factor", health.backoff_jitter)]
     return flags
 
 
-def _routing_policy(made: Launch, policy: Any) -> str:
-    if isinstance(policy, LeastLoaded):
-        made.notes.append("router: least_loaded: cache_aware whose matches are never enough; ties are drawn")
-        return "cache_aware"
-    return component_name(policy)
+def _routing_policy(policy: Any) -> str:
+    return "cache_aware" if isinstance(policy, LeastLoaded) else component_name(policy)
 
 
 def _thresholds(policy: Any) -> dict[str, float] | None:

@@ -272,6 +272,11 @@ def test_every_field_of_aggregated_servers(engine, name, value):
     check_difference(engine, path, value, scenario(*changes, (path, value)), said, notes)
 
 
+def test_what_holds_for_both_roles_is_noted_once():
+    _, notes = text("sglang", scenario(("router", "least_loaded")))
+    assert sum("least_loaded" in note for note in notes) == 1
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("section", ["cost", "front_end"])
 def test_times_are_left_aside(engine, section):
