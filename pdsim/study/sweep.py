@@ -65,7 +65,7 @@ def sweep(
     require_out(folder)
     num_runs = num_points(file) * len(file.seeds or (0,))
     require_room(f"{path}: {num_runs:,} runs", num_runs * POINT_BYTES, num_runs * POINT_S)
-    planner = Planner(path, path.parent / file.scenario, changes=changes, seeds=file.seeds)
+    planner = Planner(str(path), path.parent / file.scenario, changes=changes, seeds=file.seeds)
     points = planner.plan(designed_points(file))
     if file.search is not None:
         load_optuna()

@@ -72,7 +72,7 @@ class Point:
 class Planner:
     """Numbers points as they come. Points of equal fields are one."""
 
-    def __init__(self, where: Path, scenario: Path, *, changes: Sequence[str], seeds: Sequence[int] | None) -> None:
+    def __init__(self, where: str, scenario: Path, *, changes: Sequence[str], seeds: Sequence[int] | None) -> None:
         self._where = where
         base = load_scenario(scenario, changes)  # so that its own mistakes are named as such
         self._base = scenario.parent.absolute()

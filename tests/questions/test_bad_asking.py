@@ -1,5 +1,6 @@
 """Wrong flags: one clear message, exit code 2, no traceback."""
 
+import json
 import re
 
 import pytest
@@ -20,7 +21,7 @@ WRONG = [
     (["routing", "--set", "decode.radix=1"], "--set: unknown field 'decode.radix' (did you mean 'radix_cache'?)"),
     (["routing", "--seeds", "0"], "--seeds 0: at least 1"),
     (
-        ["capacity", "--set", "workload={use: sharegpt, path: s.json}", "--set", "client=open_loop"],
+        ["capacity", "--trace", "sharegpt.json", "--set", "client=open_loop"],
         "capacity varies the rate, and this trace has no times",
     ),
     (["capacity", "--speedup", "1,2"], "--speedup: only of a trace with its own times, and only capacity varies it"),
@@ -31,9 +32,13 @@ WRONG = [
         ["staging-ring", "--set", "model=deepseek-r1", "--set", "prefill.tp=8", "--set", "decode.tp=8"],
         "deepseek-r1 has latent KV, which every rank holds whole",
     ),
+    (["pd-ratio", "--trace", "empty.csv"], "pdsim: workload: "),
+    (["pd-ratio", "--set", "model=llama-3.1-405b"], "pdsim: --set: no point is possible; the first: prefill: llama"),
     (["pd-ratio", "x.yaml"], "x.yaml does not exist"),
     (["pd-ratio", "aggregated.yaml"], "questions are about prefill and decode instances"),
 ]
+
+TURNS = [{"from": "human", "value": "Why? " * 20}, {"from": "gpt", "value": "Because. " * 20}]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +46,8 @@ WRONG = [
 )
 def test_what_is_wrong_is_said(arguments, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [0]}\n')
+    (tmp_path / "sharegpt.json").write_text(json.dumps([{"conversations": TURNS}]))
+    (tmp_path / "empty.csv").write_text("arrival_s,in_tokens,out_tokens\n")
     load = "workload: {use: random_lengths, num_requests: 3, input_tokens: 9, output_tokens: 9}\n"
     (tmp_path / "aggregated.yaml").write_text(f"model: qwen3-0.6b\naggregated: {{gpu: h100}}\n{load}")
     monkeypatch.chdir(tmp_path)

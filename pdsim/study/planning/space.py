@@ -104,7 +104,7 @@ class Space:
                 raise ConfigError(f"--try {path}: no cluster can have {size}; {reason}")
         if not found:
             reason = ["nothing that is tried fits", *reasons.values()][-1]
-            raise ConfigError(f"{base.path}: no cluster of up to {self.max_gpus} GPUs is possible; {reason}")
+            raise ConfigError(f"{base.where}: no cluster of up to {self.max_gpus} GPUs is possible; {reason}")
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
     def _servers(self, role: str, own: Split) -> Iterator[Server]:

@@ -75,7 +75,7 @@ class Trials:
         self.slo = slo
         self._work = work
         self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
-        self._planner = Planner(base.path, base.path, changes=base.changes, seeds=self.seeds)
+        self._planner = Planner(base.where, base.path, changes=base.changes, seeds=self.seeds)
 
     def at(self, changes: Changes) -> "Trials":
         """Trials of a changed base, one run of each cluster."""

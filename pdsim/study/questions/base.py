@@ -89,6 +89,11 @@ class Base:
     """Changes that make it from the starter, as --set takes it; None: it has a file of its own."""
 
     @property
+    def where(self) -> str:
+        """What errors name: its file, or the flag that changes the starter, whose file nobody has seen."""
+        return str(self.path) if self.of_starter is None else "--set"
+
+    @property
     def load(self) -> tuple[str, float] | None:
         """The field that makes the load larger, and its value; None: there is none."""
         client, workload = self.scenario.client, self.scenario.workload
@@ -231,8 +236,10 @@ def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, f
         scenario = load_scenario(path, changes)
     if scenario.aggregated is not None:
         raise ConfigError(f"{path}: questions are about prefill and decode instances; this cluster is aggregated")
-    times = getattr(scenario.client, "arrivals", None)
-    is_sample = hasattr(scenario.workload, "path") and times is None and not isinstance(scenario.client, ClosedLoop)
+    times, is_trace = getattr(scenario.client, "arrivals", None), hasattr(scenario.workload, "path")
+    if is_trace:
+        requests_of(scenario)  # so that its own mistakes are named as such
+    is_sample = is_trace and times is None and not isinstance(scenario.client, ClosedLoop)
     return Base(path, changes, scenario, is_sample, of_starter)
 
 

@@ -26,7 +26,7 @@ def _splits(base: Base) -> list[Arm]:
             routers = base.routers(max(instances, others))
             made += [Arm(f"{instances}P{others}D{name}", {**changes, **router}) for name, router in routers.items()]
     if not made:
-        raise ConfigError(f"{base.path}: no prefill and decode instances together have {num_gpus} GPUs")
+        raise ConfigError(f"{base.where}: no prefill and decode instances together have {num_gpus} GPUs")
     return made
 
 
