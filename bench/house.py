@@ -63,7 +63,7 @@ print(json.dumps({"moves": (many - few) / 20, "files": sum(more[name] - some[nam
 
 
 FLAGS = """
-from pdsim.cli.app import app
+from pdsim.cli import app
 
 commands = [name for name in app if not name.startswith("-")]
 print(sum(len(app[name].assemble_argument_collection(parse_docstring=False)) for name in commands))

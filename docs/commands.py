@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cyclopts import App
 from pdreal.cli import app as pdreal
 
-from pdsim.cli.app import app as pdsim
+from pdsim.cli import app as pdsim
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -16,8 +16,8 @@ import pdsim
 from docs.commands import reference
 from pdsim import load_scenario
 from pdsim.calibration.suite import SuiteFile, suite_of
+from pdsim.cli import app as pdsim_app
 from pdsim.cli import main
-from pdsim.cli.app import app as pdsim_app
 from pdsim.metrics import plots
 from pdsim.metrics.explain import STAGES
 from pdsim.metrics.run_folder import TABLES, read_summary

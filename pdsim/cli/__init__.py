@@ -1,6 +1,7 @@
-"""The command line."""
+"""The command line. A wrong file or flag is one message and exit code 2; a run that stalls exits with 1."""
 
 import os
+from collections.abc import Sequence
 
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for them costs a tenth of the time to start
 
@@ -8,6 +9,32 @@ from pdsim.garbage import search_seldom
 
 search_seldom()  # imports make much, and no garbage
 
-from pdsim.cli.app import main  # noqa: E402
+from pdsim.cli.command import program, run_app  # noqa: E402
 
-__all__ = ["main"]
+app = program("pdsim", "Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.")
+for path in (
+    "studies:ask",
+    "scenarios:init",
+    "runs:run",
+    "runs:compare",
+    "measurements:observe",
+    "measurements:validate",
+    "measurements:calibrate",
+    "measurements:scale",
+    "runs:explain",
+    "runs:report",
+    "runs:replay",
+    "studies:plan",
+    "studies:serve",
+    "studies:sweep",
+    "runs:export",
+    "scenarios:launch",
+    "catalog:catalog",
+    "scenarios:schema",
+    "scenarios:fields",
+):
+    app.command(f"pdsim.cli.{path}", name=path.partition(":")[2])  # imported when it is called
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_app(app, arguments)
