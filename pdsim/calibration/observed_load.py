@@ -14,7 +14,7 @@ from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.client import ClosedLoop
 from pdsim.workload.request_spec import RequestSpec, Streams, alone
 
 LOAD = "load.json"

@@ -26,7 +26,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.system.catalog import names
-from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.client import ClosedLoop
 from pdsim.workload.request_spec import RequestSpec
 
 _RESULTS = (".json", ".jsonl")

@@ -14,8 +14,7 @@ from pdsim.scenario.servers import ServerSettings, Split
 from pdsim.scenario.sizing import roles
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_model
-from pdsim.workload.arrivals import Poisson
-from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.client import ClosedLoop, Poisson
 
 HOST = "127.0.0.1"
 GATEWAY_PORT = 8000

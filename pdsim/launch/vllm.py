@@ -32,8 +32,7 @@ from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ComputingSettings, DecodingSettings, PrefillSettings, ServerSettings
 from pdsim.scenario.sizing import resolve, roles
-from pdsim.workload.arrivals import Gamma
-from pdsim.workload.client_driver import OpenLoop
+from pdsim.workload.client import Gamma, OpenLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 

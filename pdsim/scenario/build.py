@@ -34,7 +34,7 @@ from pdsim.scenario.sizing import attention_waves, host_caches, layout_of, resol
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_model, lookups_remembered
 from pdsim.system.memory import Role, memory_tier
-from pdsim.workload.client_driver import Client
+from pdsim.workload.client import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.trace_file import TraceError
 

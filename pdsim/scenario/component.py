@@ -24,8 +24,7 @@ from pdsim.policy import protocols
 from pdsim.scenario.faults import Fault
 from pdsim.scenario.fields import DIMENSIONS, Dimension, base_folder
 from pdsim.scenario.yaml_file import did_you_mean
-from pdsim.workload.arrivals import Arrivals
-from pdsim.workload.client_driver import Client
+from pdsim.workload.client import Arrivals, Client
 from pdsim.workload.lengths import Lengths
 from pdsim.workload.request_spec import Workload
 
@@ -125,8 +124,8 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "request_table": "pdsim.workload.traces:RequestTable",
     },
     Client: {
-        "open_loop": "pdsim.workload.client_driver:OpenLoop",
-        "closed_loop": "pdsim.workload.client_driver:ClosedLoop",
+        "open_loop": "pdsim.workload.client:OpenLoop",
+        "closed_loop": "pdsim.workload.client:ClosedLoop",
     },
     Fault: {
         "kill": "pdsim.scenario.faults:Kill",
@@ -135,11 +134,11 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "abort_fraction": "pdsim.scenario.faults:ClientAborts",
     },
     Arrivals: {
-        "poisson": "pdsim.workload.arrivals:Poisson",
-        "gamma": "pdsim.workload.arrivals:Gamma",
-        "constant": "pdsim.workload.arrivals:Constant",
-        "bursts": "pdsim.workload.arrivals:Bursts",
-        "profile": "pdsim.workload.arrivals:Profile",
+        "poisson": "pdsim.workload.client:Poisson",
+        "gamma": "pdsim.workload.client:Gamma",
+        "constant": "pdsim.workload.client:Constant",
+        "bursts": "pdsim.workload.client:Bursts",
+        "profile": "pdsim.workload.client:Profile",
     },
     Lengths: {
         "fixed": "pdsim.workload.lengths:Fixed",

@@ -30,7 +30,7 @@ from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.system.catalog import Kind, load_model
 from pdsim.system.memory import Role
 from pdsim.system.model import Dtype, KvDtype, StateDtype
-from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
+from pdsim.workload.client import Client, ClosedLoop, OpenLoop
 from pdsim.workload.lengths import Acceptance
 from pdsim.workload.request_spec import Workload
 

@@ -24,8 +24,7 @@ from pdsim.scenario.fields import Quantity, Section, in_words, meanings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.show.tables import new_console
-from pdsim.workload.arrivals import Arrivals
-from pdsim.workload.client_driver import Client
+from pdsim.workload.client import Arrivals, Client
 from pdsim.workload.lengths import Lengths
 from pdsim.workload.request_spec import Workload
 

@@ -11,7 +11,7 @@ from pdsim.core.router import num_retries, request_of
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.network import FrontEndSettings
 from pdsim.sim.timeline import Timeline
-from pdsim.workload.client_driver import ClientDriver
+from pdsim.workload.client import ClientDriver
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 if TYPE_CHECKING:

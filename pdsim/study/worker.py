@@ -23,7 +23,7 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.planning.slo import MissedError, Tally
 from pdsim.study.tasks import Done, Task, with_all_columns
 from pdsim.system.catalog import borrow, lookups_remembered
-from pdsim.workload.client_driver import OpenLoop
+from pdsim.workload.client import OpenLoop
 from pdsim.workload.request_spec import RequestSpec, classes_of
 from pdsim.workload.trace_file import InputWarning
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.core.sequence import Spans
-from pdsim.workload.client_driver import sessions_of
+from pdsim.workload.client import sessions_of
 from pdsim.workload.request_spec import RequestSpec
 
 

@@ -16,7 +16,7 @@ from pdreal.requests import Request, Sampling
 from pdsim.core.sequence import Spans, StreamSpan, TokenIds
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Kill
 from pdsim.scenario.schema import Scenario
-from pdsim.workload.client_driver import ClientDriver
+from pdsim.workload.client import ClientDriver
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 _MASK = (1 << 64) - 1

@@ -258,7 +258,7 @@ def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path):
     code = (
         "import signal, sys\n"
         "from pdsim.cli import main\n"
-        "from pdsim.workload.client_driver import ClientDriver\n"
+        "from pdsim.workload.client import ClientDriver\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it\n"
         "send = ClientDriver.on_end\n"
         "def on_end(self, request_id):\n"

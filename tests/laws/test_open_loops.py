@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
 from pdsim.sim.timeline import Timeline
-from pdsim.workload.arrivals import Bursts, Constant, Gamma, Poisson, Profile
-from pdsim.workload.client_driver import ClientDriver, OpenLoop
+from pdsim.workload.client import Bursts, ClientDriver, Constant, Gamma, OpenLoop, Poisson, Profile
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 rates = st.floats(0.1, 1000)

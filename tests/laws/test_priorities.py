@@ -11,7 +11,7 @@ from pdsim.policy.routing import QueueLimit
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
-from pdsim.workload.client_driver import OpenLoop
+from pdsim.workload.client import OpenLoop
 from pdsim.workload.request_spec import Streams
 from tests.strategies import aggregated_scenarios, scenarios, vllm_scenarios
 from tests.support import MILLISECOND, Given, Traced, decisions, examples, request, run, small, small_aggregated

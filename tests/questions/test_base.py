@@ -3,7 +3,7 @@
 import pytest
 
 from pdsim.study.questions.base import AskOptions, base_of
-from pdsim.workload.client_driver import ClosedLoop, OpenLoop
+from pdsim.workload.client import ClosedLoop, OpenLoop
 from pdsim.workload.traces import (
     AgenticMooncakeTrace,
     AppliedComputeTrace,

@@ -29,7 +29,7 @@ from pdreal.real_scenario import real_scenario
 from pdsim.core.journal import replay
 from pdsim.core.messages import TransferLost
 from pdsim.scenario.machines import restarted, state_machines
-from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.client import ClosedLoop
 from tests.real import clusters
 from tests.real.namespaces import AWAY, HOME, Namespaces, missing
 

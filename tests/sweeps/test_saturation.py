@@ -7,7 +7,7 @@ import pytest
 
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import is_saturated
-from pdsim.workload.arrivals import Bursts, Gamma, Poisson, Profile
+from pdsim.workload.client import Bursts, Gamma, Poisson, Profile
 from tests.support import request, run, small
 
 SECOND = 10**9

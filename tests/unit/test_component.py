@@ -10,8 +10,7 @@ from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PrefillPolicy, RoutingPolicy
 from pdsim.scenario.component import BUILT_IN, build_component, describe_component
-from pdsim.workload.arrivals import Poisson
-from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
+from pdsim.workload.client import Client, ClosedLoop, OpenLoop, Poisson
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.request_spec import Workload
 from pdsim.workload.synthetic import RandomLengths, Sessions

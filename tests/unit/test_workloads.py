@@ -9,7 +9,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from pdsim.workload.arrivals import Bursts, Constant, Gamma, Poisson, Profile
+from pdsim.workload.client import Bursts, Constant, Gamma, Poisson, Profile
 from pdsim.workload.lengths import Fixed, Normal, Uniform
 from pdsim.workload.request_spec import Streams
 from pdsim.workload.synthetic import PrefixPool, RandomLengths, Sessions, SharedPrefixGroups

@@ -25,7 +25,7 @@ from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
 from pdsim.study.questions.study import SLO, Question, Study, Verdict, place_of, question
 from pdsim.study.store import Store, opened_folder
-from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.client import ClosedLoop
 
 
 def ask(

@@ -19,7 +19,7 @@ from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.sweep_file import SloSettings
 from pdsim.study.tasks import shown
-from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.client import ClosedLoop
 from pdsim.workload.request_spec import classes_of
 from pdsim.workload.trace_file import LONGEST_LINE, WITHOUT_TIMES, open_trace
 

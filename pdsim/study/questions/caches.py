@@ -8,7 +8,7 @@ from pdsim.study.estimate import Estimate, number, percent
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import Arm, Question, Study, Verdict
 from pdsim.system.memory import GIB
-from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.client import ClosedLoop
 
 _OFF, _ON = "off", "on"
 _RADIX = "decode.radix_cache"

@@ -8,7 +8,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.estimate import number, percent
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import Arm, Question, Study, Verdict, place_of
-from pdsim.workload.arrivals import Poisson
+from pdsim.workload.client import Poisson
 
 _ALL_AT_ONCE = "all at once"
 _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
