@@ -141,10 +141,9 @@ def explain(
     if tornado:
         made["limits"] = [limit._asdict() for limit in limits(found)]
         made["sensitivities"] = [asdict(one) for one in found]
-    command = f"pdsim explain {run}"
+    given = [word for change in set_ for word in ("--set", change)]
+    command = shlex.join(["pdsim", "explain", str(run), *given])
     if tail is not None:
-        given = [word for change in set_ for word in ("--set", change)]
-        command = shlex.join(["pdsim", "explain", str(run), *given])
         _explain_tail(finished, tail, tail_percent, command, beside=made, json_=json_)
     elif json_:
         stages = [asdict(stage) for stage in stage_times(finished.records.requests)]

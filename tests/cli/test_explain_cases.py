@@ -167,3 +167,12 @@ def test_without_a_tornado_there_are_times_and_no_verdict(tmp_path, capsys):
         out = capsys.readouterr().out
         assert "slowest 1%" in out
         assert "limits" not in out
+
+
+def test_what_it_suggests_is_about_the_same_run(tmp_path, capsys):
+    path = tmp_path / "a.yaml"
+    path.write_text(SCENARIO)
+    with pytest.raises(SystemExit):
+        main(["explain", str(path), "--set", "network.bandwidth=10 GB/s"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"what limits it: pdsim explain {path} --set 'network.bandwidth=10 GB/s' --tornado"
