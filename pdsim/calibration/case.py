@@ -68,7 +68,7 @@ def find_cases(names: tuple[str, ...], experiments: Path) -> list[MeasuredCase]:
     known = sorted(path.parent for path in experiments.glob(f"*/{MEASURED}"))
     if not names:
         if not known:
-            raise ConfigError(f"no case in {experiments}/: a case is a folder with a {MEASURED}")
+            raise ConfigError(f"no case in {experiments}/, a folder of pdsim's repository: each has a {MEASURED}")
         return [load_case(folder) for folder in known]
     return [load_case(_folder(name, experiments, [path.name for path in known])) for name in names]
 
@@ -120,8 +120,14 @@ def _folder(name: str, experiments: Path, known: list[str]) -> Path:
     for folder in (experiments / name, Path(name)):
         if (folder / MEASURED).is_file():
             return folder
-    there = ", ".join(known) or "none"
-    raise ConfigError(f"no case {name!r}{did_you_mean(name, known)}; {experiments}/ has {there}")
+    raise ConfigError(f"no case {name!r}{did_you_mean(name, known)}; {named_cases(known, experiments)}")
+
+
+def named_cases(known: list[str], experiments: Path) -> str:
+    """What an error says of the folder in which names are looked for."""
+    if known:
+        return f"{experiments}/ has {', '.join(known)}"
+    return f"names are those of {experiments}/ in a copy of pdsim's repository: go there, or give a folder"
 
 
 Simulate = Callable[..., Mapping[str, Any]]

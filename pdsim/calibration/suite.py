@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pdsim.calibration.case import percent
+from pdsim.calibration.case import named_cases, percent
 from pdsim.scenario.fields import Duration, Section
 from pdsim.scenario.loading import load_scenario, read_section
 from pdsim.scenario.profile import read_profile
@@ -161,7 +161,7 @@ def load_suite(name: str, experiments: Path) -> ValidationSuite:
         if path.is_file():
             return suite_of(read_section(path, SuiteFile), path)
     known = sorted(path.parent.name for path in experiments.glob(f"*/{SUITE_FILE}"))
-    raise ConfigError(f"no matrix {name!r}{did_you_mean(name, known)}; {experiments}/ has {', '.join(known) or 'none'}")
+    raise ConfigError(f"no matrix {name!r}{did_you_mean(name, known)}; {named_cases(known, experiments)}")
 
 
 def suite_of(file: SuiteFile, path: Path) -> ValidationSuite:

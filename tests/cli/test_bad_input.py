@@ -392,6 +392,11 @@ def test_wrong_arguments(capsys, arguments, says):
     assert says in message(capsys, *arguments)
 
 
+def test_outside_the_repository_a_case_has_no_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "names are those of experiments/ in a copy of pdsim's repository" in message(capsys, "validate", "a-case")
+
+
 @pytest.mark.parametrize("skip", ["-1", "all", "1.5"])
 def test_an_arm_that_skips_no_number_of_requests(capsys, tmp_path, skip):
     case = f"scenario: s.yaml\nsource: made up\narms: {{only: {{skip: {skip}, runs: [{{completed: 20}}]}}}}\n"
