@@ -114,8 +114,11 @@ def main() -> None:
 
 
 def _answer(done: Done, answers: IO[bytes]) -> None:
-    pickle.dump(done, answers)
-    answers.flush()
+    try:
+        pickle.dump(done, answers)
+        answers.flush()
+    except BrokenPipeError:
+        os._exit(0)  # as when the input ends
 
 
 def _receive(source: IO[bytes], tasks: "SimpleQueue[Task]") -> None:

@@ -1,6 +1,7 @@
 """Sweeps as a whole: what is computed, once; what is kept; what survives."""
 
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pdsim
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import parse_scenario
 from pdsim.study.sweep_file import designed_points, load_sweep
-from pdsim.study.tasks import Planner
+from pdsim.study.tasks import Planner, Task
 from pdsim.study.worker import compute
 from tests.support import examples
 from tests.sweep_files import SCENARIO, SWEEP, shards, write_sweep
@@ -224,6 +225,16 @@ def test_a_point_that_kills_twice_is_a_row_and_the_others_go_on(tmp_path, monkey
 MANY = f"scenario: base.yaml\nseeds: {list(range(8))}\npoints: [{{}}, {{page_size: 8}}]\n"
 
 
+def test_a_worker_whose_answer_nobody_reads_ends_in_silence(tmp_path):
+    command = [sys.executable, "-m", "pdsim.study.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
+        worker.stdout.close()
+        pickle.dump(Task("key", "{}", {}, tmp_path), worker.stdin)
+        worker.stdin.flush()
+        assert worker.wait(60) == 0
+        assert not worker.stderr.read()
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_what_was_computed_before_a_sudden_end_is_kept(tmp_path, how):
     path = write_sweep(tmp_path, MANY, SCENARIO.replace("num_requests: 20", "num_requests: 300"))
@@ -239,6 +250,7 @@ def test_what_was_computed_before_a_sudden_end_is_kept(tmp_path, how):
     if how == signal.SIGINT and running.returncode:
         assert running.returncode == 130
         assert error.endswith("interrupted; the same command goes on with what is missing\n")
+        assert "Traceback" not in error
     kept = {path: path.stat().st_mtime_ns for path in (out / "points").glob("*.json")}
     result = pdsim.sweep(path, out=out, jobs=2)
     assert (result.num_kept, result.num_computed) == (len(kept), 16 - len(kept)), f"after {moment} s"
