@@ -247,11 +247,14 @@ def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, 
     from pdsim.show.plan_page import FILE as PLAN
     from pdsim.show.plan_page import plan_page
     from pdsim.show.sweep_page import sweep_page
+    from pdsim.study.store import has_points
     from pdsim.study.sweep import is_sweep_folder, read_sweep
 
     if len(paths) == 1 and (paths[0] / PLAN).is_file():
         return plan_page(paths[0])
     sweeps = [path for path in paths if is_sweep_folder(path)]
+    if not sweeps and (begun := [path for path in paths if has_points(path) and not (path / PLAN).is_file()]):
+        raise ConfigError(f"{begun[0]}: a plan or an answer that has not ended; the same command goes on with it")
     if not sweeps:
         return _run_page(paths, changes, with_tornado=with_tornado, quiet=quiet)
     if len(paths) > 1:

@@ -19,6 +19,7 @@ from pdsim.study.tasks import Done, Point
 
 PLAN = "plan.jsonl"
 HEAD = "sweep.json"
+_POINTS = "points"
 DAMAGED = "damaged"
 """Cut short, or no shard at all: whoever copied the folder, or a disk, broke it."""
 
@@ -35,10 +36,14 @@ def opened_folder(out: Path | str | None) -> Iterator[Path]:
         yield Path(out)
 
 
+def has_points(folder: Path) -> bool:
+    return (folder / _POINTS).is_dir()
+
+
 class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._points = folder / "points"
+        self._points = folder / _POINTS
         self._points.mkdir(parents=True, exist_ok=True)
 
     def read(self, key: str) -> dict[str, Any]:

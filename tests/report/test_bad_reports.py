@@ -6,12 +6,13 @@ from pdsim.cli import main
 
 
 @pytest.fixture
-def sweep_folder(tmp_path):
+def _folders(tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "plan.jsonl").touch()
-    return tmp_path / "sweep"
+    (tmp_path / "begun" / "points").mkdir(parents=True)
 
 
+@pytest.mark.usefixtures("_folders")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -19,12 +20,13 @@ def sweep_folder(tmp_path):
         (["nowhere"], "nowhere does not exist"),
         (["SWEEP", "SWEEP"], "is a sweep: report one at a time"),
         (["SWEEP", "--tornado"], "--tornado is of a run"),
+        (["BEGUN"], "begun: a plan or an answer that has not ended"),
         (["SWEEP"], "has no sweep.json: start its sweep again"),
     ],
 )
-def test_a_wrong_report_is_one_message_and_exit_code_2(words, message, sweep_folder, tmp_path, capsys):
+def test_a_wrong_report_is_one_message_and_exit_code_2(words, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["report", *(str(sweep_folder) if word == "SWEEP" else word for word in words)])
+        main(["report", *(word if word.islower() else str(tmp_path / word.lower()) for word in words)])
     assert stop.value.code == 2
     captured = capsys.readouterr()
     assert message in captured.err
