@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -44,7 +44,7 @@ def ask(
     from pdsim.study.questions.answering import ask as answer
 
     given = {"changes": set_, "seeds": seeds, "jobs": jobs, "out": out, **asdict(options)}
-    with progress_over(name, None, quiet=json_) as advance:
+    with _interruptible(name, is_kept=out is not None), progress_over(name, None, quiet=json_) as advance:
         made = answer(name, scenario, **given, progress=advance)
     if json_:
         print_json(made.to_json())
@@ -52,6 +52,17 @@ def ask(
     print_answer(made)
     if out is not None:
         print(f"answer.md, answer.json and answer.png: {out}")
+
+
+@contextmanager
+def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
+    """An interrupted command ends with one line, which says whether it can go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        goes_on = "; the same command goes on with what is missing" if is_kept else ""
+        print(f"pdsim: {what}: interrupted{goes_on}", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def plan(
@@ -91,29 +102,24 @@ def plan(
         if not json_:
             print(line, file=sys.stderr)
 
-    try:
-        with progress_over("planning", None, quiet=json_) as advance:
-            made = find(
-                scenario,
-                trace=trace,
-                check=check,
-                slo=slo,
-                prices=prices_of(gpu or ()),
-                max_gpus=max_gpus,
-                tried=fields_of(try_ or ()),
-                speedup=speedup,
-                changes=set_,
-                seeds=seeds,
-                jobs=jobs,
-                engine=engine,
-                out=out,
-                progress=advance,
-                report=report,
-            )
-    except KeyboardInterrupt:
-        kept = "" if out is None else "; the same command goes on with what is missing"
-        print(f"pdsim: interrupted{kept}", file=sys.stderr)
-        raise SystemExit(130) from None
+    with _interruptible("plan", is_kept=out is not None), progress_over("planning", None, quiet=json_) as advance:
+        made = find(
+            scenario,
+            trace=trace,
+            check=check,
+            slo=slo,
+            prices=prices_of(gpu or ()),
+            max_gpus=max_gpus,
+            tried=fields_of(try_ or ()),
+            speedup=speedup,
+            changes=set_,
+            seeds=seeds,
+            jobs=jobs,
+            engine=engine,
+            out=out,
+            progress=advance,
+            report=report,
+        )
     if json_:
         print_json(made.to_json())
     else:
@@ -178,12 +184,8 @@ def sweep(
     from pdsim.cli.finished import progress_over
     from pdsim.study.sweep import sweep as run_sweep
 
-    try:
-        with progress_over("sweeping", None, quiet=json_) as advance:
-            result = run_sweep(sweep, out=out, changes=set_, jobs=jobs, engine=engine, ranges=ranges, progress=advance)
-    except KeyboardInterrupt:
-        print(f"pdsim: {sweep}: interrupted; the same command goes on with what is missing", file=sys.stderr)
-        raise SystemExit(130) from None
+    with _interruptible(str(sweep), is_kept=True), progress_over("sweeping", None, quiet=json_) as advance:
+        result = run_sweep(sweep, out=out, changes=set_, jobs=jobs, engine=engine, ranges=ranges, progress=advance)
     if json_:
         print_json(result.to_json())
     else:
