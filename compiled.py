@@ -30,7 +30,7 @@ COMPILED = (
     "pdsim/metrics/recorder.py",
     "pdsim/metrics/records.py",
     "pdsim/metrics/summary.py",
-    "pdsim/workload/hash_blocks.py",
+    "pdsim/workload/hash_ids.py",
 )
 INTERPRETED = {
     "pdsim/core/invariants.py",

@@ -342,7 +342,7 @@ def export(
     from pdsim.calibration.exports import Run, write_result
     from pdsim.cli.runner import obtain_runs, scenario_of
     from pdsim.scenario.build import requests_of
-    from pdsim.workload.mooncake_file import NotASessionError, agentic_rows, mooncake_rows, write_mooncake
+    from pdsim.workload.hash_ids import NotASessionError, agentic_rows, mooncake_rows, write_mooncake
 
     require_out(out, is_file=True)
     scenario = scenario_of(run, set_)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pdsim.core.sequence import Spans
 from pdsim.system.entry import hint
-from pdsim.workload.hash_blocks import HashBlocks
+from pdsim.workload.hash_ids import HashBlocks
 from pdsim.workload.lengths import above_zero
 from pdsim.workload.request_spec import RequestSpec, alone, conversation, fresh_streams
 from pdsim.workload.trace_file import BlockTrace, Line, TimedTrace, Trace, csv_lines, json_lines, json_records

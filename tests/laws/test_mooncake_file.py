@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
-from pdsim.workload.mooncake_file import mooncake_rows, write_mooncake
+from pdsim.workload.hash_ids import mooncake_rows, write_mooncake
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.traces import MooncakeTrace
 

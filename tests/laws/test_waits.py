@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.workload.client import sessions_of
-from pdsim.workload.mooncake_file import agentic_rows, write_mooncake
+from pdsim.workload.hash_ids import agentic_rows, write_mooncake
 from pdsim.workload.request_spec import Streams
 from pdsim.workload.traces import AgenticMooncakeTrace, AppliedComputeTrace
 from tests.support import examples, run, small

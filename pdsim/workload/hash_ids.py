@@ -1,0 +1,206 @@
+"""Prompts as the hash ids of a trace, one for each block: read, and written as a Mooncake trace.
+
+An id stands for its block and all before it, so equal leading ids are a shared prefix.
+"""
+
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdsim.core.sequence import Spans
+from pdsim.workload.client import sessions_of
+from pdsim.workload.request_spec import RequestSpec, fresh_streams
+from pdsim.workload.trace_file import Line
+
+
+class BlockRun(NamedTuple):
+    """Blocks whose ids rise by one and whose tokens follow each other in one stream."""
+
+    first_id: int
+    stream: int
+    offset: int
+    """Position of the first block's first token."""
+    num_blocks: int
+
+
+class HashBlocks:
+    """Reads prompts: each id has one parent, and a chain of first children is one stream.
+
+    So there are few spans, however long the prompt and however short the blocks.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self._size = block_tokens
+        self._streams = fresh_streams()
+        self._first_ids: list[int] = []
+        self._runs: list[BlockRun] = []
+        """Runs of ids above all before them, as most traces number theirs: sorted."""
+        self._others: dict[int, BlockRun] = {}
+        """Runs of one block each."""
+        self._parents: set[int] = set()
+        """Ids at the end of a run whose first child is in another."""
+
+    def spec(self, number: int, line: Line, arrival_ns: float) -> RequestSpec:
+        num_tokens, num_outputs = line.count("input_length"), line.count("output_length")
+        ids, num_blocks = line.value("hash_ids"), -(-num_tokens // self._size)
+        if not isinstance(ids, list) or len(ids) != num_blocks:
+            raise line.error("hash_ids", ids, f"a list of {num_blocks} ids, one per {self._size} input tokens")
+        try:
+            prompt = self._prompt(ids, num_tokens)
+        except TypeError:
+            raise line.error("hash_ids", ids, "whole numbers") from None
+        output = Spans.of(next(self._streams), num_outputs)
+        return RequestSpec(number, prompt, output, num_outputs, round(arrival_ns), request_class=line.request_class)
+
+    def _prompt(self, ids: list[int], num_tokens: int) -> Spans:
+        size = self._size
+        spans: list[tuple[int, int, int]] = []
+        at = 0
+        while at < len(ids):
+            run = self._known(ids[at])
+            if run is None:
+                run = self._add(ids, at, spans[-1] if spans else None)
+                skipped, num_blocks = 0, run.num_blocks
+            else:
+                skipped = ids[at] - run.first_id
+                num_blocks = _num_rising(ids, at, run.num_blocks - skipped)
+            spans.append((run.stream, run.offset + skipped * size, min(num_blocks * size, num_tokens - at * size)))
+            at += num_blocks
+        return Spans(spans)
+
+    def _known(self, block: int) -> BlockRun | None:
+        place = bisect_right(self._first_ids, block) - 1
+        if place >= 0 and block - self._first_ids[place] < self._runs[place].num_blocks:
+            return self._runs[place]
+        return self._others.get(block)
+
+    def _add(self, ids: list[int], at: int, before: tuple[int, int, int] | None) -> BlockRun:
+        """The run that begins with a new block; before: the span that it follows in its prompt."""
+        block = ids[at]
+        if before is not None and self._has_no_child(ids[at - 1]):
+            self._parents.add(ids[at - 1])
+            stream, offset = before[0], before[1] + before[2]
+        else:
+            stream, offset = next(self._streams), 0
+        if self._runs and block < self._runs[-1].first_id + self._runs[-1].num_blocks:
+            self._others[block] = run = BlockRun(block, stream, offset, 1)
+            return run
+        run = BlockRun(block, stream, offset, _num_rising(ids, at, len(ids) - at))
+        self._first_ids.append(block)
+        self._runs.append(run)
+        return run
+
+    def _has_no_child(self, block: int) -> bool:
+        run = self._known(block)
+        return run is not None and block == run.first_id + run.num_blocks - 1 and block not in self._parents
+
+
+def _num_rising(ids: list[int], at: int, limit: int) -> int:
+    """Number of ids from here on, at most `limit`, that rise by one."""
+    stop = min(at + limit, len(ids))
+    shift = ids[at] - at
+    if ids[at:stop] == list(range(ids[at], stop + shift)):
+        return stop - at
+    for i in range(at + 1, stop):
+        if ids[i] != i + shift:
+            return i - at
+    return stop - at
+
+
+class NotASessionError(ValueError):
+    """Requests that follow each other in another way than turn by turn."""
+
+
+def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """JSON lines, which most load generators replay."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
+
+
+def mooncake_rows(
+    requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each request that was sent, in the order of sending.
+
+    Prompts share what they share in whole blocks; a last block that is not whole has an id of its own. Later turns have
+    session_id and delay (ms). What a turn's prompt repeats of an answer is not known as such to a reader. Raises
+    NotASessionError.
+    """
+    specs = _in_order_of_sending(requests, sent_ns)
+    _check_turns(specs)
+    ids = _Ids(block_tokens)
+    sessions = [session for session in sessions_of(specs) if len(session) > 1]
+    names = {turn.request_id: f"session-{session[0].request_id}" for session in sessions for turn in session}
+
+    def row(spec: RequestSpec) -> dict[str, Any]:
+        session = {"session_id": names[spec.request_id]} if spec.request_id in names else {}
+        delay = {"delay": _ms(spec.think_ns)} if spec.after else {}
+        return {"timestamp": _ms(sent_ns[spec.request_id]), **session, **delay, **ids.lengths(spec)}
+
+    return map(row, specs)
+
+
+def agentic_rows(
+    requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """The same with request_id, and with wait_for and delay (ms) of those that follow others, however they do."""
+    ids = _Ids(block_tokens)
+    for spec in _in_order_of_sending(requests, sent_ns):
+        waits = {"wait_for": list(map(str, spec.after)), "delay": _ms(spec.think_ns)} if spec.after else {}
+        timestamp = _ms(sent_ns[spec.request_id])
+        yield {"request_id": str(spec.request_id), "timestamp": timestamp, **waits, **ids.lengths(spec)}
+
+
+class _Ids:
+    """Writes prompts."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._size = block_tokens
+        self._known: dict[tuple[int, Hashable], int] = {}
+        self._next = 0
+
+    def lengths(self, spec: RequestSpec) -> dict[str, Any]:
+        return {
+            "input_length": len(spec.prompt),
+            "output_length": len(spec.output),
+            "hash_ids": self._of(spec.prompt),
+            **({"class": spec.request_class} if spec.request_class else {}),
+        }
+
+    def _of(self, prompt: Spans) -> list[int]:
+        found: list[int] = []
+        for start in range(0, len(prompt) - self._size + 1, self._size):
+            key = (found[-1] if found else -1, prompt.page_key(start, self._size))
+            if key not in self._known:
+                self._known[key] = self._fresh()
+            found.append(self._known[key])
+        if len(prompt) % self._size:
+            found.append(self._fresh())
+        return found
+
+    def _fresh(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+def _in_order_of_sending(requests: Iterable[RequestSpec], sent_ns: Mapping[int, int]) -> Sequence[RequestSpec]:
+    sent = [spec for spec in requests if spec.request_id in sent_ns]
+    return sorted(sent, key=lambda spec: (sent_ns[spec.request_id], spec.request_id))
+
+
+def _check_turns(specs: Sequence[RequestSpec]) -> None:
+    num_followers = Counter(earlier for spec in specs for earlier in spec.after)
+    for spec in specs:
+        if len(spec.after) > 1 or num_followers[spec.request_id] > 1:
+            how = "follows several" if len(spec.after) > 1 else "is followed by several"
+            raise NotASessionError(f"request {spec.request_id} {how}, and rows of a session follow one by one")
+
+
+def _ms(time_ns: int) -> float:
+    """A whole number where it is one, as most readers expect; else exact to the nanosecond."""
+    return time_ns // 10**6 if time_ns % 10**6 == 0 else time_ns / 1e6
