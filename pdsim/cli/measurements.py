@@ -220,7 +220,7 @@ def validate(
 
 def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
     """Prints what a server's clients saw beside the simulation, and where the simulation's time went."""
-    from pdsim.calibration.observed_load import compare_load
+    from pdsim.calibration.observation import compare_load
     from pdsim.metrics.explain import mean_stage_ms
     from pdsim.sim.simulation import simulate
 

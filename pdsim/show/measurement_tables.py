@@ -2,21 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 from pdsim.calibration.case import ArmErrors, MetricError
 from pdsim.calibration.comparison import Counts, Validation
-from pdsim.calibration.observed_load import summary_of
+from pdsim.calibration.observation import Session, summary_of
 from pdsim.calibration.probes import Load, ObservationBudget, Probe
 from pdsim.calibration.profile import Calibration
 from pdsim.calibration.scaling import GpuScaling
 from pdsim.metrics.summary_rows import percentage, significant
 from pdsim.show.tables import new_console, new_table, print_first_that_fits
-
-if TYPE_CHECKING:
-    from pdsim.calibration.observation import Session
 
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:
@@ -211,7 +208,7 @@ def print_plan(url: str, budget: ObservationBudget, probes: Sequence[Probe], loa
     )
 
 
-def print_observation(session: "Session") -> None:
+def print_observation(session: Session) -> None:
     about = session.about
     console = new_console()
     server = f"{about['server']} {about['version']}".strip()
