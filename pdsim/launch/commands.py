@@ -1,7 +1,7 @@
 """Commands of a launch: what starts servers and load, where it runs, and which fields of a scenario it says."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from typing import Any, NamedTuple
 
@@ -234,7 +234,12 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
             refused.append(f"{leaf.path}: {shown}: {words}")
     if refused:
         raise ConfigError(f"--engine {engine} cannot launch {scenario.name}:\n  " + "\n  ".join(refused))
-    return [*_servers(scenario), *(f"{', '.join(paths)}: {why}" for why, paths in aside.items())]
+    return [*_servers(scenario), *(f"{', '.join(_outermost(paths))}: {why}" for why, paths in aside.items())]
+
+
+def _outermost(paths: Sequence[str]) -> list[str]:
+    """Those that are part of no other."""
+    return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
 
 def _servers(scenario: Scenario) -> list[str]:

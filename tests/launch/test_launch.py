@@ -286,6 +286,11 @@ def test_times_are_left_aside(engine, section):
     assert any(section in note and "of its own" in note for note in notes)
 
 
+def test_a_component_that_is_left_aside_is_named_without_its_fields():
+    _, notes = text("sglang", scenario(("cost", "{use: affine, prefill_per_token: 1 us, decode_base: 1 ms}")))
+    assert [note.partition(":")[0] for note in notes if "of its own" in note] == ["cost.prefill, cost.decode"]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_host_memory_behind_decode(engine):
     without = [(one, None) for one in WITHOUT[engine]]
