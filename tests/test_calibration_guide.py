@@ -20,6 +20,7 @@ PAGE = ROOT / "docs" / "calibration.md"
 def test_every_command_works_and_finds_the_profile_of_the_study(capsys, tmp_path, monkeypatch):
     """The study fits the same rows by its own code; its GPU clock and waves are what the general form lacks."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.syspath_prepend(str(ROOT / "experiments" / "sglang-h200"))
     (tmp_path / "pair.yaml").write_text(next(block.text for block in blocks(PAGE, "yaml") if block.name == "pair.yaml"))
     (tmp_path / "pair.jsonl").write_text(json.dumps(SGLANG))
@@ -35,6 +36,8 @@ def test_every_command_works_and_finds_the_profile_of_the_study(capsys, tmp_path
         captured = capsys.readouterr()
         assert captured.err == "", line
         assert captured.out, line
+        assert "…" not in captured.out, line
+        assert "does not say what it was measured on" not in captured.out, line
     fitted = read_yaml(tmp_path / "profile.yaml")["provenance"]["fitted"]
     decode = {name: float(value.split(",")[0]) for name, value in fitted["decode"]["parameters_ns"].items()}
     assert decode == pytest.approx({"base": 5.157e6, "per_request": 6290, "per_context_token": 37.38}, rel=0.01)

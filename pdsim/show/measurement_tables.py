@@ -46,17 +46,18 @@ def _met(is_met: bool) -> str:
 
 def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
     """Prints what was fitted, errors on shapes that it was not fitted to, and what its profile has of the host."""
-    columns = ("part", "form", "rows", "shapes", "mean", "p90", "median", "coefficients, ns")
-    table = new_table("fits, and their errors on shapes held out", *columns)
+    columns = ("part", "form", "rows", "shapes", "mean", "p90", "median")
+    fits = new_table("fits, and their errors on shapes held out", *columns)
+    coefficients = new_table("what was fitted", "part", "coefficients, ns")
+    coefficients.columns[0].vertical = "top"
     for name, fit in made.fits.items():
-        values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in fit.values.items())
         errors = (f"{fit.error:.1%}", f"{fit.error_p90:.1%}", percentage(fit.bias))
-        table.add_row(name, fit.form.name, str(len(fit.rows)), str(fit.num_shapes), *errors, values)
+        fits.add_row(name, fit.form.name, str(len(fit.rows)), str(fit.num_shapes), *errors)
+        coefficients.add_row(name, ", ".join(f"{parameter} {value:.3g}" for parameter, value in fit.values.items()))
     console = new_console()
-    console.print(table)
-    of_host = _host_table(profile)
-    if of_host.rows:
-        console.print(of_host)
+    for table in (fits, coefficients, _host_table(profile)):
+        if table.rows:
+            console.print(table)
 
 
 def _host_table(profile: Mapping[str, Any]) -> Table:
