@@ -71,7 +71,7 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
         said.append(f"{met} of {counted(len(result.points), 'point')} meet {slo}.")
     saturated = sum(point.is_saturated for point in points)
     if saturated:
-        said.append(f"{saturated} get more load than they can take: their latencies are not shown.")
+        said.append(f"More load than it takes: {counted(saturated, 'point')}, without latencies.")
     return " ".join(said)
 
 
