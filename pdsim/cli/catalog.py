@@ -28,8 +28,7 @@ def list_(*, json_: Json = False) -> None:
 @catalog.command
 def show(name: Annotated[str, Parameter(help="A model, GPU or transport.")], /) -> None:
     """Print the files of the entries that have a name."""
-    from pdsim.system.catalog import KINDS, CatalogError, file_of, names
-    from pdsim.system.entry import hint
+    from pdsim.system.catalog import KINDS, CatalogError, file_of, hint, names
 
     paths = [file_of(kind, name) for kind in KINDS if name in names(kind)]
     if not paths:
@@ -48,8 +47,7 @@ def add(
 ) -> None:
     """Add a model to the user's catalog: ~/.config/pdsim, or --catalog."""
     from pdsim.scenario.yaml_file import write_yaml
-    from pdsim.system.catalog import CatalogError, file_of, folders, names
-    from pdsim.system.entry import EntryError, build
+    from pdsim.system.catalog import CatalogError, EntryError, build, file_of, folders, names
     from pdsim.system.model import ModelSpec
     from pdsim.system.published import entry_of
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar, Literal
 
-from pdsim.system.entry import EntryError
-
 Dtype = Literal["bf16", "fp8", "fp4", "int4"]
 """Types of weights; embeddings and output projection have bf16 in any case. int4: GPTQ and AWQ, computed in bf16."""
 
@@ -39,7 +37,7 @@ class GroupedQueryAttention:
     def __post_init__(self) -> None:
         if self.num_window_layers > self.num_layers:
             most = f"expected at most num_layers, {self.num_layers}"
-            raise EntryError(f"attention.num_window_layers: {most}, found {self.num_window_layers}")
+            raise ValueError(f"attention.num_window_layers: {most}, found {self.num_window_layers}")
 
     @property
     def window_share(self) -> float:

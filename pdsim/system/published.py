@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdsim.system.entry import EntryError
+from pdsim.system.catalog import EntryError
 from pdsim.system.model import Dtype
 
 _UNTIED: Mapping[str, Any] = {"tie_word_embeddings": False}

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from pdsim.core.sequence import Spans
-from pdsim.system.entry import hint
+from pdsim.system.catalog import hint
 from pdsim.workload.hash_ids import HashBlocks
 from pdsim.workload.lengths import above_zero
 from pdsim.workload.request_spec import RequestSpec, alone, conversation, fresh_streams

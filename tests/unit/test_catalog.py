@@ -18,6 +18,8 @@ from pdsim.system.catalog import (
     SHIPPED,
     VARIABLE,
     CatalogError,
+    EntryError,
+    build,
     file_of,
     load_gpu,
     load_model,
@@ -26,7 +28,6 @@ from pdsim.system.catalog import (
     names,
     searched,
 )
-from pdsim.system.entry import EntryError, build
 
 GPU = """\
 memory_bytes: 24e+9

@@ -12,8 +12,7 @@ from pdsim.cli import main
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.model import attended_pairs, window_pairs
 from pdsim.cost.settings import Roofline
-from pdsim.system.catalog import VARIABLE, load_gpu, load_model
-from pdsim.system.entry import EntryError, build
+from pdsim.system.catalog import VARIABLE, EntryError, build, load_gpu, load_model
 from pdsim.system.memory import Layout
 from pdsim.system.model import ModelSpec
 from pdsim.system.published import FAMILIES, entry_of

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from pdreal.hosts import LOOPBACK
-from pdsim.system.entry import hint
+from pdsim.system.catalog import hint
 
 Addresses = NDArray[np.int64]
 """Addresses of memory, or lengths of it, in bytes."""
