@@ -27,5 +27,12 @@ def rows() -> Iterator[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    provenance = {"device": DEVICE, "model": "qwen3-8b", "dtype": "bfloat16", "software": SOFTWARE, "command": COMMAND, "date": DATE}
+    provenance = {
+        "device": DEVICE,
+        "model": "qwen3-8b",
+        "dtype": "bfloat16",
+        "software": SOFTWARE,
+        "command": COMMAND,
+        "date": DATE,
+    }
     write_rows(Path(sys.argv[1]), rows(), provenance)

@@ -257,7 +257,9 @@ def fit(form: Form, rows: Rows) -> FittedForm:
     """Raises ValueError where the shapes that are left when some are held out are fewer than the form's parameters."""
     shapes, num_shapes = _shapes(form, rows.columns)
     if num_shapes - ceil(num_shapes / NUM_FOLDS) < len(form.parameters):
-        raise ValueError(f"{counted(num_shapes, 'shape')}, some of them held out, cannot fix {len(form.parameters)} coefficients")
+        raise ValueError(
+            f"{counted(num_shapes, 'shape')}, some of them held out, cannot fix {len(form.parameters)} coefficients"
+        )
     values = _robust(form, rows.columns)
     return FittedForm(
         form,
