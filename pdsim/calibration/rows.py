@@ -1,7 +1,7 @@
 """Measured times, one to a row: CSV, plain or gzip, or Parquet. docs/calibration.md has the columns of each kind.
 
-Besides rows with a `kind`, those of `pdkernels.bench` (a column `kernel`) and of `pdreal.transfer_bench` (a column
-`transport`) are read as they are.
+Rows without a `kind` are those of `pdkernels.bench`, with a column `kernel`, and older ones of transfers, with a column
+`transport`.
 """
 
 import csv
