@@ -71,15 +71,18 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys,
     assert shapes(rows, "transfer", "transport", "payload_bytes", "num_descriptors") == sent
     stages = [(what, "512") for what in ("route", "admit", "grant", "result", "answer")]
     expected = [("message", ""), *stages, ("submit", "128"), ("submit", "1024")]
-    told = shapes(rows, "host", "what", "new_tokens")
-    assert told in (expected, [*expected, ("end", "")])  # if two ended in one step
+    of_host = shapes(rows, "host", "what", "new_tokens")
+    assert of_host in (expected, [*expected, ("end", "")])  # if two ended in one step
     wave_bytes = {("shared-memory", str(num_tokens * page_bytes // 16)) for num_tokens in (128, 1024)}
     assert set(shapes(rows, "sending", "transport", "payload_bytes")) <= wave_bytes  # of transfers that waited
     assert shapes(rows, "handover", "transport", "payload_bytes") == [("shared-memory", str(512 * page_bytes // 16))]
-    assert shapes(rows, "loop", "batch") == [("2",)]
+    told = capsys.readouterr().err.splitlines()
+    left_out = [line for line in told if line.startswith("left out: ")]  # a busy machine may part a batch
+    assert shapes(rows, "loop", "batch") == [] if left_out else [("2",)]
+    assert all(line.startswith("left out: loop of 2: a batch stayed") for line in left_out)
     assert all(0 < float(row["rest_us"]) < float(row["time_us"]) for row in rows if row["kind"] == "loop")
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
-    assert len(capsys.readouterr().err.splitlines()) == len(rows)
+    assert len(told) == len(rows) + len(left_out)
 
 
 def test_sustained_forwards_know_how_long_they_have_been_going_on(monkeypatch):

@@ -120,7 +120,7 @@ def serving_rows(
             yield from _end_rows(records)
             waves_end_ns = max(wave.end_ns or 0 for wave in waves)
             of_batches = [step for step in records.steps if step.start_ns > waves_end_ns]
-            yield from _loop_rows(of_batches, plan.served_batches, torch.device(options.device))
+            yield from _loop_rows(of_batches, plan.served_batches, torch.device(options.device), left_out)
             has_rows = True
         beside_decode = [row for row in records.transfers if row.end_ns < (companion.end_ns or 0)]
         yield from _sending_rows(waves, beside_decode, transport)
@@ -261,7 +261,9 @@ def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list
     return sorted((getattr(request, end) - getattr(request, begin)) / 1e3 for request in requests)
 
 
-def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: torch.device) -> Iterator[Row]:
+def _loop_rows(
+    steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: torch.device, left_out: Callable[[str], None]
+) -> Iterator[Row]:
     """Times from the begin of one step to the next, in the longest time that a batch stayed as it was."""
     decode = [step for step in steps if step.kind == "decode"]
     unchanged = groupby(enumerate(decode), key=lambda at: (at[1].num_requests, _context_before(*at)))
@@ -270,6 +272,8 @@ def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: 
         found = [run for run in runs if run[0].num_requests == batch_size]
         run = max(found, key=len, default=[])
         if len(run) < _LEAST_STEPS:
+            together = f"a batch stayed as it was for {len(run)} steps, {_LEAST_STEPS} are needed"
+            left_out(f"loop of {batch_size}: {together}; measure again on a quieter machine")
             continue
         num_periods = len(run) - 1
         periods_ns = run[-1].start_ns - run[0].start_ns
