@@ -12,10 +12,9 @@ from pdsim.scenario.loading import Changes
 from pdsim.scenario.servers import DecodeSettings, PrefillSettings, Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.planning.outcome import SATURATED
 from pdsim.study.planning.slo import Term
 from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging, price_per_h
-from pdsim.study.planning.trials import Trials
+from pdsim.study.planning.trials import SATURATED, Trials
 from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.tasks import described
 from pdsim.system.catalog import names

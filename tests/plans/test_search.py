@@ -11,10 +11,10 @@ import pytest
 
 from pdsim.scenario.yaml_file import write_yaml
 from pdsim.study.engine import InProcessEngine, Work
-from pdsim.study.planning.outcome import Outcome, outcome_of
 from pdsim.study.planning.planning import Trials, cheapest, search
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.planning.space import CandidateCluster, Space
+from pdsim.study.planning.trials import Outcome, outcome_of
 from pdsim.study.questions.base import AskOptions, Base, base_of
 from pdsim.study.store import Store
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from pdsim.metrics.summary_rows import counted, markdown_table, significant
 from pdsim.sim.sensitivity import Limit
-from pdsim.study.planning.outcome import SATURATED, LoneRequest, Outcome
 from pdsim.study.planning.slo import Slo
 from pdsim.study.planning.space import CandidateCluster
+from pdsim.study.planning.trials import SATURATED, LoneRequest, Outcome
 
 
 class Row(NamedTuple):

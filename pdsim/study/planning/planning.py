@@ -16,11 +16,10 @@ from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import Changes, write_entries_of
 from pdsim.scenario.yaml_file import ConfigError, write_yaml
 from pdsim.study.engine import Progress, Work, open_engine
-from pdsim.study.planning.outcome import LoneRequest, Outcome
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.planning.space import CandidateCluster, Server, Space, with_other_settings
-from pdsim.study.planning.trials import Trials, measurement
+from pdsim.study.planning.trials import LoneRequest, Outcome, Trials, measurement
 from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
 from pdsim.study.store import Store, opened_folder
 
