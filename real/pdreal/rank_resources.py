@@ -127,6 +127,8 @@ def _model(spec: RankSpec, device: torch.device) -> Transformer:
 def _device(spec: RankSpec) -> torch.device:
     if spec.options.device == "cpu":
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no GPU here")
     device = torch.device("cuda", spec.slot % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
-pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.cli import main
 
@@ -35,3 +35,15 @@ def test_a_scenario_that_is_refused(tmp_path, monkeypatch, capsys, command, chan
         main([command, "s.yaml", "--set", change])
     assert stop.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_host_without_a_gpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "s.yaml", "--device", "cuda"])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "did not start: --device cuda: torch sees no GPU here" in error
+    assert "Traceback" not in error
