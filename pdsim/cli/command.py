@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.validators import Number
 
 from pdsim import __version__, is_compiled
 from pdsim.core.instance import PolicyError
@@ -38,6 +39,7 @@ Tornado = Annotated[
 ]
 Out = Annotated[Path | None, out_at("Write the run folder here.")]
 Jobs = Annotated[int | None, Parameter(help="Processes; else one for each CPU.")]
+Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 Engine = Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")]
 Trace = Annotated[Path | None, Parameter(help="A trace that replaces the workload.")]
 Limits = Annotated[

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from pdsim.cli.command import Engine, Jobs, Json, Limits, Set, Trace, out_at, print_json
+from pdsim.cli.command import Engine, Jobs, Json, Limits, Port, Set, Trace, out_at, print_json
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
@@ -210,7 +210,7 @@ def serve(
     gpu: Annotated[list[str] | None, Parameter(help="A GPU's price an hour: h100=2.5; others have none.")] = None,
     set_: Set = (),
     num_requests: Annotated[int, Parameter(help="At most so many, for answers within a second.")] = _NUM_REQUESTS,
-    port: Annotated[int, Parameter(help="Of 127.0.0.1; 0 takes a free one.")] = _PORT,
+    port: Annotated[Port, Parameter(help="Of 127.0.0.1; 0 takes a free one.")] = _PORT,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU, up to three.")] = None,
 ) -> None:
     """Open a page on this machine: choose model, GPUs and instances, and see latencies and cost change."""

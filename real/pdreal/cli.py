@@ -11,7 +11,7 @@ from cyclopts import Parameter, validators
 
 from pdreal.hosts import read_hosts
 from pdreal.options import Dtype, OnDevice, Options, Threads
-from pdsim.cli.command import Force, Json, Out, Seed, Set, print_json, program, run_app
+from pdsim.cli.command import Force, Json, Out, Port, Seed, Set, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
 """Modules that `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
@@ -80,7 +80,7 @@ def serve(
     *,
     set_: Set = (),
     host: str = "127.0.0.1",
-    port: int = 30000,
+    port: Port = 30000,
     model_name: str | None = None,
     api_key: Annotated[str | None, Parameter(env_var="PDREAL_API_KEY")] = None,
     max_waiting_requests: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 4096,

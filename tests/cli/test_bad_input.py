@@ -382,6 +382,7 @@ def test_a_broken_trace_line(capsys, scenario, tmp_path):
         (["run", "x", "--jsn"], "Did you mean --json?"),
         (["run", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["run", "."], "is a folder, not a file"),
+        (["serve", "--port", "99999"], "--port"),
         (["compare", "one"], "compare needs two or more"),
         (["explain", "."], "is no run folder: it has no summary.json"),
         (["replay", "."], "is no run folder"),
