@@ -95,6 +95,8 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
     if words in ([], ["--help"], ["-h"]):
         for name in app:
             _ = app[name]  # its module, which is not loaded before, has its help
+    elif not words[0].startswith("-") and words[0] not in app:
+        words = words[:1]  # an error: --help behind it would explain the program instead
     try:
         app.meta(words, exit_on_error=False, print_error=False)
     except known as wrong:

@@ -378,6 +378,7 @@ def test_a_broken_trace_line(capsys, scenario, tmp_path):
     ("arguments", "says"),
     [
         (["rnu", "x"], 'Did you mean "run"?'),
+        (["rnu", "--help"], 'Did you mean "run"?'),
         (["run"], "requires an argument"),
         (["run", "x", "--jsn"], "Did you mean --json?"),
         (["run", "nowhere.yaml"], "nowhere.yaml does not exist"),
