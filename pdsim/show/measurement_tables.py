@@ -13,6 +13,7 @@ from pdsim.calibration.probes import Load, ObservationBudget, Probe
 from pdsim.calibration.profile import Calibration
 from pdsim.calibration.scaling import GpuScaling
 from pdsim.metrics.summary_rows import percentage, significant
+from pdsim.scenario.fields import DURATION
 from pdsim.show.tables import new_console, new_table, print_first_that_fits
 
 
@@ -81,10 +82,24 @@ def print_scaling(scaling: GpuScaling, cost: Mapping[str, Any]) -> None:
         best = cost[role]
         low, high = cost.get(f"{role}_interval", (best, best))
         for name in (name for name in best if name != "use"):
-            coefficients.add_row(name, *(str(end[name]) for end in (low, best, high)))
+            values = [end[name] for end in (low, best, high)]
+            if not isinstance(best[name], dict):
+                coefficients.add_row(name, *map(_coefficient, values))
+                continue
+            for knot in best[name]:
+                coefficients.add_row(f"{name} at {knot}", *(_coefficient(value[knot]) for value in values))
     console = new_console()
     console.print(ratios)
     console.print(coefficients)
+
+
+def _coefficient(value: Any) -> str:
+    """A time with four digits, in the unit that suits it; what is no time as it stands."""
+    if not isinstance(value, str):
+        return str(value)
+    time_ns = DURATION.parse(value)
+    unit, factor = next(((unit, factor) for unit, factor in (("ms", 1e6), ("us", 1e3)) if time_ns >= factor), ("ns", 1))
+    return f"{time_ns / factor:.4g} {unit}"
 
 
 _HEADLINES = {

@@ -172,6 +172,17 @@ def test_without_times_of_operators_there_is_no_interval(tmp_path, capsys):
     assert "attention_sm_bandwidth" not in cost, "its SMs are not known"
 
 
+def test_coefficients_of_a_table_have_a_line_for_each_knot(tmp_path, capsys):
+    profile = read_yaml(MEASURED)
+    profile["cost"]["prefill"] = {"use": "table", "prefill": {1: "1.5 ms", 1024: "10 ms"}}
+    table = tmp_path / "table.yaml"
+    write_yaml(profile, table)
+    assert exit_code("scale", table, "--from", "h200", "--to", "h20", "-o", tmp_path / "out.yaml") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["prefill", "at", "1", *3 * ["1.5", "ms"]] in lines
+    assert any(line[:3] == ["prefill", "at", "1024"] for line in lines)
+
+
 def test_sections_that_are_not_scaled_are_kept(tmp_path):
     """Every section that a profile may have: one that the schema gains has to be thought of here."""
     kept = {
