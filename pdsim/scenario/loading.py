@@ -60,7 +60,8 @@ def load_cost(profile: Path) -> CostChoice:
 def _fields_in(path: Path) -> dict[str, Any]:
     data = read_yaml(path)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
+        found = "nothing" if data is None else type(data).__name__
+        raise ConfigError(f"{path}: expected a mapping of fields, found {found}")
     return data
 
 

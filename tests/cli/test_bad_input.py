@@ -324,7 +324,7 @@ def test_a_wrong_field_of_an_aggregated_cluster(capsys, tmp_path, change, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "expected a mapping of fields, found NoneType"),
+        ("", "expected a mapping of fields, found nothing"),
         ("- a\n- b\n", "expected a mapping of fields, found"),
         ("model: [qwen\n", "s.yaml, line 2, column 1: not YAML"),
         (GOOD.replace("model: qwen3-0.6b\n", ""), "s.yaml: model is missing"),
