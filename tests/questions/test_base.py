@@ -1,5 +1,7 @@
 """The scenario that a question starts from."""
 
+import json
+
 import pytest
 
 from pdsim.study.questions.base import AskOptions, base_of
@@ -29,15 +31,36 @@ def test_the_starter_has_the_questions_own_settings_below_the_users(tmp_path):
     assert made.path == tmp_path / "scenario.yaml"
 
 
+LENGTHS = {"input_length": 9, "output_length": 9, "hash_ids": [0]}
+CALL = {"request_id": "a", **LENGTHS, "timestamp": 0}
+BURSTGPT = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+TOOLS = {
+    "num_turns": 0,
+    "input_prompt_length": 9,
+    "assistant_response_length": [],
+    "tool_call_output_length": [],
+    "tool_call_latency": [],
+    "final_assistant_response_length": 9,
+}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "workload"),
     [
-        ("a.jsonl", '{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [0]}\n', MooncakeTrace),
-        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", AzureTrace),
-        ("b.csv", "arrival_s,in_tokens,out_tokens\n", RequestTable),
-        ("c.csv", "Timestamp,Session ID,Request tokens,Response tokens\n", BurstGptTrace),
-        ("b.jsonl", '{"chat_id": 1, "timestamp": 0, "hash_ids": [0]}\n', BailianTrace),
-        ("c.jsonl", '{"hash_ids": [0]}\n{"hash_ids": [0], "wait_for": ["a"]}\n', AgenticMooncakeTrace),
+        ("a.jsonl", json.dumps({"timestamp": 0, **LENGTHS}), MooncakeTrace),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,9,9\n", AzureTrace),
+        ("b.csv", "arrival_s,in_tokens,out_tokens\n0,9,9\n", RequestTable),
+        ("c.csv", BURSTGPT + "0,1,2,ChatGPT,9,9,18,Conversation log\n", BurstGptTrace),
+        (
+            "b.jsonl",
+            json.dumps({"chat_id": 1, "parent_chat_id": -1, "turn": 1, "timestamp": 0, **LENGTHS}),
+            BailianTrace,
+        ),
+        (
+            "c.jsonl",
+            "\n".join(map(json.dumps, (CALL, {**CALL, "request_id": "b", "wait_for": ["a"]}))),
+            AgenticMooncakeTrace,
+        ),
     ],
 )
 def test_a_trace_is_known_by_its_first_line(tmp_path, name, text, workload):
@@ -53,8 +76,12 @@ def test_a_trace_is_known_by_its_first_line(tmp_path, name, text, workload):
 @pytest.mark.parametrize(
     ("name", "text", "workload"),
     [
-        ("a.json", '[{"conversations": []}]', ShareGpt),
-        ("a.jsonl", '{"num_turns": 0, "tool_call_latency": []}\n', AppliedComputeTrace),
+        (
+            "a.json",
+            json.dumps([{"conversations": [{"from": "human", "value": 80 * "x"}, {"from": "gpt", "value": 80 * "y"}]}]),
+            ShareGpt,
+        ),
+        ("a.jsonl", json.dumps(TOOLS), AppliedComputeTrace),
     ],
 )
 def test_a_trace_without_times_is_sent_as_the_scenario_says(tmp_path, name, text, workload):
