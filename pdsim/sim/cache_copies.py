@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Literal
 from pdsim.core import messages as m
 from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.invariants import AnyInstance
-from pdsim.core.radix_cache import RadixCache
+from pdsim.core.page_store import PageStore
 from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
-from pdsim.policy.pages import LeastRecentlyUsed
-from pdsim.policy.views import TokenSequence
 from pdsim.sim.flows import Flows
 from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Path
@@ -22,50 +20,6 @@ if TYPE_CHECKING:
 
 BATCH_PAGES = 128
 """SGLang 0.5.12, cache_controller.py, storage_batch_size."""
-
-
-class PageStore:
-    """KV pages outside the instances, found by the tokens up to their end (SGLang's HiCache, L3).
-
-    Storage names a page by a hash of all tokens up to its end, so equal prompts of different instances have equal
-    pages. Nothing is kept behind a page that is not there: leaves go first, the least recently used. Law:
-    tests/laws/test_storage.py.
-    """
-
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        self.num_pages = num_pages
-        self._page_size = page_size
-        self._tree = RadixCache(None, page_size, LeastRecentlyUsed())
-
-    @property
-    def num_used(self) -> int:
-        return self._tree.num_evictable_pages
-
-    def num_found(self, sequence: TokenSequence, start_tokens: int) -> int:
-        """Pages behind the first start_tokens that are there without a gap. Counts as an access."""
-        node, _ = self._tree.match(sequence, len(sequence))
-        self._tree.unlock(node)
-        return max(0, node.stop - start_tokens) // self._page_size
-
-    def num_missing(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Pages of these tokens that are not there; 0 if what lies before them is not."""
-        end = min(self._tree.peek(sequence), stop_tokens)
-        return 0 if end < start_tokens else (stop_tokens - end) // self._page_size
-
-    def write(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Take what is missing, if there is room for all of it. Returns the pages taken."""
-        num_pages = self.num_missing(sequence, start_tokens, stop_tokens)
-        if not num_pages:
-            return 0
-        end, _ = self._tree.lock_path(sequence, stop_tokens - num_pages * self._page_size)
-        num_free = self.num_pages - end.stop // self._page_size - self._tree.num_evictable_pages
-        if num_pages > num_free:
-            num_free += self._tree.evict(num_pages - num_free)
-        if num_pages <= num_free:
-            node, _ = self._tree.insert(sequence, stop_tokens, range(num_pages), end)
-            self._tree.touch(node)
-        self._tree.unlock(end)
-        return num_pages if num_pages <= num_free else 0
 
 
 @dataclass(slots=True, eq=False)

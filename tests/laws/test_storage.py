@@ -12,6 +12,7 @@ from pdsim.core.host_cache import Prefetcher, PrefetchLimits
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch, StoreKv, Tell
+from pdsim.core.page_store import PageStore
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import StorageCosts
 from pdsim.policy.pages import FirstInFirstOut, LeastRecentlyUsed
@@ -21,7 +22,7 @@ from pdsim.scenario.servers import StorageSettings
 from pdsim.scenario.sizing import host_caches, resolve
 from pdsim.scenario.wiring import storage_costs
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.cache_copies import BATCH_PAGES, PageStore, Storage, StorageClient
+from pdsim.sim.cache_copies import BATCH_PAGES, Storage, StorageClient
 from pdsim.sim.timeline import Timeline
 from tests.laws.test_host_cache import NUM_PAGES, TOKEN_BYTES, WRITES, Tiers, tiered, tiers
 from tests.laws.test_radix_cache import tokens

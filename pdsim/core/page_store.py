@@ -1,0 +1,47 @@
+"""KV pages outside the instances, found by the tokens up to their end (SGLang's HiCache, L3).
+
+Storage names a page by a hash of all tokens up to its end, so equal prompts of different instances have equal pages.
+Nothing is kept behind a page that is not there: leaves go first, the least recently used. Law:
+tests/laws/test_storage.py.
+"""
+
+from pdsim.core.radix_cache import RadixCache
+from pdsim.policy.pages import LeastRecentlyUsed
+from pdsim.policy.views import TokenSequence
+
+
+class PageStore:
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages = num_pages
+        self._page_size = page_size
+        self._tree = RadixCache(None, page_size, LeastRecentlyUsed())
+
+    @property
+    def num_used(self) -> int:
+        return self._tree.num_evictable_pages
+
+    def num_found(self, sequence: TokenSequence, start_tokens: int) -> int:
+        """Pages behind the first start_tokens that are there without a gap. Counts as an access."""
+        node, _ = self._tree.match(sequence, len(sequence))
+        self._tree.unlock(node)
+        return max(0, node.stop - start_tokens) // self._page_size
+
+    def num_missing(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
+        """Pages of these tokens that are not there; 0 if what lies before them is not."""
+        end = min(self._tree.peek(sequence), stop_tokens)
+        return 0 if end < start_tokens else (stop_tokens - end) // self._page_size
+
+    def write(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
+        """Take what is missing, if there is room for all of it. Returns the pages taken."""
+        num_pages = self.num_missing(sequence, start_tokens, stop_tokens)
+        if not num_pages:
+            return 0
+        end, _ = self._tree.lock_path(sequence, stop_tokens - num_pages * self._page_size)
+        num_free = self.num_pages - end.stop // self._page_size - self._tree.num_evictable_pages
+        if num_pages > num_free:
+            num_free += self._tree.evict(num_pages - num_free)
+        if num_pages <= num_free:
+            node, _ = self._tree.insert(sequence, stop_tokens, range(num_pages), end)
+            self._tree.touch(node)
+        self._tree.unlock(end)
+        return num_pages if num_pages <= num_free else 0
