@@ -23,6 +23,8 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 
 _BESIDE = ("host", "cold_start")
 """Sections of a profile's cost that a scenario may change."""
+_NO_MODEL = (*_BESIDE, "measured")
+"""Sections of a profile's cost that are not those of a cost model."""
 _OF_ROLE = {
     "prefill": ("prefill_interval",),
     "decode": (
@@ -83,7 +85,7 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
         costs[role] = read_profile(path)["cost"]
     found: dict[str, Any] = {}
     for role, cost in costs.items():
-        model = cost.get(role) or {key: setting for key, setting in cost.items() if key not in _BESIDE}
+        model = cost.get(role) or {key: setting for key, setting in cost.items() if key not in _NO_MODEL}
         found |= {role: model, **{field: cost[field] for field in _OF_ROLE[role] if field in cost}}
     hosts = {role: cost.get("host") or {} for role, cost in costs.items()}
     host = {

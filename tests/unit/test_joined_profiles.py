@@ -22,9 +22,14 @@ def profile(path):
     return {"profile": path}
 
 
-def test_a_profile_joined_with_itself_is_itself():
-    joined = scenario({"prefill": profile(H200), "decode": profile(H200)})
-    assert joined.cost == scenario(profile(H200)).cost
+@pytest.mark.parametrize(
+    ("path", "setup"),
+    [(H200, {}), ("decode-radix-b200/profile.yaml", {"model": "qwen3-32b", "prefill": "b200", "decode": "b200"})],
+    ids=("a model of each role", "one model of both"),
+)
+def test_a_profile_joined_with_itself_is_itself(path, setup):
+    of_roles = {"prefill": profile(path), "decode": profile(path)}
+    assert scenario(of_roles, **setup).cost == scenario(profile(path), **setup).cost
 
 
 def test_each_role_has_the_times_of_its_own_machine():
