@@ -39,8 +39,8 @@ LEAST_CONTEXT_TOKENS = 1000
 same experts more often than those of a run do, so less is read.
 """
 SHARED_READING = 0.47
-"""Share of the time that decode takes for a KV token which is taken once for all requests that have the token: of 975
-steps with shared prefixes on an H200 (experiments/sglang-h200). Rows have no shared KV.
+"""Share of a KV token's time in a decode step that requests with the same token take once: what memory takes beyond
+the SMs, in the fit of SGLang on an H200 (experiments/sglang-h200). Rows have no shared KV.
 """
 LEAST_NS = 1e-6
 """A smaller coefficient is written as 0: the fit comes close to its bound, but never reaches it."""

@@ -107,7 +107,7 @@ class AttentionWaves(NamedTuple):
     def line(self, num_requests: int, smooth: DecodeLine) -> DecodeLine:
         """The same step in waves. `smooth` counts what tokens take of the memory.
 
-        Of contexts of equal lengths. What is not distinct within a wave costs the time of SMs alone.
+        Contexts are of equal lengths. What is not distinct within a wave costs the time of SMs alone.
         """
         one_ns = 1 << FRACTION_BITS
         read = (smooth.per_context_token + smooth.per_distinct_token) / self.num_heads
