@@ -124,7 +124,7 @@ def _folder(name: str, experiments: Path, known: list[str]) -> Path:
 
 
 def named_cases(known: list[str], experiments: Path) -> str:
-    """What an error says of the folder in which names are looked for."""
+    """A clause on the folder in which names are looked for."""
     if known:
         return f"{experiments}/ has {', '.join(known)}"
     return f"names are those of {experiments}/ in a copy of pdsim's repository: go there, or give a folder"

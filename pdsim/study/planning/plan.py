@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def safety(self) -> str:
-        """What to take so that the SLO holds on the slowest server, too; empty where servers were measured."""
+        """A sentence on the cluster that meets the SLO on the slowest server, too; empty if servers were measured."""
         if not self.ends:
             return ""
         slow = "on the slowest server that this may be"

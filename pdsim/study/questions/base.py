@@ -90,7 +90,7 @@ class Base:
 
     @property
     def where(self) -> str:
-        """What errors name: its file, or the flag that changes the starter, whose file nobody has seen."""
+        """The name that errors give it: its file, or the flag that changes the starter, whose file nobody has seen."""
         return str(self.path) if self.of_starter is None else "--set"
 
     @property
