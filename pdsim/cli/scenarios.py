@@ -1,7 +1,5 @@
 """Commands of scenarios: write a first one, say what its fields are, and launch its cluster."""
 
-import re
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -160,12 +158,14 @@ def launch(
 
     loaded = load_scenario(scenario, set_)
     model = model_path or loaded.model
-    source = shlex.join([str(scenario), *(word for change in set_ for word in ("--set", change))])
+    if model.startswith("-"):
+        raise ConfigError(f"--model-path {model}: servers would read it as a flag; write ./{model}")
+    source = [str(scenario), *(word for change in set_ for word in ("--set", change))]
     made = ENGINES[engine or loaded.engine](loaded, source, model)
     if model_path is None:
         made.notes.insert(0, f"model: {model}: the catalog's name; --model-path takes a path or Hugging Face's name")
-    if hosts := sorted({host for command in made.commands.values() for host in re.findall(r"\$HOST\d+", command)}):
-        made.notes.append(f"hosts: {', '.join(hosts)} are addresses of servers with these GPUs")
+    if made.hosts:
+        made.notes.append(f"hosts: {', '.join(sorted(made.hosts))} are addresses of servers with these GPUs; set them")
     files = _files(made)
     if out is not None:
         require_out(out)
@@ -182,6 +182,8 @@ def launch(
 
 def _files(made: "Launch") -> dict[str, str]:
     """Scripts or manifests, and notes."""
+    from pdsim.launch.words import comment
+
     files = {f"{what}.sh": f"{command}\n" for what, command in made.commands.items()}
-    notes = "".join(f"# {note}\n" for note in made.notes)
+    notes = "".join(map(comment, made.notes))
     return {**files, **made.manifests, **({"notes.txt": notes} if notes else {})}

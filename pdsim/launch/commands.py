@@ -1,10 +1,11 @@
 """Commands of a launch: what starts servers and load, where it runs, and which fields of a scenario it says."""
 
-import shlex
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from typing import Any, NamedTuple
 
+from pdsim.launch.words import Expanded, Flags, command_words, shell_line
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.component import component_name, settings_of
@@ -21,19 +22,17 @@ GATEWAY_PORT = 8000
 TRACE = "load.jsonl"
 FIRST_PORT, FIRST_BOOTSTRAP_PORT = 30000, 8998
 
-Flags = list[tuple[str, Any]]
-
 
 class Place(NamedTuple):
     """Hosts and ports of a server."""
 
-    hosts: tuple[str, ...]
+    hosts: tuple[Expanded, ...]
     first_gpu: int
     number: int
     """Among the servers of all roles."""
 
     @property
-    def host(self) -> str:
+    def host(self) -> Expanded:
         """The host that answers requests."""
         return self.hosts[0]
 
@@ -42,8 +41,8 @@ class Place(NamedTuple):
         return FIRST_PORT + self.number
 
     @property
-    def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+    def url(self) -> Expanded:
+        return Expanded(f"http://{self.host}:{self.port}")
 
 
 def places(scenario: Scenario) -> dict[str, list[Place]]:
@@ -64,7 +63,7 @@ def places(scenario: Scenario) -> dict[str, list[Place]]:
             host, free, index = host + num_hosts - 1, free + servers.num_server_gpus, index + 1
     names = [HOST] if host == 0 else [f"$HOST{i}" for i in range(host + 1)]
     return {
-        role: [Place(tuple(names[at] for at in hosts), gpu_id, i) for hosts, gpu_id, i in all_at]
+        role: [Place(tuple(Expanded(names[at]) for at in hosts), gpu_id, i) for hosts, gpu_id, i in all_at]
         for role, all_at in found.items()
     }
 
@@ -90,22 +89,16 @@ class Launch:
     notes: list[str] = field(default_factory=list)
     manifests: dict[str, str] = field(default_factory=dict)
     """YAML by file, instead of commands."""
+    hosts: set[str] = field(default_factory=set)
+    """Variables of the commands: addresses of hosts, which the user sets."""
 
-    def add(self, what: str, program: str, flags: Iterable[tuple[str, Any]], **environment: object) -> None:
-        """A flag with True stands alone; one with None or False is not given."""
-        words = [f"{name}={value}" for name, value in environment.items()] + program.split()
-        for name, value in flags:
-            if value is not None and value is not False:
-                values = [] if value is True else value if isinstance(value, list) else [value]
-                words += [f"--{name}", *map(str, values)]
-        self.commands[what] = " ".join(map(_quoted, words))
-
-
-def _quoted(word: str) -> str:
-    """A word in which the shell still sees variables."""
-    if "$" not in word:
-        return shlex.quote(word)
-    return word if shlex.quote(word.replace("$", "")) == word.replace("$", "") else f'"{word}"'
+    def add(self, what: str, program: Sequence[str], flags: Iterable[tuple[str, Any]], **environment: object) -> None:
+        """Adds a shell command; `command_words` says how flags are written."""
+        words = command_words(program, flags)
+        self.commands[what] = shell_line(words, environment)
+        for word in words:
+            if isinstance(word, Expanded):
+                self.hosts.update(re.findall(r"\$HOST\d+", word))
 
 
 THRESHOLDS = {
@@ -129,9 +122,9 @@ def pace(client: Any) -> Flags:
     return [("request-rate", client.arrivals.rate_per_s)] if isinstance(client.arrivals, Poisson) else []
 
 
-def add_replay(made: Launch, scenario: Scenario, source: str, model: str) -> None:
+def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
     """Adds the export of the requests with their times, and AIPerf, which sends them (its docs/cli_options.md)."""
-    made.add("trace", f"pdsim export {source}", [("to", "mooncake"), ("out", TRACE)])
+    made.add("trace", ["pdsim", "export", *source], [("to", "mooncake"), ("out", TRACE)])
     client = scenario.client
     if isinstance(client, ClosedLoop):
         times: Flags = [("concurrency", client.concurrency), ("request-count", len(requests_of(scenario)))]
@@ -149,7 +142,7 @@ def add_replay(made: Launch, scenario: Scenario, source: str, model: str) -> Non
         ("random-seed", scenario.seed),
         ("output-artifact-dir", scenario.name),
     ]
-    made.add("load", "aiperf profile", flags)
+    made.add("load", ["aiperf", "profile"], flags)
 
 
 ROLES = ("prefill", "decode", "aggregated")

@@ -6,6 +6,7 @@ Frontend and workers find each other by etcd. Without --decode-fallback the fron
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from pdsim.launch import sglang, vllm
@@ -13,7 +14,6 @@ from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
     HOST,
-    Flags,
     Launch,
     Place,
     Rule,
@@ -21,11 +21,14 @@ from pdsim.launch.commands import (
     one_host,
     places,
 )
+from pdsim.launch.words import Flags
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import resolve
 
+_MODULES = ("dynamo.frontend", "dynamo.sglang", "dynamo.vllm")
+FRONTEND, SGLANG_WORKER, VLLM_WORKER = (("python", "-m", module) for module in _MODULES)
 ROUTER_MODES = {
     "cache_aware": "kv",
     "round_robin": "round-robin",
@@ -58,7 +61,7 @@ VLLM_RULES: dict[str, Rule] = {
 }
 
 
-def launch_sglang(scenario: Scenario, source: str, model: str) -> Launch:
+def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Workers of SGLang. Raises ConfigError for what they and the frontend cannot be told."""
     made, at, resolved = _begun(scenario, "dynamo", SGLANG_RULES)
     for role, servers_at in at.items():
@@ -69,12 +72,12 @@ def launch_sglang(scenario: Scenario, source: str, model: str) -> Launch:
             if role == "prefill":
                 flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index))
             variables = {**_variables(place, servers), **sglang.environment(resolved, role)}
-            made.add(f"{role}-{index}", "python -m dynamo.sglang", flags, **variables)
+            made.add(f"{role}-{index}", SGLANG_WORKER, flags, **variables)
     vllm.add_load(made, resolved, source, model)
     return made
 
 
-def launch_vllm(scenario: Scenario, source: str, model: str) -> Launch:
+def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Workers of vLLM, as launch_sglang."""
     made, at, resolved = _begun(scenario, "dynamo-vllm", VLLM_RULES)
     made.notes += vllm.own_ways(scenario)
@@ -90,7 +93,7 @@ def launch_vllm(scenario: Scenario, source: str, model: str) -> Launch:
                 flags.append(("disaggregation-mode", role))
                 flags.append(("kv-transfer-config", vllm.transfer_config(vllm.CONNECTORS[connector], "kv_both")))
             variables = {**_variables(place, servers), **vllm.environment(place, servers, connector)}
-            made.add(f"{role}-{index}", "python -m dynamo.vllm", flags, **variables)
+            made.add(f"{role}-{index}", VLLM_WORKER, flags, **variables)
     vllm.add_load(made, resolved, source, model)
     return made
 
@@ -102,7 +105,7 @@ def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
     if mode == "kv":
         made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by a rule of its own")
     flags = [("http-host", HOST), ("http-port", GATEWAY_PORT), ("router-mode", mode)]
-    made.add("frontend", "python -m dynamo.frontend", flags)
+    made.add("frontend", FRONTEND, flags)
     resolved = resolve(scenario)
     return made, places(scenario), resolved.model_copy(update={"health": None})
 

@@ -7,12 +7,13 @@ docs/references/multi_node_deployment).
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 from pdsim.launch import sglang
 from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, FIRST_PORT, GATEWAY_PORT, Launch, notes_on, spanned
+from pdsim.launch.words import Expanded, command_words, container_words
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import resolve, roles
@@ -22,30 +23,35 @@ from pdsim.system.catalog import load_gpu
 GPU_LABEL = "pdsim/gpu"
 IMAGE = "lmsysorg/sglang:latest"
 _ANYWHERE = "0.0.0.0"  # noqa: S104  a pod listens for its peers
+_OF_GROUP = ("$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)")
+"""Variables that a LeaderWorkerSet gives its pods."""
 _BOOTSTRAP_ANNOTATION = "sglang.ai/bootstrap-port"
 Manifest = dict[str, Any]
 
 
-def launch(scenario: Scenario, source: str, model: str) -> Launch:
+def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Raises ConfigError for what SGLang cannot be told, and for a load that is in a file of this machine."""
     made = Launch(notes=notes_on(scenario, "kubernetes", sglang.RULES))
     given, scenario = scenario, resolve(scenario).model_copy(update={"health": scenario.health})
-    app = re.sub(r"[^a-z0-9-]+", "-", given.name.lower()).strip("-")[:40] or "scenario"
+    app = app_name(given.name)
     manifests = [_servers(made, scenario, role, app, model) for role in roles(scenario)]
     manifests += [*_access(app), _gateway(made, scenario, app, model), _service(app)]
     made.notes.append(f"nodes: label those with each GPU: {GPU_LABEL}=NAME")
     made.manifests["cluster.yaml"] = _text(manifests)
-    load = Launch()
-    sglang.add_bench_serving(load, scenario)
-    if load.notes:
+    flags, notes = sglang.bench_flags(scenario, f"{app}-gateway")
+    if not flags:
         raise ConfigError(
             f"--engine kubernetes cannot launch {given.name}:\n  workload, client: a Job sends what bench_serving can: "
-            f"{'; '.join(load.notes)}; --engine sglang replays a trace of {source}"
+            f"{'; '.join(notes)}; pdsim launch {shlex.join(source)} --engine sglang replays a trace"
         )
-    words = shlex.split(load.commands["load"])
-    words[words.index("--host") + 1] = f"{app}-gateway"
-    made.manifests["load.yaml"] = _text([_job(app, [*words, "--model", model])])
+    command = container_words(command_words(sglang.LOAD, [*flags, ("model", model)]))
+    made.manifests["load.yaml"] = _text([_job(app, command)])
     return made
+
+
+def app_name(name: str) -> str:
+    """The scenario's name as Kubernetes takes it in names and labels: a letter first, then letters, digits, dashes."""
+    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).lstrip("-0123456789")[:40].strip("-") or "scenario"
 
 
 def _text(manifests: list[Manifest]) -> str:
@@ -67,28 +73,25 @@ def _deployment(name: str, labels: Mapping[str, str], replicas: int, template: M
 
 def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) -> Manifest:
     servers: ServerSettings = getattr(scenario, role)
-    command = Launch()
     flags = [("model-path", model), ("host", _ANYWHERE), ("port", FIRST_PORT)]
-    flags += sglang.server_flags(command, scenario, servers)
+    flags += sglang.server_flags(made, scenario, servers)
     annotations = {}
     if role == "prefill":
         flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT))
         annotations[_BOOTSTRAP_ANNOTATION] = str(FIRST_BOOTSTRAP_PORT)
     num_hosts = spanned(scenario, role)
     if num_hosts > 1:
-        flags += sglang.across_hosts("$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)")
+        flags += sglang.across_hosts(*map(Expanded, _OF_GROUP))
         spans_domain = load_gpu(servers.gpu).num_hosts(servers.tp) > 1
         channel = "; its pods need a channel of the NVLink domain, such as a ComputeDomain gives"
         made.notes.append(
             f"{role}: a LeaderWorkerSet (lws 0.6 or later) of {num_hosts} hosts for each server"
             + (channel if spans_domain else "")
         )
-    command.add("server", sglang.SERVER, flags)
-    made.notes += command.notes
     container = {
         "name": "sglang",
         "image": IMAGE,
-        "command": shlex.split(command.commands["server"]),
+        "command": container_words(command_words(sglang.SERVER, flags)),
         "env": [{"name": name, "value": str(value)} for name, value in sglang.environment(scenario, role).items()],
         "ports": [{"containerPort": FIRST_PORT}],
         "resources": {"limits": {"nvidia.com/gpu": servers.num_server_gpus // num_hosts}},
@@ -137,15 +140,13 @@ def _gateway(made: Launch, scenario: Scenario, app: str, model: str) -> Manifest
     flags = [flag for flag in sglang.gateway_flags(made, scenario, {}) if flag[0] != "host"]
     selectors = {role: [f"{name}={value}" for name, value in _labels(app, role).items()] for role in roles(scenario)}
     flags += [("host", _ANYWHERE), ("model-path", model), ("service-discovery", True)]
-    flags += [("service-discovery-port", FIRST_PORT), ("service-discovery-namespace", "$(NAMESPACE)")]
+    flags += [("service-discovery-port", FIRST_PORT), ("service-discovery-namespace", Expanded("$(NAMESPACE)"))]
     for role, selector in selectors.items():
         flags.append(("selector" if role == "aggregated" else f"{role}-selector", selector))
-    command = Launch()
-    command.add("gateway", sglang.GATEWAY, flags)
     container = {
         "name": "gateway",
         "image": IMAGE,
-        "command": shlex.split(command.commands["gateway"]),
+        "command": container_words(command_words(sglang.GATEWAY, flags)),
         "env": [{"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
         "ports": [{"containerPort": GATEWAY_PORT}],
     }

@@ -5,7 +5,8 @@ optimistic attempts. The gateway's are those of its router_args.py at 05e589a.
 """
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdsim.launch.commands import (
@@ -15,7 +16,6 @@ from pdsim.launch.commands import (
     THRESHOLDS,
     TIMES,
     Aside,
-    Flags,
     Launch,
     Place,
     Rule,
@@ -28,6 +28,7 @@ from pdsim.launch.commands import (
     thresholds,
     weights,
 )
+from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk
 from pdsim.policy.routing import CacheAware, LeastLoaded
@@ -46,9 +47,8 @@ from pdsim.system.catalog import load_model
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
-SERVER, GATEWAY, LOAD = (
-    f"python -m {module}" for module in ("sglang.launch_server", "sglang_router.launch_router", "sglang.bench_serving")
-)
+_MODULES = ("sglang.launch_server", "sglang_router.launch_router", "sglang.bench_serving")
+SERVER, GATEWAY, LOAD = (("python", "-m", module) for module in _MODULES)
 MEETING_PORT = 20000
 """Port at which the hosts of one server find each other."""
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_e2m1"}
@@ -116,7 +116,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-def launch(scenario: Scenario, source: str, model: str) -> Launch:
+def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Servers, each on GPUs of its own, gateway and load. Raises ConfigError for what SGLang cannot be told."""
     made = Launch(notes=notes_on(scenario, "sglang", RULES))
     at = places(scenario)
@@ -128,15 +128,14 @@ def launch(scenario: Scenario, source: str, model: str) -> Launch:
     for role in at:
         _add_servers(made, scenario, role, at[role], model)
     made.add("gateway", GATEWAY, gateway_flags(made, scenario, at))
-    load = Launch()
-    add_bench_serving(load, scenario)
-    if load.notes:
+    load, _ = bench_flags(scenario, HOST)
+    if not load:
         add_replay(made, scenario, source, model)
     else:
-        made.commands |= load.commands
-        made.notes.append(
-            f"results: {scenario.name}.jsonl; beside the simulation: pdsim compare {source} {scenario.name}.jsonl"
-        )
+        made.add("load", LOAD, load)
+        results = f"{scenario.name}.jsonl"
+        compare = shlex.join(["pdsim", "compare", *source, results])
+        made.notes.append(f"results: {results}; beside the simulation: {compare}")
     return made
 
 
@@ -193,9 +192,9 @@ def _add_servers(made: Launch, scenario: Scenario, role: str, at: list[Place], m
             made.add(name, SERVER, flags, **environment(scenario, role))
 
 
-def across_hosts(leader: str, num_hosts: object, rank: object) -> Flags:
+def across_hosts(leader: Expanded, num_hosts: object, rank: object) -> Flags:
     """Flags of a server's process on one of its hosts."""
-    return [("dist-init-addr", f"{leader}:{MEETING_PORT}"), ("nnodes", num_hosts), ("node-rank", rank)]
+    return [("dist-init-addr", Expanded(f"{leader}:{MEETING_PORT}")), ("nnodes", num_hosts), ("node-rank", rank)]
 
 
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
@@ -313,18 +312,17 @@ def environment(scenario: Scenario, role: str) -> dict[str, object]:
 # The load.
 
 
-def add_bench_serving(made: Launch, scenario: Scenario) -> None:
-    """Adds SGLang's client, or a note on why it cannot send this."""
-    requests, dataset = _dataset(made, scenario.workload)
-    if not dataset:
-        return
+def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
+    """Flags of SGLang's client; or none, and why it cannot send this."""
+    requests, dataset = _dataset(scenario.workload)
     sent = pace(scenario.client)
-    if not sent:
-        made.notes.append("client: bench_serving sends Poisson arrivals or a closed loop")
-        return
-    flags = [
+    why = [] if dataset else [f"{component_name(scenario.workload)} with these lengths is none of its workloads"]
+    why += [] if sent else ["it sends Poisson arrivals or a closed loop"]
+    if why:
+        return [], why
+    flags: Flags = [
         ("backend", "sglang"),
-        ("host", HOST),
+        ("host", host),
         ("port", GATEWAY_PORT),
         ("num-prompts", requests),
         *dataset,
@@ -333,10 +331,10 @@ def add_bench_serving(made: Launch, scenario: Scenario) -> None:
         ("tag", scenario.name),
         ("output-file", f"{scenario.name}.jsonl"),
     ]
-    made.add("load", LOAD, flags)
+    return flags, []
 
 
-def _dataset(made: Launch, workload: Any) -> tuple[int, Flags]:
+def _dataset(workload: Any) -> tuple[int, Flags]:
     """The number of prompts, and the flags that make them; none where bench_serving cannot."""
     if isinstance(workload, SharedPrefixGroups):
         return workload.num_groups * workload.prompts_per_group, [
@@ -360,9 +358,6 @@ def _dataset(made: Launch, workload: Any) -> tuple[int, Flags]:
                 ("random-range-ratio", f"{inputs[1]:g}"),
                 ("tokenize-prompt", True),
             ]
-    made.notes.append(
-        f"workload {component_name(workload)} with these lengths is none of bench_serving's: no load command"
-    )
     return 0, []
 
 

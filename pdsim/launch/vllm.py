@@ -5,6 +5,7 @@ py_src/vllm_router/router_args.py at 1700eef.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from pdsim.launch.commands import (
@@ -12,7 +13,6 @@ from pdsim.launch.commands import (
     GATEWAY_PORT,
     HOST,
     THRESHOLDS,
-    Flags,
     Launch,
     Place,
     Rule,
@@ -26,6 +26,7 @@ from pdsim.launch.commands import (
     thresholds,
     weights,
 )
+from pdsim.launch.words import Flags
 from pdsim.policy.pages import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import component_name
@@ -92,7 +93,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-def launch(scenario: Scenario, source: str, model: str) -> Launch:
+def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Raises ConfigError for what vLLM cannot be told."""
     made = Launch(notes=[*notes_on(scenario, "vllm", RULES), *own_ways(scenario)])
     at, scenario = places(scenario), resolved(scenario)
@@ -107,8 +108,8 @@ def launch(scenario: Scenario, source: str, model: str) -> Launch:
             variables = environment(place, servers, connector if role in KV_ROLES else None)
             if role == "prefill" and connector == "mooncake":
                 variables["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = FIRST_BOOTSTRAP_PORT + index
-            made.add(f"{role}-{index}", f"vllm serve {model}", flags, **variables)
-    made.add("gateway", "vllm-router", _router_flags(scenario, at, connector))
+            made.add(f"{role}-{index}", ["vllm", "serve", model], flags, **variables)
+    made.add("gateway", ["vllm-router"], _router_flags(scenario, at, connector))
     add_load(made, scenario, source, model)
     return made
 
@@ -219,7 +220,7 @@ def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str
 # The load.
 
 
-def add_load(made: Launch, scenario: Scenario, source: str, model: str) -> None:
+def add_load(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
     """Adds `vllm bench serve`, or a trace that AIPerf replays."""
     requests, dataset = _dataset(scenario.workload)
     client = scenario.client
@@ -242,7 +243,7 @@ def add_load(made: Launch, scenario: Scenario, source: str, model: str) -> None:
         ("save-result", True),
         ("result-filename", f"{scenario.name}.json"),
     ]
-    made.add("load", "vllm bench serve", flags)
+    made.add("load", ["vllm", "bench", "serve"], flags)
 
 
 def _dataset(workload: Any) -> tuple[int, Flags]:

@@ -3,6 +3,7 @@
 A range is what a number lies between, if the run is simulated at both ends of the times that nobody measured.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -147,8 +148,18 @@ def significant(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"
 
 
+_OF_MARKDOWN = re.compile(r"\\|\||`|\](?=[(\[])|<(?=[A-Za-z/!?])|&(?=[A-Za-z#])")
+
+
+def markdown_text(text: str) -> str:
+    """Text of one line in which Markdown finds no HTML, no link, no code and no end of a table's cell."""
+    escaped = _OF_MARKDOWN.sub(lambda found: {"<": "&lt;", "&": "&amp;"}.get(found[0], f"\\{found[0]}"), text)
+    return escaped.replace("\n", " ")
+
+
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows))
+    shown = [[markdown_text(cell) for cell in cells] for cells in (titles, *rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (shown[0], ["---"] * len(titles), *shown[1:]))
 
 
 _TIMES = ("ttft", "tpot", "itl", "e2e_latency")

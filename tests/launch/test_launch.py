@@ -159,7 +159,7 @@ def scenario(*changes, base=PAIR):
 
 
 def text(engine, made_of):
-    made = ENGINES[engine](made_of, "pair.yaml", made_of.model)
+    made = ENGINES[engine](made_of, ["pair.yaml"], made_of.model)
     return [*made.commands.values(), *made.manifests.values()], made.notes
 
 
@@ -379,7 +379,8 @@ def test_servers_lie_on_hosts_with_enough_gpus():
     assert "CUDA_VISIBLE_DEVICES=0,1,2,3" in third
     assert "CUDA_VISIBLE_DEVICES=4,5" in decode
     assert "$HOST1" in decode
-    assert "--prefill http://$HOST0:30001 --prefill http://$HOST1:30002 --decode http://$HOST1:30003" in router
+    urls = '--prefill "http://$HOST0:30001" --prefill "http://$HOST1:30002" --decode "http://$HOST1:30003"'
+    assert urls in router
 
 
 TRACE = """\
@@ -402,7 +403,7 @@ def test_a_trace_is_replayed_at_its_times(engine, client, pace, tmp_path):
     without = [(section, None) for section in WITHOUT[engine]]
     workload = f"{{use: request_table, path: {tmp_path / 'trace.csv'}}}"
     made_of = scenario(*without, ("workload", workload), ("client", client))
-    made = ENGINES[engine](made_of, "a.yaml --set seed=1", "m")
+    made = ENGINES[engine](made_of, ["a.yaml", "--set", "seed=1"], "m")
     assert made.commands["trace"] == "pdsim export a.yaml --set seed=1 --to mooncake --out load.jsonl"
     assert pace in made.commands["load"]
 
@@ -436,15 +437,15 @@ RACK = (("prefill", "{gpu: gb200, tp: 4}"), ("decode", "{gpu: gb200, tp: 8, inst
 
 def test_a_server_that_spans_hosts_is_started_on_each():
     made_of = scenario(*RACK)
-    commands = ENGINES["sglang"](made_of, "pair.yaml", made_of.model).commands
+    commands = ENGINES["sglang"](made_of, ["pair.yaml"], made_of.model).commands
     decode = {name: command for name, command in commands.items() if name.startswith("decode")}
     assert list(decode) == ["decode-0-host-0", "decode-0-host-1", "decode-1-host-0", "decode-1-host-1"]
     for host, command in enumerate(decode.values(), start=1):
         leader, rank = (1, host - 1) if host < 3 else (3, host - 3)
-        assert f"--host $HOST{host} " in command
-        assert command.endswith(f"--dist-init-addr $HOST{leader}:20000 --nnodes 2 --node-rank {rank}")
+        assert f'--host "$HOST{host}" ' in command
+        assert command.endswith(f'--dist-init-addr "$HOST{leader}:20000" --nnodes 2 --node-rank {rank}')
     assert "nnodes" not in commands["prefill-0"]
-    assert commands["gateway"].count("--decode http://") == 2
+    assert commands["gateway"].count('--decode "http://') == 2
 
 
 def test_a_server_that_spans_hosts_is_a_leader_worker_set():
@@ -473,7 +474,7 @@ STAGES = (("network.staging", None), ("prefill.pp", "2"))
 @pytest.mark.parametrize(("tp", "num_processes"), [(2, 1), (8, 2)])
 def test_a_server_of_stages_has_the_gpus_of_all(tp, num_processes):
     made_of = scenario(*STAGES, ("prefill.tp", str(tp)), ("prefill.instances", "2"), ("decode.tp", str(tp)))
-    commands = ENGINES["sglang"](made_of, "pair.yaml", made_of.model).commands
+    commands = ENGINES["sglang"](made_of, ["pair.yaml"], made_of.model).commands
     prefill = [command for name, command in commands.items() if name.startswith("prefill")]
     assert len(prefill) == 2 * num_processes
     assert all(f"--tp-size {tp} --pp-size 2 " in command for command in prefill)

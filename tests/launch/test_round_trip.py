@@ -144,6 +144,6 @@ def router(said):
 @given(pairs | alone)
 def test_commands_say_what_the_scenario_says(data):
     scenario = parse_scenario(data, base=None)
-    made = ENGINES["sglang"](scenario, "scenario.yaml", "qwen3-8b")
+    made = ENGINES["sglang"](scenario, ["scenario.yaml"], "qwen3-8b")
     again = parse_scenario(read(made.commands), base=None)
     assert resolve(again) == resolve(scenario)

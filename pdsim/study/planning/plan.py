@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pdsim.metrics.summary_rows import counted, markdown_table, significant
+from pdsim.metrics.summary_rows import counted, markdown_table, markdown_text, significant
 from pdsim.sim.sensitivity import Limit
 from pdsim.study.planning.slo import Slo
 from pdsim.study.planning.space import CandidateCluster
@@ -195,6 +195,7 @@ class Plan:
         }
 
     def to_markdown(self) -> str:
-        notes = [f"- {note}" for note in self.notes]
+        notes = [f"- {markdown_text(note)}" for note in self.notes]
         table = markdown_table(self.titles, map(self.cells, self.rows))
-        return "\n".join([f"**{self.text}**", "", f"{self.about}; SLO: {self.slo}", "", *notes, "", table, ""])
+        text, about = markdown_text(self.text), markdown_text(f"{self.about}; SLO: {self.slo}")
+        return "\n".join([f"**{text}**", "", about, "", *notes, "", table, ""])

@@ -6,7 +6,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from pdsim.metrics.run_folder import load_pandas
-from pdsim.metrics.summary_rows import markdown_table
+from pdsim.metrics.summary_rows import markdown_table, markdown_text
 from pdsim.scenario.loading import Changes
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
@@ -193,9 +193,9 @@ class Answer:
     def _repr_markdown_(self) -> str:
         """Markdown for Jupyter."""
         parts = [
-            self.load,
-            f"**{self.text}**",
-            "\n".join(f"- {remark}" for remark in self.remarks()),
+            markdown_text(self.load),
+            f"**{markdown_text(self.text)}**",
+            "\n".join(f"- {markdown_text(remark)}" for remark in self.remarks()),
             markdown_table(self.titles, map(self.cells, self.rows)),
         ]
         return "\n\n".join(parts) + "\n"

@@ -1,0 +1,66 @@
+"""Words of commands: what a shell or Kubernetes hands on to a program, byte by byte."""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pdsim.scenario.yaml_file import ConfigError
+
+Flags = list[tuple[str, Any]]
+
+
+class Expanded(str):
+    """A word of ours with variables that a shell, or Kubernetes, replaces. It has nothing that a user wrote."""
+
+    __slots__ = ()
+
+
+def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> list[str]:
+    """Words of a command. A flag with True stands alone; one with None or False is not given.
+
+    A value that begins with a dash is joined to its flag, lest it be read as another one.
+    Raises ConfigError for a word that no command line can hold.
+    """
+    found = list(program)
+    for name, value in flags:
+        if value is None or value is False:
+            continue
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        words = [one if isinstance(one, str) else str(one) for one in values]
+        if len(words) == 1 and isinstance(values[0], str) and words[0].startswith("-"):
+            found.append(f"--{name}={words[0]}")
+        else:
+            found += [f"--{name}", *words]
+    for word in found:
+        _require_bytes(word)
+    return found
+
+
+def shell_line(words: Sequence[str], variables: Mapping[str, object]) -> str:
+    """A command of a shell, with variables of the environment before it."""
+    return " ".join([*(f"{name}={_quoted(value)}" for name, value in variables.items()), *map(_quoted, words)])
+
+
+def container_words(words: Sequence[str]) -> list[str]:
+    """Command of a container, in which Kubernetes replaces $(NAME) and reads $$ as $."""
+    return [container_word(word) for word in words]
+
+
+def container_word(word: str) -> str:
+    return str(word) if isinstance(word, Expanded) else word.replace("$", "$$")
+
+
+def comment(text: str) -> str:
+    """Lines of a comment, for shells and for YAML."""
+    return "".join(f"# {line}\n" for line in re.split(r"[\r\n\v\f\x85\u2028\u2029]+", text))
+
+
+def _quoted(word: object) -> str:
+    return f'"{word}"' if isinstance(word, Expanded) and "$" in word else shlex.quote(str(word))
+
+
+def _require_bytes(word: str) -> None:
+    """Raises ConfigError: a command line is UTF-8 here, and ends a word at NUL."""
+    if "\0" in word or any("\ud800" <= char <= "\udfff" for char in word):
+        raise ConfigError(f"{word!r}: no command line holds this word; leave out NUL and bytes that are not UTF-8")
