@@ -1,12 +1,12 @@
 """The commands that put a scenario on real GPUs with Dynamo: frontend, workers of SGLang or vLLM, and load.
 
-Flags are those of ai-dynamo/dynamo, components/src/dynamo/common/configuration/groups/router_args.py at 028cab4,
-frontend/frontend_args.py at 0243c51 and vllm/backend_args.py, and of its examples/backends/*/launch/disagg_router.sh.
+Flags are those of ai-dynamo 1.6.1: common/configuration/groups/router_args.py, frontend/frontend_args.py and
+vllm/backend_args.py; a worker takes its engine's flags too, as in examples/backends/*/launch/disagg_router.sh.
 Frontend and workers find each other by etcd. Without --decode-fallback the frontend sends no prompt to decode workers.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdsim.launch import sglang, vllm
@@ -38,6 +38,8 @@ ROUTER_MODES = {
 }
 FIRST_EVENT_PORT, FIRST_SYSTEM_PORT = 5557, 8081
 """Ports of KV events, which routing by KV needs, and of metrics."""
+VLLM_EVENTS = {"enable_kv_cache_events": True}
+"""vLLM publishes nothing without it, whatever the publisher (0.33.0, config/kv_events.py)."""
 
 
 def _routing(value: Any, scenario: Scenario) -> str | None:
@@ -68,7 +70,7 @@ def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Laun
         servers: ServerSettings = getattr(resolved, role)
         settings = sglang.server_flags(made, resolved, servers)
         for index, place in enumerate(servers_at):
-            flags: Flags = [("model-path", model), ("host", place.host), *_events(resolved, place), *settings]
+            flags: Flags = [("model-path", model), ("host", place.host), *_events(resolved, place, {}), *settings]
             if role == "prefill":
                 flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index))
             variables = {**_variables(place, servers), **sglang.environment(resolved, role)}
@@ -86,12 +88,12 @@ def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch
         servers: ServerSettings = getattr(resolved, role)
         settings = vllm.server_flags(made, resolved, servers)
         for index, place in enumerate(servers_at):
-            flags: Flags = [("model", model), *_events(resolved, place), *settings]
+            flags: Flags = [("model", model), *_events(resolved, place, VLLM_EVENTS), *settings]
             connector = None
             if role in vllm.KV_ROLES:
                 connector = "nixl"
                 flags.append(("disaggregation-mode", role))
-                flags.append(("kv-transfer-config", vllm.transfer_config(vllm.CONNECTORS[connector], "kv_both")))
+                flags.append(("kv-transfer-config", vllm.transfer_config(connector, "kv_both", servers)))
             variables = {**_variables(place, servers), **vllm.environment(place, servers, connector)}
             made.add(f"{role}-{index}", VLLM_WORKER, flags, **variables)
     vllm.add_load(made, resolved, source, model)
@@ -115,8 +117,10 @@ def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
     return {"DYN_SYSTEM_PORT": FIRST_SYSTEM_PORT + place.number, "CUDA_VISIBLE_DEVICES": gpus}
 
 
-def _events(scenario: Scenario, place: Place) -> Flags:
+def _events(scenario: Scenario, place: Place, switch: Mapping[str, bool]) -> Flags:
+    """KV events of a worker, which routing by KV needs; `switch` is what its engine wants besides a publisher."""
     if component_name(scenario.router.prefill) != "cache_aware":
         return []
-    config = {"publisher": "zmq", "topic": "kv-events", "endpoint": f"tcp://*:{FIRST_EVENT_PORT + place.number}"}
+    endpoint = f"tcp://*:{FIRST_EVENT_PORT + place.number}"
+    config = {**switch, "publisher": "zmq", "topic": "kv-events", "endpoint": endpoint}
     return [("kv-events-config", json.dumps(config, separators=(",", ":")))]

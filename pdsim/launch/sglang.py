@@ -1,7 +1,6 @@
 """The commands that put a scenario on real GPUs with SGLang 0.5: its servers, its gateway and its load.
 
-Flags are those of srt/server_args.py and bench_serving.py of 0.5.12, and of 0.5.23 for allocation policies and
-optimistic attempts. The gateway's are those of its router_args.py at 05e589a.
+Flags are those of SGLang 0.5.23 (srt/arg_groups/fields, benchmark/serving.py) and of sglang-router 0.3.2.
 """
 
 import json
@@ -51,7 +50,8 @@ _MODULES = ("sglang.launch_server", "sglang_router.launch_router", "sglang.bench
 SERVER, GATEWAY, LOAD = (("python", "-m", module) for module in _MODULES)
 MEETING_PORT = 20000
 """Port at which the hosts of one server find each other."""
-KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_e2m1"}
+KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_mx_block16"}
+"""Values of --kv-cache-dtype; fp4 was called fp4_e2m1 in 0.5.12."""
 STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
 ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 BACKENDS = ("mooncake", "nixl")
@@ -223,7 +223,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
     ]
     if isinstance(servers, DecodingSettings) and isinstance(scenario.cost.graph_sizes, tuple):
-        flags.append(("cuda-graph-bs", list(scenario.cost.graph_sizes)))
+        flags.append(("cuda-graph-bs-decode", list(scenario.cost.graph_sizes)))
     if isinstance(servers, ComputingSettings):
         flags += [
             ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),

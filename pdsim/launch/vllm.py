@@ -1,7 +1,6 @@
 """The commands that put a scenario on real GPUs with vLLM: its servers, its router and its load.
 
-Flags are those of vllm/engine/arg_utils.py and vllm/benchmarks of 0.11 and later, and of vllm-project/router,
-py_src/vllm_router/router_args.py at 1700eef.
+Flags are those of vLLM 0.33.0 (vllm/engine/arg_utils.py, vllm/benchmarks) and of vllm-router 0.1.17.
 """
 
 import json
@@ -104,7 +103,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
         for index, place in enumerate(servers_at):
             flags: Flags = [("host", place.host), ("port", place.port), *settings]
             if role in KV_ROLES:
-                flags.append(("kv-transfer-config", transfer_config(CONNECTORS[connector], KV_ROLES[role])))
+                flags.append(("kv-transfer-config", transfer_config(connector, KV_ROLES[role], servers)))
             variables = environment(place, servers, connector if role in KV_ROLES else None)
             if role == "prefill" and connector == "mooncake":
                 variables["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = FIRST_BOOTSTRAP_PORT + index
@@ -125,11 +124,19 @@ def resolved(scenario: Scenario) -> Scenario:
     return found.model_copy(update=update)
 
 
+def _uses_nixl(scenario: Scenario) -> bool:
+    return scenario.network.transport.startswith("nixl")
+
+
 def own_ways(scenario: Scenario) -> list[str]:
     """Notes on what the scenario has as SGLang does it, and vLLM does in another way."""
     found = []
     if scenario.page_size not in BLOCK_SIZES:
         found.append(f"page_size: {scenario.page_size}: vLLM chooses its block size, 16 tokens on most GPUs")
+    if scenario.prefill is not None and _hold_seconds(scenario.prefill) is not None and _uses_nixl(scenario):
+        found.append(
+            "prefill.hold_timeout: NIXL holds KV for a lease (kv_lease_duration), which a living decode renews"
+        )
     if scenario.engine == "vllm":
         return found
     if isinstance(scenario.servers[1].preemption, FewestOutputsFirst):
@@ -181,9 +188,19 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     return flags
 
 
-def transfer_config(connector: str, role: str) -> str:
+def transfer_config(connector: str, role: str, servers: ServerSettings) -> str:
     """The JSON of --kv-transfer-config."""
-    return json.dumps({"kv_connector": connector, "kv_role": role}, separators=(",", ":"))
+    found: dict[str, Any] = {"kv_connector": CONNECTORS[connector], "kv_role": role}
+    if connector == "nixl" and (hold := _hold_seconds(servers)) is not None:
+        found["kv_connector_extra_config"] = {"kv_lease_duration": hold}
+    return json.dumps(found, separators=(",", ":"))
+
+
+def _hold_seconds(servers: ServerSettings) -> int | None:
+    """Seconds for which computed KV is held; None: the connector's own time."""
+    if not isinstance(servers, PrefillSettings) or servers.hold_timeout is None:
+        return None
+    return -(-servers.hold_timeout // 1_000_000_000)
 
 
 def environment(place: Place, servers: ServerSettings, connector: str | None) -> dict[str, object]:
@@ -193,8 +210,8 @@ def environment(place: Place, servers: ServerSettings, connector: str | None) ->
     if connector == "nixl":
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = place.host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = FIRST_SIDE_CHANNEL_PORT + SIDE_CHANNELS * place.number
-        if isinstance(servers, PrefillSettings) and servers.hold_timeout is not None:
-            found["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"] = -(-servers.hold_timeout // 1_000_000_000)
+    if connector == "mooncake" and (hold := _hold_seconds(servers)) is not None:
+        found["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = hold
     return found
 
 

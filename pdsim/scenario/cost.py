@@ -191,7 +191,7 @@ class CostChoice(Section):
     host: HostSettings = HostSettings()
     """Work of the instances' loops on their CPU."""
     graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
-    """Batches that CUDA graphs were captured for (--cuda-graph-bs); larger ones run without graphs.
+    """Batches that CUDA graphs were captured for (--cuda-graph-bs-decode); larger ones run without graphs.
 
     sglang: SGLang's sizes. None: a decode step is as large as its batch. Fitted profiles have their own.
     """

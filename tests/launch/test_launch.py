@@ -8,159 +8,11 @@ from pydantic import BaseModel
 
 from pdsim.cli import main
 from pdsim.launch import ENGINES
-from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import AggregatedSettings
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from tests.cli.test_commands import output, output_json
-
-PAIR = """\
-name: pair
-model: qwen3-8b
-prefill: {gpu: h100, tp: 2}
-decode: {gpu: h100, tp: 2}
-network: {transport: nixl-rdma, staging: {ring: 1 GiB}}
-health: {}
-workload:
-  use: random_lengths
-  num_requests: 30
-  input_tokens: {use: uniform, low: 500, high: 1000}
-  output_tokens: {use: uniform, low: 50, high: 100}
-client: {use: open_loop, arrivals: {use: poisson, rate: 4/s}}
-"""
-WITHOUT = {
-    "sglang": (),
-    "kubernetes": (),
-    "vllm": ("network.staging", "health"),
-    "dynamo-vllm": ("network.staging", "health"),
-}
-WITHOUT["dynamo"] = ("health",)
-"""Sections that an engine refuses whole."""
-
-SERVERS = {
-    "instances": ["3"],
-    "gpu": ["h200"],
-    "tp": ["4"],
-    "dp": ["2"],
-    "ep": [],
-    "expert_skew": [],
-    "redundant_experts": [],
-    "mem_fraction": ["0.7"],
-    "pool_tokens": ["65536"],
-    "eviction": ["lfu", "fifo"],
-    "max_running_requests": ["77"],
-}
-HOST_CACHE = {"host_cache": ["200 GiB", "auto"], "host_cache_write": []}
-COMPUTING = {
-    "chunked_prefill_tokens": ["4096", "-1"],
-    "max_prefill_tokens": ["9999"],
-    "policy": ["lpm", "shortest_prompt_first"],
-    "overlap": ["false"],
-}
-DECODING = {"preemption": ["last_arrived_first"]}
-OTHER = {
-    "name": ["other"],
-    "description": ["words"],
-    "seed": ["7"],
-    "model": ["qwen3-14b"],
-    "weight_dtype": ["fp8", "fp4"],
-    "kv_dtype": ["fp8", "fp4"],
-    "state_dtype": ["bf16"],
-    "context_tokens": ["16384"],
-    "page_size": ["64", "48"],
-    "engine": [],
-    **{f"prefill.{name}": values for name, values in {**SERVERS, **HOST_CACHE, **COMPUTING}.items()},
-    "prefill.radix_cache": ["false"],
-    "prefill.pp": [],
-    "prefill.cp": [],
-    "prefill.dynamic_chunks": [],
-    "prefill.layer_groups": ["4"],
-    "prefill.transfer": ["whole_prompt", "{use: every_chunk, cached_prefix_first: false}"],
-    "prefill.optimistic_attempts": ["2"],
-    "prefill.hold_timeout": [],
-    "prefill.long_prefill_tokens": [],
-    **{f"decode.{name}": values for name, values in {**SERVERS, **DECODING}.items()},
-    **{f"decode.{name}": [] for name in HOST_CACHE},
-    "decode.radix_cache": ["true"],
-    "decode.extra_slots": ["5"],
-    "decode.polling_interval": ["3"],
-    "decode.allocation": ["prefill_complete"],
-    "decode.admission": [
-        "{use: reserve_decode_tokens, reserved_tokens: 100}",
-        "{use: reserve_decode_tokens, max_estimated_output_tokens: 100}",
-        "reserve_max_output",
-    ],
-    "decode.returns_kv": [],
-    "decode.retraction_backup": ["false"],
-    "decode.retracts_to_host_cache": [],
-    **{
-        f"router.{role}": [
-            "round_robin",
-            "random",
-            "power_of_two",
-            "least_loaded",
-            "{use: cache_aware, match_threshold: 0.5}",
-            "{use: cache_aware, balance_abs_threshold: 7}",
-            "{use: cache_aware, balance_rel_threshold: 7}",
-            "{use: cache_aware, seed: 7}",
-        ]
-        for role in ("prefill", "decode")
-    },
-    "router.disaggregation": [],
-    "router.shedding": ["{max_queued_requests: 8}"],
-    "priorities": ["{chat: 1}"],
-    "network.transport": ["mooncake-rdma", "mooncake-tcp", "mooncake-nvlink", "shared-memory"],
-    **{f"network.{name}": ["1 GB/s"] for name in ("bandwidth", "shared_bandwidth")},
-    **{
-        f"network.{name}": ["7 us"]
-        for name in ("transfer_latency", "descriptor_latency", "message_latency", "handover")
-    },
-    "network.gpus_per_nic": ["2"],
-    "network.serial": ["true"],
-    **{f"network.staging.{name}": ["64 MiB"] for name in ("ring", "prefill_buffer")},
-    **{f"network.staging.{name}": ["7 us"] for name in ("gather_host", "scatter_host", "transfer_latency")},
-    **{f"network.staging.{name}": ["0.3"] for name in ("gather_efficiency", "scatter_efficiency")},
-    "cost.graph_sizes": ["[1, 2, 4]"],
-    "corner": ["slowest"],
-    "workload": [
-        "{use: random_lengths, num_requests: 30, input_tokens: 100, output_tokens: {use: normal, mean: 50, stddev: 5}}",
-        "{use: shared_prefix_groups, num_groups: 4}",
-        "{use: shared_prefix_groups, ordered: true, range_ratio: 0.5}",
-    ],
-    "client": [
-        "{use: closed_loop, concurrency: 4}",
-        "{use: open_loop, arrivals: {use: gamma, rate: 4/s, burstiness: 2}}",
-    ],
-    "faults": ["[{kill: decode-0, at: 1 s}]"],
-    **{f"health.{name}": ["7 s"] for name in ("heartbeat_interval", "bootstrap_timeout", "waiting_timeout")},
-    **{f"health.{name}": ["7 s"] for name in ("release_timeout", "transfer_timeout")},
-    "health.heartbeat_failures": ["7"],
-    "health.max_retries": ["7"],
-    "health.backoff_jitter": ["0.5"],
-}
-"""Other values of every field of a pair of roles."""
-DRAFTS = {"speculative_draft_tokens": 4, "speculative_accept_length": 2, "speculative_drafting": "1 ms"}
-WHOLE = ("cost", "front_end", "aggregated", "elastic", "storage")
-"""Sections whose fields are left aside as one, or that another test has."""
-
-
-def scenario(*changes, base=PAIR):
-    data = parse_yaml(base, "base")
-    for path, value in changes:
-        *inner, last = path.split(".")
-        section = data
-        for name in inner:
-            section = section.setdefault(name, {})
-        if value is None:
-            del section[last]
-        else:
-            section[last] = parse_yaml(value, path)
-    return parse_scenario(data, base=None, where="test")
-
-
-def text(engine, made_of):
-    made = ENGINES[engine](made_of, ["pair.yaml"], made_of.model)
-    return [*made.commands.values(), *made.manifests.values()], made.notes
+from tests.launch.sample import AGGREGATED, ALONE, DRAFTS, FAMILIES, OTHER, PAIR, WHOLE, WITHOUT, sample, scenario, text
 
 
 def fields(section: type[BaseModel], path=""):
@@ -205,17 +57,27 @@ def test_an_engine_is_told_that_experts_are_whole(engine, flag, ranks, is_whole)
     assert sum(flag in command.replace(" \\\n ", "") for command in commands) == 2 * is_whole
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("values", [OTHER, AGGREGATED])
+def test_the_sample_has_every_value_for_each_family(family, values):
+    tried = {change for engine in family for change in sample(values, engine)}
+    assert tried == {(path, value) for path, others in values.items() for value in others}
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in OTHER.items() for value in values])
-def test_every_field_is_said_or_left_aside_or_refused(engine, path, value):
+def test_every_field_is_said_or_left_aside_or_refused(engine):
     without = [(section, None) for section in WITHOUT[engine]]
-    if any(path.startswith(section) for section, _ in without):
-        base = scenario(*[(section, None) for section, _ in without if not path.startswith(section)])
-        with pytest.raises(ConfigError, match=path.rpartition(".")[0]):
-            text(engine, base)
-        return
     said, notes = text(engine, scenario(*without))
-    check_difference(engine, path, value, scenario(*without, (path, value)), said, notes)
+    for path, value in sample(OTHER, engine):
+        if not path.startswith(WITHOUT[engine]):
+            check_difference(engine, path, value, scenario(*without, (path, value)), said, notes)
+
+
+@pytest.mark.parametrize(("engine", "section"), [(engine, one) for engine in ENGINES for one in WITHOUT[engine]])
+def test_a_section_that_an_engine_has_not_is_refused_whole(engine, section):
+    without = [(other, None) for other in WITHOUT[engine] if other != section]
+    with pytest.raises(ConfigError, match=section):
+        text(engine, scenario(*without))
 
 
 def check_difference(engine, path, value, made_of, said, notes):
@@ -243,33 +105,16 @@ def test_an_aggregated_cluster(engine):
     assert not any("disaggregation" in one or "kv-transfer" in one for one in said)
 
 
-AGGREGATED = {
-    **SERVERS,
-    **COMPUTING,
-    **DECODING,
-    **HOST_CACHE,
-    "radix_cache": ["false"],
-    "long_prefill_tokens": [],
-    "schedule_conservativeness": ["0.5"],
-    "priority_preemption_threshold": ["3"],
-    "speculative_draft_tokens": [],
-    "speculative_accept_length": [],
-    "speculative_drafting": [],
-}
-
-
 def test_the_cases_are_all_fields_of_aggregated_servers():
     assert AGGREGATED.keys() == AggregatedSettings.model_fields.keys()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in AGGREGATED.items() for value in values])
-def test_every_field_of_aggregated_servers(engine, name, value):
-    changes = [("prefill", None), ("decode", None), ("network", None), ("health", None)]
-    changes.append(("aggregated", "{gpu: h100, tp: 2}"))
-    said, notes = text(engine, scenario(*changes))
-    path = f"aggregated.{name}"
-    check_difference(engine, path, value, scenario(*changes, (path, value)), said, notes)
+def test_every_field_of_aggregated_servers(engine):
+    said, notes = text(engine, scenario(*ALONE))
+    for name, value in sample(AGGREGATED, engine):
+        path = f"aggregated.{name}"
+        check_difference(engine, path, value, scenario(*ALONE, (path, value)), said, notes)
 
 
 def test_what_holds_for_both_roles_is_noted_once():
@@ -340,9 +185,9 @@ def test_a_scenario_of_vllm_is_launched_as_it_is():
     )
     assert any("--long-prefill-token-threshold 512" in one for one in said)
     prefill, decode, *_ = said
-    assert "VLLM_NIXL_ABORT_REQUEST_TIMEOUT=90" in prefill
-    assert "VLLM_NIXL_ABORT_REQUEST_TIMEOUT" not in decode
-    assert not any("vLLM" in note for note in notes)
+    assert '"kv_connector_extra_config":{"kv_lease_duration":90}' in prefill
+    assert "kv_lease_duration" not in decode
+    assert [note.partition(":")[0] for note in notes] == ["prefill", "decode", "prefill.hold_timeout"]
 
 
 @pytest.mark.parametrize("engine", ["sglang", "kubernetes", "dynamo"])

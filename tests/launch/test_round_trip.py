@@ -11,7 +11,7 @@ from pdsim.scenario.sizing import resolve
 from tests.cli.test_sglang import flags
 
 WORKLOAD = {"use": "random_lengths", "num_requests": 9, "input_tokens": 100, "output_tokens": 10}
-KV_DTYPES = {"auto": "bf16", "fp8_e4m3": "fp8", "fp4_e2m1": "fp4"}
+KV_DTYPES = {"auto": "bf16", "fp8_e4m3": "fp8", "fp4_mx_block16": "fp4"}
 STATE_DTYPES = {"": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 POLICIES = ["cache_aware", "round_robin", "random", "power_of_two", "least_loaded"]
 

@@ -15,7 +15,7 @@ from pdsim.launch.kubernetes import app_name
 from pdsim.launch.words import Expanded, command_words, comment, container_word
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from tests.cli.test_commands import output
-from tests.launch.test_launch import PAIR, WITHOUT, scenario
+from tests.launch.sample import PAIR, WITHOUT, scenario
 
 PROGRAMS = ("python", "vllm", "vllm-router", "aiperf", "pdsim")
 RECORD = """\
@@ -115,7 +115,7 @@ def test_kubernetes_hands_on_each_word_unchanged(word):
     assert kubernetes_expands(container_word(Expanded("$(NAMESPACE)")), variables) == "default"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(name=words, model=words)
 def test_manifests_have_hostile_words_as_values(name, model):
     """YAML reads back what was written, and no name breaks the structure."""

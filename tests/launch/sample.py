@@ -1,0 +1,186 @@
+"""Scenarios of the launch tests: one pair of roles, other values of each of its fields, and a sample of both."""
+
+from pdsim.launch import ENGINES
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.yaml_file import parse_yaml
+
+PAIR = """\
+name: pair
+model: qwen3-8b
+prefill: {gpu: h100, tp: 2}
+decode: {gpu: h100, tp: 2}
+network: {transport: nixl-rdma, staging: {ring: 1 GiB}}
+health: {}
+workload:
+  use: random_lengths
+  num_requests: 30
+  input_tokens: {use: uniform, low: 500, high: 1000}
+  output_tokens: {use: uniform, low: 50, high: 100}
+client: {use: open_loop, arrivals: {use: poisson, rate: 4/s}}
+"""
+WITHOUT = {
+    "sglang": (),
+    "kubernetes": (),
+    "vllm": ("network.staging", "health"),
+    "dynamo-vllm": ("network.staging", "health"),
+}
+WITHOUT["dynamo"] = ("health",)
+"""Sections that an engine refuses whole."""
+
+SERVERS = {
+    "instances": ["3"],
+    "gpu": ["h200"],
+    "tp": ["4"],
+    "dp": ["2"],
+    "ep": [],
+    "expert_skew": [],
+    "redundant_experts": [],
+    "mem_fraction": ["0.7"],
+    "pool_tokens": ["65536"],
+    "eviction": ["lfu", "fifo"],
+    "max_running_requests": ["77"],
+}
+HOST_CACHE = {"host_cache": ["200 GiB", "auto"], "host_cache_write": []}
+COMPUTING = {
+    "chunked_prefill_tokens": ["4096", "-1"],
+    "max_prefill_tokens": ["9999"],
+    "policy": ["lpm", "shortest_prompt_first"],
+    "overlap": ["false"],
+}
+DECODING = {"preemption": ["last_arrived_first"]}
+OTHER = {
+    "name": ["other"],
+    "description": ["words"],
+    "seed": ["7"],
+    "model": ["qwen3-14b"],
+    "weight_dtype": ["fp8", "fp4"],
+    "kv_dtype": ["fp8", "fp4"],
+    "state_dtype": ["bf16"],
+    "context_tokens": ["16384"],
+    "page_size": ["64", "48"],
+    "engine": [],
+    **{f"prefill.{name}": values for name, values in {**SERVERS, **HOST_CACHE, **COMPUTING}.items()},
+    "prefill.radix_cache": ["false"],
+    "prefill.pp": [],
+    "prefill.cp": [],
+    "prefill.dynamic_chunks": [],
+    "prefill.layer_groups": ["4"],
+    "prefill.transfer": ["whole_prompt", "{use: every_chunk, cached_prefix_first: false}"],
+    "prefill.optimistic_attempts": ["2"],
+    "prefill.hold_timeout": [],
+    "prefill.long_prefill_tokens": [],
+    **{f"decode.{name}": values for name, values in {**SERVERS, **DECODING}.items()},
+    **{f"decode.{name}": [] for name in HOST_CACHE},
+    "decode.radix_cache": ["true"],
+    "decode.extra_slots": ["5"],
+    "decode.polling_interval": ["3"],
+    "decode.allocation": ["prefill_complete"],
+    "decode.admission": [
+        "{use: reserve_decode_tokens, reserved_tokens: 100}",
+        "{use: reserve_decode_tokens, max_estimated_output_tokens: 100}",
+        "reserve_max_output",
+    ],
+    "decode.returns_kv": [],
+    "decode.retraction_backup": ["false"],
+    "decode.retracts_to_host_cache": [],
+    **{
+        f"router.{role}": [
+            "round_robin",
+            "random",
+            "power_of_two",
+            "least_loaded",
+            "{use: cache_aware, match_threshold: 0.5}",
+            "{use: cache_aware, balance_abs_threshold: 7}",
+            "{use: cache_aware, balance_rel_threshold: 7}",
+            "{use: cache_aware, seed: 7}",
+        ]
+        for role in ("prefill", "decode")
+    },
+    "router.disaggregation": [],
+    "router.shedding": ["{max_queued_requests: 8}"],
+    "priorities": ["{chat: 1}"],
+    "network.transport": ["mooncake-rdma", "mooncake-tcp", "mooncake-nvlink", "shared-memory"],
+    **{f"network.{name}": ["1 GB/s"] for name in ("bandwidth", "shared_bandwidth")},
+    **{
+        f"network.{name}": ["7 us"]
+        for name in ("transfer_latency", "descriptor_latency", "message_latency", "handover")
+    },
+    "network.gpus_per_nic": ["2"],
+    "network.serial": ["true"],
+    **{f"network.staging.{name}": ["64 MiB"] for name in ("ring", "prefill_buffer")},
+    **{f"network.staging.{name}": ["7 us"] for name in ("gather_host", "scatter_host", "transfer_latency")},
+    **{f"network.staging.{name}": ["0.3"] for name in ("gather_efficiency", "scatter_efficiency")},
+    "cost.graph_sizes": ["[1, 2, 4]"],
+    "corner": ["slowest"],
+    "workload": [
+        "{use: random_lengths, num_requests: 30, input_tokens: 100, output_tokens: {use: normal, mean: 50, stddev: 5}}",
+        "{use: shared_prefix_groups, num_groups: 4}",
+        "{use: shared_prefix_groups, ordered: true, range_ratio: 0.5}",
+    ],
+    "client": [
+        "{use: closed_loop, concurrency: 4}",
+        "{use: open_loop, arrivals: {use: gamma, rate: 4/s, burstiness: 2}}",
+    ],
+    "faults": ["[{kill: decode-0, at: 1 s}]"],
+    **{f"health.{name}": ["7 s"] for name in ("heartbeat_interval", "bootstrap_timeout", "waiting_timeout")},
+    **{f"health.{name}": ["7 s"] for name in ("release_timeout", "transfer_timeout")},
+    "health.heartbeat_failures": ["7"],
+    "health.max_retries": ["7"],
+    "health.backoff_jitter": ["0.5"],
+}
+"""Other values of every field of a pair of roles."""
+DRAFTS = {"speculative_draft_tokens": 4, "speculative_accept_length": 2, "speculative_drafting": "1 ms"}
+WHOLE = ("cost", "front_end", "aggregated", "elastic", "storage")
+"""Sections whose fields are left aside as one, or that another test has."""
+
+
+def scenario(*changes, base=PAIR):
+    data = parse_yaml(base, "base")
+    for path, value in changes:
+        *inner, last = path.split(".")
+        section = data
+        for name in inner:
+            section = section.setdefault(name, {})
+        if value is None:
+            del section[last]
+        else:
+            section[last] = parse_yaml(value, path)
+    return parse_scenario(data, base=None, where="test")
+
+
+def text(engine, made_of):
+    made = ENGINES[engine](made_of, ["pair.yaml"], made_of.model)
+    return [*made.commands.values(), *made.manifests.values()], made.notes
+
+
+AGGREGATED = {
+    **SERVERS,
+    **COMPUTING,
+    **DECODING,
+    **HOST_CACHE,
+    "radix_cache": ["false"],
+    "long_prefill_tokens": [],
+    "schedule_conservativeness": ["0.5"],
+    "priority_preemption_threshold": ["3"],
+    "speculative_draft_tokens": [],
+    "speculative_accept_length": [],
+    "speculative_drafting": [],
+}
+"""Other values of every field of aggregated servers."""
+ALONE = [("prefill", None), ("decode", None), ("network", None), ("health", None), ("aggregated", "{gpu: h100, tp: 2}")]
+
+FAMILIES = (("sglang", "kubernetes", "dynamo"), ("vllm", "dynamo-vllm"))
+"""Engines whose servers have the same rules."""
+
+
+ROUTED = ("router", "network", "health", "workload", "client", "name", "seed")
+"""Fields that each engine of a family has rules of its own for."""
+
+
+def sample(values, engine):
+    """Changes for one engine: a family's engines share out all values, and each has one of every field of ROUTED."""
+    family = next(one for one in FAMILIES if engine in one)
+    rank = family.index(engine)
+    dealt = [(path, value) for path, others in values.items() for value in others][rank :: len(family)]
+    routed = [(path, others[rank % len(others)]) for path, others in values.items() if others]
+    return list(dict.fromkeys([*dealt, *(change for change in routed if change[0].startswith(ROUTED))]))
