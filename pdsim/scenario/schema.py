@@ -10,7 +10,7 @@ from pdsim.policy import protocols
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
 from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
-from pdsim.scenario.faults import Fault, HealthSettings
+from pdsim.scenario.faults import Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.fields import Section
 from pdsim.scenario.network import FRONT_END, FRONT_END_ENDS, FrontEndSettings, NetworkSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
@@ -198,6 +198,11 @@ class Scenario(Section):
         if self.elastic is not None:
             return self.max_servers * self.pair.prefill.tp
         return sum(servers.num_gpus for servers in self.roles.values())
+
+    @property
+    def has_server_faults(self) -> bool:
+        """True if instances die or links are slow, so that requests may fail without a fault of their own."""
+        return any(isinstance(fault, Kill | SlowLink) for fault in self.faults)
 
     @property
     def acceptance(self) -> Acceptance | None:
