@@ -159,8 +159,13 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    shown = [[markdown_text(cell) for cell in cells] for cells in (titles, *rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (shown[0], ["---"] * len(titles), *shown[1:]))
+    """A table of plain text."""
+    return table_of_markdown(list(map(markdown_text, titles)), (list(map(markdown_text, row)) for row in rows))
+
+
+def table_of_markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows))
 
 
 _TIMES = ("ttft", "tpot", "itl", "e2e_latency")
