@@ -7,7 +7,7 @@ oracle in pdkernels.reference. Kernels that real mode does not use are in pdkern
 """
 
 from pdkernels.append import append
-from pdkernels.decode import DecodeTiling, DecodeWorkspace, paged_decode
+from pdkernels.decode import DecodeTiling, decode_workspace, paged_decode
 from pdkernels.gather import gather, gather_batch
 from pdkernels.heads import HeadMove, head_moves
 from pdkernels.interpreter import repair_interpreter
@@ -16,6 +16,7 @@ from pdkernels.layout import KvLayout, MappedPool, Pool
 from pdkernels.prefill import packed_prefill
 from pdkernels.push import map_peer, push
 from pdkernels.scatter import scatter, scatter_batch
+from pdkernels.shares import DecodeWorkspace
 from pdkernels.staging import staging_bytes
 from pdkernels.tiling import Tiling
 
@@ -30,6 +31,7 @@ __all__ = [
     "Pool",
     "Tiling",
     "append",
+    "decode_workspace",
     "gather",
     "gather_batch",
     "head_moves",

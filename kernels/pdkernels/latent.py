@@ -1,20 +1,20 @@
 """Decode attention over pages of latents: one new query token per sequence, all query heads over one latent a token.
 
 What it computes is reference.latent_decode_reference. A latent is its own key and, but for the rotated rest, its own
-value, so that each is read once for a block of heads; blocks of the same tokens are neighbours and find it in L2. Parts
-of the context are joined as in decode.py, and the pair can be captured in a CUDA graph.
+value, so that each is read once for a block of heads; blocks of the same tokens are neighbours and find it in L2. Each
+program takes a block of heads over an equal share of the batch's tokens (shares.py).
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from pdkernels.decode import DecodeWorkspace, decode_join_kernel, default_splits
+from pdkernels.shares import DecodeWorkspace, share_of, store_part
 
 _LOG2_E = 1.4426950408889634
 _ROWS = 16
 """Query heads of a program: what a tensor core takes at least, and what registers hold beside a tile of latents."""
-_TOKENS = 32
+_BLOCK_TOKENS = 32
 
 
 @triton.jit
@@ -23,8 +23,11 @@ def latent_part_kernel(
     latents,
     block_table,
     lengths,
+    bounds,
+    first_sequences,
     parts,
     part_stats,
+    output,
     scale_log2,
     query_stride,
     table_stride,
@@ -34,54 +37,67 @@ def latent_part_kernel(
     ROTATED: tl.constexpr,
     PAGE: tl.constexpr,
     TOKENS: tl.constexpr,
+    BATCH: tl.constexpr,
+    SHARES: tl.constexpr,
 ):
-    """Some heads over one part: unnormalised output, maximum and sum of the softmax, in float32."""
-    split = tl.program_id(1)
-    splits = tl.num_programs(1)
-    sequence = tl.program_id(2)
-    length = tl.load(lengths + sequence)
-    per_split = tl.cdiv(tl.cdiv(length, splits), TOKENS) * TOKENS
-    start = split * per_split
-    end = tl.minimum(start + per_split, length)
+    """Attends with some heads over one share, sequence by sequence."""
+    share = tl.program_id(1)
+    per_share = share_of(bounds, BATCH, SHARES)
+    block = share * per_share
+    end_block = tl.minimum(block + per_share, tl.load(bounds + BATCH))
+    sequence = tl.load(first_sequences + share)
 
     head = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     low = tl.arange(0, RANK)
     rotated = RANK + tl.arange(0, ROTATED)
-    used = (head < HEADS)[:, None]
-    at = query + sequence * query_stride + head[:, None] * (RANK + ROTATED)
-    q_low = tl.load(at + low[None, :], mask=used, other=0.0)
-    q_rotated = tl.load(at + rotated[None, :], mask=used, other=0.0)
+    used = head < HEADS
+    while block < end_block:
+        begin_block, next_block = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
+        start = (block - begin_block) * TOKENS
+        end = tl.minimum((tl.minimum(next_block, end_block) - begin_block) * TOKENS, tl.load(lengths + sequence))
+        at = query + sequence * query_stride + head[:, None] * (RANK + ROTATED)
+        q_low = tl.load(at + low[None, :], mask=used[:, None], other=0.0)
+        q_rotated = tl.load(at + rotated[None, :], mask=used[:, None], other=0.0)
 
-    largest = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    out = tl.zeros([ROWS, RANK], tl.float32)
-    for first in tl.range(start, end, TOKENS):
-        token = first + tl.arange(0, TOKENS)
-        live = token < end
-        page = tl.load(block_table + sequence * table_stride + token // PAGE, mask=live, other=0).to(tl.int64)
-        row = latents + (page * PAGE + token % PAGE)[:, None] * (RANK + ROTATED)
-        seen = tl.load(row + low[None, :], mask=live[:, None], other=0.0).to(q_low.dtype)
-        turned = tl.load(row + rotated[None, :], mask=live[:, None], other=0.0).to(q_low.dtype)
-        scores = tl.dot(q_low, seen.T, input_precision="ieee")
-        scores = tl.dot(q_rotated, turned.T, scores, input_precision="ieee") * scale_log2
-        scores = tl.where(live[None, :], scores, -float("inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_largest[:, None])
-        shrink = tl.exp2(largest - new_largest)
-        total = total * shrink + tl.sum(weights, 1)
-        out = tl.dot(weights.to(q_low.dtype), seen, out * shrink[:, None], input_precision="ieee")
-        largest = new_largest
+        largest = tl.full([ROWS], -float("inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        out = tl.zeros([ROWS, RANK], tl.float32)
+        for first in tl.range(start, end, TOKENS):
+            token = first + tl.arange(0, TOKENS)
+            live = token < end
+            page = tl.load(block_table + sequence * table_stride + token // PAGE, mask=live, other=0).to(tl.int64)
+            row = latents + (page * PAGE + token % PAGE)[:, None] * (RANK + ROTATED)
+            seen = tl.load(row + low[None, :], mask=live[:, None], other=0.0).to(q_low.dtype)
+            turned = tl.load(row + rotated[None, :], mask=live[:, None], other=0.0).to(q_low.dtype)
+            scores = tl.dot(q_low, seen.T, input_precision="ieee")
+            scores = tl.dot(q_rotated, turned.T, scores, input_precision="ieee") * scale_log2
+            scores = tl.where(live[None, :], scores, -float("inf"))
+            new_largest = tl.maximum(largest, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_largest[:, None])
+            shrink = tl.exp2(largest - new_largest)
+            total = total * shrink + tl.sum(weights, 1)
+            out = tl.dot(weights.to(q_low.dtype), seen, out * shrink[:, None], input_precision="ieee")
+            largest = new_largest
 
-    part = (sequence * HEADS + head) * splits + split
-    tl.store(parts + part[:, None] * RANK + low[None, :], out, mask=used)
-    tl.store(part_stats + part * 2, largest, mask=head < HEADS)
-    tl.store(part_stats + part * 2 + 1, total, mask=head < HEADS)
+        is_whole = (block == begin_block) & (next_block <= end_block)
+        store_part(
+            parts, part_stats, output, share + sequence, sequence, is_whole, head, used, largest, total, out,
+            HEADS, RANK,
+        )  # fmt: skip
+        block = tl.minimum(next_block, end_block)
+        sequence += 1
 
 
-def latent_workspace(batch: int, query_heads: int, rank: int, device: torch.device) -> DecodeWorkspace:
-    """Memory for the parts of a batch, which are smaller than those of keys and values."""
-    blocks = triton.cdiv(query_heads, _ROWS)
-    return DecodeWorkspace(batch, query_heads, blocks, rank, device, 2 * default_splits(batch, blocks, device))
+def latent_workspace(
+    batch: int,
+    query_heads: int,
+    rank: int,
+    device: torch.device,
+    *,
+    shares: int | None = None,
+) -> DecodeWorkspace:
+    """The division of a batch and memory for its parts. shares: programs per block of heads."""
+    return DecodeWorkspace(batch, query_heads, triton.cdiv(query_heads, _ROWS), rank, _BLOCK_TOKENS, device, shares)
 
 
 def latent_decode(
@@ -103,28 +119,33 @@ def latent_decode(
         lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives zeros.
         page_size: tokens per page.
         scale: of the scores.
-        workspace: of latent_workspace, kept over calls (and needed for a CUDA graph); new if None.
+        workspace: of latent_workspace, divided over these lengths (once a step, for all layers); new if None.
 
     Returns:
         [batch, query_heads, rank].
 
     Raises:
-        ValueError: a shape or dtype does not fit.
+        ValueError: a shape or dtype does not fit, or the workspace is divided over other lengths.
 
     """
     batch, query_heads, width = query.shape
     rank = 1 << (width.bit_length() - 1)
     _check_latent(query, latents, block_table, lengths, rank)
-    blocks = triton.cdiv(query_heads, _ROWS)
-    workspace = workspace or latent_workspace(batch, query_heads, rank, query.device)
+    if workspace is None:
+        workspace = latent_workspace(batch, query_heads, rank, query.device)
+        workspace.divide(lengths)
+    workspace.check(lengths)
     output = torch.empty(batch, query_heads, rank, dtype=query.dtype, device=query.device)
-    latent_part_kernel[blocks, workspace.splits, batch](
+    latent_part_kernel[triton.cdiv(query_heads, _ROWS), workspace.shares](
         query,
         latents,
         block_table,
         lengths,
+        workspace.bounds,
+        workspace.first_sequences,
         workspace.parts,
         workspace.stats,
+        output,
         scale * _LOG2_E,
         query.stride(0),
         block_table.stride(0),
@@ -133,19 +154,13 @@ def latent_decode(
         RANK=rank,
         ROTATED=width - rank,
         PAGE=page_size,
-        TOKENS=_TOKENS,
+        TOKENS=workspace.block_tokens,
+        BATCH=batch,
+        SHARES=workspace.shares,
         num_warps=4,
         num_stages=2,
     )
-    decode_join_kernel[(batch * query_heads,)](
-        workspace.parts,
-        workspace.stats,
-        output,
-        SPLITS=workspace.splits,
-        PADDED=triton.next_power_of_2(workspace.splits),
-        DIM=rank,
-        num_warps=4,
-    )
+    workspace.join(output)
     return output
 
 

@@ -1,8 +1,12 @@
 """Append, paged decode and packed prefill against torch."""
 
+from itertools import accumulate
+
 import pytest
 import torch
-from pdkernels import DecodeTiling, DecodeWorkspace, append, latent_decode, packed_prefill, paged_decode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pdkernels import append, decode_workspace, latent_decode, latent_workspace, packed_prefill, paged_decode
 from pdkernels.paged_prefill import paged_prefill, prefill_tiles
 from pdkernels.reference import (
     append_reference,
@@ -34,9 +38,9 @@ def test_append(order, page_size):
 
 @pytest.mark.parametrize("order", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("group", "splits"), [(1, 1), (4, 3), (2, 5)])
+@pytest.mark.parametrize(("group", "shares"), [(1, 1), (4, 3), (2, 5)])
 @DTYPES
-def test_paged_decode(order, page_size, group, splits, dtype, tolerance):
+def test_paged_decode(order, page_size, group, shares, dtype, tolerance):
     heads, head_dim, lengths = 2, 32, [1, 0, 45]
     pool = normal_pool(
         dtype, layers=1, heads=heads, head_dim=head_dim, page_size=page_size, order=order, pages=96 // page_size
@@ -44,24 +48,26 @@ def test_paged_decode(order, page_size, group, splits, dtype, tolerance):
     table = torch.stack([random_pages(-(-48 // page_size), 96 // page_size) for _ in lengths])
     query = torch.randn(3, heads * group + 2, head_dim, dtype=dtype, device=DEVICE)[:, : heads * group]
     expected = paged_decode_reference(query, pool, 0, table, lengths, head_dim**-0.5)
+    on_device = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    workspace = decode_workspace(3, heads * group, heads, head_dim, DEVICE, shares=shares, block_tokens=16)
+    workspace.divide(on_device)
     out = paged_decode(
         query,
         pool.keys[0],
         pool.values[0],
         table,
-        torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
+        on_device,
         page_size=page_size,
         output=torch.full_like(expected, float("nan")),
-        workspace=DecodeWorkspace(3, heads * group, heads, head_dim, DEVICE, splits=splits),
-        tiling=DecodeTiling(tokens=16),
+        workspace=workspace,
     )
     torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("heads", "rank", "splits"), [(2, 64, 1), (24, 64, 3), (16, 512, 2)])
+@pytest.mark.parametrize(("heads", "rank", "shares"), [(2, 64, 1), (24, 64, 3), (16, 512, 2)])
 @DTYPES
-def test_latent_decode(page_size, heads, rank, splits, dtype, tolerance):
+def test_latent_decode(page_size, heads, rank, shares, dtype, tolerance):
     rotated, lengths, pages = max(16, rank // 8), [1, 0, 45], 96 // page_size
     latents = torch.randn((pages + 1) * page_size, 1, rank + rotated, device=DEVICE).to(dtype)
     table = torch.stack([random_pages(-(-48 // page_size), pages) for _ in lengths])
@@ -69,16 +75,47 @@ def test_latent_decode(page_size, heads, rank, splits, dtype, tolerance):
     slots = (table[:, :, None] * page_size + torch.arange(page_size, device=DEVICE)).flatten(1)
     own = [row[:length] for row, length in zip(slots, lengths, strict=True)]
     expected = latent_decode_reference(query, latents, own, rank, 0.1)
-    out = latent_decode(
-        query,
-        latents,
-        table,
-        torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
-        page_size=page_size,
-        scale=0.1,
-        workspace=DecodeWorkspace(3, heads, 1, rank, DEVICE, splits=splits),
-    )
+    on_device = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    workspace = latent_workspace(3, heads, rank, DEVICE, shares=shares)
+    workspace.divide(on_device)
+    out = latent_decode(query, latents, table, on_device, page_size=page_size, scale=0.1, workspace=workspace)
     torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@given(lengths=st.lists(st.integers(0, 90), min_size=1, max_size=9), shares=st.integers(1, 12))
+@settings(max_examples=25)
+def test_programs_share_any_batch_equally(lengths, shares):
+    block_tokens, pages = 16, 8
+    pool = normal_pool(torch.float32, layers=1, heads=1, head_dim=16, page_size=16, pages=pages)
+    table = torch.stack([random_pages(6, pages) for _ in lengths])
+    query = torch.randn(len(lengths), 2, 16, dtype=torch.float32, device=DEVICE)
+    on_device = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    workspace = decode_workspace(len(lengths), 2, 1, 16, DEVICE, shares=shares, block_tokens=block_tokens)
+    workspace.divide(on_device)
+    blocks = [-(-length // block_tokens) for length in lengths]
+    assert workspace.bounds.tolist() == list(accumulate(blocks, initial=0))
+    per_share = -(-sum(blocks) // shares)
+    owners = [sequence for sequence, count in enumerate(blocks) for _ in range(count)]
+    begun = [share * per_share for share in range(shares) if share * per_share < len(owners)]
+    assert workspace.first_sequences.tolist()[: len(begun)] == [owners[block] for block in begun]
+
+    expected = paged_decode_reference(query, pool, 0, table, lengths, 0.25)
+    output = torch.full_like(expected, float("nan"))
+    paged_decode(
+        query, pool.keys[0], pool.values[0], table, on_device, page_size=16, output=output, workspace=workspace
+    )
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_workspace_divided_over_other_lengths_is_refused():
+    pool = normal_pool(layers=1, heads=1, head_dim=16, page_size=16, pages=4)
+    lengths = torch.tensor([3], dtype=torch.int32, device=DEVICE)
+    workspace = decode_workspace(1, 1, 1, 16, DEVICE)
+    workspace.divide(lengths.clone())
+    query = torch.randn(1, 1, 16, dtype=torch.bfloat16, device=DEVICE)
+    table = random_pages(4, 4)[None]
+    with pytest.raises(ValueError, match="divided over other lengths"):
+        paged_decode(query, pool.keys[0], pool.values[0], table, lengths, page_size=16, workspace=workspace)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")
@@ -87,12 +124,14 @@ def test_decode_in_a_cuda_graph_follows_lengths():
     table = torch.stack([random_pages(30, 64) for _ in range(2)])
     lengths = torch.tensor([1, 1], dtype=torch.int32, device=DEVICE)
     query = torch.randn(2, 32, 128, dtype=torch.bfloat16, device=DEVICE)
-    workspace = DecodeWorkspace(2, 32, 8, 128, DEVICE)
+    workspace = decode_workspace(2, 32, 8, 128, DEVICE)
     output = torch.empty_like(query)
     arguments = (query, pool.keys[0], pool.values[0], table, lengths)
+    workspace.divide(lengths)
     paged_decode(*arguments, page_size=16, output=output, workspace=workspace)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        workspace.divide(lengths)
         paged_decode(*arguments, page_size=16, output=output, workspace=workspace)
     for now in ([470, 3], [0, 256]):
         lengths.copy_(torch.tensor(now, dtype=torch.int32))

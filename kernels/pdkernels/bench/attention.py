@@ -11,12 +11,14 @@ from pdkernels.bench.cases import Case, Model
 from pdkernels.bench.rows import Row
 from pdkernels.bench.staging import Bench
 from pdkernels.bench.timing import event_us, graph_us, submit_us
-from pdkernels.decode import DecodeWorkspace, paged_decode
+from pdkernels.decode import decode_workspace, paged_decode
 from pdkernels.prefill import packed_prefill
 
 _LAYER = Model("gqa-32-8-128-bf16", 1, 8, 128, torch.bfloat16)
 _PROMPTS = 512, 1024, 2048, 4096, 8192, 16384
 _SHAPES = ((1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 1024), (64, 4096), (64, 16384))  # batch, context
+_SPREADS = ((10, 2240, 23), (4, 4096, 64), (16, 2048, 16), (64, 1024, 64), (64, 4096, 8))
+"""Batch, mean context, and the longest context over the shortest."""
 
 
 def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
@@ -25,7 +27,15 @@ def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
         yield from _prefill(tokens)
     for page_size in (16,) if quick else (1, 16, 64):
         for batch, context in _SHAPES:
-            yield from _decode(bench, batch, context, page_size)
+            yield from _decode(bench, [context] * batch, page_size)
+        for batch, context, spread in _SPREADS:
+            yield from _decode(bench, spread_lengths(batch, context, spread), page_size)
+
+
+def spread_lengths(batch: int, mean: int, spread: int) -> list[int]:
+    """Lengths of about this mean in a geometric row, the last `spread` times the first."""
+    weights = [spread ** (i / (batch - 1)) for i in range(batch)]
+    return [max(1, round(mean * batch * weight / sum(weights))) for weight in weights]
 
 
 def _prefill(tokens: int) -> Iterator[Row]:
@@ -43,35 +53,40 @@ def _prefill(tokens: int) -> Iterator[Row]:
         yield replace(row, time_us=event_us([call], 20), submit_us=submit_us([call], 20))
 
 
-def _decode(bench: Bench, batch: int, context: int, page_size: int) -> Iterator[Row]:
-    model = replace(_LAYER, name=f"{_LAYER.name} x{batch}")
-    case = Case(model, context, page_size, 1, 1)
-    slots = batch * context
-    kv_bytes = 2 * slots * 8 * 128 * 2
+def _decode(bench: Bench, lengths: list[int], page_size: int) -> Iterator[Row]:
+    batch, is_even = len(lengths), len(set(lengths)) == 1
+    spread = "" if is_even else f" of {min(lengths)} to {max(lengths)}"
+    model = replace(_LAYER, name=f"{_LAYER.name} x{batch}{spread}")
+    case = Case(model, round(sum(lengths) / batch), page_size, 1, 1)
+    pages = [-(-length // page_size) for length in lengths]
+    slots = sum(pages) * page_size
+    kv_bytes = 2 * sum(lengths) * 8 * 128 * 2
     copied = bench.copy_us(kv_bytes // 2)  # a copy that reads and writes, together, what attention reads
     bench.arena.reset()
     count = 1 if kv_bytes > 1 << 30 else min(8, max(2, -(-(256 << 20) // kv_bytes)))
     planes = [
-        [bench.arena.take(kv_bytes // 2).view(torch.bfloat16).view(slots, 8, 128) for _ in range(2)]
+        [bench.arena.take(slots * 8 * 128 * 2).view(torch.bfloat16).view(slots, 8, 128) for _ in range(2)]
         for _ in range(count)
     ]
     for plane in planes[0]:
         plane.normal_()
-    table = torch.randperm(slots // page_size, device="cuda").to(torch.int32).view(batch, -1)
-    lengths = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+    scattered = torch.randperm(sum(pages), device="cuda").to(torch.int32).split(pages)
+    table = torch.nn.utils.rnn.pad_sequence(list(scattered), batch_first=True)
+    on_device = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     query = torch.randn(batch, 32, 128, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(query)
-    workspace = DecodeWorkspace(batch, 32, 8, 128, query.device)
+    workspace = decode_workspace(batch, 32, 8, 128, query.device)
+    workspace.divide(on_device)
 
     def decode(index: int) -> None:
         k, v = planes[index]
-        paged_decode(query, k, v, table, lengths, page_size=page_size, output=out, workspace=workspace)
+        paged_decode(query, k, v, table, on_device, page_size=page_size, output=out, workspace=workspace)
 
     calls = [partial(decode, index) for index in range(count)]
     time = event_us(calls, 20)
     row = bench.row("decode", "fused", case, kv_bytes, copied, time_us=time, graph_us=graph_us(calls, 9))
     yield replace(row, gbytes_per_s=kv_bytes / time / 1e3, floor_us=kv_bytes / bench.peak_bytes_per_us)
-    if page_size == 16:
+    if page_size == 16 and is_even:
         yield _contiguous_sdpa(bench, case, planes[0], query, kv_bytes, copied)
         yield _append(bench, case, planes[0], batch)
 

@@ -79,51 +79,55 @@ def staging_job(copy: StagingCopy, memory: Memory, slices: int, tiling: Tiling) 
     return compile_launcher, (kernel.__module__, kernel.__name__, ready.constants, tiling.warps, len(RUN_TIME))
 
 
-def decode_tilings() -> Iterator[decode.DecodeTiling]:
+def decode_tilings() -> Iterator[tuple[int, decode.DecodeTiling]]:
+    """Tokens of a block, and how a program runs."""
     for tokens, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
         if tokens * stages <= 384:
-            yield decode.DecodeTiling(tokens, warps, stages)
+            yield tokens, decode.DecodeTiling(warps, stages)
 
 
-def sweep_decode(batch: int, context: int, page_size: int) -> Iterator[dict[str, Any]]:
-    """Decode attention of one layer, 32 query and 8 KV heads of 128."""
-    precompile([(compile_decode, (tiling, page_size)) for tiling in decode_tilings()])
-    kv_bytes = 2 * batch * context * 8 * 128 * 2
-    slots = batch * context
+def sweep_decode(lengths: list[int], page_size: int) -> Iterator[dict[str, Any]]:
+    """Decode attention of one layer, 32 query and 8 KV heads of 128, over contexts of these lengths."""
+    precompile([(compile_decode, (tokens, tiling, page_size)) for tokens, tiling in decode_tilings()])
+    batch, pages = len(lengths), [-(-length // page_size) for length in lengths]
+    slots = sum(pages) * page_size
     pools = [[torch.randn(slots, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2)] for _ in range(2)]
-    table = torch.randperm(slots // page_size, device="cuda").to(torch.int32).view(batch, -1)
-    lengths = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+    scattered = torch.randperm(sum(pages), device="cuda").to(torch.int32).split(pages)
+    table = torch.nn.utils.rnn.pad_sequence(list(scattered), batch_first=True)
+    on_device = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     query = torch.randn(batch, 32, 128, dtype=torch.bfloat16, device="cuda")
-    for splits, tiling in itertools.product((1, 2, 4, 8, 16), decode_tilings()):
-        if not 264 <= batch * 8 * splits <= 132 * 64:
-            continue
-        workspace = decode.DecodeWorkspace(batch, 32, 8, 128, query.device, splits=splits)
+    for shares, (tokens, tiling) in itertools.product((33, 66, 99, 132, 198, 264), decode_tilings()):
+        workspace = decode.decode_workspace(batch, 32, 8, 128, query.device, shares=shares, block_tokens=tokens)
+        workspace.divide(on_device)
         how: dict[str, Any] = {"page_size": page_size, "workspace": workspace, "tiling": tiling}
-        calls = [partial(decode.paged_decode, query, k, v, table, lengths, **how) for k, v in pools]
+        calls = [partial(decode.paged_decode, query, k, v, table, on_device, **how) for k, v in pools]
         try:
             us = graph_us(calls, 9)
         except triton.runtime.errors.OutOfResources:
             continue
         yield {
             "kernel": "decode",
-            "model": f"batch {batch}",
-            "tokens": context,
+            "model": f"batch {batch} of {min(lengths)} to {max(lengths)}",
+            "tokens": round(sum(lengths) / batch),
             "page_size": page_size,
             "row_bytes": 256,
-            "payload_bytes": kv_bytes,
-            "tiling": f"splits={splits} {tiling!r}",
+            "payload_bytes": 2 * sum(lengths) * 8 * 128 * 2,
+            "tiling": f"shares={shares} tokens={tokens} {tiling!r}",
             "graph_us": round(us, 2),
         }
 
 
-def compile_decode(tiling: decode.DecodeTiling, page_size: int) -> None:
+def compile_decode(tokens: int, tiling: decode.DecodeTiling, page_size: int) -> None:
     """Compile decode attention by running it on a small batch."""
     keys, values = (torch.zeros(4096, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     table = torch.zeros(2, 256, dtype=torch.int32, device="cuda")
     lengths = torch.ones(2, dtype=torch.int32, device="cuda")
     query = torch.zeros(2, 32, 128, dtype=torch.bfloat16, device="cuda")
+    workspace = decode.decode_workspace(2, 32, 8, 128, query.device, block_tokens=tokens)
+    workspace.divide(lengths)
+    how: dict[str, Any] = {"page_size": page_size, "workspace": workspace, "tiling": tiling}
     try:
-        decode.paged_decode(query, keys, values, table, lengths, page_size=page_size, tiling=tiling)
+        decode.paged_decode(query, keys, values, table, lengths, **how)
     except triton.runtime.errors.OutOfResources:
         return
 
@@ -137,7 +141,7 @@ def main() -> None:
     with (folder / "tilings.csv").open("w", newline="") as file:
         writer: csv.DictWriter[str] | None = None
         for row in itertools.chain(
-            sweep_decode(64, 4096, 16), sweep_decode(8, 8192, 1), sweep_staging(arena, _LENGTHS)
+            sweep_decode([4096] * 64, 16), sweep_decode([700] * 9 + [16000], 64), sweep_staging(arena, _LENGTHS)
         ):
             if writer is None:
                 writer = csv.DictWriter(file, fieldnames=list(row))

@@ -150,7 +150,7 @@ class KernelDecode:
 
     def __init__(self, kv: PagedKv, model: "Transformer", positions: Tensor, page_tables: Tensor) -> None:
         """Tensors on the device, int32: positions [batch] of the tokens, page_tables [batch, pages]."""
-        from pdkernels import DecodeWorkspace, latent_workspace  # noqa: PLC0415  Triton is needed on GPUs only
+        from pdkernels import decode_workspace, latent_workspace  # noqa: PLC0415  Triton is needed on GPUs only
 
         self._kv = kv
         self._lengths = positions + 1
@@ -158,9 +158,10 @@ class KernelDecode:
         self._new_slots = pages * kv.page_size + positions % kv.page_size
         batch, heads, device = len(positions), model.num_query_heads, positions.device
         if (latent := model.config.latent) is None:
-            workspace = DecodeWorkspace(batch, heads, model.num_kv_heads, model.config.head_dim, device)
+            workspace = decode_workspace(batch, heads, model.num_kv_heads, model.config.head_dim, device)
         else:
             workspace = latent_workspace(batch, heads, latent.kv_lora_rank, device)
+        workspace.divide(self._lengths)
         self._where: dict[str, Any] = {"page_size": kv.page_size, "workspace": workspace}
         self._sequences = page_tables, self._lengths
 

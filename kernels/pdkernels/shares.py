@@ -1,0 +1,171 @@
+"""Equal shares of a decode batch's cached tokens, whatever the lengths of its sequences, and memory for their results.
+
+The tokens of all sequences lie one behind another in blocks, and each program reads an equal run of blocks. A run may
+end inside a sequence and may hold several. What it reads of one sequence is a part: the part of a share and a sequence
+has the slot `share + sequence`, which no other pair that meets has, and the parts of a sequence lie side by side. A
+sequence that lies in one share alone needs no joining. Grids depend on shapes only, and lengths are read on the device:
+all can be captured in a CUDA graph.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pdkernels.launch import can_begin_early, wait_for_earlier
+
+_PROGRAMS_PER_SM = 4
+_SHARES_ON_CPU = 3
+_PARTS_AT_ONCE = 32
+
+
+@triton.jit
+def divide_kernel(lengths, bounds, first_sequences, BATCH: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr):
+    """Bounds of sequences in blocks, [batch + 1], and the sequence in which each share begins, [shares]."""
+    wait_for_earlier()
+    share, shares = tl.program_id(0), tl.num_programs(0)
+    sequence = tl.arange(0, PADDED)
+    used = sequence < BATCH
+    ends = tl.cumsum(tl.cdiv(tl.load(lengths + sequence, mask=used, other=0), TOKENS), 0)
+    begin = share * tl.cdiv(tl.max(ends, 0), shares)
+    tl.store(first_sequences + share, tl.sum(tl.where(used & (ends <= begin), 1, 0), 0))
+    if share == 0:
+        tl.store(bounds, 0)
+        tl.store(bounds + 1 + sequence, ends, mask=used)
+
+
+@triton.jit
+def share_of(bounds, BATCH: tl.constexpr, SHARES: tl.constexpr):
+    """Blocks of a share, at least 1."""
+    return tl.maximum(tl.cdiv(tl.load(bounds + BATCH), SHARES), 1)
+
+
+@triton.jit
+def store_part(
+    parts, part_stats, output, part, sequence, is_whole, head, used, largest, total, out,
+    HEADS: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Some heads' result of a part, or of a whole sequence, which is normalised and final."""
+    dim = tl.arange(0, DIM)
+    if is_whole:
+        place = (sequence * HEADS + head)[:, None] * DIM + dim[None, :]
+        normalised = out / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(output + place, normalised.to(output.dtype.element_ty), mask=used[:, None])
+    else:
+        row = part * HEADS + head
+        tl.store(parts + row[:, None] * DIM + dim[None, :], out, mask=used[:, None])
+        tl.store(part_stats + row * 2, largest, mask=used)
+        tl.store(part_stats + row * 2 + 1, total, mask=used)
+
+
+@triton.jit
+def join_kernel(
+    parts, part_stats, bounds, output,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BATCH: tl.constexpr, SHARES: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Weighs the parts of one query head of one sequence by their softmax sums; zeros where there is no part."""
+    wait_for_earlier()
+    head, sequence = tl.program_id(0), tl.program_id(1)
+    per_share = share_of(bounds, BATCH, SHARES)
+    begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
+    first = begin // per_share
+    num_parts = tl.where(begin < end, (end - 1) // per_share - first + 1, 0)
+    if num_parts != 1:
+        dim = tl.arange(0, DIM)
+        largest, total, out = -1e30, 0.0, tl.zeros([DIM], tl.float32)
+        for i in range(0, num_parts, AT_ONCE):
+            at = i + tl.arange(0, AT_ONCE)
+            live = at < num_parts
+            row = (first + sequence + at) * HEADS + head
+            highs = tl.load(part_stats + row * 2, mask=live, other=-float("inf"))
+            sums = tl.load(part_stats + row * 2 + 1, mask=live, other=0.0)
+            rows = tl.load(parts + row[:, None] * DIM + dim[None, :], mask=live[:, None], other=0.0)
+            new_largest = tl.maximum(largest, tl.max(highs, 0))
+            weights, shrink = tl.exp2(highs - new_largest), tl.exp2(largest - new_largest)
+            total = total * shrink + tl.sum(sums * weights, 0)
+            out = out * shrink + tl.sum(rows * weights[:, None], 0)
+            largest = new_largest
+        joined = out / tl.where(total == 0.0, 1.0, total)
+        tl.store(output + (sequence * HEADS + head) * DIM + dim, joined.to(output.dtype.element_ty))
+
+
+class DecodeWorkspace:
+    """The division of a batch and memory for its parts, made once per largest batch: captured graphs keep addresses.
+
+    Args:
+        batch: sequences.
+        query_heads: of each, with a result of head_dim elements.
+        head_blocks: programs that read each token, for some query heads each.
+        head_dim: a power of two.
+        block_tokens: tokens of a block, which one program reads at once.
+        device: where tokens lie.
+        shares: programs per head block; by default so many that they fill the device.
+
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        query_heads: int,
+        head_blocks: int,
+        head_dim: int,
+        block_tokens: int,
+        device: torch.device,
+        shares: int | None = None,
+    ) -> None:
+        self.batch, self.query_heads, self.head_dim = batch, query_heads, head_dim
+        self.block_tokens = block_tokens
+        self.shares = shares or default_shares(head_blocks, device)
+        rows = (self.shares + batch) * query_heads
+        self.parts = torch.empty(rows, head_dim, dtype=torch.float32, device=device)
+        self.stats = torch.empty(rows, 2, dtype=torch.float32, device=device)
+        self.bounds = torch.empty(batch + 1, dtype=torch.int32, device=device)
+        """Blocks before each sequence, and of all."""
+        self.first_sequences = torch.empty(self.shares, dtype=torch.int32, device=device)
+        """Sequence in which each share begins."""
+        self.divided: torch.Tensor | None = None
+        """Lengths that the division is of."""
+
+    def divide(self, lengths: torch.Tensor) -> None:
+        """Divides sequences of these lengths, int32 [batch]: once a step, for all its layers."""
+        if lengths.dtype != torch.int32 or lengths.shape != (self.batch,):
+            raise ValueError(f"lengths must be int32 [{self.batch}], not {lengths.dtype} {list(lengths.shape)}")
+        self.divided = lengths
+        divide_kernel[(self.shares,)](
+            lengths,
+            self.bounds,
+            self.first_sequences,
+            BATCH=self.batch,
+            PADDED=triton.next_power_of_2(self.batch),
+            TOKENS=self.block_tokens,
+            num_warps=4,
+            launch_pdl=can_begin_early(lengths.device),
+        )
+
+    def check(self, lengths: torch.Tensor) -> None:
+        """Raises ValueError if the division is of other lengths."""
+        if self.divided is None or self.divided.data_ptr() != lengths.data_ptr():
+            raise ValueError("the workspace is divided over other lengths: call divide(lengths) once a step")
+
+    def join(self, output: torch.Tensor) -> None:
+        """Writes the results of sequences that lie in several shares, or in none: [batch, query_heads, head_dim]."""
+        join_kernel[(self.query_heads, self.batch)](
+            self.parts,
+            self.stats,
+            self.bounds,
+            output,
+            HEADS=self.query_heads,
+            DIM=self.head_dim,
+            BATCH=self.batch,
+            SHARES=self.shares,
+            AT_ONCE=_PARTS_AT_ONCE,
+            num_warps=4,
+            launch_pdl=can_begin_early(output.device),
+        )
+
+
+def default_shares(head_blocks: int, device: torch.device) -> int:
+    """Enough programs to fill the device."""
+    if device.type != "cuda":
+        return _SHARES_ON_CPU
+    programs = _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, programs // head_blocks)
