@@ -131,6 +131,18 @@ def test_an_interrupted_command_keeps_what_it_has(tiny, tmp_path, monkeypatch):
     assert (tmp_path / "rows.csv").read_text().count("\nprefill,") == 2
 
 
+def test_a_step_may_have_one_longer_context(monkeypatch):
+    steps = []
+    decode = forwards.ModelRunner.decode
+    monkeypatch.setattr(forwards.ModelRunner, "decode", lambda self, batch: steps.append(batch) or decode(self, batch))
+    (row,) = forward_rows(tiny_model(), 16, [DecodeCase(3, 20, 100)], 0.0, print)
+    assert (row.batch, row.context_tokens) == (3, 140)
+    assert {batch.num_kv_tokens for batch in steps} == {(20, 20, 100)}
+    tables = [change.pages for change in steps[0].changes]
+    assert [len(pages) for pages in tables] == [2, 2, 7]
+    assert len({page for pages in tables for page in pages}) == 11
+
+
 def test_shapes_without_room_are_left_out_and_told(monkeypatch):
     model = tiny_model()
     page_bytes = forwards.kv_page_bytes(model.config, model.dtype, 16)
@@ -140,8 +152,8 @@ def test_shapes_without_room_are_left_out_and_told(monkeypatch):
     (row,) = forward_rows(model, 16, cases, 0.0, told.append)
     assert (row.batch, row.context_tokens) == (2, 32)
     assert told == [
-        "DecodeCase(batch_size=4, num_context_tokens=16): 8 pages, and memory has room for 4",
-        "PrefillCase(num_prompts=1, num_tokens=5000, num_context_tokens=0): tiny-qwen3 has room for 4096 tokens",
+        "decode, 4 contexts of 16 tokens: 8 pages, and memory has room for 4",
+        "prefill, 1 prompts of 5,000 tokens: tiny-qwen3 has room for 4096 tokens",
     ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import accumulate, count, pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from random import Random
@@ -147,29 +147,38 @@ class PrefillCase(NamedTuple):
     num_tokens: int
     num_context_tokens: int = 0
 
+    def __str__(self) -> str:
+        context = f" behind {self.num_context_tokens:,} cached" if self.num_context_tokens else ""
+        return f"prefill, {self.num_prompts} prompts of {self.num_tokens:,} tokens{context}"
+
     @property
     def num_kv_tokens(self) -> int:
         """Tokens of the longest of the lengths around it."""
         return self.num_context_tokens + self.num_tokens + max(_AROUND)
 
-    @property
-    def num_sequences(self) -> int:
-        return self.num_prompts
-
 
 class DecodeCase(NamedTuple):
-    """A step of equal sequences."""
+    """A step of equal sequences, or of several short ones beside one of other length."""
 
     batch_size: int
     num_context_tokens: int
+    num_longest_tokens: int | None = None
+    """Context of the last sequence, if it differs."""
+
+    def __str__(self) -> str:
+        longest = "" if self.num_longest_tokens is None else f", the last of {self.num_longest_tokens:,}"
+        return f"decode, {self.batch_size} contexts of {self.num_context_tokens:,} tokens{longest}"
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Tokens of each sequence before the step."""
+        last = self.num_context_tokens if self.num_longest_tokens is None else self.num_longest_tokens
+        return (*(self.num_context_tokens,) * (self.batch_size - 1), last)
 
     @property
     def num_kv_tokens(self) -> int:
-        return self.num_context_tokens + 1
-
-    @property
-    def num_sequences(self) -> int:
-        return self.batch_size
+        """Tokens of the longest sequence behind the step."""
+        return max(self.contexts) + 1
 
 
 class SustainedCase(PrefillCase):
@@ -229,14 +238,10 @@ class ForwardBench:
 
     def prefilling(self, case: PrefillCase, num_more: int = 0) -> Callable[[], Sequence[int]]:
         num_prompts, num_tokens, num_context_tokens = case
+        tables = self._page_tables([case.num_kv_tokens] * num_prompts)
         inputs = [
-            PrefillInput(
-                i,
-                self._tokens(max(1, num_tokens + num_more)),
-                num_context_tokens,
-                self._page_table(i, case.num_kv_tokens),
-            )
-            for i in range(num_prompts)
+            PrefillInput(i, self._tokens(max(1, num_tokens + num_more)), num_context_tokens, table)
+            for i, table in enumerate(tables)
         ]
         return partial(self._runner.prefill, PrefillBatch(tuple(inputs)))
 
@@ -247,10 +252,9 @@ class ForwardBench:
 
     def _decoding(self, case: DecodeCase, *, is_first: bool) -> Callable[[], Sequence[int]]:
         """Page tables come with the first step of a batch, as in a run."""
-        batch_size, num_context_tokens = case
-        tables = [self._page_table(i, case.num_kv_tokens) for i in range(batch_size if is_first else 0)]
-        lengths = (num_context_tokens,) * batch_size
-        return partial(self._runner.decode, DecodeBatch(tuple(self._tokens(batch_size)), lengths, whole_tables(tables)))
+        tables = self._page_tables([context + 1 for context in case.contexts]) if is_first else []
+        tokens = tuple(self._tokens(case.batch_size))
+        return partial(self._runner.decode, DecodeBatch(tokens, case.contexts, whole_tables(tables)))
 
     def _times_us(self, forwards: Iterator[Call], pause_seconds: float = 0) -> list[float]:
         return repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
@@ -261,9 +265,10 @@ class ForwardBench:
         self._num_tokens += num_tokens
         return array("i", (i * 7919 % vocab_size for i in range(first, first + num_tokens)))
 
-    def _page_table(self, index: int, num_tokens: int) -> Sequence[int]:
-        num_pages = -(-num_tokens // self._runner.kv.page_size)
-        return array("i", self._pages[index * num_pages : (index + 1) * num_pages])
+    def _page_tables(self, lengths: Sequence[int]) -> list[Sequence[int]]:
+        """Scattered pages for sequences of these many tokens, none of them twice."""
+        ends = accumulate((-(-length // self._runner.kv.page_size) for length in lengths), initial=0)
+        return [array("i", self._pages[first:end]) for first, end in pairwise(ends)]
 
 
 def forward_rows(
@@ -309,13 +314,15 @@ def _bench(
 
 
 def _num_pages(case: Case, page_size: int) -> int:
-    return case.num_sequences * -(-case.num_kv_tokens // page_size)
+    if isinstance(case, DecodeCase):
+        return sum(-(-(context + 1) // page_size) for context in case.contexts)
+    return case.num_prompts * -(-case.num_kv_tokens // page_size)
 
 
 def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
     """Sizes of all prompts, or of all requests, together."""
     if isinstance(case, DecodeCase):
-        return {"batch": case.batch_size, "context_tokens": case.batch_size * case.num_context_tokens}
+        return {"batch": case.batch_size, "context_tokens": sum(case.contexts)}
     return {
         "prompts": case.num_prompts,
         "new_tokens": case.num_prompts * case.num_tokens,

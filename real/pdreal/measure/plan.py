@@ -45,6 +45,7 @@ FULL = Plan(
     decode=(
         *(DecodeCase(batch, context) for batch in _BATCHES for context in (150, 300, 1100, 4200)),
         *(DecodeCase(batch, context) for batch, context in product((1, 2, 4, 8, 20, 32), (2500, 16200))),
+        *(DecodeCase(batch, 700, longest) for batch, longest in product((4, 10, 32), (4200, 16200, 32000))),
     ),
     copied_pages=(1, 4, 16, 64, 256),
     transferred_bytes=(64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
