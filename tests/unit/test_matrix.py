@@ -209,6 +209,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
         ("validation-h200-tp", 5),
         ("open-loops-h200", 7),
         ("open-loops-two-h200", 7),
+        ("four-h100", 26),
         ("moe-h200", 6),
         ("validation-cpu", 5),
     ],
