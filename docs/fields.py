@@ -5,7 +5,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from pdsim.metrics.summary_rows import markdown_table
+from pdsim.metrics.summary_rows import table_of_markdown
 from pdsim.show.reference import ReferenceEntry, entries
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def reference() -> str:
 
 def _table(entry: ReferenceEntry) -> str:
     rows = ([*map(_code, row[:-1]), _prose(row[-1])] for row in entry.rows)
-    return markdown_table(entry.columns, ([cell.replace("|", "\\|") for cell in row] for row in rows)) + "\n"
+    return table_of_markdown(entry.columns, ([cell.replace("|", "\\|") for cell in row] for row in rows)) + "\n"
 
 
 def _prose(meaning: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pdsim.calibration.case import MetricError
 from pdsim.calibration.suite import Tolerances
 from pdsim.metrics.explain import mean_stage_ms
+from pdsim.metrics.failures import failure_text
 from pdsim.metrics.records import RunRecords
 
 
@@ -141,6 +142,8 @@ class Comparison:
     stages_ms: dict[str, MetricError]
     """Means."""
     counts: Counts
+    failures: str = ""
+    """Requests that failed in the simulation though the scenario asks for no failure, and why; empty: none did."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -149,6 +152,7 @@ class Comparison:
             "metrics": {name: one.to_json() for name, one in self.metrics.items()},
             "stages_ms": {name: one.to_json() for name, one in self.stages_ms.items()},
             "counts": self.counts.to_json(),
+            "failures": self.failures,
         }
 
 
@@ -212,12 +216,15 @@ class Validation:
 
 def compare_sides(name: str, tolerances: Tolerances, measured: Side, simulated: Side) -> Comparison:
     errors = {
-        metric: MetricError(measured.summary[metric], simulated.summary[metric], tolerance_of(tolerances, metric))
+        metric: MetricError(
+            measured.summary[metric] or 0.0, simulated.summary[metric] or 0.0, tolerance_of(tolerances, metric)
+        )
         for metric in METRICS
     }
     stages_ms = _stages(measured.records, simulated.records)
     counts = compare_counts(measured.records, simulated.records)
-    return Comparison(name, measured.summary["completed"], errors, stages_ms, counts)
+    failures = failure_text(simulated.summary)
+    return Comparison(name, measured.summary["completed"], errors, stages_ms, counts, failures)
 
 
 def tolerance_of(tolerances: Tolerances, metric: str) -> float | None:

@@ -54,12 +54,13 @@ def write_result(path: Path, tool: str, run: Run) -> None:
 
 def _sglang(run: Run) -> dict[str, Any]:
     own = ("pdsim", "max_itl_ms")
-    return {**dict.fromkeys(_ARGUMENTS), **{name: value for name, value in run.summary.items() if name not in own}}
+    fields = {name: value for name, value in run.summary.items() if name not in own}
+    return {**dict.fromkeys(_ARGUMENTS), **fields, **_times_ms(run.summary)}
 
 
 def _vllm(run: Run) -> dict[str, Any]:
     """The result with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
-    summary = run.summary
+    summary, times_ms = run.summary, _times_ms(run.summary)
     has_itl = summary["accept_length"] is None
     names = {theirs: ours for theirs, ours in _LATENCIES.items() if has_itl or ours != "itl"}
     same = ("duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput")
@@ -80,8 +81,14 @@ def _vllm(run: Run) -> dict[str, Any]:
         "request_goodput": None,
         **{name: summary[name] for name in peaks},
         "total_token_throughput": summary["total_throughput"],
-        **{f"{s}_{theirs}_ms": summary[f"{s}_{ours}_ms"] for theirs, ours in names.items() for s in STATISTICS},
+        **{f"{s}_{theirs}_ms": times_ms[f"{s}_{ours}_ms"] for theirs, ours in names.items() for s in STATISTICS},
     }
+
+
+def _times_ms(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Latencies, with 0 for those that no request had, as load generators write them."""
+    names = [f"{statistic}_{name}_ms" for name in _LATENCIES.values() for statistic in STATISTICS]
+    return {name: summary[name] or 0.0 for name in names}
 
 
 def _aiperf(run: Run) -> dict[str, Any]:
@@ -122,8 +129,9 @@ def _metric(unit: str, values: Iterable[float]) -> dict[str, Any]:
 
 def _inferencex(run: Run) -> dict[str, Any]:
     summary, scenario = run.summary, run.scenario
+    times_ms = _times_ms(summary)
     times = {
-        f"{s}_{theirs}": summary[f"{s}_{ours}_ms"] / 1e3 for theirs, ours in _LATENCIES.items() for s in STATISTICS
+        f"{s}_{theirs}": times_ms[f"{s}_{ours}_ms"] / 1e3 for theirs, ours in _LATENCIES.items() for s in STATISTICS
     }
     speeds = {f"{s}_intvty": 1 / time_s for s in STATISTICS if s != "std" and (time_s := times[f"{s}_tpot"])}
     completed = summary["completed"] or 1

@@ -238,7 +238,8 @@ def _guidellm_tpot(benchmark: ResultFields, metrics: ResultFields) -> dict[str, 
     if len(requests) != metrics.part("request_totals").number("successful"):
         return {}
     times_ms = (one.number(_GUIDELLM_TPOT) for one in requests)
-    return statistics("tpot", Samples(each_ms for each_ms in times_ms if each_ms is not None))
+    found = statistics("tpot", Samples(each_ms for each_ms in times_ms if each_ms is not None))
+    return {name: value_ms for name, value_ms in found.items() if value_ms is not None}
 
 
 _GENAI_STATISTICS = {"mean": "mean", "p50": "median", "stddev": "std", "p90": "p90", "p95": "p95", "p99": "p99"}

@@ -50,6 +50,7 @@ def add(
     from pdsim.system.catalog import CatalogError, EntryError, build, file_of, folders, names
     from pdsim.system.model import ModelSpec
     from pdsim.system.published import entry_of
+    from pdsim.system.quantization import FILE_BESIDE
 
     config = config / "config.json" if config.is_dir() else config
     name = name or config.absolute().parent.name.lower()
@@ -58,7 +59,9 @@ def add(
     if name in names("models"):
         raise CatalogError(f"{file_of('models', name)} is a model {name!r} already: choose another --name")
     try:
-        entry = entry_of(json.loads(config.read_text(encoding="utf-8")), str(config))
+        beside = config.with_name(FILE_BESIDE)
+        quantized = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
+        entry = entry_of(json.loads(config.read_text(encoding="utf-8")), str(config), quantized)
         model = build(ModelSpec, entry, name=name)
     except (UnicodeDecodeError, json.JSONDecodeError) as wrong:
         raise CatalogError(f"{config}: not JSON: {wrong}") from None

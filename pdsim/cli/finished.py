@@ -1,7 +1,7 @@
 """A run on the terminal and on disk: its progress, and the folder that it leaves when it ends."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 from pdsim import __version__
 from pdsim.garbage import garbage_collection_paused
+from pdsim.metrics.failures import failure_text
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import SCENARIO, write_records
 from pdsim.metrics.timeline import write_timeline
@@ -41,7 +42,25 @@ def print_warnings(finished: FinishedRun) -> None:
         print(f"warning: {finished.name}: {message}")
 
 
-def fail_if_incomplete(finished: FinishedRun, program: str = "pdsim") -> None:
+def fail_if_incomplete(*runs: FinishedRun, program: str = "pdsim") -> None:
+    """Ends the command with its reason and a code: 130 for an interrupted run, 1 for a stalled run, and 1 if requests
+    failed though the scenario asks for no failure.
+    """
+    for finished in runs:
+        _fail_if_cut_short(finished, program)
+    fail_for_requests({run.name: failure_text(run.summary) for run in runs}, program)
+
+
+def fail_for_requests(failures: Mapping[str, str], program: str = "pdsim") -> None:
+    """Prints what failed in each run, by its name, and ends the command with code 1 if there is any."""
+    failed = {name: text for name, text in failures.items() if text}
+    for name, text in failed.items():
+        print(f"{program}: {name}: {text}", file=sys.stderr)
+    if failed:
+        raise SystemExit(1)
+
+
+def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
     if finished.interrupted:
         print(f"{program}: {finished.name}: interrupted; what had finished is kept", file=sys.stderr)
         raise SystemExit(130)

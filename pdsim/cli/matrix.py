@@ -25,7 +25,7 @@ from pdsim import __version__
 from pdsim.calibration.comparison import Comparison, Side, Validation, compare_sides
 from pdsim.calibration.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
 from pdsim.cli.command import print_json
-from pdsim.cli.finished import progress_over
+from pdsim.cli.finished import fail_for_requests, progress_over
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.run_folder import JOURNAL, SCENARIO, SUMMARY, read_records, read_summary
 from pdsim.scenario.component import imports_are_allowed
@@ -48,7 +48,9 @@ def validate_suite(
     real_only: bool,
     quiet: bool,
 ) -> None:
-    """Exits with 1 if a real run failed, or if the two sides differ in what does not depend on time."""
+    """Exits with 1 if a real run or a simulated request failed, or if the two sides differ in what does not depend on
+    time.
+    """
     suite = load_suite(name, experiments)
     suite = replace(suite if profile is None else suite.with_profile(profile), runs=runs or suite.runs)
     if not real_only:
@@ -73,6 +75,7 @@ def validate_suite(
             what = "bytes or descriptors are not equal, of requests that were cached and sent alike"
             print(f"pdsim: {suite.name}: {', '.join(validation.unequal)}: {what}", file=sys.stderr)
             raise SystemExit(1)
+        fail_for_requests({f"{one.name}, simulated": one.failures for one in validation.comparisons})
     if failed:
         raise SystemExit(1)
 
@@ -125,7 +128,8 @@ def run_missing(suite: ValidationSuite) -> list[str]:
         if summary is None:
             failed.append(variant.name)
             continue
-        rate, ttft_ms, tpot_ms = (summary[name] for name in ("request_throughput", "mean_ttft_ms", "mean_tpot_ms"))
+        shown = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms")
+        rate, ttft_ms, tpot_ms = (summary[name] or 0.0 for name in shown)
         values = f"{rate:.3g} requests/s, TTFT {ttft_ms:.4g} ms, TPOT {tpot_ms:.4g} ms"
         print(f"{values}; {time.monotonic() - begin_s:.0f} s in all", file=sys.stderr)
     return failed

@@ -198,16 +198,18 @@ def validate(
     if profile or runs or real_only:
         raise ConfigError("--profile, --runs and --real-only are of a matrix or --observed, and neither is named")
     from pdsim.calibration.case import compare_case, find_cases
-    from pdsim.cli.finished import progress_over
+    from pdsim.cli.finished import fail_for_requests, progress_over
+    from pdsim.metrics.failures import failure_text
     from pdsim.show.measurement_tables import print_errors
     from pdsim.sim.simulation import simulate
 
-    found = find_cases(cases, _EXPERIMENTS)
+    found, failures = find_cases(cases, _EXPERIMENTS), dict[str, str]()
     total = sum(len(case.arms) * len(case.seeds) for case in found)
     with progress_over("validating", total, quiet=json_) as advance:
 
         def summary(scenario: Any, skip: int = 0) -> dict[str, Any]:
             result = simulate(scenario).summary(skip)
+            failures[scenario.name] = failures.get(scenario.name) or failure_text(result)
             advance()
             return result
 
@@ -216,20 +218,24 @@ def validate(
         print_json([arm.to_json() for arm in errors])
     else:
         print_errors(errors)
+    fail_for_requests(failures)
 
 
 def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
     """Prints what a server's clients saw beside the simulation, and where the simulation's time went."""
     from pdsim.calibration.observation import compare_load
+    from pdsim.cli.finished import fail_for_requests
     from pdsim.metrics.explain import mean_stage_ms
+    from pdsim.metrics.failures import failure_text
     from pdsim.sim.simulation import simulate
 
-    records = {}
+    records, failures = {}, {}
 
     def summary(scenario: Any) -> dict[str, Any]:
         result = simulate(scenario)
-        records[f"simulated at concurrency {scenario.client.concurrency}"] = result.records
-        summary = result.summary()
+        name = f"simulated at concurrency {scenario.client.concurrency}"
+        records[name], summary = result.records, result.summary()
+        failures[name] = failure_text(summary)
         seen = {f"mean_server_{time}_ms": summary[f"mean_{time}_ms"] for time in ("ttft", "e2e_latency")}
         return {
             **summary,
@@ -240,9 +246,10 @@ def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quie
     errors = compare_load(scenario, observed, profile, summary)
     if quiet:
         print_json([arm.to_json() for arm in errors])
-        return
-    from pdsim.show.measurement_tables import print_errors
-    from pdsim.show.tables import print_stages
+    else:
+        from pdsim.show.measurement_tables import print_errors
+        from pdsim.show.tables import print_stages
 
-    print_errors(errors)
-    print_stages(records)
+        print_errors(errors)
+        print_stages(records)
+    fail_for_requests(failures)

@@ -96,8 +96,7 @@ def compare(
         write_comparison(out / "compare.png", finished, quiet=json_)
         if not json_:
             print(f"run folders and compare.png: {out}")
-    for one in finished:
-        fail_if_incomplete(one)
+    fail_if_incomplete(*finished)
 
 
 def explain(
@@ -122,8 +121,9 @@ def explain(
     """
     from pdsim.cli.runner import obtain_runs, obtain_sensitivities
     from pdsim.metrics.explain import mean_parts_ms, stage_times
+    from pdsim.metrics.failures import failures_in
     from pdsim.metrics.usage import instance_usage
-    from pdsim.show.tables import print_path, print_sensitivities, print_stages, print_usage
+    from pdsim.show.tables import print_failures, print_path, print_sensitivities, print_stages, print_usage
     from pdsim.sim.sensitivity import limits
 
     chosen = {"--request": request is not None, "--cost": cost, "--tail": tail is not None}
@@ -143,6 +143,8 @@ def explain(
         made["sensitivities"] = [asdict(one) for one in found]
     given = [word for change in set_ for word in ("--set", change)]
     command = shlex.join(["pdsim", "explain", str(run), *given])
+    if failures := failures_in(finished.summary):
+        made["failures"] = [asdict(failure) for failure in failures]
     if tail is not None:
         _explain_tail(finished, tail, tail_percent, command, beside=made, json_=json_)
     elif json_:
@@ -155,6 +157,7 @@ def explain(
         print_usage({finished.name: finished.records})
     if json_:
         return
+    print_failures(finished.summary, command)
     if tornado:
         print_sensitivities(found)
     else:
@@ -204,12 +207,12 @@ def _explain_tail(
     from pdsim.show.tables import print_tail, tail_json
 
     found = tail(finished.records, metric, percent=percent)
-    if not found.groups:
+    if not found.groups and not beside.get("failures"):
         tokens = " with two output tokens" if metric == "tpot" else ""
         raise ConfigError(f"--tail {metric}: no request{tokens} finished in {finished.name}")
     if json_:
         print_json({**tail_json(found, command), **beside})
-    else:
+    elif found.groups:
         print_tail(found, command)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.forward_builder import Forward, ForwardBuilder
-from pdsim.core.instance import Levels
+from pdsim.core.instance import LACKS, Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.running_batch import (
     FOREVER,
@@ -132,7 +132,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         """Requests whose KV is not there again yet."""
         self._preemption_policy = preemption_policy
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
-        self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns)
+        self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns, "waiting_timeout")
         self._num_prefill_steps = 0
         self._may_give_way = False
         """Requests of lower priorities run, and do not leave enough room for the one that waits."""
@@ -350,8 +350,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _expire(self, commands: list[m.Command]) -> None:
         for request_id in self._unbegun.expired(self.now_ns, commands, self._is_unbegun):
+            reason = f"{self.instance_id} did not begin it within {self._unbegun.limit}{LACKS[self._blocked_by]}"
             self._give_up(request_id)
-            commands.append(m.Failed(request_id, f"{self.instance_id} did not begin it in time", retryable=True))
+            commands.append(m.Failed(request_id, reason, retryable=True))
 
     def _is_unbegun(self, request_id: int) -> bool:
         """A retracted request was begun before: its client has tokens of it."""

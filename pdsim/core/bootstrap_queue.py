@@ -52,7 +52,12 @@ class BootstrapQueue:
         """Requests in any state: optimistic ones may be computed."""
         self.early: dict[int, KvGranted] = {}
         self.refused = LateRequests()
-        self._deadlines = Deadlines(prefill_id, timeout_ns)
+        self._deadlines = Deadlines(prefill_id, timeout_ns, "bootstrap_timeout")
+
+    @property
+    def limit(self) -> str:
+        """The timeout with its name."""
+        return self._deadlines.limit
 
     @property
     def bootstrapping(self) -> list[PrefillRequest]:

@@ -12,13 +12,20 @@ KEPT_NS = 120_000_000_000
 class Deadlines:
     """Requests with equal timeouts: the first in is the first due. Asks to be woken for it; `expired` names the due."""
 
-    def __init__(self, owner: str, timeout_ns: int | None) -> None:
-        """Sets the timeout; None: nothing is ever due."""
+    def __init__(self, owner: str, timeout_ns: int | None, name: str = "timeout") -> None:
+        """Sets the timeout and its name; None: nothing is ever due."""
         self._owner = owner
         self._timeout_ns = timeout_ns
+        self._name = name
         self._due: deque[tuple[int, int]] = deque()
         self._woken_ns = -1
         """Time of the last alarm that was set."""
+
+    @property
+    def limit(self) -> str:
+        """The timeout with its name, such as "bootstrap_timeout 20 s"."""
+        assert self._timeout_ns is not None
+        return f"{self._name} {self._timeout_ns / 1e9:g} s"
 
     def add(self, request_id: int, now_ns: int) -> list[Command]:
         if self._timeout_ns is None:

@@ -21,7 +21,7 @@ from pdsim.core import messages as m
 from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest, Releases
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.host_cache import HostCache
-from pdsim.core.instance import Levels
+from pdsim.core.instance import LACKS, Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvGiver, Returning
 from pdsim.core.messages import receiver_of
@@ -91,7 +91,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self._scattered: list[m.CellScattered] = []
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
         self._times_out = limits.waiting_timeout_ns is not None
-        self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns)
+        self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns, "waiting_timeout")
         self._preemption_policy = preemption_policy
 
     # What admission and preemption policies see.
@@ -281,15 +281,17 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _on_abort(self, message: m.Abort) -> list[m.Command]:
         """Nothing is being written into the request's pages, nor will be."""
-        request_id = message.request_id
+        request_id, reason = message.request_id, message.reason
         if self._releases.give_back(request_id) or request_id in self._arrived:
             return []
         if request := self.transferring.pop(request_id, None):
             self.cache.drop(request.lease)
         elif not self.queue.withdraw(request_id):  # refused here as well, or not here yet, or gone
-            self.queue.refuse(request_id, message.reason)
+            self.queue.refuse(request_id, reason)
             return []
-        return [m.Failed(request_id, message.reason, message.retryable)]
+        elif message.retryable:  # it waited here for too long
+            reason += LACKS[self.queue.blocked_by]
+        return [m.Failed(request_id, reason, message.retryable)]
 
     def _on_lost(self, lost: m.KvLost, now_ns: int) -> list[m.Command]:
         """Holds the pages, unless the request was cancelled before: then they are held already."""
@@ -335,7 +337,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def _expire(self, now_ns: int, commands: list[m.Command]) -> None:
         for request_id in self._ungiven.expired(now_ns, commands, self._is_due):
             request = self.transferring[request_id]
-            commands += self._fail(request, f"{request.prefill_id} sent no KV in time", now_ns)
+            commands += self._fail(request, f"{request.prefill_id} sent no KV within {self._ungiven.limit}", now_ns)
         self._releases.expire(now_ns, commands)
 
     def _is_due(self, request_id: int) -> bool:

@@ -64,6 +64,14 @@ class Levels(NamedTuple):
     """Lacking to the head of the queue: "slots", "pages", or nothing."""
 
 
+LACKS = {
+    "": "",
+    "slots": ": max_running_requests was reached",
+    "pages": ": its KV pool was full",
+}
+"""What Levels.blocked_by adds to the reason of a request that waited for too long."""
+
+
 class Instance(Protocol):
     """Driven by three calls; never blocks, never reads a clock, never does I/O.
 

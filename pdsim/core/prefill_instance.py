@@ -398,7 +398,7 @@ class PrefillInstance:
         commands: list[m.Command] = []
         for request in self._bootstrap.expired(now_ns, commands):
             self.cache.stop_prefetch(request.request_id)
-            reason = f"{request.decode_id} granted no pages in time"
+            reason = f"{request.decode_id} granted no pages within {self._bootstrap.limit}"
             commands.append(m.Send(request.decode_id, m.Abort(request.request_id, reason, retryable=True)))
             commands += self._give_up_ungranted(request)
         return commands

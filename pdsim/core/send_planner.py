@@ -46,11 +46,17 @@ class SendPlanner:
         if self._staging is not None and self._layout.slices:
             cell_pages = self._staging.cell_pages
             cell_bytes = min(cell_pages, len(grant.pages)) * self._layout.page_bytes
-            if cell_bytes * self._layout.num_writers > self._staging.ring_bytes:
+            if self.ring_bytes(len(grant.pages)) > self._staging.ring_bytes:
                 return None
             if self._staging.buffer_bytes is not None and cell_bytes > self._staging.buffer_bytes:
                 cell_pages = None
         return SendCursor(grant.num_cached_tokens, grant.pages, self._layout.page_size, cell_pages)
+
+    def ring_bytes(self, num_pages: int) -> int:
+        """Bytes of one decode rank's ring that the largest cell of so many pages takes; 0: nothing is staged."""
+        if self._staging is None or not self._layout.slices:
+            return 0
+        return min(self._staging.cell_pages, num_pages) * self._layout.page_bytes * self._layout.num_writers
 
     def with_chunk(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
         """Units as a chunk is begun: the cached prefix with a prompt's first; the chunk's KV layer by layer."""

@@ -121,7 +121,7 @@ class VllmPrefillInstance(PrefillInstance):
             cache=cache, policy=policy, budget_tokens=limits.chunked_prefill_tokens, prompt_tokens=prompt_tokens
         )
         cache.evict_as_vllm()
-        self._unread = Deadlines(instance_id, hold_timeout_ns)
+        self._unread = Deadlines(instance_id, hold_timeout_ns, "hold_timeout")
 
     @property
     def num_slots_sending(self) -> int:
@@ -146,7 +146,7 @@ class VllmPrefillInstance(PrefillInstance):
     def _expire_unread(self, now_ns: int) -> list[m.Command]:
         commands: list[m.Command] = []
         for request_id in self._unread.expired(now_ns, commands, self._is_unread):
-            reason = f"its KV expired on {self.instance_id}: nobody read it in time"
+            reason = f"no decode instance read its KV on {self.instance_id} within {self._unread.limit}"
             decode_id = self.sending[request_id].decode_id
             commands.append(m.Send(decode_id, m.Abort(request_id, reason, retryable=True)))
             commands += self._give_up(request_id)

@@ -270,6 +270,12 @@ def weights(value: Any, scenario: Scenario) -> str | None:
     return "an engine takes the checkpoint's weights, or fp8; leave it out and give --model-path of such a checkpoint"
 
 
+def kv_cache_dtype(scenario: Scenario, names: Mapping[str, str], bf16: str) -> str | None:
+    """The value of --kv-cache-dtype. With auto, a checkpoint that says a type of KV would have that one."""
+    is_other = scenario.kv_dtype == "bf16" and load_model(scenario.model).kv_dtype not in (None, "bf16")
+    return bf16 if is_other else names.get(scenario.kv_dtype)
+
+
 def quantization(scenario: Scenario) -> str | None:
     """The value of --quantization."""
     is_other = scenario.weight_dtype == "fp8" and load_model(scenario.model).weight_dtype != "fp8"

@@ -16,6 +16,7 @@ from pdsim.launch.commands import (
     Place,
     Rule,
     add_replay,
+    kv_cache_dtype,
     notes_on,
     one_host,
     one_of,
@@ -41,6 +42,7 @@ FIRST_SIDE_CHANNEL_PORT, SIDE_CHANNELS = 5600, 16
 """Ports of NIXL's handshakes: VLLM_NIXL_SIDE_CHANNEL_PORT, and one more for each data-parallel rank."""
 ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+KV_DTYPES = {"bf16": "auto", "fp8": "fp8"}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
@@ -164,7 +166,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("eplb-config", eplb),
         ("block-size", block),
         ("max-model-len", scenario.context_tokens),
-        ("kv-cache-dtype", "fp8" if scenario.kv_dtype == "fp8" else "auto"),
+        ("kv-cache-dtype", kv_cache_dtype(scenario, KV_DTYPES, "bfloat16")),
         ("mamba-ssm-cache-dtype", None if scenario.state_dtype == "fp32" else STATE_DTYPES[scenario.state_dtype]),
         ("quantization", quantization(scenario)),
         ("gpu-memory-utilization", servers.mem_fraction),

@@ -47,7 +47,8 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Ru
     crowded = len(names) > _FEW
     slanted = crowded or max(map(len, names)) > _SHORT
     for i, (ax, (field, title, scale)) in enumerate(zip(bars.subplots(2, 3).flat, _BARS, strict=True)):
-        values = [summary.get(field, float("nan")) * scale for summary in summaries.values()]
+        known = [summary.get(field) for summary in summaries.values()]
+        values = [float("nan") if value is None else value * scale for value in known]
         labels = ["" if value != value else f"{value:,.0f}" if value >= 100 else f"{value:#.3g}" for value in values]  # noqa: PLR0124, PLR2004
         drawn = ax.bar(range(len(values)), values, color=colors)
         ax.bar_label(drawn, labels=labels, fontsize=8, rotation=90 if crowded else 0, padding=2)

@@ -49,7 +49,7 @@ def summarize(
         **statistics("ttft", ttft),
         **statistics("tpot", tpot),
         **statistics("itl", itl),
-        "max_itl_ms": itl.max(),
+        "max_itl_ms": itl.max() if itl.count else None,
         "concurrency": rate(e2e.mean() * e2e.count / 1e3),
         "accept_length": _accept_length(records) if speculative else None,
         "max_output_tokens_per_s": _peak_tokens(records, start_ns),
@@ -110,8 +110,10 @@ def _end_ns(request: RequestRecord) -> int:
     return request.end_ns
 
 
-def statistics(name: str, samples: Samples | RunSamples) -> dict[str, float]:
-    """The fields of one latency; samples in ms."""
+def statistics(name: str, samples: Samples | RunSamples) -> dict[str, float | None]:
+    """The fields of one latency, in ms as the samples; None without samples."""
+    if not samples.count:
+        return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
     percentiles = {f"p{p}_{name}_ms": samples.percentile(p) for p in (90, 95, 99)}
     return {
         f"mean_{name}_ms": samples.mean(),

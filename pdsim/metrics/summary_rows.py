@@ -30,11 +30,12 @@ class SummaryRow:
     """More is better (+1), or less (-1)."""
 
     def value(self, summary: Mapping[str, Any]) -> float | None:
-        """0 for what a run did not count, None for what another tool does not report."""
+        """0 for what a run did not count; None for what another tool does not report, and times that no request had."""
         value: Any = summary
         for key in self.field.split("."):
             value = value.get(key, 0 if "pdsim" in summary else {} if key == "pdsim" else None)
-        return None if value is None and "pdsim" not in summary else float(value or 0)
+        is_missing = value is None and ("pdsim" not in summary or self.kind == "time")
+        return None if is_missing else float(value or 0)
 
     def cells(self, values: Sequence[float | None]) -> tuple[str, list[str]]:
         """Title with unit, and the values in it."""
@@ -158,8 +159,13 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    shown = [[markdown_text(cell) for cell in cells] for cells in (titles, *rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (shown[0], ["---"] * len(titles), *shown[1:]))
+    """A table of plain text."""
+    return table_of_markdown(list(map(markdown_text, titles)), (list(map(markdown_text, row)) for row in rows))
+
+
+def table_of_markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows))
 
 
 _TIMES = ("ttft", "tpot", "itl", "e2e_latency")
@@ -238,6 +244,7 @@ SUMMARY_FIELDS = {
 
 OWN_FIELDS = {
     "failed": "requests that failed, with a reason in requests.parquet",
+    "failures": "failed requests by reason, what relieves it, and whether the scenario asks for it; absent without any",
     "unfinished": "requests that neither finished nor failed",
     "retractions": "how often a request lost its pages while decoding",
     "retraction_copies_s": "time for which decode loops waited for copies of retracted or written-back KV",

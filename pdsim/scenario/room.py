@@ -8,10 +8,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from math import prod
 
+from pdsim.policy.pages import ReserveDecodeTokens, ReserveMaxOutput, num_pages
+from pdsim.policy.protocols import Admitted
+from pdsim.policy.views import Candidate, QueuedDecode
+from pdsim.scenario.fields import SIZE
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.wiring import planner
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.workload.request_spec import RequestSpec
 from pdsim.workload.trace_file import InputWarning
@@ -106,3 +112,72 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
     require(prompts, (prefill.pool_tokens or 0) - 1 - page, "has a prompt of", "a prefill instance has room for")
     grown = [total - 2 + decode.num_ahead_tokens for total in totals]
     require(grown, decode.pool_tokens or 0, "grows to", "a decode instance holds")
+    _check_grants(scenario, requests)
+    _check_ring(scenario, min(prompts))
+
+
+@dataclass(frozen=True)
+class _Lone:
+    """A request that an idle decode instance is asked to take."""
+
+    request_id: int
+    num_prompt_tokens: int
+    max_output_tokens: int
+    num_output_tokens: int = 0
+    arrival_ns: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class _IdleDecode:
+    """A decode instance that has nothing, as its admission policy sees it."""
+
+    page_size: int
+    num_available_pages: int
+    num_ahead_tokens: int
+    now_ns: int = 0
+    num_active: int = 0
+    num_running_tokens: int = 0
+    running: tuple[QueuedDecode, ...] = ()
+    active: tuple[QueuedDecode, ...] = ()
+    retracted: tuple[QueuedDecode, ...] = ()
+
+
+def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    """Raises ConfigError for a request that an idle decode instance never grants pages: all behind it would wait.
+
+    Policies of users are not asked, since they may answer otherwise later.
+    """
+    decode, page = scenario.pair.decode, scenario.page_size
+    policy = decode.admission
+    if not isinstance(policy, ReserveDecodeTokens | ReserveMaxOutput):
+        return
+    longest: dict[int, RequestSpec] = {}
+    for spec in requests:
+        known = longest.setdefault(spec.max_output_tokens, spec)
+        if len(spec.prompt) > len(known.prompt):
+            longest[spec.max_output_tokens] = spec
+    view = _IdleDecode(page, (decode.pool_tokens or 0) // page, decode.num_ahead_tokens)
+    for spec in longest.values():
+        tokens = len(spec.prompt)
+        lone = _Lone(spec.request_id, tokens, spec.max_output_tokens)
+        if not isinstance(policy.admit(Candidate(lone, tokens, 0, num_pages(tokens, page)), view), Admitted):
+            kept = getattr(policy, "reserved_tokens", 0)
+            reserve = f" and keeps decode.admission.reserved_tokens {kept} free" if kept else ""
+            raise ConfigError(
+                f"request {spec.request_id} has a prompt of {tokens} tokens and up to {spec.max_output_tokens} of "
+                f"output; an idle decode instance holds {decode.pool_tokens}{reserve}, so it never grants pages: "
+                "give it a larger GPU, tp or mem_fraction, or reserve less"
+            )
+
+
+def _check_ring(scenario: Scenario, prompt_tokens: int) -> None:
+    """Raises ConfigError for a staging ring that has no room for a cell of the shortest prompt, as for no other."""
+    if (staging := scenario.network.staging) is None:
+        return
+    cell_bytes = planner(scenario, "prefill-0").ring_bytes(num_pages(prompt_tokens, scenario.page_size))
+    if cell_bytes > staging.ring:
+        raise ConfigError(
+            f"network.staging.ring: {SIZE.show(staging.ring)}; the shortest prompt, of {prompt_tokens} tokens, has a "
+            f"cell of {SIZE.show(cell_bytes)}, so every request would fail: give the ring at least as much"
+        )

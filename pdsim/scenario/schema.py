@@ -10,7 +10,7 @@ from pdsim.policy import protocols
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
 from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
-from pdsim.scenario.faults import Fault, HealthSettings
+from pdsim.scenario.faults import Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.fields import Section
 from pdsim.scenario.network import FRONT_END, FRONT_END_ENDS, FrontEndSettings, NetworkSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
@@ -27,7 +27,7 @@ from pdsim.scenario.servers import (
     StorageSettings,
 )
 from pdsim.scenario.yaml_file import did_you_mean
-from pdsim.system.catalog import Kind, load_model
+from pdsim.system.catalog import CatalogError, Kind, load_model
 from pdsim.system.memory import Role
 from pdsim.system.model import Dtype, KvDtype, StateDtype
 from pdsim.workload.client import Client, ClosedLoop, OpenLoop
@@ -89,6 +89,18 @@ SHORTHANDS = {"router": by_role, "cost": by_role, "corner": of_all_groups}
 """Fields that a plain value may stand for."""
 
 
+def with_kv_of_checkpoint(data: Any) -> Any:
+    """Fill in the type of KV that a checkpoint says, as engines do with --kv-cache-dtype auto."""
+    model = data.get("model") if isinstance(data, dict) else None
+    if not isinstance(model, str) or "kv_dtype" in data:
+        return data
+    try:
+        found = load_model(model).kv_dtype
+    except CatalogError:  # whoever loads it next says so
+        return data
+    return data if found is None else {**data, "kv_dtype": found}
+
+
 class Scenario(Section):
     """A cluster, what arrives, and the seed: everything that a run depends on."""
 
@@ -107,7 +119,7 @@ class Scenario(Section):
     weight_dtype: Dtype | None = None
     """Type of the weights: bf16, fp8, fp4 or int4 (GPTQ, AWQ: computed in bf16); None: the checkpoint's."""
     kv_dtype: KvDtype = "bf16"
-    """Type of the KV: bf16, fp8, fp4, or fp32 for CPUs."""
+    """Type of the KV: bf16, fp8, fp4, or fp32 for CPUs. Left out: the checkpoint's, where it says one."""
     state_dtype: StateDtype = "fp32"
     """Type of the state of linear-attention layers: fp32, fp16 or bf16 (--mamba-ssm-dtype)."""
     context_tokens: int | None = Field(default=None, ge=1)
@@ -158,7 +170,7 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_defaults_of_its_engine(cls, data: Any) -> Any:
-        return with_priority_policy(with_defaults_of_engine(data))
+        return with_priority_policy(with_defaults_of_engine(with_kv_of_checkpoint(data)))
 
     @model_validator(mode="after")
     def _keeps_the_rules(self) -> Self:
@@ -198,6 +210,11 @@ class Scenario(Section):
         if self.elastic is not None:
             return self.max_servers * self.pair.prefill.tp
         return sum(servers.num_gpus for servers in self.roles.values())
+
+    @property
+    def has_server_faults(self) -> bool:
+        """True if instances die or links are slow, so that requests may fail without a fault of their own."""
+        return any(isinstance(fault, Kill | SlowLink) for fault in self.faults)
 
     @property
     def acceptance(self) -> Acceptance | None:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from pdsim.metrics.explain import mean_parts_ms, stage_times
+from pdsim.metrics.failures import failures_in
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import Ranges, between, counted, range_text, ranges_of, rows_to_show, time_text
@@ -96,7 +97,8 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
     known = {run.name: run.fields for run in runs if run.fields}
     best = max(runs, key=lambda run: run.output_rate)
     answer = f"Most output: {best.name}, {best.output_rate:,.0f} {best.per_gpu}."
-    if ttft := {run.name: run.summary["median_ttft_ms"] for run in runs if "median_ttft_ms" in run.summary}:
+    medians_ms = {run.name: run.summary.get("median_ttft_ms") for run in runs}
+    if ttft := {name: median_ms for name, median_ms in medians_ms.items() if median_ms is not None}:
         quickest = min(ttft, key=lambda name: ttft[name])
         answer += f" Shortest median TTFT: {quickest}, {time_text(ttft[quickest])}."
     return Page(
@@ -164,6 +166,7 @@ def _warnings(run: ReportedRun) -> list[str]:
     said = list(own.get("warnings", ()))
     if own.get("failed"):
         said.append(f"{counted(own['failed'], 'request')} failed, which no latency counts.")
+    said += [f"{counted(failure.num_requests, 'request')}: {failure.text}." for failure in failures_in(run.summary)]
     if own.get("unfinished"):
         said.append(
             f"{counted(own['unfinished'], 'request')} neither finished nor failed: the run stalled or was interrupted."

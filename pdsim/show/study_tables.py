@@ -158,7 +158,9 @@ def _cells(
     cells[_RATE] = _number(point.per_gpu("request_throughput"), 3)
     for name, decimals in (("ttft", 0), ("tpot", 1)):
         latency = point.metric(f"{percentile}_{name}_ms")
-        cells[f"{name.upper()}\n{percentile}, ms"] = "-" if point.is_saturated else _number(latency, decimals)
+        cells[f"{name.upper()}\n{percentile}, ms"] = (
+            "-" if point.is_saturated or not latency.mean else _number(latency, decimals)
+        )
     return {**cells, "": _note(point, slo, wanted)}
 
 
@@ -171,6 +173,8 @@ def _percentile(wanted: SloSettings | None) -> str:
 def _note(point: PointResult, slo: str, wanted: SloSettings | None) -> str:
     if point.is_saturated:
         return "saturated"
+    if point.failures:
+        return "requests failed"
     return "" if wanted is None or point.meets(slo, wanted) else "missed"
 
 

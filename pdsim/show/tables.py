@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_spans, stage_times
+from pdsim.metrics.failures import failures_in
 from pdsim.metrics.records import RequestRecord, RunRecords
+from pdsim.metrics.relief import relief_of
 from pdsim.metrics.summary_rows import (
     HEADLINES,
     RANGED,
@@ -28,7 +30,7 @@ from pdsim.metrics.summary_rows import (
 )
 from pdsim.metrics.tail import Tail, TailGroup
 from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
-from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits, relief_of
+from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
@@ -38,6 +40,8 @@ _LEFT = ("", "what happens", "asked for", "arm", "metric", "form", "coefficients
 _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "latency"}
 _VISIBLE_LOAD = 1.5
 """More arrivals than usual by this factor are a burst."""
+_REASON = 26
+"""Characters of a line with the reason of a failure."""
 _FEW = 3
 """Fewer requests are no burst."""
 
@@ -72,7 +76,31 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
         if interval:
             line.append(range_text(row, interval, *values))
         table.add_row(*line)
+    _add_failures(table, [summaries[name] for name in shown])
     return table
+
+
+def _add_failures(table: Table, summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Failed requests of each run by reason."""
+    counts = [{failure.reason: failure.num_requests for failure in failures_in(summary)} for summary in summaries]
+    for reason in dict.fromkeys(reason for found in counts for reason in found):
+        title = "\n".join(f"  {line}" for line in wrap(reason, _REASON))
+        cells = [f"{found[reason]:,}" if reason in found else "" for found in counts]
+        table.add_row(title, cells[0], *(text for cell in cells[1:] for text in (cell, "")))
+
+
+def print_failures(summary: Mapping[str, Any], command: str) -> None:
+    """Failed requests by reason, and how to look at one of each; `command` explains the run."""
+    failures = failures_in(summary)
+    if not failures:
+        return
+    console, own = new_console(), summary["pdsim"]
+    num_sent = summary["completed"] + own["failed"] + own["unfinished"]
+    head = f"{own['failed']:,} of {counted(num_sent, 'request')} failed; the tables above are of the others"
+    console.print(f"[bold]{head}[/bold]", highlight=False)
+    for failure in failures:
+        console.print(f"{failure.num_requests:,}: {failure.text}", highlight=False, markup=False)
+        console.print(f"  {command} --request {failure.example}\n", highlight=False, markup=False, soft_wrap=True)
 
 
 def _colored(difference: Difference) -> str:
@@ -106,6 +134,8 @@ def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
 def print_stages(runs: Mapping[str, RunRecords]) -> None:
     """Fewer columns where there is no room for all, then fewer runs in one table."""
     times = [(name, {row.stage: row for row in stage_times(records.requests)}) for name, records in runs.items()]
+    if not any(record.outcome == "finished" for records in runs.values() for record in records.requests):
+        return
     print_first_that_fits(
         [
             _stages(dict(times[start : start + size]), columns, explained=explained, named=len(runs) > 1)

@@ -298,8 +298,10 @@ class Transfers:
             self._simulation.send(m.Send(name, m.KvReturned(row.request_id)))
 
     def _on_failed(self, transfer: Transfer) -> None:
-        unit = transfer.unit
-        reason = f"no transfer from {unit.source} to {unit.target} in time"
+        unit, health = transfer.unit, self._simulation.cluster.scenario.health
+        assert health is not None, "only watched transfers time out"
+        limit = f"transfer_timeout {health.transfer_timeout / 1e9:g} s"
+        reason = f"no transfer from {unit.source} to {unit.target} within {limit}"
         self._simulation.tell_agent(self._simulation.sender_ids[unit.source], m.TransferFailed(unit, reason))
 
     def _on_scattered(self, command: m.Scatter) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdsim.cost.kernels import has_kernels
+from pdsim.metrics.failures import failure_rows
 from pdsim.metrics.records import RunRecords, without_first
 from pdsim.metrics.run_folder import RunTables, arrow_table
 from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
@@ -39,10 +40,13 @@ class RunResult(RunTables):
         if self.scenario.elastic is not None:
             end_ns = max((r.end_ns or 0 for r in self.records.requests), default=0)
             extra |= elastic_fields(self.records.servers, self.scenario.pair.prefill.tp, end_ns)
+        judged = without_first(self.records, skip)
+        if failures := failure_rows(judged.requests, has_faults=self.scenario.has_server_faults):
+            extra["failures"] = failures
         speculative = self.scenario.acceptance is not None
         return {
             **self.scenario.benchmark_fields("pdsim"),
-            **summarize(without_first(self.records, skip), speculative=speculative, extra=extra),
+            **summarize(judged, speculative=speculative, extra=extra),
         }
 
     def _table(self, name: str) -> Any:

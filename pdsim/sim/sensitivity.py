@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from pdsim.metrics.relief import AGGREGATED_RELIEF, RELIEF
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
@@ -24,42 +25,6 @@ MEASURES = {
 """Fields of a summary, and their titles. More throughput is better, and less of all others."""
 
 Measure = Callable[[RunResult], Mapping[str, float]]
-
-RELIEF = {
-    "prefill compute": "prefill.instances, prefill.tp, a faster prefill.gpu",
-    "decode steps": "decode.instances, decode.tp, a faster decode.gpu; decode.radix_cache if prefixes are shared",
-    "messages": "network.message_latency",
-    "prefill KV": "prefill.mem_fraction, prefill.tp, prefill.instances",
-    "prefill slots": "prefill.max_running_requests",
-    "decode KV": "decode.mem_fraction, decode.tp, decode.instances; decode.radix_cache if prefixes are shared",
-    "decode slots": "decode.max_running_requests",
-    "link": "network.bandwidth",
-    "descriptor cost": "page_size; network.staging where tensor-parallel sizes differ",
-    "transfer set-up": "network.transport",
-    "staging ring": "network.staging.ring",
-    "prefill host memory": "prefill.host_cache",
-    "decode host memory": "decode.host_cache",
-    "host link": "GPUs with a faster host_bandwidth",
-    "storage": "storage.drives, storage.client_bandwidth",
-}
-"""Resources, and the fields of a scenario that give more of each."""
-
-AGGREGATED_RELIEF = {
-    "prefill compute": "aggregated.instances, aggregated.tp, a faster aggregated.gpu",
-    "decode steps": "aggregated.instances, aggregated.tp, a faster aggregated.gpu",
-    "messages": RELIEF["messages"],
-    "aggregated KV": "aggregated.mem_fraction, aggregated.tp, aggregated.instances",
-    "aggregated slots": "aggregated.max_running_requests",
-    "aggregated host memory": "aggregated.host_cache",
-    "host link": RELIEF["host link"],
-    "storage": RELIEF["storage"],
-}
-"""The same where instances have no roles."""
-
-
-def relief_of(resource: str, *, aggregated: bool) -> str:
-    """Fields that give more of the resource; empty for what is none."""
-    return (AGGREGATED_RELIEF if aggregated else RELIEF).get(resource, "")
 
 
 @dataclass(frozen=True)
@@ -111,7 +76,7 @@ def _limit(found: Sequence[Sensitivity], metric: str) -> Limit:
 
 def _summary(result: RunResult) -> dict[str, float]:
     summary = result.summary()
-    return {name: summary[name] for name in MEASURES}
+    return {name: summary[name] or 0.0 for name in MEASURES}
 
 
 def sensitivities(

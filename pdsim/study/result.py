@@ -91,12 +91,17 @@ class PointResult:
         return list(dict.fromkeys(warning for r in self.replications for warning in r.row.get("warnings") or ()))
 
     @property
+    def failures(self) -> str:
+        """Requests that failed though the scenario asks for no failure, of one run, and why; empty: none did."""
+        return next((r.row["failures"] for r in self.replications if r.row.get("failures")), "")
+
+    @property
     def num_gpus(self) -> int:
         return int(self.replications[0].row["gpus"])
 
     def metric(self, name: str) -> Estimate:
-        """A number of the summary, such as p99_ttft_ms. The point has a result."""
-        return estimate([r.row[name] for r in self.replications])
+        """A number of the summary, such as p99_ttft_ms; 0 of a time that no request had. The point has a result."""
+        return estimate([r.row[name] or 0.0 for r in self.replications])
 
     def per_gpu(self, name: str) -> Estimate:
         return self.metric(name).divided(self.num_gpus)
@@ -156,7 +161,7 @@ class SweepResult:
 
     @property
     def warnings(self) -> list[str]:
-        return warnings_of(self.points)
+        return [*warnings_of(self.points), *failures_of_points(self.points)]
 
     @property
     def failures(self) -> Counter[str]:
@@ -228,6 +233,14 @@ def warnings_of(points: Sequence[PointResult]) -> list[str]:
     if all(point.warnings == [first] for point in points if not point.error):
         return [first]
     return [f"{len(warned)} of {len(points)}, such as {described(warned[0].changes)}: {first}"]
+
+
+def failures_of_points(points: Sequence[PointResult]) -> list[str]:
+    """A line for all points in which requests failed: how many, and the first of them."""
+    failed = [point for point in points if point.failures]
+    if not failed:
+        return []
+    return [f"{len(failed)} of {len(points)}, such as {described(failed[0].changes)}: {failed[0].failures}"]
 
 
 def replication(row: Mapping[str, Any], slos: Mapping[str, SloSettings]) -> Replication:

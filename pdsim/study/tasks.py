@@ -26,7 +26,7 @@ from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transp
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
 """Packages whose code decides results."""
-_HEAD = ("key", "status", "message", "saturated", "gpus", "warnings")
+_HEAD = ("key", "status", "message", "saturated", "gpus", "warnings", "failures")
 _TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "identity", "classes")
 """Lists over the requests that finished, so that other SLOs need no new run; what the key is a digest of; and the
 classes of all requests, if there are any: those that finished come first.

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.explain import mean_stage_ms
+from pdsim.metrics.failures import failure_text, failures_in
 from pdsim.metrics.summary import is_saturated
 from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
@@ -78,6 +79,9 @@ def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
         return _failure("failed", "stalled; " + "; ".join(result.stall[:3]))
     summary, requests = result.summary(), result.records.requests
     done = [r for r in requests if r.outcome == "finished"]
+    if not done:
+        why = "; ".join(failure.text for failure in failures_in(summary))
+        return _failure("failed", f"every request failed: {why}")
     classes = classes_of(specs)
     in_order = [*done, *(r for r in requests if r.outcome != "finished")]
     return {
@@ -88,6 +92,7 @@ def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
         "descriptors": sum(transfer.num_descriptors for transfer in result.records.transfers),
         "status": "ok",
         "message": "",
+        "failures": failure_text(summary),
         "saturated": isinstance(result.scenario.client, OpenLoop) and is_saturated(requests),
         "gpus": result.scenario.num_gpus,
         "ttft_ns": [r.first_token_ns - r.arrival_ns for r in done if r.first_token_ns is not None],

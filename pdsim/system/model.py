@@ -189,6 +189,8 @@ class ModelSpec:
     weight_dtype: Dtype
     num_params_wider_than_fp4: float = 0
     """Parameters that its checkpoint in fp4 keeps in bf16, beside embeddings and output projection."""
+    kv_dtype: KvDtype | None = None
+    """Type of its KV where the checkpoint says one; None: it says none."""
     tied_embeddings: bool = False
     attention: GroupedQueryAttention | LatentAttention
     experts: Experts | None = None

@@ -1,10 +1,10 @@
 """Models as Hugging Face's config.json describes them: the fields of a catalog entry, and what these leave out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pdsim.system.catalog import EntryError
-from pdsim.system.model import Dtype
+from pdsim.system.quantization import Quantization, quantization_of
 
 _UNTIED: Mapping[str, Any] = {"tie_word_embeddings": False}
 _GEMMA: Mapping[str, Any] = {
@@ -34,10 +34,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }
 """Defaults of transformers for fields that published files leave out, by model_type."""
 
-_TYPES: Mapping[Any, Dtype] = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "FP8": "fp8", "NVFP4": "fp4"}
-"""Weights' types by quant_method, or by ModelOpt's quant_algo."""
-_INTEGERS = ("gptq", "awq")
-"""Methods that say their bits."""
+_MOST_LAYERS = 10_000
 
 
 class _Config:
@@ -72,21 +69,27 @@ class _Config:
         return default
 
 
-def entry_of(fields: Any, source: str) -> dict[str, Any]:
-    """The catalog entry of a model's config.json. source: where that comes from. Raises EntryError."""
+def entry_of(fields: Any, source: str, beside: Any = None) -> dict[str, Any]:
+    """The catalog entry of a model's config.json, and of the hf_quant_config.json beside it where there is one.
+
+    source: where that comes from. Raises EntryError.
+    """
     try:
-        return _entry(_Config(fields), source)
+        return _entry(_Config(fields), source, beside)
     except EntryError:
         raise
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as wrong:
         raise EntryError(f"a field has a wrong value: {wrong}") from None
 
 
-def _entry(config: _Config, source: str) -> dict[str, Any]:
+def _entry(config: _Config, source: str, beside: Any) -> dict[str, Any]:
+    quantized = quantization_of(config.get("quantization_config"), beside)
     hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
+    if (num_layers := config.count("num_hidden_layers")) > _MOST_LAYERS:
+        raise EntryError(f"num_hidden_layers: expected at most {_MOST_LAYERS:,}, found {num_layers:,}")
     experts = _experts(config)
     attention, attention_params = _attention(config, hidden)
-    num_layers, num_experts = config.count("num_hidden_layers"), config.count("num_experts_per_tok", default=0)
+    num_experts = config.count("num_experts_per_tok", default=0)
     num_expert_layers = experts["num_layers"] if experts else 0
     state, state_params = _state(config, hidden)
     params = attention["num_layers"] * attention_params + state_params
@@ -95,18 +98,19 @@ def _entry(config: _Config, source: str) -> dict[str, Any]:
     active = params
     if experts:
         each = 3 * hidden * experts["intermediate_size"]
-        beside = hidden * experts["num_experts"] + config.count("n_shared_experts", default=0) * each
-        beside += 3 * hidden * config.count("shared_expert_intermediate_size", default=0)
-        params += num_expert_layers * (beside + experts["num_experts"] * each)
-        active += num_expert_layers * (beside + num_experts * each)
-    dtype, expert_dtype, of_types = _dtypes(config, has_experts=bool(experts))
+        shared = hidden * experts["num_experts"] + config.count("n_shared_experts", default=0) * each
+        shared += 3 * hidden * config.count("shared_expert_intermediate_size", default=0)
+        params += num_expert_layers * (shared + experts["num_experts"] * each)
+        active += num_expert_layers * (shared + num_experts * each)
+    dtype, expert_dtype, of_types = _dtypes(config, quantized, has_experts=bool(experts))
     if expert_dtype:
         experts["weight_dtype"] = expert_dtype
-    wide = num_layers * _num_wide_params(config, hidden, attention_params) if dtype == "fp4" else 0
-    in_blocks = bool((config.get("quantization_config") or {}).get("weight_block_size"))
-    can_be_read = (not of_types or in_blocks) and "num_window_layers" not in attention
+    wide, of_modules = (0, []) if quantized is None else _wide(config, quantized, experts, hidden, attention_params)
+    if wide and not expert_dtype and dtype != "fp4":
+        of_modules.append(f"{wide / 1e9:.2f} B parameters that it keeps in bf16 are counted in {dtype}")
+    can_be_read = (not of_types or (quantized and quantized.in_blocks)) and "num_window_layers" not in attention
     llama = _llama(config, experts) if can_be_read else {}
-    notes = [of_types, *_left_out(config, attention)]
+    notes = [of_types, *of_modules, *_of_kv(quantized), *_left_out(config, attention)]
     return {
         "num_params": params,
         "num_active_params": active,
@@ -115,7 +119,8 @@ def _entry(config: _Config, source: str) -> dict[str, Any]:
         "vocab_size": vocab,
         "max_context_tokens": config.count("max_position_embeddings"),
         "weight_dtype": dtype,
-        **({"num_params_wider_than_fp4": wide} if wide else {}),
+        **({"num_params_wider_than_fp4": wide} if wide and dtype == "fp4" else {}),
+        **({"kv_dtype": quantized.kv_dtype} if quantized is not None and quantized.kv_dtype else {}),
         **({"tied_embeddings": True} if config.get("tie_word_embeddings") else {}),
         "attention": attention,
         **({"state": state} if state else {}),
@@ -159,31 +164,74 @@ def _attention(config: _Config, hidden: int) -> tuple[dict[str, Any], int]:
     return section, 2 * hidden * dim * (heads + kv_heads) + gates
 
 
-def _num_wide_params(config: _Config, hidden: int, attention_params: int) -> int:
-    """Parameters of a layer's latent attention that a checkpoint in fp4 leaves in bf16."""
-    left = [name for name in _left_wide(config) if "attn" in name]
-    if not left or not config.get("kv_lora_rank"):
-        return 0
-    if any("o_proj" in name or name.rstrip(".*").endswith("attn") for name in left):
-        return attention_params
-    return attention_params - config.count("num_attention_heads") * config.count("v_head_dim") * hidden
+def _modules(config: _Config, hidden: int, attention_params: int) -> Iterator[tuple[str, int]]:
+    """Linear modules of the layers but their routed experts, as transformers names them, and their parameters."""
+    sparse, linear = _expert_layers(config), _linear_layers(config)
+    projections, shared = _projections(config, hidden, attention_params), config.count("n_shared_experts", default=0)
+    width = config.count("moe_intermediate_size", "intermediate_size") * shared
+    width += config.count("shared_expert_intermediate_size", default=0)
+    for layer in range(config.count("num_hidden_layers")):
+        of_layer = f"model.layers.{layer}"
+        if layer in linear:
+            yield f"{of_layer}.linear_attn", _state(config, hidden)[1] // len(linear)
+        else:
+            yield from ((f"{of_layer}.self_attn.{name}", params) for name, params in projections.items())
+        if layer not in sparse:
+            yield from ((f"{of_layer}.mlp.{name}", hidden * config.count("intermediate_size")) for name in _MLP)
+            continue
+        yield f"{of_layer}.mlp.gate", hidden * config.count(*_NUM_EXPERTS)
+        for around in ("shared_experts", "shared_expert") if width else ():
+            is_its_name = (around == "shared_experts") == bool(shared)
+            yield from ((f"{of_layer}.mlp.{around}.{name}", hidden * width) for name in _MLP if is_its_name)
 
 
-def _left_wide(config: _Config) -> Sequence[str]:
-    """Names, or patterns of names, of modules that are not quantised."""
-    quantized = config.get("quantization_config") or {}
-    names = ("modules_to_not_convert", "ignore", "exclude_modules")
-    return next((quantized[name] for name in names if quantized.get(name)), ())
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_NUM_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+
+
+def _projections(config: _Config, hidden: int, attention_params: int) -> dict[str, int]:
+    """Parameters of one layer's attention by projection."""
+    heads = config.count("num_attention_heads")
+    if not config.get("kv_lora_rank"):
+        output = heads * config.count("head_dim", default=hidden // heads) * hidden
+        keys = output // heads * config.count("num_key_value_heads", default=heads)
+        return {"q_proj": attention_params - output - 2 * keys, "k_proj": keys, "v_proj": keys, "o_proj": output}
+    rank, value = config.count("kv_lora_rank"), config.count("v_head_dim")
+    rope, nope = config.count("qk_rope_head_dim"), config.count("qk_nope_head_dim")
+    others = {
+        "kv_a_proj_with_mqa": hidden * (rank + rope),
+        "kv_b_proj": rank * heads * (nope + value),
+        "o_proj": heads * value * hidden,
+    }
+    query = config.count("q_lora_rank", default=0)
+    if not query:
+        return {"q_proj": hidden * heads * (nope + rope), **others}
+    return {"q_a_proj": hidden * query, "q_b_proj": query * heads * (nope + rope), **others}
+
+
+def _wide(
+    config: _Config, quantized: Quantization, experts: Mapping[str, Any], hidden: int, attention_params: int
+) -> tuple[int, list[str]]:
+    """Parameters of layers that a quantised checkpoint keeps in bf16, and what it lists that is not known here."""
+    modules = dict(_modules(config, hidden, attention_params))
+    wide = sum(params for name, params in modules.items() if quantized.leaves(name))
+    routed = ["model.layers.0.mlp.experts.0.gate_proj"] if experts else []
+    others = quantized.not_understood([*modules, *routed, "lm_head", "model.embed_tokens", "model.norm"])
+    return wide, [f"not known, and counted in {quantized.dtype}: {', '.join(others)}"] if others else []
 
 
 def _num_linear_layers(config: _Config) -> int:
+    return len(_linear_layers(config))
+
+
+def _linear_layers(config: _Config) -> set[int]:
     """Layers that keep a state instead of KV."""
     if FAMILIES[config.family] is not _LINEAR:
-        return 0
+        return set()
     num_layers, types = config.count("num_hidden_layers"), config.get("layer_types")
     if types is not None:
-        return list(types).count("linear_attention")
-    return num_layers - num_layers // config.count("full_attention_interval")
+        return {layer for layer, kind in enumerate(types) if kind == "linear_attention"}
+    return {layer for layer in range(num_layers) if (layer + 1) % config.count("full_attention_interval")}
 
 
 def _state(config: _Config, hidden: int) -> tuple[dict[str, Any], int]:
@@ -219,32 +267,35 @@ def _num_window_layers(config: _Config, num_layers: int) -> int:
 
 
 def _experts(config: _Config) -> dict[str, Any]:
-    num_experts = config.count("n_routed_experts", "num_local_experts", "num_experts", default=0)
+    num_experts = config.count(*_NUM_EXPERTS, default=0)
     if not num_experts:
         return {}
-    if (every := config.count("moe_layer_freq", default=1)) != 1:
-        raise EntryError(f"moe_layer_freq: expected 1, found {every}")
-    num_layers, step = config.count("num_hidden_layers"), config.count("decoder_sparse_step", default=1)
-    first = min(config.count("first_k_dense_replace", default=0), num_layers)
-    dense = {
-        layer for layer in config.get("mlp_only_layers") or () if first <= layer < num_layers and not (layer + 1) % step
-    }
     return {
-        "num_layers": num_layers // step - first // step - len(dense),
+        "num_layers": len(_expert_layers(config)),
         "num_experts": num_experts,
         "num_active": config.count("num_experts_per_tok"),
         "intermediate_size": config.count("moe_intermediate_size", "intermediate_size"),
     }
 
 
-def _dtypes(config: _Config, *, has_experts: bool) -> tuple[str, str | None, str]:
+def _expert_layers(config: _Config) -> set[int]:
+    """Layers that have experts; the others have one MLP."""
+    if not config.count(*_NUM_EXPERTS, default=0):
+        return set()
+    if (every := config.count("moe_layer_freq", default=1)) != 1:
+        raise EntryError(f"moe_layer_freq: expected 1, found {every}")
+    num_layers, step = config.count("num_hidden_layers"), config.count("decoder_sparse_step", default=1)
+    dense = {*(config.get("mlp_only_layers") or ())}
+    first = config.count("first_k_dense_replace", default=0)
+    return {layer for layer in range(first, num_layers) if not (layer + 1) % step} - dense
+
+
+def _dtypes(config: _Config, quantized: Quantization | None, *, has_experts: bool) -> tuple[str, str | None, str]:
     """Types of all weights or all but the routed experts, of these if they differ, and what to know of it."""
-    quantized = config.get("quantization_config")
-    if not quantized:
+    if quantized is None:
         given = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
         return "bf16", None, "" if given == "bfloat16" else f"the checkpoint's {given} is counted as bf16"
-    dtype = _quantized(quantized)
-    left = _left_wide(config)
+    dtype, left = quantized.dtype, quantized.left
     attention = [name for name in left if "attn" in name]
     has_wide_latents = dtype == "fp4" and config.get("kv_lora_rank") and not any("shared" in name for name in left)
     if has_wide_latents and attention:
@@ -257,28 +308,6 @@ def _dtypes(config: _Config, *, has_experts: bool) -> tuple[str, str | None, str
     if has_experts and (is_every_layer or any("*" in name or name.startswith("re:") for name in attention)):
         return "bf16", dtype, f"routed experts are in {dtype} and all else in bf16"
     return dtype, None, f"embeddings and output projection are counted in bf16, all else in {dtype}"
-
-
-def _quantized(quantized: Mapping[str, Any]) -> Dtype:
-    """The type of quantised weights."""
-    method = quantized.get("quant_method")
-    if method == "compressed-tensors":
-        groups = quantized.get("config_groups") or {}
-        weights = [group.get("weights") or {} for group in groups.values()]
-        kinds = {(one.get("num_bits"), one.get("type")) for one in weights}
-        made: dict[Any, Dtype] = {(8, "float"): "fp8", (4, "float"): "fp4", (4, "int"): "int4"}
-        if len(kinds) == 1 and (kind := kinds.pop()) in made:
-            return made[kind]
-        raise EntryError(f"quantization_config: expected weights of 8 or 4 bits in one group, found {weights!r}")
-    named = quantized.get("quant_algo") if method in (None, "modelopt", "modelopt_fp4") else method
-    if named in _INTEGERS:
-        if (bits := quantized.get("bits", quantized.get("w_bit"))) != 4:  # noqa: PLR2004
-            raise EntryError(f"quantization_config.bits: expected 4 with {named}, found {bits!r}")
-        return "int4"
-    if named not in _TYPES:
-        known = ", ".join([*_TYPES, *_INTEGERS])
-        raise EntryError(f"quantization_config: expected one of {known} or compressed-tensors, found {named!r}")
-    return _TYPES[named]
 
 
 _RUNNABLE = {"llama": False, "qwen3": True, "qwen3_moe": True, "deepseek_v3": False, "kimi_k2": False}
@@ -324,6 +353,14 @@ def _deepseek(config: _Config) -> dict[str, Any]:
     }
     rank = config.count("q_lora_rank", default=0)
     return {**({"query_rank": rank} if rank else {}), "routing": routing}
+
+
+def _of_kv(quantized: Quantization | None) -> list[str]:
+    if quantized is None or quantized.kv is None:
+        return []
+    if quantized.kv_dtype:
+        return [f"KV is in {quantized.kv_dtype}, unless a scenario gives kv_dtype"]
+    return [f"its KV scheme {quantized.kv} is not known: a scenario's kv_dtype counts"]
 
 
 def _left_out(config: _Config, attention: Mapping[str, Any]) -> list[str]:

@@ -70,7 +70,7 @@ def run(
     if real.failure is None:
         from pdsim.cli.finished import fail_if_incomplete
 
-        fail_if_incomplete(finished, "pdreal")
+        fail_if_incomplete(finished, program="pdreal")
     _fail_for([*([real.failure] if real.failure else []), *real.leaks], f"{finished.name}: ")
 
 

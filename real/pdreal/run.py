@@ -19,6 +19,7 @@ from pdreal.real_scenario import real_scenario
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.cli.finished import FinishedRun, progress_over, write_run
 from pdsim.metrics.distribution import Samples
+from pdsim.metrics.failures import failure_rows
 from pdsim.metrics.run_folder import LOGS, journal_writer
 from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.scenario.loading import load_scenario
@@ -59,6 +60,8 @@ def run_scenario(
             extra["hosts"] = real.hosts
         if host_caches(scenario):
             extra |= host_cache_fields(records.host_copies, scenario.page_size)
+        if failures := failure_rows(records.requests, has_faults=scenario.has_server_faults):
+            extra["failures"] = failures
         summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:

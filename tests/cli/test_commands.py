@@ -276,9 +276,19 @@ def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path):
     assert summary["completed"] + summary["pdsim"]["unfinished"] == len(read_records(out).requests)
 
 
-def test_a_stalled_run_says_who_waits_for_what(capsys, scenario):
-    """A reserve larger than the pool: nothing is ever admitted."""
-    assert exit_code("run", scenario, "--json", "--set", "decode.admission.reserved_tokens=5000") == 1
+def test_a_stalled_run_says_who_waits_for_what(capsys, scenario, tmp_path, monkeypatch):
+    """A policy that admits nothing."""
+    (tmp_path / "closed.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from pdsim.policy.protocols import Deferred\n"
+        "@dataclass\n"
+        "class Closed:\n"
+        "    def admit(self, candidate, view):\n"
+        "        return Deferred(ask_again_steps=None)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    change = "decode.admission={use: 'closed:Closed'}"
+    assert exit_code("run", scenario, "--json", "--trust", "--set", change) == 1
     error = capsys.readouterr().err
     assert "stalled" in error
     assert "decode-0: request 0 (40 tokens) waits for admission, 1024 of 1024 pages available" in error

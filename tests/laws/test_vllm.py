@@ -120,10 +120,10 @@ def test_what_nobody_reads_in_time_expires_and_is_free_again(scenario: Scenario)
     computed, granted = computed_at(traced), messages(traced, KvGranted)
     timeout_ns = scenario.pair.prefill.hold_timeout
     for entry in traced.journal:
-        if entry.call == "next_step" and "expired" in str(commands := entry.returned[1]):
+        if entry.call == "next_step" and "hold_timeout" in str(commands := entry.returned[1]):
             assert any(isinstance(command, Tell) and isinstance(command.message, StopSending) for command in commands)
     for r in traced.records.requests:
-        if "expired" in r.reason:
+        if "hold_timeout" in r.reason:
             assert r.end_ns >= computed[r.request_id] + timeout_ns
             assert r.first_token_ns is None
         elif r.request_id in granted:

@@ -405,7 +405,7 @@ def test_kv_must_come_in_time():
     d = instance(waiting_timeout_ns=100)
     arrive(d, 0, 8)
     assert d.next_step(0)[1][1:] == [WakeAt("decode-0", 100)]
-    reason = "prefill-0 sent no KV in time"
+    reason = "prefill-0 sent no KV within waiting_timeout 1e-07 s"
     expected = [Failed(0, reason, retryable=True), Send("prefill-0", Cancel(0, reason))]
     assert d.next_step(100) == (Wait(), expected)
     assert d.requests() == [0]  # its pages wait for the answer

@@ -97,6 +97,7 @@ def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo, *, is_record: bool) 
         return Outcome(meets=False, reason=bad[0]["message"], num_ended=num_ended, strains={})
     strains = {term: fmean(term.strain_of_row(row) for row in rows) for term in slo.terms}
     missed = [term.missed for term, strain in strains.items() if strain > 1]
+    missed += [row["failures"] for row in rows if missed and row["failures"]][:1]
     reason = SATURATED if not is_record and any(row["saturated"] for row in rows) else " and ".join(missed)
     kept = [slo.kept(row) for row in rows]
     names = sorted({name for row in rows for name in row["classes"] or ()})

@@ -12,7 +12,7 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.estimate import Estimate, estimate
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import AskOptions, Base
-from pdsim.study.result import PointResult, warnings_of
+from pdsim.study.result import PointResult, failures_of_points, warnings_of
 
 
 class Arm(NamedTuple):
@@ -116,7 +116,8 @@ class Study:
     @property
     def warnings(self) -> list[str]:
         """Parts of the arms that lie outside what was measured."""
-        return warnings_of(list(self._results.values()))
+        points = list(self._results.values())
+        return [*warnings_of(points), *failures_of_points(points)]
 
     def __getitem__(self, label: str) -> PointResult:
         return self._results[label]

@@ -1,0 +1,134 @@
+"""A checkpoint's quantisation: ModelOpt's file beside config.json, what it leaves in bf16, and its KV."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.launch import ENGINES
+from pdsim.scenario.loading import parse_scenario
+from pdsim.system.catalog import EntryError, build, searched
+from pdsim.system.model import ModelSpec
+from pdsim.system.published import _attention, _Config, _modules, entry_of
+from pdsim.system.quantization import covers
+from tests.cli.test_commands import output
+from tests.unit.test_published import DEEPSEEK, GEMMA, GLM, LLAMA, NEXT, QWEN3_MOE, QWEN35
+
+PLAIN = {
+    name: {**json.loads(text), "quantization_config": None} for name, text in (("deepseek", DEEPSEEK), ("llama", LLAMA))
+}
+WORKLOAD = {"use": "random_lengths", "num_requests": 9, "input_tokens": 100, "output_tokens": 10}
+
+
+def beside(**fields):
+    return {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16, **fields}}
+
+
+def made(fields, quantized):
+    entry = entry_of(fields, "a test", quantized)
+    return build(ModelSpec, entry, name="mine"), entry["sources"].get("notes", "")
+
+
+def modules(fields):
+    config = _Config(fields)
+    hidden = config.count("hidden_size")
+    return dict(_modules(config, hidden, _attention(config, hidden)[1]))
+
+
+@pytest.mark.parametrize("text", [LLAMA, QWEN3_MOE, DEEPSEEK, GLM, GEMMA, QWEN35, NEXT])
+def test_modules_embeddings_and_routed_experts_are_all_parameters(text):
+    fields = json.loads(text)
+    model = build(ModelSpec, entry_of(fields, "a test"), name="mine")
+    embeddings = model.vocab_size * model.hidden_size * (2 - model.tied_embeddings)
+    assert sum(modules(fields).values()) + embeddings + model.num_expert_params == model.num_params
+
+
+@given(st.sampled_from(sorted(PLAIN)), st.data())
+def test_what_is_excluded_is_counted_in_bf16(name, data):
+    """The law holds for any modules; two bytes each are kept, and 9 bits in four of 16 for the rest."""
+    fields = PLAIN[name]
+    known = modules(fields)
+    left = data.draw(st.sets(st.sampled_from(sorted(known)), max_size=9))
+    model, notes = made(fields, beside(exclude_modules=["lm_head", *left]))
+    none, _ = made(fields, beside(exclude_modules=["lm_head"]))
+    assert "not known" not in notes
+    assert model.num_params_wider_than_fp4 == sum(known[one] for one in left)
+    assert model.weight_bytes - none.weight_bytes == pytest.approx(sum(known[one] for one in left) * (2 - 0.5625))
+
+
+def test_nvfp4_beside_config_json_is_a_quarter_of_bf16():
+    left = [f"model.layers.{i}.self_attn.{name}" for i in range(61) for name in ("q_a_proj", "q_b_proj", "kv_b_proj")]
+    model, _ = made(PLAIN["deepseek"], beside(exclude_modules=["lm_head", *left], kv_cache_quant_algo="FP8"))
+    bf16, _ = made(PLAIN["deepseek"], None)
+    assert (model.weight_dtypes, model.kv_dtype, bf16.kv_dtype) == (("fp4",), "fp8", None)
+    assert 0.28 < model.weight_bytes / bf16.weight_bytes < 0.30
+
+
+def test_config_json_comes_before_the_file_beside():
+    fp8 = {**PLAIN["llama"], "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    assert made(fp8, beside())[0].weight_dtype == "fp8"
+
+
+def test_modules_that_are_not_known_are_named():
+    _, notes = made(PLAIN["llama"], beside(exclude_modules=["lm_head", "model.layers.3.adapter", "vision*"]))
+    assert "not known, and counted in fp4: model.layers.N.adapter, vision*" in notes
+
+
+def test_fp8_that_leaves_modules_wide_says_how_many():
+    _, notes = made(PLAIN["llama"], beside(quant_algo="FP8", group_size=None, exclude_modules=["*self_attn*"]))
+    assert "1.34 B parameters that it keeps in bf16 are counted in fp8" in notes
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"quant_algo": "MIXED_PRECISION"}, "hf_quant_config.json: expected one of FP8, .*, found 'MIXED_PRECISION'"),
+        ({"quant_algo": "MXFP8"}, "found 'MXFP8'"),
+        ({"group_size": 32}, "group_size: expected 16 with fp4, found 32"),
+        ({"exclude_modules": "lm_head"}, "expected names of modules"),
+        ({"kv_cache_quant_algo": 8}, "kv_cache_quant_algo: expected a name such as FP8, found 8"),
+    ],
+)
+def test_what_would_change_bytes_is_refused(fields, complaint):
+    with pytest.raises(EntryError, match=complaint):
+        made(PLAIN["llama"], beside(**fields))
+
+
+def test_an_unknown_scheme_of_kv_is_told():
+    model, notes = made(PLAIN["llama"], beside(kv_cache_quant_algo="NVFP4"))
+    assert model.kv_dtype is None
+    assert "its KV scheme NVFP4 is not known" in notes
+
+
+@pytest.mark.parametrize(
+    ("pattern", "module", "is_covered"),
+    [
+        ("model.layers.1.self_attn", "model.layers.1.self_attn.q_proj", True),
+        ("model.layers.1.self_attn", "model.layers.10.self_attn.q_proj", False),
+        ("model.layers.1.self_attn*", "model.layers.1.self_attn.q_proj", True),
+        ("language_model.model.layers.1.mlp*", "model.layers.1.mlp.gate_proj", True),
+        ("shared_experts", "model.layers.1.mlp.shared_experts.up_proj", True),
+        ("re:.*self_attn.*", "model.layers.1.self_attn.q_proj", True),
+        ("q_proj", "model.layers.1.self_attn.q_a_proj", False),
+    ],
+)
+def test_which_modules_a_name_covers(pattern, module, is_covered):
+    assert covers(pattern, module) == is_covered
+
+
+def test_the_command_reads_the_file_beside_and_scenarios_have_its_kv(tmp_path, capsys):
+    folder = tmp_path / "mine-nvfp4"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PLAIN["llama"]))
+    (folder / "hf_quant_config.json").write_text(json.dumps(beside(kv_cache_quant_algo="FP8")))
+    (tmp_path / "catalog").mkdir()
+    with searched(tmp_path / "catalog"):
+        told = output(capsys, "--catalog", tmp_path / "catalog", "catalog", "add", folder)
+        assert "KV is in fp8, unless a scenario gives kv_dtype" in told
+        plain = {"model": "mine-nvfp4", "workload": WORKLOAD, "aggregated": {"gpu": "b200"}}
+        assert parse_scenario(plain, base=None).kv_dtype == "fp8"
+        wide = parse_scenario({**plain, "kv_dtype": "bf16"}, base=None)
+        assert wide.kv_dtype == "bf16"
+        assert "--kv-cache-dtype bf16" in ENGINES["sglang"](wide, ["s.yaml"], "m").commands["aggregated-0"]
+        assert "--kv-cache-dtype bfloat16" in ENGINES["vllm"](wide, ["s.yaml"], "m").commands["aggregated-0"]
