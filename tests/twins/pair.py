@@ -4,7 +4,8 @@ Its methods follow a request through its life:
 
 arrive     a client sends it, and the router tells decode
 grant      decode reserves pages for its KV and tells prefill
-compute    prefill computes its prompt, one chunk in each forward
+prefill    a forward takes a chunk of its prompt, or all of it, beside chunks of others
+compute    the chunk is computed
 transfer   the pages of each chunk cross the link
 merge      decode has all pages and takes it into its batch: first token
 step       every request of the batch gets a token, until it has its last
@@ -93,13 +94,21 @@ class Pair:
         room, chunks = self.settings.chunk_tokens, []
         for request in self.granted:
             if num_tokens := min(request.prompt_tokens - request.computed_tokens, room):
-                request.times_ns.setdefault("prefill_start", self.now_ns)
                 chunks.append((request, num_tokens))
-                room -= self.settings.num_pages(num_tokens) * self.settings.page_tokens
+                room -= self.budgeted_tokens(num_tokens)
+                if not request.computed_tokens:
+                    self.begin(request)
         if chunks:
             self.prefill_is_busy = True
             duration_ns = self.settings.prefill_token_ns * sum(num_tokens for _, num_tokens in chunks)
             self.at(self.now_ns + duration_ns, self.compute, chunks)
+
+    def budgeted_tokens(self, num_tokens: int) -> int:
+        """SGLang counts a forward's tokens in whole pages."""
+        return self.settings.num_pages(num_tokens) * self.settings.page_tokens
+
+    def begin(self, request: Request) -> None:
+        request.times_ns["prefill_start"] = self.now_ns
 
     def compute(self, chunks: list[tuple[Request, int]]) -> None:
         self.prefill_is_busy = False

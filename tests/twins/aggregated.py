@@ -1,0 +1,19 @@
+"""One instance that prefills and decodes by turns, with room for all: prompts go first."""
+
+from tests.twins.pair import Pair, Request
+
+
+class Aggregated(Pair):
+    def choose(self) -> None:
+        if not self.prefill_is_busy and not self.decode_is_busy:
+            self.prefill()
+            if not self.prefill_is_busy:
+                self.decode()
+
+    def arrive(self, request: Request) -> None:
+        self.at(self.now_ns + self.settings.message_ns, self.granted.append, request)
+
+    def transfer(self, request: Request, is_last: bool) -> None:
+        """The forward that completes a prompt gives its first token, and its KV stays where it is."""
+        if is_last:
+            self.merge(request)
