@@ -192,14 +192,16 @@ def speculative_scenarios(draw: st.DrawFn) -> Scenario:
     drafts = {
         "speculative_draft_tokens": draft_tokens,
         "speculative_accept_length": draw(st.sampled_from([1, 1.5, 2])),
+        "speculative_draft_layers": draw(st.integers(0, 2)),
         "speculative_drafting": 300_000,
     }
     scenario = draw(st.one_of(scenarios(), aggregated_scenarios()))
     role = "decode" if scenario.aggregated is None else "aggregated"
     given = getattr(scenario, role)
     pool = given.pool_tokens + 2 * draft_tokens
-    changes = {**drafts, "pool_tokens": pool, **({"radix_cache": False} if role == "decode" else {})}
-    return scenario.model_copy(update={role: given.model_copy(update=changes)})
+    if role == "decode" and given.radix_cache:
+        drafts["speculative_draft_layers"] = max(1, drafts["speculative_draft_layers"])
+    return scenario.model_copy(update={role: given.model_copy(update={**drafts, "pool_tokens": pool})})
 
 
 QUICK_PREFILL: dict[str, Any] = {"use": "affine", "prefill_per_token": "10 us", "decode_base": "10 ms"}

@@ -49,7 +49,7 @@ class HostCache:
     ) -> None:
         """prefix_cache: that of the GPU; stores: what is written here goes on to storage."""
         self.pool = pool
-        self.tree = RadixCache(pool, prefix_cache.page_size, eviction)
+        self.tree = RadixCache(pool, prefix_cache.page_size, eviction, has_drafts=prefix_cache.has_drafts)
         self.writes_back = write == "write_back"
         self._prefix_cache = prefix_cache
         self._page_size = prefix_cache.page_size

@@ -241,7 +241,7 @@ class KvCache:
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
         """Hand the whole pages to the prefix cache; what it holds already is freed and replaced in the table."""
         assert lease.node is not None
-        shared, whole = lease.num_shared, num_tokens // self.page_size
+        shared, whole = lease.num_shared, cache.num_cacheable(num_tokens) // self.page_size
         if whole <= shared:
             return lease.node
         node, found = cache.insert(sequence, whole * self.page_size, lease.table[shared:whole], lease.node)

@@ -50,10 +50,19 @@ Match = tuple[Node, list[int]]
 
 
 class RadixCache:
-    """Owns the pages of what it caches and frees them to the pool when they are evicted. No pool: nobody owns them."""
+    """Owns the pages of what it caches and frees them to the pool when they are evicted. No pool: nobody owns them.
 
-    def __init__(self, pool: PagePool | None, page_size: int, eviction: EvictionPolicy) -> None:
+    With drafts (`has_drafts`) a token's KV includes its draft's, which depends on the next token too. Then the key of a
+    token is the pair of both, and the last token of a sequence has none (SGLang's bigram keys).
+    """
+
+    def __init__(
+        self, pool: PagePool | None, page_size: int, eviction: EvictionPolicy, *, has_drafts: bool = False
+    ) -> None:
         self.page_size = page_size
+        self.has_drafts = has_drafts
+        self._num_next = int(has_drafts)
+        """Tokens behind a page that its key has, too."""
         self.uses_whole_nodes = True
         """A match that ends inside a node counts as an access of all of it, as in SGLang."""
         self.num_evictable_pages = 0
@@ -70,7 +79,7 @@ class RadixCache:
 
     def peek(self, sequence: TokenSequence) -> int:
         """Tokens of the longest cached prefix, without touching the tree."""
-        stop = self._whole(len(sequence))
+        stop = self.num_cacheable(len(sequence))
         child, end = self._next(self.root, sequence, stop)
         while child is not None and end == child.stop:
             child, end = self._next(child, sequence, stop)
@@ -78,7 +87,7 @@ class RadixCache:
 
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
         """The longest cached prefix of at most max_tokens, in whole pages, locked. Splits what matches in part."""
-        node, pages = self._descend(self.root, sequence, self._whole(min(max_tokens, len(sequence))))
+        node, pages = self._descend(self.root, sequence, self.num_cacheable(min(max_tokens, len(sequence))))
         self.lock(node)
         self.touch(node)
         return node, pages
@@ -90,7 +99,7 @@ class RadixCache:
         return node, pages
 
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
-        """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
+        """Cache the first num_tokens, a number that num_cacheable gives, of which `below` already covers the beginning.
 
         `pages` hold the tokens behind `below`. The tree keeps those that it had not cached; the others, at the front,
         stay the caller's, and the pages returned are the tree's own in their place. The node is the end of it all. The
@@ -98,7 +107,7 @@ class RadixCache:
         """
         node, found = self._descend(below, sequence, num_tokens)
         if node.stop < num_tokens:
-            key, now = sequence.page_key(node.stop, self.page_size), self.num_accesses + 1
+            key, now = self._key(sequence, node.stop), self.num_accesses + 1
             own = pages[len(found) :] if found else pages
             leaf = Node(node, key, sequence, node.stop, num_tokens, own, now, now)
             node.children[key] = leaf
@@ -207,9 +216,14 @@ class RadixCache:
                 self._pool.free(step.pages)
         self._offer(parent)
 
-    def _whole(self, num_tokens: int) -> int:
-        """Tokens of whole pages."""
-        return num_tokens - num_tokens % self.page_size
+    def num_cacheable(self, num_tokens: int) -> int:
+        """Tokens of whole pages among the first num_tokens that have a key."""
+        num_keys = max(0, num_tokens - self._num_next)
+        return num_keys - num_keys % self.page_size
+
+    def _key(self, sequence: TokenSequence, start: int) -> Hashable:
+        """Identifies the page at `start`."""
+        return sequence.page_key(start, self.page_size + self._num_next)
 
     def _descend(self, node: Node, sequence: TokenSequence, stop: int) -> Match:
         """Walk down from node as far as the sequence goes on, up to stop (whole pages), and collect the pages."""
@@ -236,10 +250,10 @@ class RadixCache:
         start = node.stop
         if start == stop or not node.children:
             return None, start
-        child = node.children.get(sequence.page_key(start, self.page_size))
+        child = node.children.get(self._key(sequence, start))
         if child is None:
             return None, start
-        end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start))
+        end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start) - self._num_next)
         return child, end - end % self.page_size if end < stop else stop
 
     def split(self, node: Node, middle: int) -> Node:
@@ -251,7 +265,7 @@ class RadixCache:
         head.num_hits, head.num_inserts = node.num_hits, node.num_inserts
         parent.children[node.key] = head
         node.parent, node.start = head, middle
-        node.key = node.sequence.page_key(middle, self.page_size)
+        node.key = self._key(node.sequence, middle)
         node.pages = node.pages[at:]
         head.children[node.key] = node
         return head

@@ -33,7 +33,7 @@ class RooflineModel:
         self._attention_flops = num_ranks * gpu.flops_for("bf16") * settings.attention_efficiency
         self._memory_bandwidth = tp * gpu.memory_bandwidth * settings.memory_efficiency
         kv = settings.fp8_kv_bandwidth if layout.kv_dtype == "fp8" else settings.kv_bandwidth
-        token_ns = 1e9 * layout.kv_token_bytes / gpu.memory_bandwidth
+        token_ns = 1e9 * layout.read_token_bytes / gpu.memory_bandwidth
         self._window_share = spec.attention.window_share
         self._window_tokens = spec.attention.window_tokens
         windows_ns = self._window_share * self._window_tokens * token_ns / kv
@@ -130,7 +130,7 @@ class RooflineModel:
         Keys and values of each layer go to all groups; hidden states go to the experts, and their outputs come back.
         """
         num_experts = 0 if layout.model.experts is None else layout.model.experts.num_layers
-        num_bytes = (layout.kv_token_bytes + 4 * num_experts * layout.model.hidden_size) * (layout.cp - 1) / layout.cp
+        num_bytes = (layout.read_token_bytes + 4 * num_experts * layout.model.hidden_size) * (layout.cp - 1) / layout.cp
         rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
         num_gathers = layout.model.attention.num_layers + 2 * num_experts
         return num_gathers * self._settings.all_reduce_ns, 1e9 * num_bytes / rate

@@ -170,7 +170,7 @@ _SAID = (
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAID),
     **dict.fromkeys(("decode.retraction_backup", "network", "cost", "corner", "front_end"), TIMES),
-    **dict.fromkeys(("*.speculative_accept_length", "*.speculative_drafting"), _DRAFTS),
+    **dict.fromkeys(("*.speculative_accept_length", "*.speculative_draft_layers", "*.speculative_drafting"), _DRAFTS),
     **dict.fromkeys(("router.prefill.seed", "router.decode.seed"), Aside("draws are the router's own")),
     "description": Aside("for readers"),
     "*.expert_skew": Aside("a property of the load"),

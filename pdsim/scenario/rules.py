@@ -135,6 +135,7 @@ def _of_split_prefill(scenario: "Scenario") -> str:
         "prefill.optimistic_attempts": bool(prefill.optimistic_attempts),
         "decode.allocation prefill_complete": decode.allocation == "prefill_complete",
         "prefill.cp": prefill.cp > 1,
+        "decode.speculative_draft_layers": scenario.num_draft_layers > 0,
     }
     for name, size, others in (("pp", prefill.pp, beside | of_stages), ("cp", prefill.cp, beside)):
         if size > 1 and (found := next((field for field, is_given in others.items() if is_given), "")):

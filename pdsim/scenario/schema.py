@@ -222,6 +222,12 @@ class Scenario(Section):
         return self.servers[1].acceptance
 
     @property
+    def num_draft_layers(self) -> int:
+        """Layers of the draft model that have KV; 0: there are no drafts, or they have none."""
+        decoding = self.servers[1]
+        return 0 if decoding.acceptance is None else decoding.speculative_draft_layers
+
+    @property
     def setup(self) -> Setup:
         """The model, and what the instances run on."""
         prefill: ServerSettings

@@ -184,9 +184,12 @@ class DecodingSettings(ServerSettings):
     """Preemption policy: who gives pages back when a step does not fit."""
     speculative_draft_tokens: int | None = Field(default=None, ge=2)
     """Tokens that a step verifies of each request, its last among them (--speculative-num-draft-tokens); None: no
-    drafts. Not with decode.radix_cache."""
+    drafts."""
     speculative_accept_length: float | None = Field(default=None, ge=1)
     """Mean number of tokens that such a step gives a request."""
+    speculative_draft_layers: int = Field(default=1, ge=0)
+    """Attention layers of the draft model, whose KV is kept, cached and sent beside the model's: 1 for EAGLE, EAGLE3
+    and MTP. 0: drafts without KV, such as n-grams. No effect without speculative_draft_tokens."""
     speculative_drafting: Duration = 0
     """Time of all draft forwards of one step."""
 
@@ -274,10 +277,10 @@ class DecodeSettings(DecodingSettings):
     def _has_what_servers_accept(self) -> Self:
         if self.retracts_to_host_cache and self.host_cache is None:
             raise ValueError("retracts_to_host_cache needs a host_cache")
-        if self.radix_cache and self.speculative_draft_tokens is not None:
+        if self.radix_cache and self.acceptance is not None and self.speculative_draft_layers == 0:
             raise ValueError(
-                "radix_cache: true and speculative_draft_tokens exclude each other: SGLang's servers refuse the pair "
-                "(arg_groups/pd_disaggregation_hook.py). Leave one of them out"
+                "radix_cache: true and speculative_draft_layers: 0 exclude each other: with a radix cache SGLang's "
+                "decode takes EAGLE, EAGLE3 and DSPARK (0.5.23, arg_groups/speculative_hook.py:164)"
             )
         return self
 

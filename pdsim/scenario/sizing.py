@@ -81,6 +81,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             cp=cp,
             has_whole_experts=settings.has_whole_experts,
             expert_skew=skew,
+            num_draft_layers=scenario.num_draft_layers,
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,
         )
@@ -136,7 +137,7 @@ def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | N
     return AttentionWaves(
         num_sms=num_sms,
         num_heads=num_heads,
-        token_ns=1e9 * whole * layout.kv_token_bytes / num_heads / bandwidth,
+        token_ns=1e9 * whole * layout.read_token_bytes / num_heads / bandwidth,
         merge_ns=whole * attention.num_layers * cost.attention_merge,
     )
 
@@ -174,6 +175,11 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: m
 
 def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
     layout, given = layout_of(scenario, "decode"), settings.max_running_requests
+    if settings.radix_cache and scenario.num_draft_layers and layout.state_bytes:
+        raise ConfigError(
+            f"decode.radix_cache: true: pdsim does not model drafts beside it for {layout.model.name}, some of whose "
+            "layers have linear attention; leave one of the two out"
+        )
     drafts = settings.speculative_draft_tokens or 1
     fraction = memory.default_mem_fraction(layout.gpu, settings.tp, "decode", None, given, draft_tokens=drafts)
     extra = settings.extra_slots
@@ -252,7 +258,10 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)
-    tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction)) if settings.radix_cache else None
+    tree = None
+    if settings.radix_cache:
+        has_drafts = scenario.num_draft_layers > 0
+        tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction), has_drafts=has_drafts)
     if tree is None or settings.host_cache is None:
         return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced)
     host_pool = PagePool(num_host_pages(scenario, role))

@@ -81,25 +81,25 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool) -> Ra
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
-    attention, num_layers = prefill.model.attention, decode.model.attention.num_layers
+    attention, num_layers = prefill.model.attention, decode.num_kv_layers
     if isinstance(attention, LatentAttention):
         writers, planes_per_layer, slices = 1, 1, False
         page_bytes = prefill.kv_token_bytes * page_size
     else:
         writers = max(1, prefill.tp // decode.tp)
         planes_per_layer, slices = 2, prefill.tp != decode.tp
-        decode_bytes = decode.kv_token_bytes * attention.num_layers // num_layers
+        decode_bytes = decode.kv_token_bytes * prefill.num_kv_layers // num_layers
         page_bytes = min(prefill.kv_token_bytes, decode_bytes) * page_size
     num_stage_pairs = decode.tp * writers
     return RankPairLayout(
         page_size=page_size,
         page_bytes=page_bytes,
-        num_planes=planes_per_layer * attention.num_layers,
+        num_planes=planes_per_layer * prefill.num_kv_layers,
         planes_per_layer=planes_per_layer,
         num_writers=writers * prefill.pp,
         num_targets=max(1, decode.tp // prefill.tp),
         num_pairs=num_stage_pairs * prefill.pp,
-        num_absent_layers=num_stage_pairs * (prefill.pp * attention.num_layers - num_layers),
+        num_absent_layers=num_stage_pairs * (prefill.pp * prefill.num_kv_layers - num_layers),
         slices=slices,
         coalesces=coalesces,
         state_bytes=min(prefill.state_bytes, decode.state_bytes),
@@ -160,7 +160,7 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
     planes_per_layer = 1 if isinstance(attention, LatentAttention) else 2
     return HostCopies(
         page_bytes=layout.kv_token_bytes * scenario.page_size,
-        num_planes=planes_per_layer * attention.num_layers,
+        num_planes=planes_per_layer * layout.num_kv_layers,
         copy_ns=39_000,
         save_bandwidth=0.79 * layout.gpu.host_bandwidth,
         load_bandwidth=0.74 * layout.gpu.host_bandwidth,

@@ -50,6 +50,9 @@ class Layout:
     """True if each GPU of a server holds some experts, and not a part of all."""
     expert_skew: float = 0
     """Excess of the busiest GPU's experts over the mean in tokens."""
+    num_draft_layers: int = 0
+    """Attention layers of a draft model, whose KV lies beside the model's and is as large for each layer (SGLang
+    0.5.23, model_executor/pool_configurator.py: cell_size * draft_num_layers / num_layers)."""
     kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 
@@ -72,9 +75,19 @@ class Layout:
         return self.tp * self.pp * self.cp
 
     @property
-    def kv_token_bytes(self) -> int:
-        """KV of one token on one rank, all layers that it has."""
+    def read_token_bytes(self) -> int:
+        """KV of one token on one rank that the model's attention reads: all layers that the rank has."""
         return int(self.model.attention.num_kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype])
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """KV of one token on one rank as it is kept and sent: the model's layers and the draft's."""
+        return self.read_token_bytes * self.num_kv_layers // self.model.attention.num_layers
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that have KV on one rank, the draft's among them."""
+        return self.model.attention.num_layers + self.num_draft_layers
 
     @property
     def state_bytes(self) -> int:

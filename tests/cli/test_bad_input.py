@@ -49,8 +49,8 @@ CHANGES = [
     ("prefill.tp=5", "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
     ("model=llama-3.1-70b", "needs 143.2 GB on each of 1 h100, which give 70.4 GB"),
     (
-        "decode={gpu: h100, radix_cache: true, speculative_draft_tokens: 4, speculative_accept_length: 2}",
-        "decode: radix_cache: true and speculative_draft_tokens exclude each other: SGLang's servers refuse the pair",
+        "decode={gpu: h100, radix_cache: true, speculative_draft_tokens: 4, speculative_accept_length: 2, speculative_draft_layers: 0}",  # noqa: E501
+        "decode: radix_cache: true and speculative_draft_layers: 0 exclude each other: with a radix cache SGLang's",
     ),
     ("decode.pool_tokens=12", "request 0 grows to 14 tokens; a decode instance holds 12"),
     ("prefill.pool_tokens=12", "request 0 has a prompt of 10 tokens; a prefill instance has room for 7"),

@@ -130,6 +130,7 @@ OTHER = {
 }
 """Other values of every field of a pair of roles."""
 DRAFTS = {"speculative_draft_tokens": 4, "speculative_accept_length": 2, "speculative_drafting": "1 ms"}
+DRAFTS["speculative_draft_layers"] = 2
 WHOLE = ("cost", "front_end", "aggregated", "elastic", "storage")
 """Sections whose fields are left aside as one, or that another test has."""
 
@@ -165,6 +166,7 @@ AGGREGATED = {
     "speculative_draft_tokens": [],
     "speculative_accept_length": [],
     "speculative_drafting": [],
+    "speculative_draft_layers": [],
 }
 """Other values of every field of aggregated servers."""
 ALONE = [("prefill", None), ("decode", None), ("network", None), ("health", None), ("aggregated", "{gpu: h100, tp: 2}")]

@@ -172,7 +172,10 @@ def test_drafts_are_told_to_give_a_model(engine):
     drafts = [(f"decode.{name}", str(value)) for name, value in DRAFTS.items()]
     _, notes = text(engine, scenario(*without, *drafts))
     assert any("the draft model is not in the scenario" in note for note in notes)
-    assert any("decode.speculative_accept_length, decode.speculative_drafting" in note for note in notes)
+    assert any(
+        "decode.speculative_accept_length, decode.speculative_draft_layers, decode.speculative_drafting" in note
+        for note in notes
+    )
 
 
 VLLM = (*((section, None) for section in WITHOUT["vllm"]), ("engine", "vllm"))

@@ -1,5 +1,8 @@
 """Prefix cache and leases as a state machine, beside a naive twin that keeps cached sequences in a list."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -40,17 +43,22 @@ class Cache(RuleBasedStateMachine):
         page=st.sampled_from([1, 2, 3]),
         policy=st.sampled_from([LeastRecentlyUsed(), LeastFrequentlyUsed(), FirstInFirstOut()]),
         keeps=st.booleans(),
+        has_drafts=st.booleans(),
     )
-    def start(self, page, policy, keeps) -> None:
-        self.page, self.keeps = page, keeps
+    def start(self, page, policy, keeps, has_drafts) -> None:
+        self.page, self.keeps, self.has_drafts = page, keeps, has_drafts
         pool = PagePool(NUM_PAGES)
-        self.tree = RadixCache(pool, page, policy)
+        self.tree = RadixCache(pool, page, policy, has_drafts=has_drafts)
         self.cache = KvCache(pool, page, self.tree, keeps_replaced=keeps)
         self.pool, self.prefixes = NaivePagePool(NUM_PAGES), NaivePrefixCache(page, policy)
         self.holders: list[Holder] = []
 
+    def keys(self, ids: list[int]) -> list[Any]:
+        """What the twin caches by: tokens, or pairs of a token and the next."""
+        return list(pairwise(ids)) if self.has_drafts else ids
+
     def allocate(self, num_pages: int) -> list[int]:
-        locked = [holder.ids[: holder.num_shared * self.page] for holder in self.holders]
+        locked = [self.keys(holder.ids)[: holder.num_shared * self.page] for holder in self.holders]
         while num_pages > len(self.pool.listed | self.pool.freed):
             self.pool.free(self.prefixes.evict(locked))
         return self.pool.allocate(num_pages)
@@ -61,8 +69,9 @@ class Cache(RuleBasedStateMachine):
         holder.table += self.allocate(num_pages)
 
     def share(self, holder: Holder) -> None:
-        num_pages = len(holder.ids) // self.page
-        pages = self.prefixes.insert(holder.ids[: num_pages * self.page], holder.table[:num_pages])
+        keys = self.keys(holder.ids)
+        num_pages = len(keys) // self.page
+        pages = self.prefixes.insert(keys[: num_pages * self.page], holder.table[:num_pages])
         replaced = [page for page in holder.table[:num_pages] if page not in pages]
         if self.keeps:
             holder.replaced += replaced
@@ -76,8 +85,8 @@ class Cache(RuleBasedStateMachine):
 
     @rule(ids=tokens, cap=st.integers(0, 14))
     def admit(self, ids, cap) -> None:
-        holder = Holder(self.cache.open(TokenIds(ids), cap), ids, self.prefixes.match(ids[:cap]))
-        self.prefixes.touch(ids[: len(holder.table) * self.page])
+        holder = Holder(self.cache.open(TokenIds(ids), cap), ids, self.prefixes.match(self.keys(ids[:cap])))
+        self.prefixes.touch(self.keys(ids)[: len(holder.table) * self.page])
         self.holders.append(holder)
         if len(ids) > (len(holder.table) + self.cache.num_available_pages) * self.page:
             with pytest.raises(RuntimeError, match="asked for"):
@@ -92,9 +101,9 @@ class Cache(RuleBasedStateMachine):
     def checkpoint(self, data) -> None:
         holder = data.draw(st.sampled_from(self.holders))
         self.cache.checkpoint(holder.lease, holder.sequence, len(holder.ids))
-        if len(holder.ids) // self.page > holder.num_shared:
+        if len(self.keys(holder.ids)) // self.page > holder.num_shared:
             self.share(holder)
-        self.prefixes.touch(holder.ids[: holder.num_shared * self.page])
+        self.prefixes.touch(self.keys(holder.ids)[: holder.num_shared * self.page])
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=5))
@@ -121,7 +130,7 @@ class Cache(RuleBasedStateMachine):
         if share:
             self.cache.close(holder.lease, holder.sequence, len(holder.ids))
             self.share(holder)
-            self.prefixes.touch(holder.ids, num_hits=1)
+            self.prefixes.touch(self.keys(holder.ids), num_hits=1)
         else:
             self.cache.drop(holder.lease)
         self.holders.remove(holder)
@@ -143,12 +152,14 @@ class Cache(RuleBasedStateMachine):
         assert self.cache.num_available_pages == NUM_PAGES - len(held)
         assert self.cache.num_read_tokens == len(read) * self.page
         for holder in self.holders[:2]:
-            num_cached_tokens = len(self.prefixes.find(holder.ids)) * self.page
+            num_cached_tokens = len(self.prefixes.find(self.keys(holder.ids))) * self.page
             assert self.cache.num_cached_tokens(holder.sequence) == num_cached_tokens
 
     @invariant()
     def its_nodes_are_what_policies_choose_from(self) -> None:
-        nodes = [(n.sequence.ids()[: n.stop], n.last_access, n.num_hits, n.born) for n in below(self.tree.root)]
+        nodes = [
+            (self.keys(n.sequence.ids())[: n.stop], n.last_access, n.num_hits, n.born) for n in below(self.tree.root)
+        ]
         twins = [(p.tokens, p.last_access, p.num_hits, p.born) for p in self.prefixes.prefixes]
         assert sorted(nodes) == sorted(twins)
 

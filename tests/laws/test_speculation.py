@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from pdsim.core.invariants import check
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Verified
+from pdsim.core.sequence import Spans
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.workload.lengths import Acceptance, chain_probability
 from tests.strategies import speculative_scenarios
 from tests.support import decisions, examples, request, require_whole_gaps, run, small, small_aggregated
@@ -88,7 +90,72 @@ def test_what_accepts_no_draft_is_decoding_without_drafts(sizes: list[tuple[int,
     """Where pages are plenty and a step costs the same."""
     specs = [request(i, prompt, output) for i, (prompt, output) in enumerate(sizes)]
     none = {"decode__speculative_draft_tokens": 3, "decode__speculative_accept_length": 1}
+    none |= {"decode__speculative_draft_layers": 0}
     assert run(small(*specs, **none)).records.requests == run(small(*specs)).records.requests
+
+
+LAYERS = 28
+"""Those of the model of `small`."""
+drafting = {"decode__speculative_draft_tokens": 4, "decode__speculative_accept_length": 2}
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(0, 3))
+@examples(30)
+def test_kv_of_drafts_is_sent_beside_the_models(prompts: list[int], num_draft_layers: int):
+    """For each layer as many bytes, in as many descriptors."""
+    specs = [request(i, prompt, 9) for i, prompt in enumerate(prompts)]
+    plain = run(small(*specs)).records.requests
+    drafts = run(small(*specs, **drafting, decode__speculative_draft_layers=num_draft_layers)).records.requests
+    for one, other in zip(plain, drafts, strict=True):
+        assert other.transfer_bytes * LAYERS == one.transfer_bytes * (LAYERS + num_draft_layers)
+
+
+@pytest.mark.parametrize("num_draft_layers", [1, 4])
+def test_kv_of_drafts_lies_in_the_pools_of_both_roles(num_draft_layers: int):
+    sizes = {"prefill__pool_tokens": None, "decode__pool_tokens": None, "decode__mem_fraction": 0.8}
+    with_drafts = {**drafting, "decode__speculative_draft_layers": num_draft_layers}
+    plain, drafts = (resolve(small(request(0, 9, 9), **sizes, **more)) for more in ({}, with_drafts))
+    for one, other in zip(plain.pair, drafts.pair, strict=True):
+        assert other.pool_tokens == pytest.approx(one.pool_tokens * LAYERS / (LAYERS + num_draft_layers), abs=8)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=8),
+    st.sampled_from([1, 4, 16]),
+    st.integers(1, 3),
+)
+@examples(40)
+def test_decodes_radix_cache_spares_the_drafts_kv_too(turns, page_size: int, num_draft_layers: int):
+    """Prompts with common beginnings, one after another: what decode has of one is neither sent nor computed again.
+
+    A token's key is the pair of it and the next, so the last common token is not found.
+    """
+    specs = [
+        request(i, Spans([(stream, 0, shared), (100 + i, 0, 3)]), output, arrival_ns=i * 10**10)
+        for i, (stream, shared, output) in enumerate(turns)
+    ]
+    changes = {"decode__radix_cache": True, "decode__speculative_draft_layers": num_draft_layers, **drafting}
+    records = run(small(*specs, page_size=page_size, **changes)).records.requests
+    token_bytes = 2 * 8 * 128 * 2 * (LAYERS + num_draft_layers)  # keys and values of 8 heads of 128 in bf16
+    longest: dict[int, int] = {}
+    for (stream, shared, _), found in zip(turns, records, strict=True):
+        common = min(shared, longest.get(stream, 0))
+        cached = max(0, common - 1) // page_size * page_size
+        assert found.num_decode_cached_tokens == cached
+        assert found.transfer_bytes == (ceil((shared + 3) / page_size) * page_size - cached) * token_bytes
+        longest[stream] = max(shared, longest.get(stream, 0))
+
+
+def test_a_hybrid_model_with_drafts_and_decodes_radix_cache_is_not_modelled():
+    changes = {
+        **drafting,
+        "decode__radix_cache": True,
+        "model": "qwen3-next-80b-a3b",
+        "decode__tp": 4,
+        "prefill__tp": 4,
+    }
+    with pytest.raises(ConfigError, match="pdsim does not model drafts beside it for qwen3-next-80b-a3b"):
+        resolve(small(request(0, 9, 9), **changes))
 
 
 @given(st.integers(2, 200), st.integers(2, 6))
