@@ -1,10 +1,15 @@
 """Links that transfers share, beside naive twins that share them out anew at every event."""
 
+from functools import partial
+from math import inf
+from operator import is_
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.sim.flows import Flow, fair_rates
+from pdsim.sim.flows import Flow, Flows, fair_rates
+from pdsim.sim.timeline import Timeline
 from tests.support import MILLISECOND, examples, request, run, small
 from tests.twins.fair_links import NaiveFlow, ends_ns, share
 
@@ -58,3 +63,31 @@ def test_transfers_arrive_when_fair_links_bring_them(loads, gpus_per_nic, shared
     ends = ends_ns(flows, topology.capacity)
     for transfer, flow in zip(transfers, flows, strict=True):
         assert transfer.end_ns == pytest.approx(ends[flow], abs=100)
+
+
+@given(
+    st.lists(
+        st.tuples(paths, st.integers(1, 1000), st.integers(0, 10**9), st.none() | st.integers(1, 10**10)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.fixed_dictionaries({link: st.sampled_from([100, 150, 400]) for link in LINKS}),
+)
+@examples(100)
+def test_flows_that_are_dropped_leave_their_share_from_then_on(loads, capacity):
+    """Each begins at its time; some are dropped so long after."""
+    naive = [
+        NaiveFlow(path, num_bytes, begin_ns, dropped_ns=inf if lasts_ns is None else begin_ns + lasts_ns)
+        for path, num_bytes, begin_ns, lasts_ns in loads
+    ]
+    timeline, arrived = Timeline(), {}
+    flows = Flows(timeline, capacity, lambda flow: arrived.setdefault(flow, timeline.now_ns))
+    for flow in naive:
+        timeline.after(flow.begin_ns, lambda flow: flows.begin(flow, flow.num_bytes, flow.path), flow)
+        if flow.dropped_ns < inf:
+            timeline.after(flow.dropped_ns, lambda flow: flows.drop(partial(is_, flow)), flow)
+    timeline.run_all()
+    ends = ends_ns(naive, capacity)
+    close = {flow for flow, end_ns in ends.items() if flow.dropped_ns - end_ns < 100}
+    assert arrived.keys() | close == ends.keys() | close
+    assert [ends[flow] for flow in arrived] == pytest.approx(list(arrived.values()), abs=100)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 
 Path = tuple[tuple[str, float], ...]
 """Links, and how many bytes cross each for a byte of the flow."""
@@ -15,6 +16,8 @@ class NaiveFlow:
     begin_ns: int = 0
     limit: float | None = None
     """Bytes per second that it takes at most."""
+    dropped_ns: float = inf
+    """Time when it is given up, unless its last byte has arrived."""
     rate: Fraction = Fraction(0)
 
 
@@ -34,18 +37,19 @@ def share(flows: Iterable[NaiveFlow], capacity: Mapping[str, float]) -> None:
 
 
 def ends_ns(flows: list[NaiveFlow], capacity: Mapping[str, float]) -> dict[NaiveFlow, float]:
-    """When the last byte of each flow arrives."""
+    """When the last byte of each flow arrives, of those that are not dropped before."""
     now, ends = Fraction(0), {}
     left = {flow: Fraction(flow.num_bytes) for flow in flows}
     while left:
         moving = [flow for flow in left if flow.begin_ns <= now]
         share(moving, capacity)
         due = {flow: now + left[flow] / flow.rate * 10**9 for flow in moving}
-        event = min([*due.values(), *(Fraction(flow.begin_ns) for flow in left if flow not in due)])
+        begins = [Fraction(flow.begin_ns) for flow in left if flow not in due]
+        event = min([*due.values(), *begins, *(Fraction(flow.dropped_ns) for flow in left if flow.dropped_ns < inf)])
         for flow in moving:
             left[flow] -= flow.rate * (event - now) / 10**9
             if due[flow] == event:
                 ends[flow] = float(event)
-                del left[flow]
+        left = {flow: rest for flow, rest in left.items() if flow not in ends and flow.dropped_ns > event}
         now = event
     return ends
