@@ -389,6 +389,43 @@ def test_an_instance_looks_up_and_reads_one_prompt_after_another_as_they_come(as
     assert ends == by_two_queues(asked, latency_ns)
 
 
+costs = st.builds(
+    StorageCosts,
+    num_pages=st.just(1 << 20),
+    read_page_bytes=st.integers(1000, 100_000),
+    write_page_bytes=st.integers(1000, 100_000),
+    objects_per_page=st.sampled_from([1, 2, 8]),
+    read_bandwidth=st.sampled_from([1e9, 1e10]),
+    write_bandwidth=st.sampled_from([1e9, 1e10]),
+    objects_per_s=st.sampled_from([1e4, 1e5, 1e9]),
+    client_bandwidth=st.sampled_from([1e8, 1e12]),
+    latency_ns=st.integers(0, 10**6),
+)
+
+
+@given(costs, st.integers(1, 400))
+@examples(100)
+def test_batches_take_their_latency_and_the_time_of_the_narrowest_link(costs, num_pages):
+    """What an instance writes alone, and what another one reads of it: bytes, objects, and the client's own link."""
+    timeline, rows = Timeline(), []
+    storage = Storage(timeline, costs, shared=True, page_size=1, record=rows.append, tell=lambda _: None)
+    writer, reader = (StorageClient(storage, f"prefill-{i}", f"server-{i}") for i in range(2))
+    tokens, pages = Spans.of(0, num_pages), tuple(range(num_pages))
+    writer.store(StoreKv(tokens, 0, pages), 0)
+    timeline.run_all()
+    reader.prefetch(PrefetchKv(0, tokens, 0, pages, 1))
+    timeline.run_all()
+    batches = [min(BATCH_PAGES, num_pages - first) for first in range(0, num_pages, BATCH_PAGES)]
+    assert [(row.kind, row.num_pages) for row in rows] == [("store", num_pages), *(("read", n) for n in batches)]
+    for row in rows:
+        reads = row.kind == "read"
+        page_bytes = costs.read_page_bytes if reads else costs.write_page_bytes
+        bandwidth = costs.read_bandwidth if reads else costs.write_bandwidth
+        links_s = (page_bytes / min(bandwidth, costs.client_bandwidth), costs.objects_per_page / costs.objects_per_s)
+        latency_ns = -(-row.num_pages // BATCH_PAGES) * costs.latency_ns
+        assert row.end_ns - row.start_ns == pytest.approx(latency_ns + 1e9 * row.num_pages * max(links_s), abs=3)
+
+
 # Closed forms.
 
 
