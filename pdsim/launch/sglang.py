@@ -30,7 +30,7 @@ from pdsim.launch.commands import (
 )
 from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import ReserveDecodeTokens
-from pdsim.policy.prefill import EveryChunk
+from pdsim.policy.prefill import EveryChunk, ShortestPromptFirst
 from pdsim.policy.routing import CacheAware, LeastLoaded
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
@@ -62,6 +62,13 @@ LINKS = {
     "mooncake-nvlink": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK"},
 }
 """Variables that choose the link, where Mooncake would choose another (0.5.12, disaggregation/mooncake/utils.py)."""
+SCHEDULE_POLICIES = {
+    "fcfs": "fcfs",
+    "lpm": "lpm",
+    "priority": "fcfs",
+    "shortest_prompt_first": "shortest-prefill-first",
+}
+"""Values of --schedule-policy. Priorities are a flag of their own."""
 TIMEOUTS = {
     "heartbeat_interval": "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL",
     "bootstrap_timeout": "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
@@ -82,13 +89,39 @@ def _routing(value: Any, scenario: Scenario) -> str | None:
     return None
 
 
+def _policy(value: Any, scenario: Scenario) -> str | None:
+    if value not in SCHEDULE_POLICIES:
+        return f"SGLang has {', '.join(SCHEDULE_POLICIES)}"
+    if value == "shortest_prompt_first" and not scenario.servers[0].radix_cache:
+        return "SGLang's shortest-prefill-first needs radix_cache: true (0.5.23, managers/schedule_policy.py:333)"
+    return None
+
+
+def _allocation(value: Any, scenario: Scenario) -> str | None:
+    """What SGLang refuses beside prefill_complete (0.5.23, arg_groups/pd_disaggregation_hook.py:199)."""
+    if value != "prefill_complete" or scenario.aggregated is not None:
+        return None
+    prefill, decode = scenario.pair
+    beside = {
+        "network.transport other than Mooncake's": not scenario.network.transport.startswith("mooncake"),
+        "tp above dp": any(servers.tp != servers.dp for servers in scenario.pair),
+        "prefill.pp or prefill.cp": prefill.split.pp > 1 or prefill.split.cp > 1,
+        "decode.radix_cache": decode.radix_cache,
+        "prefill.host_cache but with write_back, and storage": prefill.host_cache is not None
+        and (prefill.host_cache_write != "write_back" or scenario.storage is not None),
+        "network.staging": scenario.network.staging is not None,
+    }
+    found = [name for name, is_given in beside.items() if is_given]
+    return f"SGLang refuses it with {', '.join(found)} (0.5.23, pd_disaggregation_hook.py:199)" if found else None
+
+
 _SAID = (
     *("state_dtype", "priorities", "storage", "network.staging", "health", "*.max_prefill_tokens"),
     *("*.host_cache", "*.host_cache_write"),
     *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness"),
     *("prefill.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
     *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
-    *("decode.polling_interval", "decode.allocation"),
+    "decode.polling_interval",
     *("decode.admission.reserved_tokens", "decode.admission.max_estimated_output_tokens"),
     *(f"router.{role}.{name}" for role in ("prefill", "decode") for name in THRESHOLDS.values()),
 )
@@ -102,7 +135,7 @@ RULES: dict[str, Rule] = {
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "SGLang"),
     "*.eviction": one_of(("lru", "lfu"), "SGLang"),
-    "*.policy": one_of(("fcfs", "lpm", "priority"), "SGLang"),
+    "*.policy": _policy,
     "*.preemption": one_of(("fewest_outputs_first",), "SGLang"),
     "prefill.layer_groups": "SGLang sends KV when a forward is done: 0",
     "prefill.transfer": one_of(("every_chunk",), "SGLang"),
@@ -113,7 +146,7 @@ RULES: dict[str, Rule] = {
     "network.transport": lambda value, _: (
         None if value.partition("-")[0] in BACKENDS else f"SGLang moves KV by {' or '.join(BACKENDS)}"
     ),
-    "health.release_timeout": "SGLang has no such limit; leave it out",
+    "decode.allocation": _allocation,
 }
 
 
@@ -226,10 +259,12 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     if isinstance(servers, DecodingSettings) and isinstance(scenario.cost.graph_sizes, tuple):
         flags.append(("cuda-graph-bs-decode", list(scenario.cost.graph_sizes)))
     if isinstance(servers, ComputingSettings):
+        if isinstance(servers.policy, ShortestPromptFirst):
+            made.notes.append("policy: shortest_prompt_first: SGLang's rule sorts by what is not cached, and lets wait")
         flags += [
             ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),
             ("max-prefill-tokens", servers.max_prefill_tokens),
-            ("schedule-policy", "fcfs" if scenario.priorities else component_name(servers.policy)),
+            ("schedule-policy", SCHEDULE_POLICIES[component_name(servers.policy)]),
             ("enable-priority-scheduling", bool(scenario.priorities)),
             ("disable-radix-cache", not servers.radix_cache),
             ("disable-overlap-schedule", not getattr(servers, "overlap", True)),
@@ -301,6 +336,9 @@ def environment(scenario: Scenario, role: str) -> dict[str, object]:
     if health is not None:
         found |= {variable: max(1, round(getattr(health, name) / 1e9)) for name, variable in TIMEOUTS.items()}
         found["SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE"] = health.heartbeat_failures
+        if role == "decode":
+            seconds = health.release_timeout / 1e9
+            found["SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"] = f"{seconds:g}"
     prefill, decode = scenario.pair
     if role == "prefill" and isinstance(prefill.transfer, EveryChunk) and not prefill.transfer.cached_prefix_first:
         found["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = 0

@@ -33,16 +33,18 @@ from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ComputingSettings, DecodingSettings, PrefillSettings, ServerSettings
 from pdsim.scenario.sizing import resolve, roles
+from pdsim.system.catalog import load_model
 from pdsim.workload.client import Gamma, OpenLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
-BLOCK_SIZES = (16, 32, 64, 128, 256)
+BLOCK = 16
+"""Tokens that divide a block: of its attention kernels (0.33.0, v1/attention/backends/flash_attn.py:367)."""
 FIRST_SIDE_CHANNEL_PORT, SIDE_CHANNELS = 5600, 16
 """Ports of NIXL's handshakes: VLLM_NIXL_SIDE_CHANNEL_PORT, and one more for each data-parallel rank."""
 ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-KV_DTYPES = {"bf16": "auto", "fp8": "fp8"}
+KV_DTYPES = {"bf16": "auto", "fp8": "fp8", "fp4": "nvfp4"}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
@@ -61,20 +63,27 @@ def _same_dp(_: Any, scenario: Scenario) -> str | None:
     return None
 
 
+def _stages(value: Any, scenario: Scenario) -> str | None:
+    model = load_model(scenario.model)
+    if value > 1 and (model.state is not None or model.attention.window_tokens):
+        return "NixlConnector pulls no hybrid layouts from pipeline stages (0.33.0, nixl/base_worker.py:871): 1"
+    return None
+
+
 SERVER_RULES: dict[str, Rule] = {
     **dict.fromkeys(("engine", "state_dtype", "*.long_prefill_tokens", "prefill.hold_timeout", "decode.allocation")),
     "weight_dtype": weights,
-    "kv_dtype": one_of(("bf16", "fp8"), "vLLM"),
+    "kv_dtype": one_of(KV_DTYPES, "vLLM"),
     "page_size": lambda value, _: (
-        None if value in (1, *BLOCK_SIZES) else f"vLLM has blocks of {', '.join(map(str, BLOCK_SIZES))} tokens"
+        None if value == 1 or value % BLOCK == 0 else f"vLLM's kernels have blocks of multiples of {BLOCK} tokens"
     ),
     "*.tp": one_host,
     "*.eviction": one_of(("lru",), "vLLM"),
-    "*.policy": one_of(("fcfs",), "vLLM"),
-    "priorities": "start vLLM with --scheduling-policy priority yourself; leave it out",
+    "*.policy": one_of(("fcfs", "priority"), "vLLM"),
+    "priorities": None,
     "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first"), "vLLM"),
-    "prefill.cp": "prefill context parallelism of vLLM is not modelled: 1",
-    "prefill.pp": "NixlConnector pulls from no pipeline stages (0.33.0): 1",
+    "prefill.cp": "vLLM's context parallelism is another than SGLang's, and pdsim does not model it: 1",
+    "prefill.pp": _stages,
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",
     "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),
     "decode.admission": one_of(
@@ -133,7 +142,9 @@ def _uses_nixl(scenario: Scenario) -> bool:
 def own_ways(scenario: Scenario) -> list[str]:
     """Notes on what the scenario has as SGLang does it, and vLLM does in another way."""
     found = []
-    if scenario.page_size not in BLOCK_SIZES:
+    if scenario.priorities:
+        found.append("priorities: vLLM's smallest number goes first, and a request sends its own: send them negated")
+    if scenario.page_size % BLOCK:
         found.append(f"page_size: {scenario.page_size}: vLLM chooses its block size, 16 tokens on most GPUs")
     if scenario.prefill is not None and _hold_seconds(scenario.prefill) is not None and _uses_nixl(scenario):
         found.append(
@@ -155,11 +166,12 @@ def own_ways(scenario: Scenario) -> list[str]:
 
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
     """Flags of resolved settings."""
-    block = scenario.page_size if scenario.page_size in BLOCK_SIZES else None
+    block = None if scenario.page_size % BLOCK else scenario.page_size
     redundant = servers.redundant_experts
     eplb = None if redundant is None else json.dumps({"num_redundant_experts": redundant})
     flags: Flags = [
         ("tensor-parallel-size", servers.tp // servers.dp),
+        ("pipeline-parallel-size", servers.split.pp if servers.split.pp > 1 else None),
         ("data-parallel-size", servers.dp if servers.dp > 1 else None),
         ("enable-expert-parallel", servers.has_whole_experts),
         ("enable-eplb", redundant is not None),
@@ -177,6 +189,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     if isinstance(servers, ComputingSettings):
         chunk = servers.rank_chunk_tokens
         flags.append(("max-num-batched-tokens", chunk) if chunk else ("no-enable-chunked-prefill", True))
+        flags.append(("scheduling-policy", "priority" if scenario.priorities else None))
         flags.append(("long-prefill-token-threshold", servers.long_prefill_tokens))
         flags.append(("no-async-scheduling", not getattr(servers, "overlap", True)))
     if isinstance(servers, DecodingSettings):
@@ -207,7 +220,7 @@ def _hold_seconds(servers: ServerSettings) -> int | None:
 
 def environment(place: Place, servers: ServerSettings, connector: str | None) -> dict[str, object]:
     """Variables of a server: its GPUs, and where the other role finds it."""
-    gpus = ",".join(str(place.first_gpu + i) for i in range(servers.tp))
+    gpus = ",".join(str(place.first_gpu + i) for i in range(servers.num_server_gpus))
     found: dict[str, object] = {"CUDA_VISIBLE_DEVICES": gpus}
     if connector == "nixl":
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = place.host

@@ -73,18 +73,18 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
 def _wrong_for_vllm(scenario: "Scenario") -> str:
     prefill, decode = scenario.prefill, scenario.decode
     if prefill is not None and prefill.pp > 1:
-        return f"prefill.pp: {prefill.pp}: vLLM's NixlConnector pulls from no pipeline stages (0.33.0); leave it out"
+        return f"prefill.pp: {prefill.pp}: pdsim does not model vLLM's pipeline stages; leave it out"
     if prefill is not None and prefill.cp > 1:
-        return f"prefill.cp: {prefill.cp}: context parallelism is SGLang's only here; leave it out"
+        return f"prefill.cp: {prefill.cp}: pdsim does not model vLLM's context parallelism; leave it out"
     if decode is not None and decode.allocation != "prefill_complete":
         return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
     if decode is not None and decode.speculative_draft_tokens is not None:
-        return "decode.speculative_draft_tokens: decoding with drafts is SGLang's only here; leave it out"
+        return "decode.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
     if any(servers.host_cache is not None for servers in scenario.roles.values()):
-        return "host_cache is SGLang's; leave it out"
+        return "host_cache: pdsim does not model vLLM's tiers (OffloadingConnector); leave it out"
     if (aggregated := scenario.aggregated) is not None:
         if aggregated.speculative_draft_tokens is not None:
-            return "aggregated.speculative_draft_tokens: decoding with drafts is SGLang's only here; leave it out"
+            return "aggregated.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
         if aggregated.schedule_conservativeness != 1:
             return "aggregated.schedule_conservativeness is SGLang's; leave it out"
         if aggregated.priority_preemption_threshold is not None:
@@ -139,7 +139,7 @@ def _of_split_prefill(scenario: "Scenario") -> str:
     }
     for name, size, others in (("pp", prefill.pp, beside | of_stages), ("cp", prefill.cp, beside)):
         if size > 1 and (found := next((field for field, is_given in others.items() if is_given), "")):
-            return f"prefill.{name} {size} is not modelled beside {found}; leave one of the two out"
+            return f"pdsim does not model prefill.{name} {size} beside {found}; leave one of the two out"
     return ""
 
 
@@ -159,7 +159,7 @@ def _of_elastic_clusters(scenario: "Scenario") -> str:
     if (prefill.gpu, prefill.tp) != (decode.gpu, decode.tp):
         wrong = "servers that change roles need the same gpu and tp in both"
     elif prefill.dp > 1 or decode.dp > 1:
-        wrong = "dp: with data-parallel attention no server changes its role (as SGLang refuses)"
+        wrong = "dp: pdsim does not model servers with data-parallel attention that change their role; leave it out"
     elif scenario.network.staging is not None:
         wrong = "network.staging is for unequal tp; leave it out"
     elif scenario.faults:

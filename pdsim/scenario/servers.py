@@ -280,7 +280,7 @@ class DecodeSettings(DecodingSettings):
         if self.radix_cache and self.acceptance is not None and self.speculative_draft_layers == 0:
             raise ValueError(
                 "radix_cache: true and speculative_draft_layers: 0 exclude each other: with a radix cache SGLang's "
-                "decode takes EAGLE, EAGLE3 and DSPARK (0.5.23, arg_groups/speculative_hook.py:164)"
+                "decode takes EAGLE, EAGLE3 and DSPARK (0.5.23, arg_groups/speculative_hook.py:167)"
             )
         return self
 

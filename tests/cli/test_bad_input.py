@@ -273,7 +273,7 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
             ["engine=vllm", "decode.allocation=early"],
             "engine vllm: decode.allocation: early: decode allocates pages for",
         ),
-        (["engine=vllm", "decode.host_cache=0"], "engine vllm: host_cache is SGLang's; leave it out"),
+        (["engine=vllm", "decode.host_cache=0"], "engine vllm: host_cache: pdsim does not model vLLM's tiers"),
         (
             ["engine=vllm", "prefill=null", "decode=null", "aggregated={gpu: h100, schedule_conservativeness: 0.5}"],
             "engine vllm: aggregated.schedule_conservativeness is SGLang's; leave it out",
@@ -285,7 +285,7 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
                 "engine=vllm",
                 "decode={gpu: h100, radix_cache: false, speculative_draft_tokens: 2, speculative_accept_length: 1}",
             ],
-            "engine vllm: decode.speculative_draft_tokens: decoding with drafts is SGLang's only here",
+            "engine vllm: decode.speculative_draft_tokens: pdsim does not model vLLM's drafts",
         ),
         (["engine=vllm", "prefill.layer_groups=2"], "prefill.layer_groups: 2, but decode.allocation prefill_complete"),
     ],

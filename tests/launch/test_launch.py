@@ -335,10 +335,44 @@ def test_a_server_of_stages_has_the_gpus_of_all(tp, num_processes):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
-def test_vllm_refuses_stages(engine):
-    without = (section for section in WITHOUT[engine] if section != "network.staging")
-    with pytest.raises(ConfigError, match=r"prefill\.pp: 2: NixlConnector"):
-        text(engine, scenario(*((section, None) for section in without), *STAGES))
+def test_vllm_has_stages_but_of_hybrid_layouts(engine):
+    without = [(section, None) for section in WITHOUT[engine] if section != "network.staging"]
+    prefill = text(engine, scenario(*without, *STAGES))[0][0 if engine == "vllm" else 1]
+    assert "--pipeline-parallel-size 2" in prefill
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3" in prefill
+    with pytest.raises(ConfigError, match=r"prefill\.pp: 2: NixlConnector pulls no hybrid layouts"):
+        text(engine, scenario(*without, *STAGES, ("model", "gpt-oss-120b")))
+
+
+def test_sglang_grants_pages_late_where_its_servers_take_that():
+    late = [
+        ("decode.allocation", "prefill_complete"),
+        ("network.transport", "mooncake-rdma"),
+        ("network.staging", None),
+    ]
+    commands, _ = text("sglang", scenario(*late, ("prefill.tp", "1"), ("decode.tp", "1")))
+    assert "--disaggregation-decode-allocation-policy prefill_complete" in commands[1]
+    with pytest.raises(
+        ConfigError, match=r"decode.allocation: prefill_complete: SGLang refuses it with tp above dp \("
+    ):
+        text("sglang", scenario(*late))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+def test_vllm_schedules_by_priority(engine):
+    without = [(section, None) for section in WITHOUT[engine]]
+    commands, notes = text(engine, scenario(*without, ("priorities", "{chat: 1}")))
+    assert sum("--scheduling-policy priority" in command for command in commands) == 1
+    assert any("send them negated" in note for note in notes)
+
+
+def test_sglang_sorts_prompts_by_what_is_not_cached():
+    shortest = ("prefill.policy", "shortest_prompt_first")
+    commands, notes = text("sglang", scenario(shortest))
+    assert "--schedule-policy shortest-prefill-first" in commands[0]
+    assert any("shortest_prompt_first: SGLang's rule sorts by what is not cached" in note for note in notes)
+    with pytest.raises(ConfigError, match="needs radix_cache: true"):
+        text("sglang", scenario(shortest, ("prefill.radix_cache", "false")))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "dynamo", "dynamo-vllm"])

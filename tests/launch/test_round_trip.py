@@ -34,7 +34,7 @@ computing = {
 decode_only = {
     "polling_interval": st.integers(1, 9),
     "extra_slots": st.integers(0, 99),
-    "allocation": st.sampled_from(["early", "prefill_complete"]),
+    "allocation": st.just("early"),
     "admission": st.builds(
         lambda reserved, most: {"reserved_tokens": reserved, "max_estimated_output_tokens": most},
         st.integers(0, 999),
