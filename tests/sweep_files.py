@@ -19,7 +19,7 @@ seeds: [1, 2]
 grid:
   page_size: [4, 8]
   decode.radix_cache: [false, true]
-slos: {chat: {ttft: 1 s, attainment: 0.9}}
+slos: {chat: ttft < 1 s for 90 %}
 """
 
 

@@ -9,7 +9,7 @@ from docs.fields import reference
 from pdsim.scenario.component import BUILT_IN
 from pdsim.scenario.fields import DURATION, RATE, SIZE
 from pdsim.show.reference import COMPONENTS, REQUIRED, default_in, entries, entry
-from pdsim.study.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
+from pdsim.study.sweep_file import Sample, SearchSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
 from tests.markdown import ROOT, plain, sections, table
 
@@ -65,7 +65,7 @@ def test_every_transport_is_named_with_its_link():
 
 @pytest.mark.parametrize(
     ("heading", "section"),
-    [("The file", SweepFile), ("random and sobol", Sample), ("slos", SloSettings), ("search", SearchSettings)],
+    [("The file", SweepFile), ("random and sobol", Sample), ("search", SearchSettings)],
 )
 def test_every_field_of_a_sweep_file_is_documented_with_its_default(heading, section):
     rows = [row for row in table(SWEEPS[heading]) if len(row) == 4]

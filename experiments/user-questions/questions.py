@@ -114,7 +114,8 @@ QUESTIONS = (
         "Does a radix cache on decode help me?",
         "sglang#19746",
         "1.32 times the requests/s, median TTFT an eighth",
-        "pdsim ask decode-cache experiments/decode-radix-b200/scenario.yaml --seeds 1 --ttft-ms 10000 --tpot-ms 200",
+        "pdsim ask decode-cache experiments/decode-radix-b200/scenario.yaml --seeds 1 "
+        "--slo 'ttft < 10 s and tpot < 200 ms for 90 %'",
         lambda a: (
             f"{ratio(a, 'on', 'off', 'rate'):.2f} times the requests/s, "
             f"median TTFT 1/{1 / ratio(a, 'on', 'off', 'median_ttft'):.0f}"
@@ -139,7 +140,7 @@ QUESTIONS = (
         "How many tokens should decode reserve for a request?",
         "sglang#6860",
         "output tokens/s -56 % with 1,024",
-        "pdsim ask admission --seeds 1 --ttft-ms 60000",
+        "pdsim ask admission --seeds 1 --slo 'ttft < 60 s and tpot < 50 ms for 90 %'",
         lambda a: f"{ratio(a, 'reserve 1024', 'reserve 128', 'tokens') - 1:+.0%} against 128".replace("%", " %"),
     ),
     Question(
@@ -153,7 +154,7 @@ QUESTIONS = (
         "Can more prefill replicas bring TTFT under the SLO?",
         "dynamo#11624",
         "no, where one request alone misses it",
-        "pdsim ask pd-ratio --seeds 1 --ttft-ms 100 --set workload.num_requests=200",
+        "pdsim ask pd-ratio --seeds 1 --slo 'ttft < 100 ms and tpot < 50 ms for 90 %' --set workload.num_requests=200",
         lambda a: f"no: one request alone takes {alone(a)}, where 100 ms are asked",
     ),
 )

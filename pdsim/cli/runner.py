@@ -15,6 +15,7 @@ from pdsim.cost.kernels import origins
 from pdsim.cost.settings import Kernels
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics import run_folder
+from pdsim.metrics.failures import failure_text
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary_rows import ranges
 from pdsim.scenario.build import build
@@ -25,6 +26,8 @@ from pdsim.scenario.sizing import layout_of, roles
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
+from pdsim.study.outcome import outcome_of_run
+from pdsim.study.slo import Slo
 from pdsim.system.catalog import names
 from pdsim.workload.client import ClosedLoop
 from pdsim.workload.request_spec import RequestSpec
@@ -43,16 +46,20 @@ def run_scenario(
     levels: bool = False,
     force: bool = False,
     with_ranges: bool = True,
+    slo: Slo | None = None,
 ) -> FinishedRun:
     """Simulate; with `out`, write the run folder as well, with journal and levels.
 
     with_ranges: simulate the fastest and the slowest, too, where no server was measured.
+    slo: limits that the run is judged by, under pdsim.slo of its summary. Raises ConfigError for classes that it lacks.
     """
     if out is not None:
         run_folder.require_out_of_run(out, force=force)
     loaded = load_scenario(path, changes)
     cluster = build(loaded)
     scenario = cluster.scenario
+    if slo is not None:
+        slo.require_classes(cluster.requests)
     with ExitStack() as stack:
         advance = stack.enter_context(progress_over(scenario.name, len(cluster.requests), quiet=quiet))
         journal = None if out is None else stack.enter_context(run_folder.journal_writer(out))
@@ -68,6 +75,9 @@ def run_scenario(
     summary["pdsim"]["interrupted"] = interrupted
     if with_ranges and loaded.uncertain and not interrupted:
         summary["pdsim"]["interval"] = _interval(loaded, cluster.requests, summary, quiet=quiet)
+    if slo is not None:
+        outcome = outcome_of_run(result.records.requests, scenario.client, slo, failure_text(summary))
+        summary["pdsim"]["slo"] = {"slo": str(slo), **outcome.to_json()}
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:
         write_run(out, scenario, finished, quiet=quiet)

@@ -31,6 +31,10 @@ def run(
     no_ranges: Annotated[
         bool, Parameter(help="Simulate once, where no server was measured: numbers without their ranges.")
     ] = False,
+    slo: Annotated[
+        str | None,
+        Parameter(help="Limits to judge the run by: ttft p99 < 2 s, or ttft < 2 s and tpot < 50 ms for 95 %."),
+    ] = None,
     set_: Set = (),
     seed: Seed = None,
     out: Out = None,
@@ -40,18 +44,23 @@ def run(
     """Simulate a scenario and print its summary."""
     from pdsim.cli.runner import run_scenario
     from pdsim.garbage import garbage_collection_paused
+    from pdsim.study.slo import Slo
 
     with garbage_collection_paused():
         changes = set_ if seed is None else (*set_, f"seed={seed}")
-        finished = run_scenario(scenario, changes, out, quiet=json_, force=force, with_ranges=not no_ranges)
+        wanted = None if slo is None else Slo.parse(slo)
+        finished = run_scenario(scenario, changes, out, quiet=json_, force=force, with_ranges=not no_ranges, slo=wanted)
         gc.freeze()  # the process ends soon: what is there need not be searched
     if json_:
         print_json(finished.summary)
     else:
+        from pdsim.show.slo_table import print_slo
         from pdsim.show.tables import print_stages, print_summaries
 
         print_warnings(finished)
         print_summaries({finished.name: finished.summary})
+        if "slo" in finished.summary["pdsim"]:
+            print_slo(finished.summary["pdsim"]["slo"])
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")

@@ -14,8 +14,8 @@ from cyclopts import Parameter
 
 from pdsim.cli.command import Engine, Jobs, Json, Limits, Port, Set, Trace, out_at, print_json
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
-from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
+from pdsim.study.slo import DEFAULT_SLO, Slo
 from pdsim.study.sweep_file import NUM_RANGES
 from pdsim.system.catalog import CatalogError, load_gpu
 

@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, repeat
-from math import floor, sqrt
+from math import floor, inf, sqrt
 from operator import add, mul
 from typing import TypeVar
 
@@ -31,7 +31,7 @@ class Samples:
         return sqrt(sum((v - mean) ** 2 for v in self._sorted) / len(self._sorted)) if self._sorted else 0.0
 
     def percentile(self, percent: float) -> float:
-        return _interpolate(percent, len(self._sorted), self._sorted.__getitem__) if self._sorted else 0.0
+        return interpolated(percent, len(self._sorted), self._sorted.__getitem__) if self._sorted else 0.0
 
 
 Number = TypeVar("Number", int, float)
@@ -82,7 +82,7 @@ class RunSamples:
         return sqrt(max(0.0, total) / self.count)
 
     def percentile(self, percent: float) -> float:
-        return _interpolate(percent, self.count, self._value_at) if self.count else 0.0
+        return interpolated(percent, self.count, self._value_at) if self.count else 0.0
 
     def max(self) -> float:
         return self._lasts[-1] if self._lasts else 0.0
@@ -119,10 +119,11 @@ def _arranged(values: "array[Number]", order: list[int]) -> "array[Number]":
     return array(values.typecode, list(map(values.tolist().__getitem__, order)))
 
 
-def _interpolate(percent: float, count: int, value_at: Callable[[int], float]) -> float:
+def interpolated(percent: float, count: int, value_at: Callable[[int], float]) -> float:
+    """The percentile of sorted values; infinite if a value that it lies between is."""
     position = (count - 1) * percent / 100
     rank = floor(position)
     low = value_at(rank)
-    if rank == position:
+    if rank == position or low == inf:
         return float(low)
     return float(low + (value_at(rank + 1) - low) * (position - rank))

@@ -56,7 +56,7 @@ def _cards(plan: Mapping[str, Any]) -> list[Card]:
     cards = [Card("GPUs", str(chosen["gpus"])), Card("price an hour", f"{chosen['price_per_h']:g}")]
     if chosen["kw"] is not None:
         cards.append(Card("GPU boards", f"{chosen['kw']:.1f} kW", "at most"))
-    cards += [Card(term, f"{share:.0%}", "of its limit") for term, share in chosen["of_limits"].items()]
+    cards += [Card(term["name"], f"{term['value']:.4g} {term['unit']}", _asked(term)) for term in chosen["terms"]]
     goodput = f"{chosen['goodput_per_s']:.3g} requests/s"
     cards.append(Card("within all limits", f"{chosen['attained']:.2%}", goodput))
     if plan["load_factor"] is not None:
@@ -88,7 +88,7 @@ def _figures(rows: list[tuple[str, Row]]) -> list[FigureBlock]:
 
 def _worst(row: Row) -> float | None:
     """The worst of the limits; None: it is not known, or has no end."""
-    shares = list(row["of_limits"].values())
+    shares = [term["of_limit"] for term in row["terms"]]
     return None if not shares or None in shares else max(shares)
 
 
@@ -98,15 +98,14 @@ def _clusters(terms: list[str], rows: list[tuple[str, Row]]) -> Table:
             Cell(row["cluster"]),
             cell(row["gpus"]),
             cell(row["price_per_h"]),
-            *(_share(row["of_limits"].get(term)) for term in terms),
+            *(_found(row, term) for term in terms),
             cell(row["attained"], ".1%"),
             Cell(remark, tone="good" if row["meets"] else "bad"),
             Cell(row["limit"]["resource"] if row.get("limit") else ""),
         ]
         for remark, row in rows
     ]
-    shares = [f"{term}, of its limit" for term in terms]
-    columns = ["cluster", "GPUs", "an hour", *shares, "within all", "which", "what limits it"]
+    columns = ["cluster", "GPUs", "an hour", *terms, "within all", "which", "what limits it"]
     return Table("Clusters", columns, lines, stacks=True)
 
 
@@ -118,18 +117,22 @@ def _classes(chosen: Row | None) -> list[Table]:
             cell(one["num_requests"], ","),
             cell(one["share"], ".2%"),
             cell(one["goodput_per_s"]),
-            Cell(", ".join(f"{term} at {_share(strain).text}" for term, strain in one["of_limits"].items())),
         ]
         for name, one in ((chosen or {}).get("classes") or {}).items()
     ]
-    columns = ["class", "requests", "within all limits", "goodput, requests/s", "of its own limits"]
+    columns = ["class", "requests", "within all limits", "goodput, requests/s"]
     return [Table("Classes of requests", columns, rows, stacks=True)] if rows else []
 
 
-def _share(strain: float | None) -> Cell:
-    if strain is None:
+def _found(row: Row, name: str) -> Cell:
+    term = next((term for term in row["terms"] if term["name"] == name), None)
+    if term is None or term["value"] is None:
         return Cell("")
-    return Cell(f"{significant(100 * strain)} %", strain, "good" if strain <= 1 else "bad")
+    return Cell(f"{significant(term['value'])} {term['unit']}", term["value"], "good" if term["met"] else "bad")
+
+
+def _asked(term: Row) -> str:
+    return f"{'at least' if term['unit'] == '%' else 'at most'} {term['limit']:g} {term['unit']}"
 
 
 def _notes(notes: list[str]) -> list[Table]:

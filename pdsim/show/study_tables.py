@@ -9,13 +9,12 @@ from rich.text import Text
 
 from pdsim.metrics.summary import STATISTICS
 from pdsim.metrics.summary_rows import counted
-from pdsim.scenario.fields import DURATION
 from pdsim.show.tables import new_console, new_table, print_first_that_fits, print_ranges
 from pdsim.study.estimate import Estimate
 from pdsim.study.planning.plan import Plan
 from pdsim.study.questions.answer import Answer
 from pdsim.study.result import PointResult, SweepResult
-from pdsim.study.sweep_file import SloSettings
+from pdsim.study.slo import Slo
 from pdsim.study.tasks import shown
 
 _LEAST = 4
@@ -104,8 +103,8 @@ def print_sweep(result: SweepResult) -> None:
         console.print(f"warning: {warning}", highlight=False, markup=False)
     for name, slo in result.slos.items():
         best = result.best(name)
-        num_met = sum(point.meets(name, slo) for point in best)
-        title = f"{name}: {_limits(slo)}; {num_met} of {counted(len(result.points), 'point')} meet it"
+        num_met = sum(point.meets(name) for point in best)
+        title = f"{name}: {slo}; {num_met} of {counted(len(result.points), 'point')} meet it"
         _print(title, best, name, slo)
     if not result.slos:
         _print(counted(len(result.points), "point"), [point for point in result.points if not point.error])
@@ -118,7 +117,7 @@ def print_sweep(result: SweepResult) -> None:
     console.print(f"{runs}: {result.folder}", highlight=False, markup=False)
 
 
-def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: SloSettings | None = None) -> None:
+def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo | None = None) -> None:
     """Fewer columns where there is no room for all, then narrower heads, then no intervals."""
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))
@@ -130,7 +129,7 @@ def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo
         made = new_table(title + more)
         if is_tight:
             made.padding = (0, 0)
-        rows = [_cells(point, fields, slo, wanted, percentile) for point in points]
+        rows = [_cells(point, fields, slo, percentile) for point in points]
         columns = [column for column in rows[0] if column not in left_out[:count]] if rows else []
         for column in columns:
             head = column.replace("_", "_\n") if is_tight else column
@@ -145,9 +144,7 @@ def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo
     print_first_that_fits([table(count, **form)] for form in forms for count in counts)
 
 
-def _cells(
-    point: PointResult, fields: Iterable[str], slo: str, wanted: SloSettings | None, percentile: str
-) -> dict[str, str]:
+def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str) -> dict[str, str]:
     """Cells by column. A saturated system has no latencies: they grow as long as it runs."""
     cells = {_POINT: str(point.number)}
     cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}
@@ -161,30 +158,21 @@ def _cells(
         cells[f"{name.upper()}\n{percentile}, ms"] = (
             "-" if point.is_saturated or not latency.mean else _number(latency, decimals)
         )
-    return {**cells, "": _note(point, slo, wanted)}
+    return {**cells, "": _note(point, slo)}
 
 
-def _percentile(wanted: SloSettings | None) -> str:
+def _percentile(wanted: Slo | None) -> str:
     """The one that the SLO is of, where summaries have it; else p99."""
-    asked = f"p{100 * wanted.attainment:.4g}" if wanted is not None else ""
+    asked = f"p{wanted.terms[0].percentile:.4g}" if wanted is not None else ""
     return asked if asked in STATISTICS else "p99"
 
 
-def _note(point: PointResult, slo: str, wanted: SloSettings | None) -> str:
+def _note(point: PointResult, slo: str) -> str:
     if point.is_saturated:
         return "saturated"
     if point.failures:
         return "requests failed"
-    return "" if wanted is None or point.meets(slo, wanted) else "missed"
-
-
-def _limits(slo: SloSettings) -> str:
-    limits = [
-        f"{name.upper()} {DURATION.show(limit)}"
-        for name, limit in (("ttft", slo.ttft), ("tpot", slo.tpot), ("e2e", slo.e2e))
-        if limit is not None
-    ]
-    return f"{', '.join(limits)} for {slo.attainment:.4g} of requests"
+    return "" if not slo or point.meets(slo) else "missed"
 
 
 def _number(value: Estimate, decimals: int) -> str:

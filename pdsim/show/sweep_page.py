@@ -60,14 +60,14 @@ def _answer(result: SweepResult, points: Sequence[PointResult]) -> str:
     if not result.slos:
         return f"Most requests per GPU: {described(best.changes)}."
     slo = next(iter(result.slos))
-    met = best.meets(slo, result.slos[slo])
+    met = best.meets(slo)
     return f"{'Best' if met else 'No point meets the SLO; nearest'} for {slo}: {described(best.changes)}."
 
 
 def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
     said = []
-    for slo, wanted in result.slos.items():
-        met = sum(point.meets(slo, wanted) for point in points)
+    for slo in result.slos:
+        met = sum(point.meets(slo) for point in points)
         said.append(f"{met} of {counted(len(result.points), 'point')} meet {slo}.")
     saturated = sum(point.is_saturated for point in points)
     if saturated:
@@ -362,10 +362,10 @@ def _row(result: SweepResult, point: PointResult, fields: Sequence[str]) -> list
         value = point.changes.get(field)
         row.append(Cell("" if value is None else shown(value), _numeric(value)))
     row.append(cell(point.num_gpus, "d"))
-    for slo, wanted in result.slos.items():
+    for slo in result.slos:
         share = point.attainment(slo)
         row.append(_estimate(point.goodput_per_gpu(slo)))
-        row.append(Cell(f"{share.mean:.1%}", share.mean, "good" if point.meets(slo, wanted) else "bad"))
+        row.append(Cell(f"{share.mean:.1%}", share.mean, "good" if point.meets(slo) else "bad"))
     row.append(cell(rate_per_gpu(point)))
     latencies = [point.metric(name) for name in ("p99_ttft_ms", "p99_tpot_ms")]
     row += [cell(None) if point.is_saturated else _estimate(latency) for latency in latencies]

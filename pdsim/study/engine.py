@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.result import PointResult, Replication, replication
+from pdsim.study.slo import Slo
 from pdsim.study.store import DAMAGED, Store
-from pdsim.study.sweep_file import SloSettings
 from pdsim.study.tasks import Done, Point, Task
 from pdsim.study.worker import compute, crashed
 
@@ -205,7 +205,7 @@ class Work:
         store: Store,
         engine: Engine,
         progress: Progress | None = None,
-        slos: Mapping[str, SloSettings] | None = None,
+        slos: Mapping[str, Slo] | None = None,
     ) -> None:
         """slos: limits that results are judged by; None: nobody asks for results."""
         self.store = store

@@ -1,70 +1,34 @@
-"""A sweep's result: each point's estimates over its replications, and goodput."""
+"""A sweep's result: each point's estimates over its replications, and how SLOs judge it."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pdsim.metrics.run_folder import load_pandas
 from pdsim.metrics.summary_rows import Ranges, ranges
 from pdsim.scenario.loading import Changes
 from pdsim.study.estimate import Estimate, estimate
-from pdsim.study.sweep_file import SloSettings
+from pdsim.study.readings import Attainment, Times
+from pdsim.study.slo import Judgement, Slo, mean_judgement
 from pdsim.study.tasks import described, metrics
 
-_ARRAYS = ("ttft_ns", "e2e_ns", "output_tokens")
-"""Columns that have a number for each request that finished."""
-
-
-class Attained(NamedTuple):
-    attainment: float
-    """Share of all requests that were sent; those that failed do not meet it."""
-    goodput_per_gpu: float
-    """Requests that meet it, per second and GPU."""
-    ttft_ms: float
-    """TTFT of finished requests at the percentile that is to meet the SLO; so is TPOT."""
-    tpot_ms: float
-
-
-def attained(slo: SloSettings, row: Any, ttft_ns: Any, e2e_ns: Any, output_tokens: Any) -> Attained:
-    """Result of a row and its arrays over finished requests. A request of one token has no time per token to meet."""
-    import numpy as np  # noqa: PLC0415
-
-    meets = np.ones(len(ttft_ns), dtype=bool)
-    if slo.ttft is not None:
-        meets &= ttft_ns <= slo.ttft
-    if slo.e2e is not None:
-        meets &= e2e_ns <= slo.e2e
-    if slo.tpot is not None:
-        meets &= e2e_ns - ttft_ns <= slo.tpot * (output_tokens - 1)
-    number = int(meets.sum())
-    sent = row["completed"] + row["failed"] + row["unfinished"]
-    seconds = row["duration"] * row["gpus"]
-    several = output_tokens > 1
-    tpot_ns = (e2e_ns - ttft_ns)[several] / (output_tokens[several] - 1)
-    tails = (float(np.percentile(ns, 100 * slo.attainment)) / 1e6 if len(ns) else 0.0 for ns in (ttft_ns, tpot_ns))
-    return Attained(number / sent if sent else 0.0, number / seconds if seconds else 0.0, *tails)
-
-
-class ClassAttainment(NamedTuple):
-    """Share of an SLO that the requests of one class attained."""
-
-    sent: int
-    attainment: float
+_OF_REQUESTS = ("ttft_ns", "e2e_ns", "output_tokens", "classes", "identity")
+"""Columns that are no number of the run."""
 
 
 @dataclass(frozen=True)
 class Replication:
-    """A run: its row, and what it attained of each SLO."""
+    """A run: its row, and how each SLO judges it."""
 
     row: Mapping[str, Any]
-    slos: Mapping[str, Attained]
+    slos: Mapping[str, Judgement]
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """Resolved, without its workload; empty: the run has no result."""
-    classes: Mapping[str, Mapping[str, ClassAttainment]] = field(default_factory=dict)
-    """Results by SLO and class, where requests have classes."""
+    classes: Mapping[str, Mapping[str, Attainment]] = field(default_factory=dict)
+    """Attainment by SLO and class, where requests have classes."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +81,17 @@ class PointResult:
         return {} if self.error else {name: self.metric(name).mean for name in metrics() if self._has(name)}
 
     def attainment(self, slo: str) -> Estimate:
-        return estimate([r.slos[slo].attainment for r in self.replications])
+        return estimate([r.slos[slo].attained.share for r in self.replications])
 
     def goodput_per_gpu(self, slo: str) -> Estimate:
-        return estimate([r.slos[slo].goodput_per_gpu for r in self.replications])
+        return estimate([r.slos[slo].attained.goodput_per_s for r in self.replications]).divided(self.num_gpus)
 
-    def meets(self, slo: str, wanted: SloSettings) -> bool:
-        return not self.error and not self.is_saturated and self.attainment(slo).mean >= wanted.attainment
+    def judgement(self, slo: str) -> Judgement:
+        """How an SLO judges all its runs. The point has a result."""
+        return mean_judgement([r.slos[slo] for r in self.replications])
+
+    def meets(self, slo: str) -> bool:
+        return not self.error and not self.is_saturated and self.judgement(slo).meets
 
     def to_json(self) -> dict[str, Any]:
         head = {"point": self.number, "fields": self.changes}
@@ -133,6 +101,8 @@ class PointResult:
             name: {
                 "attainment": self.attainment(name)._asdict(),
                 "goodput_per_gpu": self.goodput_per_gpu(name)._asdict(),
+                "meets": self.meets(name),
+                "terms": [one.to_json() for one in self.judgement(name).readings.values()],
             }
             for name in self.replications[0].slos
         }
@@ -152,7 +122,7 @@ class SweepResult:
     name: str
     folder: Path
     points: Sequence[PointResult]
-    slos: Mapping[str, SloSettings]
+    slos: Mapping[str, Slo]
     num_computed: int = 0
     num_kept: int = 0
     """Runs that were in the folder before."""
@@ -170,11 +140,10 @@ class SweepResult:
 
     def best(self, slo: str) -> list[PointResult]:
         """Points with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""
-        wanted = self.slos[slo]
 
         def rank(point: PointResult) -> tuple[bool, bool, float, int]:
             goodput = point.goodput_per_gpu(slo).mean
-            return (point.is_saturated, not point.meets(slo, wanted), -goodput, point.number)
+            return (point.is_saturated, not point.meets(slo), -goodput, point.number)
 
         return sorted((point for point in self.points if not point.error), key=rank)
 
@@ -243,33 +212,15 @@ def failures_of_points(points: Sequence[PointResult]) -> list[str]:
     return [f"{len(failed)} of {len(points)}, such as {described(failed[0].changes)}: {failed[0].failures}"]
 
 
-def replication(row: Mapping[str, Any], slos: Mapping[str, SloSettings]) -> Replication:
+def replication(row: Mapping[str, Any], slos: Mapping[str, Slo]) -> Replication:
     """A run by its shard's row."""
-    row = dict(row)
-    scenario = json.loads(row.pop("identity"))["scenario"]
-    arrays, classes = [row.pop(name) for name in _ARRAYS], row.pop("classes", None)
+    fields = {name: value for name, value in row.items() if name not in _OF_REQUESTS}
     if row["status"] != "ok":
-        return Replication(row, {})
+        return Replication(fields, {})
+    scenario = json.loads(row["identity"])["scenario"]
     if not slos:
-        return Replication(row, {}, scenario)
-    import numpy as np  # noqa: PLC0415  slow to import
-
-    arrays = [np.asarray(values, np.int64) for values in arrays]
-    found = {name: attained(slo, row, *arrays) for name, slo in slos.items()}
-    by_class = {}
-    if classes:
-        classes = np.asarray(classes, str)
-        by_class = {name: _by_class(slo, row, classes, arrays) for name, slo in slos.items()}
-    return Replication(row, found, scenario, by_class)
-
-
-def _by_class(slo: SloSettings, row: Any, classes: Any, arrays: Sequence[Any]) -> dict[str, ClassAttainment]:
-    """classes: of all requests, those that finished first."""
-    found = {}
-    for name in dict.fromkeys(classes.tolist()):
-        is_of = classes == name
-        done, sent = is_of[: len(arrays[0])], int(is_of.sum())
-        sent_row = {**row, "completed": sent, "failed": 0, "unfinished": 0}
-        share = attained(slo, sent_row, *(array[done] for array in arrays)).attainment
-        found[name] = ClassAttainment(sent, share)
-    return found
+        return Replication(fields, {}, scenario)
+    times = Times.of_row(row)
+    names = dict.fromkeys(row["classes"] or ())
+    by_class = {slo: {name: one.attained(times, name) for name in names} for slo, one in slos.items()} if names else {}
+    return Replication(fields, {name: slo.judge([times]) for name, slo in slos.items()}, scenario, by_class)

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdsim.metrics.run_folder import require_out
-from pdsim.study.sweep_file import SloSettings
+from pdsim.study.slo import Slo
 from pdsim.study.tasks import Done, Point
 
 PLAN = "plan.jsonl"
@@ -67,8 +67,8 @@ class Store:
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
 
-    def write_head(self, name: str, slos: Mapping[str, SloSettings]) -> None:
-        head = {"name": name, "slos": {slo: wanted.model_dump() for slo, wanted in slos.items()}}
+    def write_head(self, name: str, slos: Mapping[str, Slo]) -> None:
+        head = {"name": name, "slos": {slo: str(wanted) for slo, wanted in slos.items()}}
         _write_whole(self.folder / HEAD, f"{json.dumps(head, indent=2)}\n")
 
     def write_plan(self, points: Sequence[Point]) -> None:

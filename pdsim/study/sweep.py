@@ -15,12 +15,12 @@ from pdsim.scenario.room import POINT_BYTES, POINT_S, require_room
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.result import PointResult, SweepResult, replication
+from pdsim.study.slo import Slo
 from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.study.sweep_file import (
     NUM_RANGES,
     Range,
     SearchSettings,
-    SloSettings,
     assigned,
     designed_points,
     load_sweep,
@@ -84,7 +84,7 @@ def sweep(
                 work.compute(found)
                 return [work.result(point) for point in found]
 
-            search(file.search, slo, file.slos[slo], evaluate)
+            search(file.search, slo, evaluate)
         results = [work.result(point) for point in planner.points]
         best = {point.number for point in SweepResult(file.name, folder, results, file.slos).leading(ranges)}
         ends = [end for point in planner.points if point.number in best for end in planner.at_ends(point)]
@@ -107,7 +107,7 @@ def read_sweep(folder: Path) -> SweepResult:
         raise ConfigError(f"{folder} has no {HEAD}: start its sweep again, which keeps what is computed")
     try:
         head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
-        slos = {name: SloSettings.model_validate(wanted) for name, wanted in head["slos"].items()}
+        slos = {name: Slo.of_text(wanted) for name, wanted in head["slos"].items()}
         rows = list(map(json.loads, (folder / PLAN).read_text(encoding="utf-8").splitlines()))
     except (OSError, ValueError, KeyError, TypeError) as broken:
         raise ConfigError(f"{folder}: {HEAD} or {PLAN} is damaged: {broken}; start its sweep again") from None
@@ -134,7 +134,7 @@ def read_sweep(folder: Path) -> SweepResult:
     return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[at]) for at in computed), num_damaged)
 
 
-def search(settings: SearchSettings, slo: str, wanted: SloSettings, evaluate: Evaluate) -> None:
+def search(settings: SearchSettings, slo: str, evaluate: Evaluate) -> None:
     """Evaluate as many points as there are trials, chosen by Optuna's TPE; equal ones cost nothing.
 
     It is seeded and its batches have one size, so a search that is done again asks for the same points: what was
@@ -150,7 +150,7 @@ def search(settings: SearchSettings, slo: str, wanted: SloSettings, evaluate: Ev
             if point.error:
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
-                study.tell(trial, _objective(point, settings, slo, wanted))
+                study.tell(trial, _objective(point, settings, slo))
 
 
 def load_optuna() -> Any:
@@ -172,10 +172,10 @@ def _changes(trial: Any, settings: SearchSettings) -> Changes:
     return assigned(chosen)
 
 
-def _objective(point: PointResult, settings: SearchSettings, slo: str, wanted: SloSettings) -> float:
+def _objective(point: PointResult, settings: SearchSettings, slo: str) -> float:
     """Value to maximise. Points whose rate does not count lie below all others, the nearer to the SLO the higher."""
     if settings.maximise == "goodput":
         return point.goodput_per_gpu(slo).mean
-    if not point.meets(slo, wanted):
+    if not point.meets(slo):
         return point.attainment(slo).mean - 1.0 - point.is_saturated
     return point.metric("request_throughput").mean / point.num_gpus

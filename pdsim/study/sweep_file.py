@@ -8,11 +8,12 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
-from pdsim.scenario.fields import DIMENSIONS, Dimension, Duration, FineDuration, Section
+from pdsim.scenario.fields import DIMENSIONS, Dimension, Section
 from pdsim.scenario.loading import Changes, read_section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.study.slo import Slo
 from pdsim.workload.request_spec import Streams
 
 NUM_RANGES = 3
@@ -218,22 +219,22 @@ class Sample(Section):
     fields_: Fields = Field(alias="fields")
 
 
-class SloSettings(Section):
-    """Limits of a request, and the share of all requests that must meet them."""
+def _slo(value: Any) -> Slo:
+    """Raises ValueError for what is no text of limits."""
+    if isinstance(value, Slo):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, such as 'ttft < 2 s and tpot < 50 ms for 95 %', found {value!r}")
+    return Slo.of_text(value)
 
-    ttft: Duration | None = None
-    """Longest time to the first token."""
-    tpot: FineDuration | None = None
-    """Longest time per output token after the first."""
-    e2e: Duration | None = None
-    """Longest time to the last token."""
-    attainment: float = Field(default=0.99, gt=0, le=1)
 
-    @model_validator(mode="after")
-    def _has_a_limit(self) -> "SloSettings":
-        if self.ttft is None and self.tpot is None and self.e2e is None:
-            raise ValueError("no limit: give it ttft, tpot or e2e, such as ttft: 2 s")
-        return self
+SloText = Annotated[
+    Slo,
+    PlainValidator(_slo, json_schema_input_type=str),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string"}),
+]
+"""An SLO as `--slo` takes it."""
 
 
 class SearchSettings(Section):
@@ -269,7 +270,7 @@ class SweepFile(Section):
     sobol: Sample | None = None
     """A scrambled Sobol sequence: more even than random. Its count is a power of two."""
     search: SearchSettings | None = None
-    slos: dict[str, SloSettings] = Field(default={})
+    slos: dict[str, SloText] = Field(default={})
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "SweepFile":
@@ -286,7 +287,7 @@ class SweepFile(Section):
         """The name of the SLO that a search looks at."""
         if search.slo is None and len(self.slos) == 1:
             return next(iter(self.slos))
-        known = ", ".join(self.slos) or "none; give it some, as in slos: {chat: {ttft: 2 s, tpot: 50 ms}}"
+        known = ", ".join(self.slos) or "none; give it some, as in slos: {chat: ttft p99 < 2 s}"
         if search.slo is None:
             raise ValueError(f"search.slo is missing; there are {known}")
         if search.slo not in self.slos:

@@ -21,7 +21,7 @@ from pdsim.scenario.loading import Changes, apply_change, load_scenario, parse_s
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
-from pdsim.study.planning.slo import Slo
+from pdsim.study.slo import Slo
 from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, lookups_remembered, own_entries
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")

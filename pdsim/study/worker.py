@@ -16,15 +16,14 @@ from typing import IO, Any
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.explain import mean_stage_ms
 from pdsim.metrics.failures import failure_text, failures_in
-from pdsim.metrics.summary import is_saturated
 from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
 from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Observation, Simulation
-from pdsim.study.planning.slo import MissedError, Tally
+from pdsim.study.outcome import cannot_take_load
+from pdsim.study.slo import MissedError, Tally
 from pdsim.study.tasks import Done, Task, with_all_columns
 from pdsim.system.catalog import borrow, lookups_remembered
-from pdsim.workload.client import OpenLoop
 from pdsim.workload.request_spec import RequestSpec, classes_of
 from pdsim.workload.trace_file import InputWarning
 
@@ -93,7 +92,7 @@ def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
         "status": "ok",
         "message": "",
         "failures": failure_text(summary),
-        "saturated": isinstance(result.scenario.client, OpenLoop) and is_saturated(requests),
+        "saturated": cannot_take_load(result.scenario.client, requests),
         "gpus": result.scenario.num_gpus,
         "ttft_ns": [r.first_token_ns - r.arrival_ns for r in done if r.first_token_ns is not None],
         "e2e_ns": [r.end_ns - r.arrival_ns for r in done if r.end_ns is not None],

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
@@ -12,10 +12,12 @@ from pdsim.scenario.loading import Changes
 from pdsim.scenario.servers import DecodeSettings, PrefillSettings, Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.planning.slo import Term
+from pdsim.study.outcome import SATURATED
 from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging, price_per_h
-from pdsim.study.planning.trials import SATURATED, Trials
+from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import ROUTERS, Base
+from pdsim.study.readings import Times
+from pdsim.study.slo import Term
 from pdsim.study.tasks import described
 from pdsim.system.catalog import names
 
@@ -167,7 +169,8 @@ def _servers(chosen: Mapping[str, Any]) -> tuple[list[Server], list[int]]:
 
 
 def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The term against its limit; None: the run failed, or too many requests for the percentile to have an end."""
-    strains = [term.strain_of_row(row) if row["status"] == "ok" else inf for row in rows]
-    known = [strain if isfinite(strain) else None for strain in strains]
-    return {"goal": term.goal, "strains": known, "limit": term.limit, "unit": term.unit}
+    """What was found of a term; None: too many requests failed for the percentile to have an end."""
+    readings = [term.reading(Times.of_row(row)) for row in rows if row["status"] == "ok"]
+    values = [one.value if isfinite(one.value) else None for one in readings]
+    are_met = [*(one.is_met for one in readings), *(False for _ in rows[len(readings) :])]
+    return {"goal": term.goal, "values": values, "unit": readings[0].unit, "met": are_met}

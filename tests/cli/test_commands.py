@@ -202,7 +202,7 @@ def test_an_arm_leaves_its_first_requests_out(capsys, scenario, tmp_path, skip):
 def test_one_of_a_kind_is_no_plural(capsys, aggregated, scenario, tmp_path):
     one = ["--set", "workload={use: random_lengths, num_requests: 1, input_tokens: 40, output_tokens: 4}"]
     run, page, sweep = tmp_path / "run", tmp_path / "page.html", tmp_path / "sweep.yaml"
-    sweep.write_text("scenario: little.yaml\npoints: [{page_size: 1}]\nslos: {chat: {e2e: 1 h}}\n")
+    sweep.write_text("scenario: little.yaml\npoints: [{page_size: 1}]\nslos: {chat: e2e < 1 h for 99 %}\n")
     shown = [
         output(capsys, "run", scenario, *one, "--out", run),
         output(capsys, "explain", run, "--request", 0),

@@ -11,11 +11,12 @@ import pytest
 
 from pdsim.scenario.yaml_file import write_yaml
 from pdsim.study.engine import InProcessEngine, Work
+from pdsim.study.outcome import Outcome, outcome_of
 from pdsim.study.planning.planning import Trials, cheapest, search
-from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.planning.space import CandidateCluster, Space
-from pdsim.study.planning.trials import Outcome, outcome_of
 from pdsim.study.questions.base import AskOptions, Base, base_of
+from pdsim.study.readings import Times
+from pdsim.study.slo import Slo, Term
 from pdsim.study.store import Store
 
 LENGTHS = {"use": "uniform", "low": 20, "high": 300}
@@ -97,7 +98,7 @@ def slo_of(seed: int, *, has_classes: bool) -> Slo:
         return Slo.parse("; ".join([*limits, "e2e p100 < 60 s"]))
     ttft, tpot = ("ttft", random.uniform(100, 2500)), ("tpot", random.uniform(15, 60))
     if random.random() < 0.3:
-        return Slo((Term((ttft, tpot), random.choice((50, 90, 99))),))
+        return Slo((Term((ttft, tpot), random.choice((50, 90, 99)), is_share=True),))
     return Slo(tuple(Term((limit,), random.choice((50, 90, 99))) for limit in (ttft, tpot)))
 
 
@@ -112,7 +113,7 @@ def test_search_finds_the_price_that_trying_all_finds(seed):
     load = seed % len(LOADS)
     slo = slo_of(seed, has_classes=load == len(LOADS) - 1)
     runs = every_run(load, space_of(seed))
-    outcomes = {one: outcome_of(paths, slo, is_record=True) for one, paths in runs.items()}
+    outcomes = {one: outcome_of(paths, slo) for one, paths in runs.items()}
     asked: list[CandidateCluster] = []
 
     def evaluate(batch):
@@ -126,13 +127,13 @@ def test_search_finds_the_price_that_trying_all_finds(seed):
     assert not best or len(runs) < 20 or len(asked) < len(runs)
 
 
-@pytest.mark.parametrize(("ttft_ms", "wins"), [(200, "TP4 PP2"), (400, "TP4"), (800, "TP4"), (5000, "TP2 PP2")])
+@pytest.mark.parametrize(("ttft_ms", "wins"), [(200, "TP4 PP2"), (400, "TP4"), (800, "TP4"), (6000, "TP2 PP2")])
 def test_search_finds_what_trying_all_finds_of_stages_and_groups(ttft_ms, wins):
     """Of disaggregated clusters alone; groups need TP8, for each has the whole model."""
     runs = every_run(0, Space({"h100": 1.0}, 20, {**STAGES, "prefill.chunked_prefill_tokens": [512]}))
     assert {one.servers[0].split[1:] for one in runs} >= {(2, 1), (4, 1), (1, 2)}
     slo = Slo.parse(f"ttft p50 < {ttft_ms} ms, tpot p99 < 60 ms")
-    outcomes = {one: outcome_of(paths, slo, is_record=True) for one, paths in runs.items()}
+    outcomes = {one: outcome_of(paths, slo) for one, paths in runs.items()}
     found = cheapest(search(list(runs), lambda batch: [outcomes[one] for one in batch]))
     assert found == cheapest(outcomes)
     assert found[0].servers[0].split.words == wins
@@ -144,9 +145,9 @@ def test_a_run_that_ends_early_is_judged_as_the_whole(load, tmp_path):
     slo = strict(slo_of(load, has_classes=load == len(LOADS) - 1), 3)
     some = list(runs)[:: max(1, len(runs) // 12)]
     early = trials_of(base, slo, tmp_path).outcomes([one.changes for one in some])
-    whole = [outcome_of(runs[one], slo, is_record=base.is_sample) for one in some]
+    whole = [outcome_of(runs[one], slo) for one in some]
     assert [outcome.meets for outcome in early] == [outcome.meets for outcome in whole]
-    assert [outcome.strains for outcome in early if outcome.meets] == [o.strains for o in whole if o.meets]
+    assert [outcome.judgement for outcome in early if outcome.meets] == [o.judgement for o in whole if o.meets]
     assert any(not outcome.meets for outcome in early)
 
 
@@ -166,12 +167,14 @@ def test_a_class_is_judged_as_if_its_requests_were_all(seed):
             "output_tokens": [tokens for _, _, tokens in chosen],
             "failed": len(lost) if name is None else lost.count(name),
             "unfinished": 0,
+            "classes": None,
+            "duration": 1.0,
         }
 
     for name in CLASSES[:2]:
         of_class = [replace(term, request_class=name) for term in slo.terms]
-        found = [term.strain_of_row({**row(None), "classes": done + lost}) for term in of_class]
-        assert found == [term.strain_of_row(row(name)) for term in slo.terms]
+        found = [term.reading(Times.of_row({**row(None), "classes": done + lost})).value for term in of_class]
+        assert found == [term.reading(Times.of_row(row(name))).value for term in slo.terms]
 
 
 @pytest.mark.parametrize("load", range(len(LOADS)))
@@ -183,10 +186,10 @@ def test_a_lone_request_is_the_one_that_the_run_is_judged_by(load, tmp_path):
     (outcome,) = trials.whole([alone])
     found = trials.lone_request("1P1D", alone)
     assert found is not None
-    assert (found.term, found.strain) == (outcome.worst, pytest.approx(outcome.strain))
+    assert (found.term, found.ratio) == (outcome.judgement.worst, pytest.approx(outcome.ratio))
 
 
 def test_a_search_without_any_that_meets_it_ends():
     runs = every_run(0, SPACE)
-    missed = Outcome(meets=False, reason="too slow", num_ended=0, strains={})
+    missed = Outcome(meets=False, reason="too slow", num_ended=0)
     assert cheapest(search(list(runs), lambda batch: [missed] * len(batch))) == []

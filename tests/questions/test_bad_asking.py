@@ -10,10 +10,10 @@ from pdsim.cli import main
 
 WRONG = [
     (["pdratio"], "no question 'pdratio' (did you mean 'pd-ratio'?); there are pd-ratio, pd-or-not"),
-    (["routing", "--ttft-ms", "nan"], "--ttft-ms nan: a number above 0"),
-    (["routing", "--tpot-ms", "inf"], "--tpot-ms inf: a number above 0"),
-    (["routing", "--attainment", "nan"], "--attainment nan: a share"),
-    (["routing", "--attainment", "90"], "--attainment 90: a share, above 0 and at most 1"),
+    (["routing", "--slo", "ttft < 0 s for 90 %"], "a limit is above 0"),
+    (["routing", "--slo", "tpot < inf ms for 90 %"], "tpot < inf ms for 90 %"),
+    (["routing", "--slo", "ttft < 1 s for 0 %"], "p0 is no percentile, above 0 and at most 100"),
+    (["routing", "--slo", "ttft < 1 s"], "'ttft < 1 s' is no METRIC pNN < DURATION"),
     (["routing", "--set", "model=llama-3.1-7b"], "no model 'llama-3.1-7b' in the catalog"),
     (["routing", "--set", "decode.gpu=h2000"], "no gpu 'h2000' in the catalog"),
     (["routing", "--trace", "nowhere.csv"], "--trace: no trace file nowhere.csv"),
@@ -63,7 +63,7 @@ def test_what_is_wrong_is_said(arguments, message, tmp_path, monkeypatch, capsys
     ("wrong", "message"),
     [
         ({"seeds": 0}, "--seeds 0: at least 1"),
-        ({"ttft_ms": 0}, "--ttft-ms 0: a number above 0"),
+        ({"slo": "ttft < 0 s for 90 %"}, "a limit is above 0"),
         ({"trace": "nowhere.csv"}, "--trace: no trace file nowhere.csv"),
     ],
     ids="".join,

@@ -32,8 +32,9 @@ def ask(tmp_path):
     path = tmp_path / "base.yaml"
     path.write_text(SCENARIO)
 
-    def asked(name, *changes, seeds=1, **options):
-        return pdsim.ask(name, path, changes=changes, seeds=seeds, jobs=1, **options)
+    def asked(name, *changes, seeds=1, ttft_ms=2000, tpot_ms=50, **options):
+        slo = f"ttft < {ttft_ms} ms and tpot < {tpot_ms} ms for 90 %"
+        return pdsim.ask(name, path, changes=changes, seeds=seeds, jobs=1, slo=slo, **options)
 
     return asked
 

@@ -32,8 +32,9 @@ def ask(tmp_path):
     path = tmp_path / "bursty.yaml"
     path.write_text(BURSTY)
 
-    def asked(name, *changes, seeds=1, attainment=0.99, **options):
-        return pdsim.ask(name, path, changes=changes, seeds=seeds, jobs=1, attainment=attainment, **options)
+    def asked(name, *changes, seeds=1, ttft_ms=2000, tpot_ms=50, percent=99, **options):
+        slo = f"ttft < {ttft_ms} ms and tpot < {tpot_ms} ms for {percent} %"
+        return pdsim.ask(name, path, changes=changes, seeds=seeds, jobs=1, slo=slo, **options)
 
     return asked
 
@@ -146,11 +147,11 @@ def test_a_miss_says_by_how_much(ask):
     tail = next(row.estimates["tail_ttft"].mean for row in made.rows if row.arm == made.winner)
     (told,) = re.findall(r"TTFT p99 is ([\d.]+) ms where 10 ms are asked", made.text)
     assert float(told) == pytest.approx(tail, rel=0.01)
-    assert "99% should" in made.text
+    assert "where 99 % are asked" in made.text
 
 
 def test_the_percentile_and_the_share_of_the_slo_are_shown(ask):
-    made = ask("pd-ratio", attainment=0.95, ttft_ms=60, tpot_ms=5.2)
+    made = ask("pd-ratio", percent=95, ttft_ms=60, tpot_ms=5.2)
     assert {"TTFT, p95, ms", "TPOT, p95, ms", "meet SLO, %"} <= set(made.titles)
     requests = made.run.records.requests
     (row,) = [row for row in made.rows if row.arm == made.winner]

@@ -191,7 +191,7 @@ client: {use: closed_loop, concurrency: 2}
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "base.yaml").write_text(BASE)
-    (folder / "points.yaml").write_text(SWEEP + "slos: {chat: {ttft: 1 s, attainment: 0.9}}\n")
+    (folder / "points.yaml").write_text(SWEEP + "slos: {chat: ttft < 1 s for 90 %}\n")
     sweep(folder / "points.yaml", out=folder / "out", jobs=1)
     return folder
 

@@ -26,11 +26,14 @@ WRONG = [
     (HEAD + "sobol: {count: 12, fields: {page_size: [4]}}", "sobol.count: 12 is no power of two; near are 8 and 16"),
     (HEAD + "random: {fields: {page_size: [4]}}", "random.count is missing"),
     (HEAD + "random: {count: 4, field: {page_size: [4]}}", "unknown field 'random.field' (did you mean 'fields'?)"),
-    (HEAD + "grid: {page_size: [4]}\nslos: {chat: {attainment: 1}}", "slos.chat: no limit: give it ttft, tpot or e2e"),
-    (HEAD + "grid: {page_size: [4]}\nslos: {chat: {ttft: 2}}", "slos.chat.ttft: bare number 2: write a duration"),
+    (
+        HEAD + "grid: {page_size: [4]}\nslos: {chat: {ttft: 1 s}}",
+        "slos.chat: expected text, such as 'ttft < 2 s and tpot < 50 ms",
+    ),
+    (HEAD + "grid: {page_size: [4]}\nslos: {chat: ttft < 2 for 99 %}", "slos.chat: bare number 2: write a duration"),
     (HEAD + "search: {trials: 4, fields: {page_size: [4]}}", "search.slo is missing; there are none; give it some"),
     (
-        HEAD + "slos: {chat: {ttft: 1 s}}\nsearch: {trials: 4, slo: chta, fields: {page_size: [4]}}",
+        HEAD + "slos: {chat: ttft < 1 s for 99 %}\nsearch: {trials: 4, slo: chta, fields: {page_size: [4]}}",
         "search.slo: no SLO 'chta' (did you mean 'chat'?); there are chat",
     ),
     (

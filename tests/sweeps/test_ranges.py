@@ -65,7 +65,7 @@ def test_ranges_are_printed(swept, capsys):
 
 
 def test_without_an_slo_the_most_requests_have_a_range(tmp_path):
-    path = write_sweep(tmp_path, SWEEP.replace("slos: {chat: {ttft: 1 s, attainment: 0.9}}\n", ""), UNMEASURED)
+    path = write_sweep(tmp_path, SWEEP.replace("slos: {chat: ttft < 1 s for 90 %}\n", ""), UNMEASURED)
     result = sweep(path, out=tmp_path / "out", jobs=1, engine="here", ranges=1)
     (ranged,) = (point for point in result.points if point.ranges)
     assert ranged.metric("request_throughput").mean == max(p.metric("request_throughput").mean for p in result.points)

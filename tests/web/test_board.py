@@ -9,9 +9,9 @@ import pytest
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.engine import InProcessEngine, Work
-from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import AskOptions, base_of
+from pdsim.study.slo import DEFAULT_SLO, Slo
 from pdsim.study.store import Store
 from pdsim.web.board import Board, with_fewer
 
@@ -112,7 +112,7 @@ def test_without_a_scenario_the_page_begins_with_gpus_that_have_a_price(tmp_path
 
 
 def test_a_load_moves_latencies(board):
-    ttft = [board.answer({**CHOSEN, "load": load})["slo"][0]["strains"][0] for load in (1, 100)]
+    ttft = [board.answer({**CHOSEN, "load": load})["slo"][0]["values"][0] for load in (1, 100)]
     assert ttft[0] < ttft[1]
 
 

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from pdsim.metrics.summary_rows import counted, markdown_table, markdown_text, significant
 from pdsim.sim.sensitivity import Limit
-from pdsim.study.planning.slo import Slo
+from pdsim.study.outcome import SATURATED, Outcome
 from pdsim.study.planning.space import CandidateCluster
-from pdsim.study.planning.trials import SATURATED, LoneRequest, Outcome
+from pdsim.study.planning.trials import LoneRequest
+from pdsim.study.slo import Slo
 
 
 class Row(NamedTuple):
@@ -130,9 +131,9 @@ class Plan:
 
     @staticmethod
     def _tails(outcome: Outcome) -> str:
-        if not outcome.strains:
+        if outcome.judgement is None:
             return outcome.reason
-        tails = ", ".join(f"{term} {term.number(strain)} {term.unit}" for term, strain in outcome.strains.items())
+        tails = ", ".join(f"{one.name} {one.text}" for one in outcome.judgement.readings.values())
         if outcome.reason == SATURATED:
             return f"{tails}; it {SATURATED}"
         return f"{tails}, {'within' if outcome.meets else 'outside'} the SLO"
@@ -153,15 +154,13 @@ class Plan:
 
     @property
     def titles(self) -> list[str]:
-        terms = [f"{term}, {term.unit}" for term in self.slo.terms]
+        terms = [f"{term}, {'%' if term.is_share else 'ms'}" for term in self.slo.terms]
         return ["cluster", "GPUs", "an hour", *terms, "within all", ""]
 
     def cells(self, row: Row) -> list[str]:
         one, outcome = row.candidate, row.outcome
-        strains = [outcome.strains.get(term) for term in self.slo.terms]
-        shown = [
-            "" if strain is None else term.number(strain) for term, strain in zip(self.slo.terms, strains, strict=True)
-        ]
+        readings = {} if outcome.judgement is None else outcome.judgement.readings
+        shown = [readings[term].number if term in readings else "" for term in self.slo.terms]
         attained = "" if outcome.attained is None else f"{outcome.attained.share:.1%}"
         return [one.label, str(one.num_gpus), f"{one.price_per_h:g}", *shown, attained, self._remark(row)]
 

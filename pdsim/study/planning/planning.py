@@ -15,12 +15,14 @@ from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import Changes, write_entries_of
 from pdsim.scenario.yaml_file import ConfigError, write_yaml
+from pdsim.sim.sensitivity import Limit
 from pdsim.study.engine import Progress, Work, open_engine
+from pdsim.study.outcome import Outcome
 from pdsim.study.planning.plan import Plan, Row
-from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.planning.space import CandidateCluster, Server, Space, with_other_settings
-from pdsim.study.planning.trials import LoneRequest, Outcome, Trials, measurement
+from pdsim.study.planning.trials import LoneRequest, Trials, measurement
 from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
+from pdsim.study.slo import DEFAULT_SLO, Slo
 from pdsim.study.store import Store, opened_folder
 
 _BATCH = 8
@@ -55,7 +57,7 @@ def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster
     meeting = [one for one, outcome in tried.items() if outcome.meets]
     least = min((one.price_per_h for one in meeting), default=0.0)
     equal = [one for one in meeting if one.price_per_h == least]
-    return sorted(equal, key=lambda one: (tried[one].strain, one.label))
+    return sorted(equal, key=lambda one: (tried[one].ratio, one.label))
 
 
 def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, Outcome]) -> list[CandidateCluster]:
@@ -226,8 +228,8 @@ class Finder:
         if "slowest" not in self._trials.base.ends:
             return equal
         slow = [{**one.changes, **self._trials.base.ends["slowest"]} for one in equal]
-        strains = [outcome.strain for outcome in self._trials.whole(slow)]
-        return [one for _, one in sorted(zip(strains, equal, strict=True), key=lambda pair: (pair[0], pair[1].label))]
+        ratios = [outcome.ratio for outcome in self._trials.whole(slow)]
+        return [one for _, one in sorted(zip(ratios, equal, strict=True), key=lambda pair: (pair[0], pair[1].label))]
 
     # What is asked of the plan.
 
@@ -248,12 +250,14 @@ class Finder:
     def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
         """Candidates that miss the SLO least, by how much and because of what, the nearest first."""
         outcomes = dict(zip(candidates, self._trials.whole([one.changes for one in candidates]), strict=True))
-        ranked = sorted(candidates, key=lambda one: (outcomes[one].strain, one.label))
-        told = [(one, outcomes[one], outcomes[one].worst) for one in _of_both_kinds(ranked, _NUM_TOLD)]
-        return tuple(
-            Row(one, outcome, None if worst is None else self._trials.limit(one.changes, worst))
-            for one, outcome, worst in told
-        )
+        ranked = sorted(candidates, key=lambda one: (outcomes[one].ratio, one.label))
+        told = [(one, outcomes[one]) for one in _of_both_kinds(ranked, _NUM_TOLD)]
+        return tuple(Row(one, outcome, self._limit(one, outcome)) for one, outcome in told)
+
+    def _limit(self, one: CandidateCluster, outcome: Outcome) -> Limit | None:
+        """What limits the latency that is missed most; None: it is not known."""
+        judged = outcome.judgement
+        return None if judged is None else self._trials.limit(one.changes, judged.worst_percentile)
 
     def _faster(self, tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster) -> tuple[Row, ...]:
         """Dearer ones, each with more to spare than all cheaper ones: those tried, or with an instance more."""
@@ -263,10 +267,10 @@ class Finder:
         known = {**tried, **dict(zip(new, self._trials.outcomes([one.changes for one in new]), strict=True))}
         meeting = [one for one in known if known[one].meets and chosen.price_per_h < one.price_per_h <= most]
         found: list[Row] = []
-        least = known[chosen].strain
-        for one in sorted(meeting, key=lambda one: (one.price_per_h, known[one].strain, one.label)):
-            if known[one].strain < least:
-                least = known[one].strain
+        least = known[chosen].ratio
+        for one in sorted(meeting, key=lambda one: (one.price_per_h, known[one].ratio, one.label)):
+            if known[one].ratio < least:
+                least = known[one].ratio
                 found.append(Row(one, known[one]))
         return tuple(found[:_NUM_TOLD])
 

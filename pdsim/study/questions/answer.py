@@ -25,7 +25,7 @@ class Column:
     """Says nothing of a saturated arm."""
     per: str = ""
     """Another field, by which it is divided."""
-    read: Callable[[Study, str], Estimate] | None = None
+    read: Callable[[Study, str], Estimate | None] | None = None
     digits: int = 3
 
     def value(self, study: Study, label: str) -> Estimate | None:
@@ -59,9 +59,9 @@ COLUMNS = {
     "ttft": Column("TTFT, mean, ms", "mean_ttft_ms"),
     "median_ttft": Column("TTFT, median, ms", "median_ttft_ms"),
     "p99_ttft": Column("TTFT, p99, ms", "p99_ttft_ms"),
-    "tail_ttft": Column("TTFT, {p}, ms", read=lambda study, arm: study.tail_ms(arm, "ttft")),
+    "tail_ttft": Column("TTFT, {ttft}, ms", read=lambda study, arm: study.tail_ms(arm, "ttft")),
     "tpot": Column("TPOT, mean, ms", "mean_tpot_ms"),
-    "tail_tpot": Column("TPOT, {p}, ms", read=lambda study, arm: study.tail_ms(arm, "tpot")),
+    "tail_tpot": Column("TPOT, {tpot}, ms", read=lambda study, arm: study.tail_ms(arm, "tpot")),
     "itl": Column("ITL, mean, ms", "mean_itl_ms"),
     "latency": Column("latency, mean, ms", "mean_e2e_latency_ms"),
     "running": Column("decoding at once", "mean_running_requests", is_latency=False),
@@ -77,7 +77,7 @@ COLUMNS = {
     "merge": Column("wait for merge, ms", "mean_decode_transferred_ms"),
     "outside": Column("front end, ms", "mean_front_end_ms"),
 }
-"""Titles; {p} is the percentile that is to meet the SLO."""
+"""Titles; {ttft} and {tpot} are the percentiles that the SLO limits."""
 
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class Answer:
     """Limit of the winner, in throughput or the latency that is the least within its SLO; None: it came to a halt."""
     run: RunResult = field(repr=False)
     """Run of the winner, with levels."""
-    percentile: str
-    """Percentile of latencies that is to meet the SLO."""
+    percentiles: Mapping[str, str]
+    """Percentiles that the SLO limits, by metric."""
     axis: str
     """Meaning of x, with its unit; empty: the figure has dots side by side."""
     columns: tuple[str, ...]
@@ -139,7 +139,7 @@ class Answer:
         return ["", *map(self.title, self.columns), ""]
 
     def title(self, column: str) -> str:
-        return COLUMNS[column].title.format(p=self.percentile)
+        return COLUMNS[column].title.format(**self.percentiles)
 
     def cells(self, row: AnswerRow) -> list[str]:
         values = [(row.estimates[name], COLUMNS[name].digits) for name in self.columns]

@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -19,7 +20,6 @@ from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.estimate import number, share
-from pdsim.study.planning.slo import Term
 from pdsim.study.planning.trials import Trials, measurement, sizes_of
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
@@ -35,9 +35,7 @@ def ask(
     *,
     trace: Path | str | None = None,
     changes: Sequence[str] = (),
-    ttft_ms: float = AskOptions.ttft_ms,
-    tpot_ms: float = AskOptions.tpot_ms,
-    attainment: float = AskOptions.attainment,
+    slo: str = AskOptions.slo,
     speedup: str = AskOptions.speedup,
     seeds: int = NUM_SEEDS,
     jobs: int | None = None,
@@ -51,9 +49,7 @@ def ask(
         scenario: A scenario file; None: a starter of four H200.
         trace: A trace that replaces the workload.
         changes: Changes of the scenario, as "dotted.path=value".
-        ttft_ms: SLO: time to the first token.
-        tpot_ms: SLO: time per output token after the first.
-        attainment: SLO: share of the requests that must meet both.
+        slo: Limits of ttft, tpot and e2e, and how many requests must be within.
         speedup: Speed-ups of a trace that capacity tries, as "0.5,1,2,4"; empty: as many as it needs.
         seeds: Runs of each arm; one of a trace with its own times.
         jobs: Processes; None: one for each CPU; 1: this one.
@@ -63,13 +59,7 @@ def ask(
     Raises ConfigError for wrong arguments and fields, and if no arm is possible.
 
     """
-    options = AskOptions(
-        trace=None if trace is None else Path(trace),
-        ttft_ms=ttft_ms,
-        tpot_ms=tpot_ms,
-        attainment=attainment,
-        speedup=speedup,
-    )
+    options = AskOptions(trace=None if trace is None else Path(trace), slo=slo, speedup=speedup)
     with opened_folder(out) as folder:
         path = None if scenario is None else Path(scenario)
         found = question(name)
@@ -80,8 +70,8 @@ def ask(
             raise ConfigError("--speedup: only of a trace with its own times, and only capacity varies it")
         num_workers = os.cpu_count() or 1 if jobs is None else jobs
         with closing(open_engine("here" if num_workers == 1 else "pool", num_workers)) as opened:
-            work = Work(Store(folder), opened, progress, {SLO: options.settings})
-            trials = Trials(base, options.slo, seeds, work)
+            work = Work(Store(folder), opened, progress, {SLO: options.wanted})
+            trials = Trials(base, options.wanted, seeds, work)
             study = Study(trials, options)
             verdict = _verdict(name, found, study)
 
@@ -165,23 +155,20 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
 
 def _missed(study: Study, label: str) -> str:
     """Says by how much the SLO is missed, and in which latency."""
-    options = study.options
-    found = [f"{share(study.attained(label))} of the requests meet it, {share(options.attainment)} should"]
     if study[label].is_saturated:
-        return f"{found[0]}, and it cannot take the load"
-    for time, slo_ms in (("ttft", options.ttft_ms), ("tpot", options.tpot_ms)):
-        tail = study.tail_ms(label, time)
-        if tail.mean > slo_ms:
-            found.append(f"{time.upper()} {_percentile(study)} is {tail.duration} where {slo_ms:g} ms are asked")
+        return f"{share(study.attained(label))} of the requests meet it, and the cluster cannot take the load"
+    judged = study[label].judgement(SLO)
+    found = [term.lack(judged.readings[term].value) for term in judged.missed]
+    found += [
+        f"{one.name} is {number(one.value)} ms where {one.limit:g} ms are asked"
+        for one in judged.details
+        if not one.is_met and isfinite(one.value)
+    ]
     if failed := study.failed_share(label):
         found.append(f"{share(failed)} of them failed")
-    if len(found) == 1:
-        found.append("TTFT and TPOT are missed by different requests")
+    if len(found) == len(judged.missed) and any(term.is_share and len(term.limits_ms) > 1 for term in judged.missed):
+        found.append("each limit alone is kept by enough requests")
     return "; ".join(found)
-
-
-def _percentile(study: Study) -> str:
-    return f"p{100 * study.options.attainment:.4g}"
 
 
 def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends: Mapping[str, Judged]) -> Answer:
@@ -199,7 +186,7 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends:
         warnings=tuple(study.warnings),
         limit=None if result.stall else _limit(study, verdict.winner),
         run=result,
-        percentile=_percentile(study),
+        percentiles={metric: f"p{study.slo.percentile_of(metric):.4g}" for metric in ("ttft", "tpot")},
         axis=next((arm.axis for arm in study.arms if arm.axis), question.axis),
         columns=question.columns,
         rows=tuple(
@@ -221,13 +208,10 @@ def _default_router(study: Study, scenario: Scenario) -> list[str]:
 
 def _limit(study: Study, label: str) -> Limit:
     """The limit of the latency least within its SLO, or of throughput where that is what the winner is chosen by."""
-    options = study.options
-    limits_ms = {"ttft": options.ttft_ms, "tpot": options.tpot_ms}
-    worst = max(limits_ms, key=lambda time: study.tail_ms(label, time).mean / limits_ms[time])
-    changes = study.arm(label).changes
+    judged, changes = study[label].judgement(SLO), study.arm(label).changes
     is_served = study.meets(label) and isinstance(study.trials.scenario(changes).client, ClosedLoop)
-    term = Term(((worst, limits_ms[worst]),), 100 * options.attainment)
-    return study.trials.limit(changes, None if is_served or study[label].is_saturated else term)
+    by_throughput = is_served or study[label].is_saturated
+    return study.trials.limit(changes, None if by_throughput else judged.worst_percentile)
 
 
 def _errors(study: Study) -> list[str]:
@@ -261,23 +245,19 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 def _alone(study: Study, changes: Changes) -> str:
     """Says whether the SLO is missed without any queue: then no number of instances helps."""
-    result = simulate(study.base.changed(study.base.one_at_a_time(changes)))
-    done = [r for r in result.records.requests if r.outcome == "finished"]
+    requests = simulate(study.base.changed(study.base.one_at_a_time(changes))).records.requests
+    judged = study.slo.judge_requests(requests)
+    if not judged.meets:
+        lacks = " and ".join(term.lack(judged.readings[term].value) for term in judged.missed)
+        return f"Infeasible: even one at a time, {lacks}. That is no queue: more instances do not help."
+    done = [r for r in requests if r.outcome == "finished"]
     found = {"TTFT": [ttft_ms(r) for r in done], "TPOT": [tpot_ms(r) for r in done if r.num_output_tokens > 1]}
-    for what, slo_ms in (("TTFT", study.options.ttft_ms), ("TPOT", study.options.tpot_ms)):
-        times_ms = found[what]
-        met = sum(ms <= slo_ms for ms in times_ms) / max(1, len(times_ms))
-        if times_ms and met < study.options.attainment:
-            return (
-                f"Infeasible: even one at a time, {share(met)} of the requests have a {what} within {slo_ms:g} ms, "
-                f"and the median is {number(median(times_ms))} ms. That is no queue: more instances do not help."
-            )
     medians = [f"{what} {number(median(ms))} ms" for what, ms in found.items() if ms]
     return f"One request at a time: median {', '.join(medians)}. The rest is contention."
 
 
 def _load(study: Study) -> str:
-    scenario, options = study.base.scenario, study.options
+    scenario = study.base.scenario
     prefill, decode = scenario.pair
     gpus = " and ".join(dict.fromkeys((prefill.gpu, decode.gpu)))
     sizes = " and ".join(dict.fromkeys((f"TP{prefill.tp}", f"TP{decode.tp}")))
@@ -286,8 +266,7 @@ def _load(study: Study) -> str:
     runs = len(study[first].replications)
     cluster = f"{scenario.model} on {scenario.num_gpus} {gpus} with {sizes}"
     load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out on average, {study.base.pace}"
-    slo = f"TTFT {options.ttft_ms:g} ms and TPOT {options.tpot_ms:g} ms for {share(options.attainment)} of them"
-    return f"{cluster}; {load}; SLO: {slo}; {counted(runs, 'run')} of each."
+    return f"{cluster}; {load}; SLO: {study.slo}; {counted(runs, 'run')} of each."
 
 
 def _requests(study: Study, label: str) -> str:

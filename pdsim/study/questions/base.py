@@ -16,8 +16,7 @@ from pdsim.scenario.loading import Changes, apply_change, load_scenario, parse_s
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.starter import starting_point, workload_of_trace
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
-from pdsim.study.planning.slo import Slo, Term
-from pdsim.study.sweep_file import SloSettings
+from pdsim.study.slo import Slo
 from pdsim.study.tasks import shown
 from pdsim.workload.client import ClosedLoop
 from pdsim.workload.request_spec import classes_of
@@ -37,21 +36,13 @@ class AskOptions:
 
     trace: Path | None = None
     """Replaces the workload: a file in any format that scenarios read, known by its first line."""
-    ttft_ms: float = 2000.0
-    """SLO: time to the first token."""
-    tpot_ms: float = 50.0
-    """SLO: time per output token after the first."""
-    attainment: float = 0.9
-    """SLO: share of the requests that must meet both."""
+    slo: str = "ttft < 2 s and tpot < 50 ms for 90 %"
+    """Limits of ttft, tpot and e2e, and how many requests must be within."""
     speedup: str = ""
     """Speed-ups of a trace that capacity tries, as 0.5,1,2,4 [as many as it needs]."""
 
     def __post_init__(self) -> None:
-        for name in ("ttft_ms", "tpot_ms"):
-            if not 0 < getattr(self, name) < inf:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name):g}: a number above 0")
-        if not 0 < self.attainment <= 1:
-            raise ConfigError(f"--attainment {self.attainment:g}: a share, above 0 and at most 1")
+        Slo.parse(self.slo)
         if any(not 0 < factor < inf for factor in self.speedups):
             raise ConfigError(f"--speedup {self.speedup}: numbers above 0")
 
@@ -64,15 +55,8 @@ class AskOptions:
             raise ConfigError(f"--speedup {self.speedup}: expected numbers, such as 0.5,1,2,4") from None
 
     @property
-    def slo(self) -> Slo:
-        """The SLO as a plan has it."""
-        return Slo((Term((("ttft", self.ttft_ms), ("tpot", self.tpot_ms)), 100 * self.attainment),))
-
-    @property
-    def settings(self) -> SloSettings:
-        """The SLO as a sweep has it."""
-        limits = {"ttft": f"{self.ttft_ms} ms", "tpot": f"{self.tpot_ms} ms"}
-        return SloSettings.model_validate({**limits, "attainment": self.attainment})
+    def wanted(self) -> Slo:
+        return Slo.parse(self.slo)
 
 
 @dataclass(frozen=True)

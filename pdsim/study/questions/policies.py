@@ -178,10 +178,11 @@ def _priorities_arms(base: Base) -> list[Arm]:
 
 def _queue_limits(study: Study) -> list[Arm]:
     """The same with queues that are cut where the TTFT of the SLO is used up."""
-    if len(study.arms) > len((_FCFS, _FIRST)) or study.error(_FIRST):
+    limit_ms = study.slo.limit_ms("ttft")
+    if len(study.arms) > len((_FCFS, _FIRST)) or study.error(_FIRST) or limit_ms is None:
         return []
     forward_ms = study.mean(_FIRST, "mean_prefill_forward_ms")
-    num_within = study.options.ttft_ms / forward_ms * study.base.scenario.pair.prefill.instances
+    num_within = limit_ms / forward_ms * study.base.scenario.pair.prefill.instances
     made = []
     for num_queued in sorted({max(1, round(part * num_within)) for part in _QUEUE_SHARES}):
         shedding = {"router.shedding": {"use": "queue_limit", "max_queued_requests": num_queued}}
@@ -194,7 +195,7 @@ def _priorities_verdict(study: Study) -> Verdict:
     first, others = study.base.first_classes, study.base.other_classes
     labels = study.labels()
     shares = {label: study.attained_by(label, first).mean for label in labels}
-    enough = min(study.options.attainment, max(shares.values()))
+    enough = min(study.slo.share, max(shares.values()))
     best = max(
         (label for label in labels if shares[label] >= enough), key=lambda label: study.attained_by(label, others).mean
     )
@@ -209,7 +210,7 @@ def _priorities_verdict(study: Study) -> Verdict:
     rate = study.ratio(best, _FCFS, "request_throughput")
     if best != _FCFS and rate.is_told_apart:
         text += f"; requests/s are {rate.mean:.3g} times as many"
-    wanted = study.options.attainment
+    wanted = study.slo.share
     advice = f"'{best}'" if shares[best] >= wanted else f"Not enough for {percent(wanted)}: '{best}' is the nearest"
     return Verdict(best, "", f"{advice}: {text}.")
 

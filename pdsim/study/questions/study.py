@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from math import inf
+from math import inf, isfinite
 from typing import NamedTuple
 
 from pdsim.scenario.loading import Changes
@@ -12,7 +12,7 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.estimate import Estimate, estimate
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import AskOptions, Base
-from pdsim.study.result import PointResult, failures_of_points, warnings_of
+from pdsim.study.result import PointResult, Replication, failures_of_points, warnings_of
 
 
 class Arm(NamedTuple):
@@ -105,7 +105,7 @@ class Study:
         self.base = trials.base
         self.options = options
         self.arms: list[Arm] = []
-        self.slo = options.settings
+        self.slo = options.wanted
         self._results: dict[str, PointResult] = {}
 
     def run(self, arms: Sequence[Arm]) -> None:
@@ -171,7 +171,7 @@ class Study:
         return self[label].goodput_per_gpu(SLO).mean
 
     def meets(self, label: str) -> bool:
-        return self[label].meets(SLO, self.slo)
+        return self[label].meets(SLO)
 
     def attained(self, label: str) -> float:
         """The share of its requests that meet the SLO."""
@@ -182,12 +182,15 @@ class Study:
         shares = []
         for run in self[label].replications:
             covered = [found for name, found in run.classes[SLO].items() if name in classes]
-            shares.append(sum(one.sent * one.attainment for one in covered) / max(1, sum(one.sent for one in covered)))
+            num_sent = sum(one.num_requests for one in covered)
+            shares.append(sum(one.num_requests * one.share for one in covered) / max(1, num_sent))
         return estimate(shares)
 
-    def tail_ms(self, label: str, time: str) -> Estimate:
-        """Ttft or tpot at the percentile that is to meet the SLO."""
-        return estimate([getattr(run.slos[SLO], f"{time}_ms") for run in self[label].replications])
+    def tail_ms(self, label: str, metric: str) -> Estimate | None:
+        """A metric at the percentile that the SLO limits; None: it limits another, or too many requests failed."""
+        found = [run.slos[SLO].tail_ms(metric) for run in self[label].replications]
+        known = [value for value in found if value is not None and isfinite(value)]
+        return estimate(known) if len(known) == len(found) else None
 
     def best(self, labels: Iterable[str]) -> str:
         """The arm with most goodput that meets the SLO; if some hardly differ in it, the one with the shortest latency.
@@ -249,7 +252,7 @@ class Study:
 
     def goodput_ratio(self, label: str, other: str) -> Estimate:
         pairs = zip(self[label].replications, self[other].replications, strict=True)
-        return _ratio((a.slos[SLO].goodput_per_gpu, b.slos[SLO].goodput_per_gpu) for a, b in pairs)
+        return _ratio((_goodput_per_gpu(a), _goodput_per_gpu(b)) for a, b in pairs)
 
     def others_against(self, best: str, labels: Iterable[str], what: str) -> list[str]:
         """Says which of the others cannot be told apart from the best, and how many times its mean TTFT each has.
@@ -263,6 +266,10 @@ class Study:
         found = [f"{' and '.join(equal)} cannot be told apart from it"] if equal else []
         found += [f"with {label} {what} is {ratios[label].times} that" for label in ratios if label not in equal]
         return found + [f"{label} is saturated" for label in others if self[label].is_saturated]
+
+
+def _goodput_per_gpu(run: Replication) -> float:
+    return float(run.slos[SLO].attained.goodput_per_s / run.row["gpus"])
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate:

@@ -127,7 +127,7 @@ const ask = async () => {
     at("status").className = "wrong";
     return;
   }
-  for (const term of answer.slo) term.strains = term.strains.map((strain) => strain ?? Infinity);
+  for (const term of answer.slo) term.values = term.values.map((value) => value ?? Infinity);
   last = answer;
   show(answer);
   const seconds = ((performance.now() - began) / 1000).toFixed(2);
@@ -145,8 +145,8 @@ const range = (values) => (values.length < 3 ? "" : `${rounded(Math.min(...value
 const withRange = (values, unit = "") => `${rounded(values[0])}${unit}${values.length < 3 ? "" : ` (${range(values)})`}`;
 
 const show = (answer) => {
-  const meets = answer.slo.every((term) => term.strains[0] <= 1) && !answer.warning && !answer.lost;
-  const sure = answer.slo.every((term) => Math.max(...term.strains) <= 1);
+  const meets = answer.slo.every((term) => term.met[0]) && !answer.warning && !answer.lost;
+  const sure = answer.slo.every((term) => term.met.every(Boolean));
   const words = !meets ? "misses the SLO" : sure ? "meets the SLO" : "meets the SLO, but not on the slowest server that it may be";
   const lost = answer.lost ? ` ${answer.lost} requests fail.` : "";
   at("verdict").textContent = `${answer.cluster} ${words}. ${answer.warning}${lost}`;
@@ -154,8 +154,7 @@ const show = (answer) => {
   const cards = [card("GPUs", answer.gpus, answer.kw ? `${rounded(answer.kw)} kW at most` : "")];
   if (answer.price_per_h !== null) cards.push(card("price an hour", rounded(answer.price_per_h), ""));
   for (const term of answer.slo) {
-    const values = term.strains.map((strain) => strain * term.limit);
-    cards.push(card(term.goal, `${rounded(values[0])} ${term.unit}`, range(values), term.strains[0] <= 1 ? "good" : "bad"));
+    cards.push(card(term.goal, `${rounded(term.values[0])} ${term.unit}`, range(term.values), term.met[0] ? "good" : "bad"));
   }
   for (const { title, unit, values } of answer.metrics) cards.push(card(title, `${rounded(values[0])} ${unit}`, range(values)));
   at("cards").replaceChildren(...cards);
@@ -195,7 +194,7 @@ const keep = () => {
     ...(fields.load === null ? [] : [[controls.load.title, fields.load]]),
     ["GPUs", last.gpus],
     ...(last.price_per_h === null ? [] : [["an hour", rounded(last.price_per_h)]]),
-    ...last.slo.map(({ goal, strains, limit, unit }) => [goal, withRange(strains.map((strain) => strain * limit), ` ${unit}`)]),
+    ...last.slo.map(({ goal, values, unit }) => [goal, withRange(values, ` ${unit}`)]),
     ["requests/s", withRange(last.metrics.find(({ title }) => title === "requests/s").values)],
   ];
   const line = (tag, column) => {

@@ -1,0 +1,177 @@
+"""Times of a run's requests, and the numbers that limits are about."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import fmean
+from typing import Any
+
+from pdsim.metrics.distribution import interpolated
+from pdsim.metrics.records import RequestRecord
+from pdsim.metrics.summary_rows import significant
+
+_ROUNDING = 1e-9
+"""Relative error of a mean of shares that are all the same."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of one run's requests. Arrays are over the requests that finished."""
+
+    by_metric: Mapping[str, Any]
+    """ttft, tpot and e2e in ms; TPOT is 0 for a single token."""
+    has_tpot: Any
+    """True for two output tokens and more."""
+    num_lost: int
+    """Requests that failed, or had not ended."""
+    classes: Any = None
+    """Classes of all requests, those that finished first; None: they have none."""
+    duration_s: float = 0.0
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "Times":
+        """Times of a run by its shard."""
+        return cls._of(
+            row["ttft_ns"],
+            row["e2e_ns"],
+            row["output_tokens"],
+            int(row["failed"] + row["unfinished"]),
+            row["classes"] or None,
+            row["duration"],
+        )
+
+    @classmethod
+    def of_requests(cls, requests: Sequence[RequestRecord]) -> "Times":
+        done = [r for r in requests if r.outcome == "finished"]
+        lost = [r for r in requests if r.outcome != "finished"]
+        classes = [r.request_class for r in (*done, *lost)]
+        start_ns = min((r.arrival_ns for r in requests), default=0)
+        return cls._of(
+            [(r.first_token_ns or 0) - r.arrival_ns for r in done],
+            [(r.end_ns or 0) - r.arrival_ns for r in done],
+            [r.num_output_tokens for r in done],
+            len(lost),
+            classes if any(classes) else None,
+            (max((r.end_ns or 0 for r in done), default=start_ns) - start_ns) / 1e9,
+        )
+
+    @classmethod
+    def _of(
+        cls,
+        ttft_ns: Sequence[int],
+        e2e_ns: Sequence[int],
+        tokens: Sequence[int],
+        num_lost: int,
+        classes: Sequence[str] | None,
+        duration_s: float,
+    ) -> "Times":
+        import numpy as np  # noqa: PLC0415  slow to import, and workers do without
+
+        ttft, e2e, num_tokens = np.asarray(ttft_ns, float) / 1e6, np.asarray(e2e_ns, float) / 1e6, np.asarray(tokens)
+        has_tpot = num_tokens > 1
+        tpot = np.where(has_tpot, e2e - ttft, 0.0) / np.maximum(num_tokens - 1, 1)
+        named = None if classes is None else np.asarray(classes, str)
+        return cls({"ttft": ttft, "tpot": tpot, "e2e": e2e}, has_tpot, num_lost, named, duration_s)
+
+    @property
+    def num_sent(self) -> int:
+        return len(self.has_tpot) + self.num_lost
+
+    def of_class(self, request_class: str) -> "Times":
+        """Times of the requests of one class."""
+        lost = [] if self.classes is None else self.classes[len(self.has_tpot) :].tolist()
+        return self._where(self.is_of_class(request_class), lost.count(request_class))
+
+    def is_of_class(self, request_class: str) -> Any:
+        """A mask of the finished requests: true for those of a class; all are of the class without a name."""
+        if not request_class:
+            return self.has_tpot | True
+        return self.has_tpot & False if self.classes is None else self.classes[: len(self.has_tpot)] == request_class
+
+    def _where(self, mask: Any, num_lost: int) -> "Times":
+        found = {metric: values[mask] for metric, values in self.by_metric.items()}
+        return replace(self, by_metric=found, has_tpot=self.has_tpot[mask], num_lost=num_lost, classes=None)
+
+    def percentile(self, metric: str, percent: float) -> float:
+        """The percentile of a metric, in ms; requests without an end are infinite. 0 without requests."""
+        values = self.by_metric[metric]
+        if metric == "tpot":
+            values = values[self.has_tpot]
+        ranked = sorted(values.tolist()) + [inf] * self.num_lost
+        return interpolated(percent, len(ranked), ranked.__getitem__) if ranked else 0.0
+
+    def within(self, limits_ms: Sequence[tuple[str, float]]) -> Any:
+        """A mask of the finished requests: true where all limits are kept."""
+        kept = self.has_tpot | True
+        for metric, limit_ms in limits_ms:
+            kept = kept & (self.by_metric[metric] <= limit_ms)
+        return kept
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A number that a limit is about: what was measured or predicted, in the limit's own unit."""
+
+    name: str
+    """Such as "TTFT p99", or "requests within TTFT and TPOT"."""
+    value: float
+    """In ms; of a count, the share of requests in percent. Infinite: too many requests have no end."""
+    limit: float
+    """In the same unit."""
+    is_share: bool
+    request_class: str = ""
+
+    @property
+    def unit(self) -> str:
+        return "%" if self.is_share else "ms"
+
+    @property
+    def is_met(self) -> bool:
+        if self.is_share:
+            return self.value >= self.limit * (1 - _ROUNDING)
+        return self.value <= self.limit
+
+    @property
+    def number(self) -> str:
+        """The value without its unit."""
+        if self.value == inf:
+            return "∞"
+        return f"{self.value:.1f}" if self.is_share else significant(round(self.value, 1))
+
+    @property
+    def text(self) -> str:
+        return f"{self.number} {self.unit}"
+
+    def to_json(self) -> dict[str, Any]:
+        value = self.value if self.value < inf else None
+        fields = {"name": self.name, "value": value, "limit": self.limit, "unit": self.unit, "met": self.is_met}
+        return {**fields, "class": self.request_class} if self.request_class else fields
+
+
+def mean_reading(readings: Sequence[Reading]) -> Reading:
+    """The reading of several runs of one cluster."""
+    return replace(readings[0], value=fmean(reading.value for reading in readings))
+
+
+@dataclass(frozen=True)
+class Attainment:
+    """Requests within all limits that cover them. Requests that fail are not."""
+
+    num_requests: int
+    """Requests that were sent."""
+    share: float
+    goodput_per_s: float
+    """Requests within all limits, per second."""
+
+
+def attainment_of(num_kept: int, num_sent: int, duration_s: float) -> Attainment:
+    return Attainment(num_sent, num_kept / num_sent if num_sent else 0.0, num_kept / duration_s if duration_s else 0.0)
+
+
+def mean_attainment(runs: Sequence[Attainment]) -> Attainment:
+    """The attainment of several runs of one cluster."""
+    return Attainment(
+        sum(one.num_requests for one in runs),
+        fmean(one.share for one in runs),
+        fmean(one.goodput_per_s for one in runs),
+    )
