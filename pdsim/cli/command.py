@@ -13,10 +13,9 @@ from cyclopts.validators import Number
 
 from pdsim import __version__, is_compiled
 from pdsim.core.instance import PolicyError
-from pdsim.metrics.run_folder import RunFolderError
+from pdsim.inputs import InputError
 from pdsim.scenario.component import imports
 from pdsim.scenario.room import limited
-from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import VARIABLE, CatalogError, searched
 from pdsim.workload.trace_file import InputWarning
 
@@ -85,9 +84,8 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
     """Mistakes give one message, with exit code 2."""
     known: tuple[type[Exception], ...] = (
         CycloptsError,
-        ConfigError,
+        InputError,  # of which are ConfigError and RunFolderError
         CatalogError,
-        RunFolderError,
         PolicyError,
         *mistakes,
     )

@@ -11,7 +11,7 @@ from pdsim import __version__
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.failures import failure_text
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_folder import SCENARIO, write_records
+from pdsim.metrics.run_folder import SCENARIO, JournalProof, write_records
 from pdsim.metrics.timeline import write_timeline
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
@@ -75,10 +75,11 @@ def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
         raise SystemExit(1)
 
 
-def write_run(folder: Path, scenario: Scenario, run: FinishedRun, *, quiet: bool) -> None:
-    """All but the journal."""
+def write_run(folder: Path, scenario: Scenario, run: FinishedRun, journal: JournalProof, *, quiet: bool) -> None:
+    """All but the journal, of which the summary keeps the proof."""
+    summary = {**run.summary, "pdsim": {**run.summary["pdsim"], "journal": journal.fields()}}
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
-        write_records(folder, run.summary, run.records)
+        write_records(folder, summary, run.records)
         given = {name: value for name, value in scenario.model_dump().items() if value is not None}
         text = f"# resolved by pdsim {__version__}\n{to_yaml(given)}"
         (folder / SCENARIO).write_text(text, encoding="utf-8")

@@ -79,8 +79,8 @@ def run_scenario(
         outcome = outcome_of_run(result.records.requests, scenario.client, slo, failure_text(summary))
         summary["pdsim"]["slo"] = {"slo": str(slo), **outcome.to_json()}
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
-    if out is not None:
-        write_run(out, scenario, finished, quiet=quiet)
+    if out is not None and journal is not None:
+        write_run(out, scenario, finished, journal.proof, quiet=quiet)
     return finished
 
 

@@ -313,13 +313,13 @@ def replay(
     """Make the recorded calls of a run on fresh instances, and require the same decisions."""
     from pdsim.core.journal import ReplayError
     from pdsim.core.journal import replay as replay_journal
-    from pdsim.metrics.run_folder import SCENARIO, read_journal, read_summary
+    from pdsim.metrics.run_folder import SCENARIO, proves_its_journal, read_journal, read_summary
     from pdsim.metrics.summary_rows import counted
     from pdsim.scenario.loading import load_scenario
     from pdsim.scenario.machines import restarted, state_machines
     from pdsim.scenario.sizing import resolve
 
-    read_summary(run)
+    is_proved = proves_its_journal(read_summary(run))
     scenario = resolve(load_scenario(run / SCENARIO))
     try:
         count = replay_journal(read_journal(run), state_machines(scenario), partial(restarted, scenario))
@@ -330,9 +330,11 @@ def replay(
             print(f"{run}: {difference}", file=sys.stderr)
         raise SystemExit(1) from None
     if json_:
-        print_json({"run": str(run), "identical": True, "calls": count})
+        print_json({"run": str(run), "identical": True, "calls": count, "complete": is_proved or None})
     else:
         print(f"{run}: {counted(count, 'call')} replayed, all decisions identical")
+        if not is_proved:
+            print("an earlier release made this run: its summary does not count the calls, and some may be missing")
 
 
 def export(

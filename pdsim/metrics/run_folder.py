@@ -7,19 +7,23 @@ summary.json, requests/steps/transfers/levels.parquet and journal.jsonl.zst; sce
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
+from hashlib import blake2b
 from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from types import NoneType
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 from pdsim.core.instance import Levels
-from pdsim.core.journal import Entry, from_lines, to_line
+from pdsim.core.journal import KILLED, Entry, from_lines, to_line
 from pdsim.core.messages import Finished
 from pdsim.core.router import Router
+from pdsim.inputs import InputError, read_json, shown
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.metrics.tail import Tail, TailMetric, tail
 
@@ -38,7 +42,7 @@ _LINES_AT_ONCE = 256
 Record = TypeVar("Record")
 
 
-class RunFolderError(ValueError):
+class RunFolderError(InputError):
     """A folder that is no run, or not a whole one."""
 
 
@@ -95,68 +99,164 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RunFolderError(f"{folder} is no run folder: it has no {SUMMARY}")
     try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as broken:
-        raise RunFolderError(f"{path}: not JSON: {broken}") from None
+        summary = read_json(path)
+    except InputError as broken:
+        raise RunFolderError(str(broken)) from None
     if not isinstance(summary, dict) or "completed" not in summary:
         raise RunFolderError(f"{path}: no summary of a run: it does not say how many requests completed")
+    _require_types(path, summary)
     return summary
+
+
+_SUMMARY_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "completed": ("a whole number", lambda found: type(found) is int and found >= 0),
+    "tag": ("a text", lambda found: isinstance(found, str)),
+    "pdsim": ("an object", lambda found: isinstance(found, dict)),
+    "pdsim.warnings": ("a list of texts", lambda found: _all_are(found, str)),
+    "pdsim.failures": ("a list of objects", lambda found: _all_are(found, dict)),
+    "pdsim.journal": ("an object", lambda found: isinstance(found, dict)),
+    "pdsim.interval": (
+        "an object of two numbers each",
+        lambda found: isinstance(found, dict) and all(_is_interval(ends) for ends in found.values()),
+    ),
+}
+"""Fields of a summary that are no metric; each may be missing."""
+_METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*(throughput|duration|concurrency|total_[a-z]+)")
+
+
+def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
+    """Raises RunFolderError for a field of a foreign type: what shows the summary computes with its fields."""
+    extra = summary.get("pdsim", {})
+    nested = {f"pdsim.{name}": value for name, value in extra.items()} if isinstance(extra, dict) else {}
+    for name, value in {**summary, **nested}.items():
+        expected, holds = _SUMMARY_TYPES.get(name, ("a number", _is_number_or_none))
+        if (name in _SUMMARY_TYPES or _METRIC.fullmatch(name.rpartition(".")[2])) and not holds(value):
+            raise RunFolderError(f"{path}: {name} is {shown(value)}, expected {expected}")
+
+
+def _is_number_or_none(found: Any) -> bool:
+    return found is None or (isinstance(found, int | float) and not isinstance(found, bool))
+
+
+def _is_interval(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(map(_is_number_or_none, found))  # noqa: PLR2004
+
+
+def _all_are(found: Any, kind: type) -> bool:
+    return isinstance(found, list) and all(isinstance(one, kind) for one in found)
 
 
 def read_records(folder: Path) -> RunRecords:
     """All but the pauses between tokens, which the summary has."""
     read_summary(folder)
-    tables = {name: _read_table(folder, name, kind) for name, kind in _KINDS.items()}
-    return RunRecords(**tables, levels=_read_table(folder, "levels", _level))
+    tables = {name: _read_table(folder, name, kind, get_type_hints(kind)) for name, kind in _KINDS.items()}
+    hints = {"instance_id": str, "time_ns": int, **get_type_hints(Levels)}
+    return RunRecords(**tables, levels=_read_table(folder, "levels", _level, hints))
 
 
 def _level(instance_id: str, time_ns: int, **levels: Any) -> LevelRecord:
     return LevelRecord(instance_id, time_ns, Levels(**levels))
 
 
-@contextmanager
-def journal_writer(folder: Path) -> Iterator[Callable[[Entry], None]]:
+class JournalProof:
+    """What a journal's lines must add up to: kept in the summary, so that a line that is missing later is found."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._hash = blake2b(digest_size=16)
+
+    def add(self, lines: Sequence[str]) -> bytes:
+        """The bytes of the lines."""
+        data = "".join(lines).encode()
+        self._num_calls += len(lines)
+        self._hash.update(data)
+        return data
+
+    def fields(self) -> dict[str, Any]:
+        return {"calls": self._num_calls, "digest": self._hash.hexdigest()}
+
+
+class JournalWriter:
     """Writes entries as they come, so that an interrupted run keeps what it did."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._lines: list[str] = []
+        self.proof = JournalProof()
+
+    def __call__(self, entry: Entry) -> None:
+        self._lines.append(to_line(entry))
+        if len(self._lines) == _LINES_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        self._file.write(self.proof.add(self._lines))
+        self._lines.clear()
+
+
+@contextmanager
+def journal_writer(folder: Path) -> Iterator[JournalWriter]:
+    """Its proof is whole when the context ends, and belongs into the summary as `journal` under `pdsim`."""
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).unlink(missing_ok=True)  # of a run that this one takes the place of
-    lines: list[str] = []
     with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
-
-        def flush() -> None:
-            file.write("".join(lines).encode())
-            lines.clear()
-
-        def write(entry: Entry) -> None:
-            lines.append(to_line(entry))
-            if len(lines) == _LINES_AT_ONCE:
-                flush()
-
+        write = JournalWriter(file)
         try:
             yield write
         finally:
-            flush()
+            write.flush()
+
+
+def proves_its_journal(summary: Mapping[str, Any]) -> bool:
+    """Whether a summary says what its journal holds; runs of earlier releases do not."""
+    return "journal" in summary.get("pdsim", {})
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
-    """Raises RunFolderError if it is damaged, or ends before all requests that the summary counts have finished."""
+    """Raises RunFolderError if it is damaged, or lacks a call: its lines must be those that the summary counts.
+
+    Of a run of an earlier release, only the requests that finish are counted.
+    """
     import pyarrow as pa  # noqa: PLC0415
 
     path = folder / JOURNAL
     if not path.is_file():
         raise RunFolderError(f"{folder} has no {JOURNAL}: run with --out to keep one")
-    num_finished = 0
+    summary: dict[str, Any] = read_summary(folder) if (folder / SUMMARY).is_file() else {"completed": 0}
+    num_finished, proof = 0, JournalProof()
     try:
         with pa.input_stream(str(path), compression="zstd") as file:
-            for entry in from_lines(TextIOWrapper(file, encoding="utf-8")):
+            for line in TextIOWrapper(file, encoding="utf-8"):
+                proof.add((line,))
+                entry = _entry(line)
                 num_finished += entry.instance_id == Router.instance_id and type(entry.args[0]) is Finished
                 yield entry
-    except (OSError, ValueError, LookupError, TypeError) as broken:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as broken:
         raise RunFolderError(f"{path}: damaged, or cut short: {broken}") from None
-    completed = read_summary(folder)["completed"] if (folder / SUMMARY).is_file() else 0
-    if num_finished < completed:
-        raise RunFolderError(f"{path}: cut short: {num_finished} requests finish in it, {completed} in {SUMMARY}")
+    if num_finished < summary["completed"]:
+        raise RunFolderError(
+            f"{path}: cut short: {num_finished} requests finish in it, {summary['completed']} in {SUMMARY}"
+        )
+    if proves_its_journal(summary) and (kept := summary["pdsim"]["journal"]) != (found := proof.fields()):
+        raise RunFolderError(
+            f"{path}: not the journal of this run: it has {found['calls']} calls with digest {found['digest']}, "
+            f"{SUMMARY} says {kept.get('calls')} calls with digest {kept.get('digest')}"
+        )
+
+
+def _entry(line: str) -> Entry:
+    """Raises ValueError, LookupError, TypeError or RecursionError for what is no call."""
+    (entry,) = from_lines([line])
+    if not (isinstance(entry.instance_id, str) and isinstance(entry.call, str) and isinstance(entry.args, tuple)):
+        raise ValueError(f"no call of an instance: {line[:60]!r}")
+    if entry.call not in _CALLS or type(entry.args[-1]) is not int:
+        raise ValueError(f"no call of an instance: {line[:60]!r}")
+    return entry
+
+
+_CALLS = {"on_message", "next_step", "on_step_done", KILLED}
 
 
 def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:
@@ -166,11 +266,44 @@ def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:
     return pa.table(dict(zip(columns, values, strict=True)))
 
 
-def _read_table(folder: Path, name: str, make: Callable[..., Record]) -> list[Record]:
+def _read_table(folder: Path, name: str, make: Callable[..., Record], hints: Mapping[str, Any]) -> list[Record]:
+    table, path = _stored_table(folder, name), folder / f"{name}.parquet"
+    for column in table.schema:
+        _require_column(path, table, column, hints.get(column.name))
     try:
-        return [make(**row) for row in _stored_table(folder, name).to_pylist()]
-    except TypeError as broken:  # of columns that no record has
-        raise RunFolderError(f"{folder / name}.parquet: damaged, or no table of a run: {broken}") from None
+        return [make(**row) for row in table.to_pylist()]
+    except (TypeError, ValueError) as broken:  # of columns that no record has
+        raise RunFolderError(f"{path}: damaged, or no table of a run: {broken}") from None
+
+
+_WORDS = {("steps", "kind"): {"prefill", "decode"}, ("requests", "outcome"): {"unfinished", "finished", "failed"}}
+"""Columns of few words, by table."""
+
+
+def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
+    """Raises RunFolderError if a column has another type than its field, or lacks values that each record has."""
+    from pyarrow import types  # noqa: PLC0415
+
+    values, kinds = table.column(column.name), get_args(hint) or (hint,)
+    holds = {
+        int: types.is_integer,
+        float: lambda kind: types.is_floating(kind) or types.is_integer(kind),
+        str: lambda kind: types.is_string(kind) or types.is_large_string(kind),
+        bool: types.is_boolean,
+        NoneType: types.is_null,
+    }
+    if hint is None or not len(values):
+        return
+    expected = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
+    if not any(holds[kind](column.type) for kind in kinds):
+        raise RunFolderError(f"{path}: column {column.name} is of type {column.type}, expected {expected}")
+    if values.null_count and NoneType not in kinds:
+        raise RunFolderError(f"{path}: column {column.name} is null in {values.null_count} rows, expected {expected}")
+    words = _WORDS.get((path.stem, column.name))
+    if words and (foreign := set(values.unique().to_pylist()) - words):
+        raise RunFolderError(
+            f"{path}: column {column.name} has {shown(min(foreign))}, expected {' or '.join(sorted(words))}"
+        )
 
 
 def _stored_table(folder: Path, name: str) -> Any:

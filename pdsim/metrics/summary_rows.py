@@ -274,4 +274,5 @@ OWN_FIELDS = {
     "warnings": "what lies outside what was measured; absent if nothing does",
     "interval": "least and most of each throughput and latency, where no server was measured; written by commands",
     "interrupted": "whether the run was cut short; written by commands",
+    "journal": "number of calls in the journal, and a digest of its lines; absent without a journal",
 }

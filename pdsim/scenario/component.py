@@ -20,6 +20,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, Va
 from pydantic_core import CoreSchema, core_schema
 
 from pdsim.cost.model import CostSettings
+from pdsim.inputs import shown
 from pdsim.policy import protocols
 from pdsim.scenario.faults import Fault
 from pdsim.scenario.fields import DIMENSIONS, Dimension, base_folder
@@ -193,7 +194,7 @@ def build_component(seam: Any, spec: Any, base: Path) -> Any:
         return _checked(seam, spec)
     given = {"use": spec} if isinstance(spec, str) else spec
     if not isinstance(given, Mapping) or not isinstance(given.get("use"), str):
-        raise ValueError(f"expected a name or a mapping with `use`, found {spec!r}; {_choices(seam)}")
+        raise ValueError(f"expected a name or a mapping with `use`, found {shown(spec)}; {_choices(seam)}")
     settings = {name: value for name, value in given.items() if name != "use"}
     return _checked(seam, _construct(_load(seam, given["use"]), given["use"], settings, base))
 
@@ -288,14 +289,14 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
         return round(amount) if int in options else amount
     if Path in options:
         if not isinstance(value, str | Path):
-            raise ValueError(f"expected a path, found {value!r}")
+            raise ValueError(f"expected a path, found {shown(value)}")
         return base / value
     try:
         made = _adapter(hint).validate_python(value)
     except ValidationError as wrong:
-        raise ValueError(f"{wrong.errors()[0]['msg']}, found {value!r}") from None
+        raise ValueError(f"{wrong.errors()[0]['msg']}, found {shown(value)}") from None
     if isinstance(made, float) and not isfinite(made):
-        raise ValueError(f"expected a finite number, found {value!r}")
+        raise ValueError(f"expected a finite number, found {shown(value)}")
     return made
 
 
@@ -303,7 +304,7 @@ def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
     """A table by sizes: {256: 11.8 ms, 1024: 20 ms}."""
     if not isinstance(value, Mapping) or not all(isinstance(key, int) and key >= 0 for key in value):
         raise ValueError(
-            f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {value!r}"
+            f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {shown(value)}"
         )
     return {key: dimension.parse(amount) for key, amount in value.items()}
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
+from pdsim.inputs import shown
 from pdsim.system.catalog import hint
 
 
@@ -74,18 +75,22 @@ class Dimension(NamedTuple):
     def parse(self, value: Any) -> float:
         """The amount in base units. Raises ValueError with what is possible."""
         if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError(f"expected a {self.what} such as {self.example!r}, found {value!r}")
+            raise ValueError(f"expected a {self.what} such as {self.example!r}, found {shown(value)}")
         match = _NUMBER.match(str(value))
         if match is None:
-            raise ValueError(f"expected a {self.what} such as {self.example!r}, found {value!r}")
+            raise ValueError(f"expected a {self.what} such as {self.example!r}, found {shown(value)}")
         number, unit = float(match[1].replace("_", "")), match[2]
         if not unit and number:  # nothing needs no unit
-            raise ValueError(f"bare number {value}: write a {self.what} with its unit, such as {self.example!r}")
+            raise ValueError(
+                f"bare number {match[1][:40]}: write a {self.what} with its unit, such as {self.example!r}"
+            )
         if unit and unit not in self.units:
             known = f"there are {', '.join(self.units)}{hint(unit, self.units)}"
             raise ValueError(f"{unit!r} is no unit of a {self.what}; {known}")
         if not 0 <= number < inf:
-            raise ValueError(f"a {self.what} cannot be {'infinite' if number > 0 else 'negative'}, found {value!r}")
+            raise ValueError(
+                f"a {self.what} cannot be {'infinite' if number > 0 else 'negative'}, found {shown(value)}"
+            )
         return number * self.units[unit] if unit else 0.0
 
     def show(self, value: float) -> str:

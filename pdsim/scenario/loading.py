@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
+from pdsim.inputs import shown
 from pdsim.metrics.run_folder import CATALOG, SCENARIO
 from pdsim.scenario.component import describe_component
 from pdsim.scenario.cost import CostChoice
@@ -92,7 +93,7 @@ def set_field(data: dict[str, Any], path: str, value: Any, *, where: str) -> Non
         elif inside is None:
             inside = {}
         elif not isinstance(inside, dict):
-            raise ConfigError(f"{where}: {key} is {inside!r}, which has no fields")
+            raise ConfigError(f"{where}: {key} is {shown(inside)}, which has no fields")
         at[key] = at = inside
     at[last] = value
 
@@ -110,7 +111,7 @@ def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
         return f"{place}: {name} is missing"
     if error["type"] == "value_error":
         return f"{place}: {name + ': ' if name else ''}{error['ctx']['error']}"
-    return f"{place}: {name}: {error['msg']}, found {error['input']!r}"
+    return f"{place}: {name}: {error['msg']}, found {shown(error['input'])}"
 
 
 def _fields_at(section: type[Section], path: tuple[Any, ...]) -> list[str]:

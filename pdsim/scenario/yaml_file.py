@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from pdsim import inputs
+from pdsim.inputs import InputError
 
 
-class ConfigError(ValueError):
+class ConfigError(InputError):
     """A file or flag that is wrong: the message names the place, what was found and what is possible."""
 
 
@@ -20,25 +22,20 @@ def read_yaml(path: Path) -> Any:
         near = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         raise ConfigError(f"{path} {kind}" + (f"; {path.parent}/ has {', '.join(near)}" if near else ""))
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as wrong:
-        raise ConfigError(f"{path}: not YAML: {wrong}") from None
+        text = inputs.read_text(path, "YAML", inputs.MOST_YAML_BYTES)
     except OSError as wrong:
         raise ConfigError(f"{path}: cannot be read: {wrong.strerror}") from None
+    except InputError as wrong:
+        raise ConfigError(str(wrong)) from None
     return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, where: str) -> Any:
+    """Raises ConfigError."""
     try:
-        return YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as wrong:
-        mark = wrong.problem_mark
-        at = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{where}{at}: not YAML: {wrong.problem}") from None
-    except YAMLError as wrong:  # a character that no YAML has
-        raise ConfigError(f"{where}: not YAML: {wrong}") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: nested too deeply: no file that is read here is more than ten deep") from None
+        return inputs.parse_yaml(text, where)
+    except InputError as wrong:
+        raise ConfigError(str(wrong)) from None
 
 
 def write_yaml(data: Any, path: Path) -> None:

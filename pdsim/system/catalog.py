@@ -18,6 +18,7 @@ from tempfile import mkdtemp
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, read_text
 from pdsim.system.model import Dtype, ModelSpec
 from pdsim.system.transport import Transport
 
@@ -243,13 +244,10 @@ def _built(kind: Kind, name: str, path: Path, modified_ns: int) -> Any:
 
 
 def _read(path: Path) -> Any:
-    from ruamel.yaml import YAML  # noqa: PLC0415  the catalog alone needs it here
-    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
-
     try:
-        return YAML(typ="safe", pure=True).load(path)
-    except (YAMLError, UnicodeDecodeError) as wrong:
-        raise CatalogError(f"{path}: not YAML: {wrong}") from None
+        return parse_yaml(read_text(path, "YAML", MOST_YAML_BYTES), str(path))
+    except InputError as wrong:
+        raise CatalogError(str(wrong)) from None
 
 
 def hint(word: Any, among: Iterable[str]) -> str:

@@ -15,6 +15,8 @@ from pdsim.workload.client import sessions_of
 from pdsim.workload.request_spec import RequestSpec, fresh_streams
 from pdsim.workload.trace_file import Line
 
+_INT = frozenset({int})
+
 
 class BlockRun(NamedTuple):
     """Blocks whose ids rise by one and whose tokens follow each other in one stream."""
@@ -48,10 +50,11 @@ class HashBlocks:
         ids, num_blocks = line.value("hash_ids"), -(-num_tokens // self._size)
         if not isinstance(ids, list) or len(ids) != num_blocks:
             raise line.error("hash_ids", ids, f"a list of {num_blocks} ids, one per {self._size} input tokens")
-        try:
-            prompt = self._prompt(ids, num_tokens)
-        except TypeError:
-            raise line.error("hash_ids", ids, "whole numbers") from None
+        if not _INT.issuperset(map(type, ids)):
+            raise line.error("hash_ids", ids, "whole numbers")
+        if len(set(ids)) < len(ids):
+            raise line.error("hash_ids", ids, "no id twice: an id stands for its block and all before it")
+        prompt = self._prompt(ids, num_tokens)
         output = Spans.of(next(self._streams), num_outputs)
         return RequestSpec(number, prompt, output, num_outputs, round(arrival_ns), request_class=line.request_class)
 

@@ -2,8 +2,8 @@
 
 import csv
 import gzip
-import json
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +11,12 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import IO, Any
 
+from pdsim.inputs import MOST_SECONDS, MOST_TOKENS, InputError, finite, parse_json, shown, whole
 from pdsim.workload.lengths import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 
-class TraceError(ValueError):
+class TraceError(InputError):
     """A trace that cannot be read: says where and what would be right."""
 
 
@@ -64,24 +65,25 @@ class Line:
 
     def _count(self, name: str, found: Any, least: int) -> int:
         try:
-            number = int(found)
-        except (TypeError, ValueError):
-            raise self.error(name, found, "a number of tokens") from None
-        if number < least:
-            raise self.error(name, found, f"at least {least}")
-        return number
+            count = whole(found)
+        except ValueError:
+            raise self.error(name, found, "a whole number of tokens") from None
+        if not least <= count <= MOST_TOKENS:
+            bound = f"at least {least}" if count < least else f"at most {MOST_TOKENS}"
+            raise self.error(name, found, bound)
+        return count
 
     def _time_ns(self, name: str, found: Any, unit_ns: float) -> float:
         try:
-            time_ns = float(found) * unit_ns
-        except (TypeError, ValueError):
+            time_ns = finite(found) * unit_ns
+        except ValueError:
             raise self.error(name, found, "a time") from None
-        if not 0 <= time_ns < float("inf"):
-            raise self.error(name, found, "a time, 0 or later")
+        if not 0 <= time_ns <= MOST_SECONDS * 1e9:
+            raise self.error(name, found, "a time, 0 or later" if time_ns < 0 else f"at most {MOST_SECONDS:.0f} s")
         return time_ns
 
     def error(self, name: str, found: object, expected: str) -> TraceError:
-        return TraceError(f"{self._where}: {name} is {found!r}, expected {expected}")
+        return TraceError(f"{self._where}: {name} is {shown(found)}, expected {expected}")
 
 
 def json_lines(path: Path) -> Iterator[Line]:
@@ -89,10 +91,7 @@ def json_lines(path: Path) -> Iterator[Line]:
         for number, text in enumerate(file, 1):
             if text.isspace():
                 continue
-            try:
-                fields = json.loads(text)
-            except json.JSONDecodeError as broken:
-                raise TraceError(f"{path}, line {number}: not JSON: {broken.msg} at column {broken.colno}") from None
+            fields = _parsed(text, f"{path}, line {number}")
             if not isinstance(fields, dict):
                 raise TraceError(f"{path}, line {number}: expected a JSON object, found {text.strip()[:40]!r}")
             yield Line(f"{path}, line {number}", fields)
@@ -101,16 +100,20 @@ def json_lines(path: Path) -> Iterator[Line]:
 def json_records(path: Path) -> Iterator[Line]:
     """Records of one JSON list."""
     with open_trace(path) as file:
-        try:
-            found = json.load(file)
-        except json.JSONDecodeError as broken:
-            raise TraceError(f"{path}, line {broken.lineno}: not JSON: {broken.msg} at column {broken.colno}") from None
+        found = _parsed(file.read(), str(path))
     if not isinstance(found, list):
         raise TraceError(f"{path}: expected a JSON list, found {type(found).__name__}")
     for number, fields in enumerate(found, 1):
         if not isinstance(fields, dict):
             raise TraceError(f"{path}, record {number}: expected a JSON object, found {str(fields)[:40]!r}")
         yield Line(f"{path}, record {number}", fields)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return parse_json(text, where)
+    except InputError as wrong:
+        raise TraceError(str(wrong)) from None
 
 
 def csv_lines(path: Path) -> Iterator[Line]:
@@ -128,7 +131,7 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
     try:
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield file
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as broken:
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError, csv.Error) as broken:
         raise TraceError(f"{path}: cannot be read as text: {broken}") from None
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
+from itertools import islice
 from pathlib import Path
 
 from pdsim.core.sequence import Spans
@@ -133,10 +134,10 @@ class AzureTrace(TimedTrace):
     """Azure's LLM inference traces, CSV: TIMESTAMP, ContextTokens, GeneratedTokens. Prompts share nothing."""
 
     def specs(self) -> Iterator[RequestSpec]:
-        start_ns = None
-        for i, line in enumerate(csv_lines(self.path)):
-            at_ns = self._time_ns(line)
-            start_ns = at_ns if start_ns is None else start_ns
+        lines = list(islice(csv_lines(self.path), self.num_requests))
+        times_ns = [self._time_ns(line) for line in lines]
+        start_ns = min(times_ns, default=0)
+        for i, (line, at_ns) in enumerate(zip(lines, times_ns, strict=True)):
             num_outputs, num_inputs = line.count("GeneratedTokens"), line.count("ContextTokens")
             yield alone(i, num_inputs, num_outputs, round((at_ns - start_ns) / self.speedup))
 
@@ -144,12 +145,14 @@ class AzureTrace(TimedTrace):
     def _time_ns(line: Line) -> int:
         """Seven fractional digits, one more than datetime reads; some rows have none."""
         text = str(line.value("TIMESTAMP")).split("+")[0]
-        seconds, _, fraction = text.partition(".")
+        seconds, point, fraction = text.partition(".")
         try:
             at = datetime.fromisoformat(seconds + "+00:00")
-            return int(at.timestamp()) * 10**9 + int(fraction.ljust(9, "0")[:9] or 0)
         except ValueError:
-            raise line.error("TIMESTAMP", text, "a time such as 2023-11-16 18:17:03.9799600") from None
+            at = None
+        if at is None or (point and not fraction.isdecimal()):
+            raise line.error("TIMESTAMP", text, "a time such as 2023-11-16 18:17:03.9799600")
+        return int(at.timestamp()) * 10**9 + int(fraction.ljust(9, "0")[:9])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ def run_scenario(
                 with journal_writer(out) as write:
                     for entry in read_journal(logs):
                         write(entry)
-                write_run(out, scenario, finished, quiet=quiet)
+                write_run(out, scenario, finished, write.proof, quiet=quiet)
                 if steps := read_counted_steps(logs):
                     write_counts(out, steps)
                 shutil.rmtree(logs)

@@ -513,7 +513,7 @@ def test_a_table_that_is_cut_short(capsys, folder, command, name):
     content = path.read_bytes()
     for length in (0, 4, len(content) // 2):
         path.write_bytes(content[:length])
-        assert f"pdsim: {path}: " in message(capsys, command, folder)
+        assert f"pdsim: {path}" in message(capsys, command, folder)
 
 
 def test_a_table_of_something_else(capsys, folder):

@@ -259,7 +259,7 @@ def test_request_tables(tmp_path, kind, packed, encoding):
         (mooncake(-1, 6, [1]), "timestamp is -1, expected a time, 0 or later"),
         (mooncake("soon", 6, [1]), "timestamp is 'soon', expected a time"),
         (mooncake(0, 0, []), "input_length is 0, expected at least 1"),
-        (mooncake(0, "x", []), "input_length is 'x', expected a number of tokens"),
+        (mooncake(0, "x", []), "input_length is 'x', expected a whole number of tokens"),
         ({"timestamp": 0}, "no field 'input_length'; the line has timestamp"),
         ([1], "expected a JSON object"),
     ],

@@ -1,0 +1,146 @@
+"""Reading what others wrote: text, JSON, YAML and numbers, each with its limits. Errors say where."""
+
+import json
+from math import isfinite
+from pathlib import Path
+from reprlib import Repr
+from typing import Any
+
+MOST_BYTES = 1 << 30
+"""Bytes of a file that is read as a whole."""
+MOST_YAML_BYTES = 16 << 20
+MOST_YAML_VALUES = 1_000_000
+"""Values of a YAML file, those behind an alias counted wherever the alias stands."""
+MOST_TOKENS = 1 << 40
+"""A length or a count of tokens above this is a mistake: no server has held a thousandth of it."""
+MOST_SECONDS = 4e9
+"""A time above this is a mistake; times since 1970 are below it. Nanoseconds of twice as much leave 64 bits."""
+
+_SHOWN = Repr()
+_SHOWN.maxlevel, _SHOWN.maxdict, _SHOWN.maxlist, _SHOWN.maxtuple, _SHOWN.maxset = 4, 8, 8, 8, 8
+_SHOWN.maxstring, _SHOWN.maxlong, _SHOWN.maxother = 160, 60, 160
+
+
+class InputError(ValueError):
+    """Input that cannot be taken: the message names the place, what was found and what is possible."""
+
+
+def shown(value: object) -> str:
+    """A value as a message prints it: what is long or deep is cut."""
+    try:
+        return _SHOWN.repr(value)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        return f"a {type(value).__name__} too long to print"
+
+
+def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> str:
+    """Text of a regular file, a BOM left out. Raises InputError; FileNotFoundError and the like pass."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")
+    if (size := path.stat().st_size) > most_bytes:
+        raise InputError(f"{path} has {size} bytes; a file of its kind has at most {most_bytes}")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        raise InputError(f"{path}: not {what}: {wrong}") from None
+
+
+def read_json(path: Path) -> Any:
+    """Raises InputError; FileNotFoundError and the like pass."""
+    return parse_json(read_text(path, "JSON"), str(path))
+
+
+def parse_json(text: str, where: str, *, has_infinity: bool = False) -> Any:
+    """Raises InputError, also for Infinity, NaN and what rounds to infinity, such as 1e999, unless has_infinity."""
+    try:
+        return json.loads(text) if has_infinity else _FINITE.decode(text)
+    except json.JSONDecodeError as wrong:
+        line = f", line {wrong.lineno}" if "\n" in text.rstrip() else ""
+        raise InputError(f"{where}{line}: not JSON: {wrong.msg} at column {wrong.colno}") from None
+    except RecursionError:
+        raise InputError(f"{where}: JSON that nests too deeply: nothing that is read here is 100 deep") from None
+    except ValueError as wrong:  # ours, or Python's of an integer of more than 4300 digits
+        said = wrong if isinstance(wrong, _NotFiniteError) else "a number of more than 4300 digits"
+        raise InputError(f"{where}: {said}") from None
+
+
+class _NotFiniteError(ValueError):
+    pass
+
+
+def _finite(text: str) -> float:
+    if not isfinite(value := float(text)):
+        raise _NotFiniteError(f"{text[:20]} is no finite number")
+    return value
+
+
+_FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """YAML 1.2. Raises InputError, also for a text whose aliases multiply or contain themselves."""
+    from ruamel.yaml import YAML  # noqa: PLC0415  a fifth of the start of commands that read none
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415
+
+    try:
+        data = YAML(typ="safe", pure=True).load(text)
+        _require_size(data, where)
+    except MarkedYAMLError as wrong:
+        mark = wrong.problem_mark
+        at = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InputError(f"{where}{at}: not YAML: {wrong.problem}") from None
+    except YAMLError as wrong:  # a character that no YAML has
+        raise InputError(f"{where}: not YAML: {wrong}") from None
+    except RecursionError:
+        raise InputError(f"{where}: nested too deeply: no file that is read here is more than ten deep") from None
+    except InputError:
+        raise
+    except (ValueError, OverflowError, ArithmeticError) as wrong:  # a date of month 13, an integer of 5,000 digits
+        raise InputError(f"{where}: not YAML: {str(wrong)[:120]}") from None
+    return data
+
+
+def _require_size(data: Any, where: str) -> None:
+    """Raises InputError if the data has too many values once each alias is written out."""
+    sizes: dict[int, int | None] = {}
+
+    def size(value: Any) -> int:
+        if not isinstance(value, dict | list | set | tuple):
+            return 1
+        if id(value) in sizes:
+            if (known := sizes[id(value)]) is None:
+                raise InputError(f"{where}: an alias stands inside of what it stands for")
+            return known
+        sizes[id(value)] = None
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        sizes[id(value)] = total = 1 + sum(map(size, inside))
+        return total
+
+    if (num := size(data)) > MOST_YAML_VALUES:
+        raise InputError(
+            f"{where}: its aliases stand for {num:.0e} values; at most {MOST_YAML_VALUES:,} are read".replace("e+", "e")
+        )
+
+
+def whole(value: Any) -> int:
+    """A whole number, or the text of one. Raises ValueError: fractions and booleans are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("no whole number")
+    if isinstance(value, str):
+        value = int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
+    if not isfinite(value) or value != int(value):
+        raise ValueError("no whole number")
+    return int(value)
+
+
+def finite(value: Any) -> float:
+    """A finite number, or the text of one. Raises ValueError: booleans are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("no number")
+    try:
+        found = float(value)
+    except OverflowError:
+        raise ValueError("no finite number") from None
+    if not isfinite(found):
+        raise ValueError("no finite number")
+    return found

@@ -1,0 +1,181 @@
+"""Damaged traces, run folders and journals: one message that names the place, exit code 2, never a wrong answer."""
+
+import gzip
+import json
+from shutil import copytree
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from pdsim.cli import main
+from pdsim.metrics.run_folder import JOURNAL, read_journal
+from tests.cli.test_bad_input import GOOD
+
+SOON = {"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "s.yaml").write_text(GOOD)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(folder / "s.yaml"), "--out", str(folder / "run"), "--no-ranges", "--json"])
+    assert not ended.value.code
+    return folder / "run"
+
+
+def refusal(capsys, *words):
+    """The message of a command that refuses its input."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, words)))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert len(said) < 2000
+    return said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[" * 100_000, "line 2: JSON that nests too deeply"),
+        ('{"timestamp": %s}' % ("1" * 5000), "line 2: a number of more than 4300 digits"),
+        ('{"timestamp": 0, "input_length": Infinity}', "line 2: Infinity is no finite number"),
+        ('{"timestamp": 0, "input_length": 1e999}', "line 2: 1e999 is no finite number"),
+        (json.dumps({**SOON, "input_length": 3.7}), "line 2: input_length is 3.7, expected a whole number of tokens"),
+        (json.dumps({**SOON, "input_length": True}), "line 2: input_length is True, expected a whole number of tokens"),
+        (json.dumps({**SOON, "hash_ids": [True]}), "line 2: hash_ids is [True], expected whole numbers"),
+        (
+            json.dumps({**SOON, "input_length": 1500, "hash_ids": [1, 1, 1]}),
+            "line 2: hash_ids is [1, 1, 1], expected no id twice",
+        ),
+        (json.dumps({**SOON, "timestamp": 1e300}), "line 2: timestamp is 1e+300, expected at most 4000000000 s"),
+    ],
+)
+def test_a_line_of_a_trace(capsys, scenario, tmp_path, line, said):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{json.dumps(SOON)}\n{line}\n")
+    change = f"workload={{use: mooncake_trace, path: {path}}}"
+    assert f"{path}, {said}" in refusal(capsys, "run", scenario, "--set", change)
+
+
+def test_a_trace_whose_compressed_bytes_are_damaged(capsys, scenario, tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    data = bytearray(gzip.compress((json.dumps(SOON) + "\n").encode() * 1000))
+    data[12:20] = b"\xff" * 8
+    path.write_bytes(data)
+    change = f"workload={{use: mooncake_trace, path: {path}}}"
+    assert f"{path}: cannot be read as text" in refusal(capsys, "run", scenario, "--set", change)
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5,9,3\n2023-11-16 18:17:01.5,9,3\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*not in order of time")
+def test_azures_trace_begins_with_its_least_time(scenario, tmp_path):
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    with pytest.raises(SystemExit) as ended:
+        main(
+            ["run", str(scenario), "--set", f"workload={{use: azure_trace, path: {path}}}", "--set", "client=open_loop"]
+        )
+    assert not ended.value.code
+
+
+def test_azures_fraction_is_of_digits(capsys, scenario, tmp_path):
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE.replace("03.5", "03.-5"))
+    change = f"workload={{use: azure_trace, path: {path}}}"
+    assert "line 2: TIMESTAMP is '2023-11-16 18:17:03.-5'" in refusal(capsys, "run", scenario, "--set", change)
+
+
+TABLES = [
+    ("requests", "arrival_ns", ["a"] * 3, "column arrival_ns is of type string, expected int"),
+    ("requests", "arrival_ns", [None, 1, 2], "column arrival_ns is null in 1 rows, expected int"),
+    ("requests", "first_token_ns", ["x"] * 3, "column first_token_ns is of type string, expected int or null"),
+    ("requests", "outcome", ["lost"] * 3, "column outcome has 'lost', expected failed or finished or unfinished"),
+    ("steps", "kind", ["bogus"], "column kind has 'bogus', expected decode or prefill"),
+]
+
+
+@pytest.mark.parametrize(("table", "column", "values", "said"), TABLES)
+@pytest.mark.parametrize("words", [("explain",), ("report",), ("compare",)])
+def test_a_column_of_a_foreign_type(capsys, whole_run, tmp_path, words, table, column, values, said):
+    folder = copytree(whole_run, tmp_path / "run")
+    path = folder / f"{table}.parquet"
+    stored = parquet.read_table(path)
+    values = pa.array((values * len(stored))[: len(stored)])
+    parquet.write_table(stored.set_column(stored.column_names.index(column), column, values), path)
+    more = (whole_run,) if words == ("compare",) else ("-o", tmp_path / "r.html") if words == ("report",) else ()
+    assert f"{path}: {said}" in refusal(capsys, *words, folder, *more)
+
+
+SUMMARIES = [
+    ({"completed": "x"}, "completed is 'x', expected a whole number"),
+    ({"completed": None}, "completed is None, expected a whole number"),
+    ({"completed": True}, "completed is True, expected a whole number"),
+    ({"pdsim": []}, "pdsim is [], expected an object"),
+    ({"mean_ttft_ms": "slow"}, "mean_ttft_ms is 'slow', expected a number"),
+    ({"tag": 5}, "tag is 5, expected a text"),
+]
+OWN = [
+    ({"warnings": 5}, "pdsim.warnings is 5, expected a list of texts"),
+    ({"interval": {"mean_ttft_ms": "x"}}, "pdsim.interval is {'mean_ttft_ms': 'x'}, expected an object"),
+    ({"failures": 5}, "pdsim.failures is 5, expected a list of objects"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), SUMMARIES + OWN)
+@pytest.mark.parametrize("words", [("explain",), ("report",), ("compare",), ("replay",)])
+def test_a_field_of_a_foreign_type(capsys, whole_run, tmp_path, words, changed, said):
+    folder = copytree(whole_run, tmp_path / "run")
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    (summary["pdsim"] if (changed, said) in OWN else summary).update(changed)
+    path.write_text(json.dumps(summary))
+    more = (whole_run,) if words == ("compare",) else ("-o", tmp_path / "r.html") if words == ("report",) else ()
+    assert f"{path}: {said}" in refusal(capsys, *words, folder, *more)
+
+
+def lines_of(folder):
+    with pa.input_stream(str(folder / JOURNAL), compression="zstd") as file:
+        return file.read().splitlines(keepends=True)
+
+
+def test_a_journal_lacks_no_line_unseen(whole_run, tmp_path):
+    """A law: whichever line is taken away, the journal is refused."""
+    folder, lines = copytree(whole_run, tmp_path / "run"), lines_of(whole_run)
+    assert len(list(read_journal(folder))) == len(lines) > 20
+    for i in range(len(lines)):
+        with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
+            file.write(b"".join(lines[:i] + lines[i + 1 :]))
+        with pytest.raises(ValueError, match=r"not the journal of this run|cut short"):
+            list(read_journal(folder))
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b"1" * 5000, b"[1, 2, 3, 4]", b'["router", "x", [], 5]', b"{}", b"[[]]"]
+)
+def test_a_line_that_is_no_call(capsys, whole_run, tmp_path, line):
+    folder = copytree(whole_run, tmp_path / "run")
+    with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
+        file.write(b"".join([*lines_of(whole_run)[:5], line + b"\n"]))
+    assert f"{folder / JOURNAL}: damaged, or cut short" in refusal(capsys, "replay", folder)
+
+
+def test_a_run_of_an_earlier_release_says_that_calls_may_be_missing(capsys, whole_run, tmp_path):
+    folder = copytree(whole_run, tmp_path / "run")
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["pdsim"]["journal"]
+    path.write_text(json.dumps(summary))
+    with pytest.raises(SystemExit):
+        main(["replay", str(folder)])
+    assert "does not count the calls, and some may be missing" in capsys.readouterr().out
