@@ -85,6 +85,19 @@ def _middle(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
     return [one for *_, one in sorted(turns, key=lambda turn: turn[:3])[:_BATCH]]
 
 
+def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
+    """The load that is kept, as a multiple of the scenario's, and why no more; empty: all is kept.
+
+    grown: outcomes by multiple, from the smallest on. What lies beyond the first that misses the SLO does not count.
+    """
+    kept = 1.0
+    for factor, outcome in grown.items():
+        if not outcome.meets:
+            return kept, f"at {factor:g} times {outcome.why}"
+        kept = factor
+    return kept, ""
+
+
 def plan(
     scenario: Path | str | None = None,
     /,
@@ -286,13 +299,11 @@ class Finder:
         ends = {name: {**chosen.changes, **end} for name, end in base.ends.items()}
         grown = self._trials.outcomes(list(growth.values()))
         whole = self._trials.whole([*lost.values(), *ends.values()])
-        holds = [factor for factor, outcome in zip(growth, grown, strict=True) if outcome.meets]
-        fails = next(((f, o) for f, o in zip(growth, grown, strict=True) if not o.meets), None)
-        within = [factor for factor in holds if fails is None or factor < fails[0]]
+        load_factor, breaks = headroom(dict(zip(growth, grown, strict=True)))
         return replace(
             made,
-            load_factor=max(within, default=1.0) if growth else None,
-            breaks="" if fails is None else f"at {fails[0]:g} times {fails[1].why}",
+            load_factor=load_factor if growth else None,
+            breaks=breaks,
             lost=dict(zip(lost, whole, strict=False)),
             ends=dict(zip(ends, whole[len(lost) :], strict=True)),
         )
