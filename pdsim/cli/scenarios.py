@@ -1,5 +1,6 @@
 """Commands of scenarios: write a first one, say what its fields are, and launch its cluster."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pdsim.scenario.yaml_file import ConfigError
 
 if TYPE_CHECKING:
     from pdsim.launch.commands import Launch
+    from pdsim.scenario.schema import Scenario
 
 
 def init(
@@ -162,6 +164,8 @@ def launch(
         raise ConfigError(f"--model-path {model}: servers would read it as a flag; write ./{model}")
     source = [str(scenario), *(word for change in set_ for word in ("--set", change))]
     made = ENGINES[engine or loaded.engine](loaded, source, model)
+    if engine == "kubernetes" and "trace" in made.commands:
+        _replay_in_job(made, loaded, scenario, set_, model)
     if model_path is None:
         made.notes.insert(0, f"model: {model}: the catalog's name; --model-path takes a path or Hugging Face's name")
     if made.hosts:
@@ -177,7 +181,45 @@ def launch(
     elif out is not None:
         print(f"{', '.join(files)}: {out}")
     else:
-        print("\n".join(f"# {name}\n{text}" for name, text in files.items()), end="")
+        print(_printed(made), end="")
+
+
+_LONGEST_TRACE, _BLOCK_TOKENS = 20_000, 512
+"""Requests above which a trace is not tried for a Job: it would be too large, and its simulation long."""
+
+
+def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, model: str) -> None:
+    """Simulates the load, as `pdsim export` does, for the times at which it is sent."""
+    from pdsim.cli.runner import obtain_runs
+    from pdsim.launch.kubernetes import replay_in_job
+    from pdsim.scenario.build import requests_of
+    from pdsim.workload.hash_ids import NotASessionError, mooncake_rows
+
+    requests = requests_of(loaded)
+    if len(requests) > _LONGEST_TRACE:
+        return
+    (finished,) = obtain_runs((path,), set_, None, quiet=True)
+    sent_ns = {request.request_id: request.arrival_ns for request in finished.records.requests}
+    try:
+        rows = [json.dumps(row) for row in mooncake_rows(requests, sent_ns, block_tokens=_BLOCK_TOKENS)]
+    except NotASessionError:
+        return
+    replay_in_job(made, loaded, model, "".join(f"{row}\n" for row in rows))
+
+
+def _printed(made: "Launch") -> str:
+    """Scripts that a shell runs as they are printed, or manifests where they start the cluster; the others by name."""
+    from pdsim.launch.words import comment
+
+    files = _files(made)
+    shown, others = made.manifests, made.commands
+    if any(what.startswith(("prefill", "aggregated")) for what in made.commands):
+        shown, others = made.commands, made.manifests
+    left = [name for name in files if name.removesuffix(".sh") in others or name in others]
+    parts = [f"{comment(name)}{text}" for name, text in files.items() if name not in left]
+    return ("\n---\n" if shown is made.manifests else "\n").join(parts) + "".join(
+        comment(f"{name}: with --out") for name in left
+    )
 
 
 def _files(made: "Launch") -> dict[str, str]:

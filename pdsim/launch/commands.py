@@ -20,6 +20,8 @@ from pdsim.workload.client import ClosedLoop, Poisson
 HOST = "127.0.0.1"
 GATEWAY_PORT = 8000
 TRACE = "load.jsonl"
+LOAD, AIPERF = ("aiperf", "profile"), "0.13.0"
+"""The command that replays a trace, and the release whose flags it has."""
 FIRST_PORT, FIRST_BOOTSTRAP_PORT = 30000, 8998
 
 
@@ -88,7 +90,7 @@ class Launch:
     commands: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     manifests: dict[str, str] = field(default_factory=dict)
-    """YAML by file, instead of commands."""
+    """YAML by file, instead of commands or beside them."""
     hosts: set[str] = field(default_factory=set)
     """Variables of the commands: addresses of hosts, which the user sets."""
 
@@ -125,24 +127,28 @@ def pace(client: Any) -> Flags:
 def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
     """Adds the export of the requests with their times, and AIPerf, which sends them (its docs/cli_options.md)."""
     made.add("trace", ["pdsim", "export", *source], [("to", "mooncake"), ("out", TRACE)])
+    made.add("load", LOAD, replay_flags(scenario, model, f"http://{HOST}:{GATEWAY_PORT}", TRACE))
+
+
+def replay_flags(scenario: Scenario, model: str, url: str, trace: str) -> Flags:
+    """Flags of AIPerf for a Mooncake trace."""
     client = scenario.client
     if isinstance(client, ClosedLoop):
         times: Flags = [("concurrency", client.concurrency), ("request-count", len(requests_of(scenario)))]
     else:
         times = [("fixed-schedule", True), ("fixed-schedule-auto-offset", True)]
-    flags = [
+    return [
         ("model", model),
-        ("url", f"http://{HOST}:{GATEWAY_PORT}"),
+        ("url", url),
         ("endpoint-type", "completions"),
         ("streaming", True),
-        ("input-file", TRACE),
+        ("input-file", trace),
         ("custom-dataset-type", "mooncake_trace"),
         *times,
         ("extra-inputs", "ignore_eos:true"),
         ("random-seed", scenario.seed),
         ("output-artifact-dir", scenario.name),
     ]
-    made.add("load", ["aiperf", "profile"], flags)
 
 
 ROLES = ("prefill", "decode", "aggregated")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdsim.launch import sglang, vllm
+from pdsim.launch import graph, sglang, vllm
 from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
@@ -21,7 +21,8 @@ from pdsim.launch.commands import (
     one_host,
     places,
 )
-from pdsim.launch.words import Flags
+from pdsim.launch.manifests import app_name
+from pdsim.launch.words import Flags, command_words
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
@@ -57,24 +58,29 @@ SGLANG_RULES: dict[str, Rule] = {**_OF_GATEWAY, **_ROUTER_RULES, "*.tp": one_hos
 VLLM_RULES: dict[str, Rule] = {
     **vllm.SERVER_RULES,
     **_ROUTER_RULES,
-    "network.transport": lambda value, _: (
-        None if value.startswith("nixl") else "Dynamo's vLLM workers move KV by nixl, such as nixl-rdma"
-    ),
+    "network.transport": None,
 }
 
 
 def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Workers of SGLang. Raises ConfigError for what they and the frontend cannot be told."""
     made, at, resolved = _begun(scenario, "dynamo", SGLANG_RULES)
+    made.notes += sglang.left_to_the_operator(scenario)
+    workers = []
     for role, servers_at in at.items():
         servers: ServerSettings = getattr(resolved, role)
-        settings = sglang.server_flags(made, resolved, servers)
+        settings, environment = sglang.server_flags(made, resolved, servers), sglang.environment(resolved, role)
+
+        def flags(host: str, number: int, index: int, role: str = role, settings: Flags = settings) -> Flags:
+            port = [("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index)] if role == "prefill" else []
+            return [("model-path", model), ("host", host), *_events(resolved, number, {}), *settings, *port]
+
         for index, place in enumerate(servers_at):
-            flags: Flags = [("model-path", model), ("host", place.host), *_events(resolved, place, {}), *settings]
-            if role == "prefill":
-                flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index))
-            variables = {**_variables(place, servers), **sglang.environment(resolved, role)}
-            made.add(f"{role}-{index}", SGLANG_WORKER, flags, **variables)
+            variables = {**_variables(place, servers), **environment}
+            made.add(f"{role}-{index}", SGLANG_WORKER, flags(place.host, place.number, index), **variables)
+        words = command_words(SGLANG_WORKER, flags(graph.ANYWHERE, 0, 0))
+        workers.append(graph.Worker(role, servers, words, environment))
+    _finish(made, scenario, "sglang", workers)
     vllm.add_load(made, resolved, source, model)
     return made
 
@@ -83,21 +89,40 @@ def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch
     """Workers of vLLM, as launch_sglang."""
     made, at, resolved = _begun(scenario, "dynamo-vllm", VLLM_RULES)
     made.notes += vllm.own_ways(scenario)
+    if scenario.aggregated is None and not scenario.network.transport.startswith("nixl"):
+        made.notes.append(
+            f"network.transport: {scenario.network.transport}: Dynamo's vLLM workers move KV by NIXL; "
+            "--set network.transport=nixl-rdma simulates that"
+        )
     resolved = vllm.resolved(scenario)
+    workers = []
     for role, servers_at in at.items():
         servers: ServerSettings = getattr(resolved, role)
         settings = vllm.server_flags(made, resolved, servers)
+        connector = "nixl" if role in vllm.KV_ROLES else None
+        if connector:
+            settings.append(("disaggregation-mode", role))
+            settings.append(("kv-transfer-config", vllm.transfer_config(connector, "kv_both", servers)))
+
+        def flags(number: int, settings: Flags = settings) -> Flags:
+            return [("model", model), *_events(resolved, number, VLLM_EVENTS), *settings]
+
         for index, place in enumerate(servers_at):
-            flags: Flags = [("model", model), *_events(resolved, place, VLLM_EVENTS), *settings]
-            connector = None
-            if role in vllm.KV_ROLES:
-                connector = "nixl"
-                flags.append(("disaggregation-mode", role))
-                flags.append(("kv-transfer-config", vllm.transfer_config(connector, "kv_both", servers)))
             variables = {**_variables(place, servers), **vllm.environment(place, servers, connector)}
-            made.add(f"{role}-{index}", VLLM_WORKER, flags, **variables)
+            made.add(f"{role}-{index}", VLLM_WORKER, flags(place.number), **variables)
+        workers.append(graph.Worker(role, servers, command_words(VLLM_WORKER, flags(0)), {}))
+    _finish(made, scenario, "vllm", workers)
     vllm.add_load(made, resolved, source, model)
     return made
+
+
+def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[graph.Worker]) -> None:
+    """Adds the same as a DynamoGraphDeployment."""
+    made.manifests["graph.yaml"] = graph.deployment(scenario, engine, _frontend(scenario, graph.ANYWHERE), workers)
+    made.notes.append(
+        "graph.yaml: the same frontend and workers on Kubernetes with Dynamo's operator, instead of their scripts; "
+        f"load.sh sends behind kubectl port-forward service/{app_name(scenario.name)}-frontend {GATEWAY_PORT}"
+    )
 
 
 def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
@@ -106,10 +131,18 @@ def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
     mode = ROUTER_MODES[component_name(scenario.router.prefill)]
     if mode == "kv":
         made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by a rule of its own")
-    flags = [("http-host", HOST), ("http-port", GATEWAY_PORT), ("router-mode", mode)]
-    made.add("frontend", FRONTEND, flags)
+    made.add("frontend", FRONTEND, _frontend_flags(scenario, HOST))
     resolved = resolve(scenario)
     return made, places(scenario), resolved.model_copy(update={"health": None})
+
+
+def _frontend_flags(scenario: Scenario, host: str) -> Flags:
+    mode = ROUTER_MODES[component_name(scenario.router.prefill)]
+    return [("http-host", host), ("http-port", GATEWAY_PORT), ("router-mode", mode)]
+
+
+def _frontend(scenario: Scenario, host: str) -> list[str]:
+    return command_words(FRONTEND, _frontend_flags(scenario, host))
 
 
 def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
@@ -117,10 +150,10 @@ def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
     return {"DYN_SYSTEM_PORT": FIRST_SYSTEM_PORT + place.number, "CUDA_VISIBLE_DEVICES": gpus}
 
 
-def _events(scenario: Scenario, place: Place, switch: Mapping[str, bool]) -> Flags:
-    """KV events of a worker, which routing by KV needs; `switch` is what its engine wants besides a publisher."""
+def _events(scenario: Scenario, number: int, switch: Mapping[str, bool]) -> Flags:
+    """KV events of the worker of this number, for routing by KV; `switch` is what its engine wants too."""
     if component_name(scenario.router.prefill) != "cache_aware":
         return []
-    endpoint = f"tcp://*:{FIRST_EVENT_PORT + place.number}"
+    endpoint = f"tcp://*:{FIRST_EVENT_PORT + number}"
     config = {**switch, "publisher": "zmq", "topic": "kv-events", "endpoint": endpoint}
     return [("kv-events-config", json.dumps(config, separators=(",", ":")))]

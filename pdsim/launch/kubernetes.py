@@ -5,70 +5,70 @@ whose servers span hosts is a LeaderWorkerSet, whose leaders alone have the labe
 docs/references/multi_node_deployment).
 """
 
-import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
 
-from pdsim.launch import sglang
-from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, FIRST_PORT, GATEWAY_PORT, Launch, notes_on, spanned
+from pdsim.launch import commands, manifests, sglang
+from pdsim.launch.commands import (
+    FIRST_BOOTSTRAP_PORT,
+    FIRST_PORT,
+    GATEWAY_PORT,
+    LOAD,
+    TRACE,
+    Launch,
+    notes_on,
+    replay_flags,
+    spanned,
+)
+from pdsim.launch.manifests import GPU_LABEL, Manifest
 from pdsim.launch.words import Expanded, command_words, container_words
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import resolve, roles
-from pdsim.scenario.yaml_file import ConfigError, to_yaml
 from pdsim.system.catalog import load_gpu
 
-GPU_LABEL = "pdsim/gpu"
 IMAGE = "lmsysorg/sglang:latest"
 _ANYWHERE = "0.0.0.0"  # noqa: S104  a pod listens for its peers
 _OF_GROUP = ("$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)")
 """Variables that a LeaderWorkerSet gives its pods."""
+_OF_LOAD = "load:"
 _BOOTSTRAP_ANNOTATION = "sglang.ai/bootstrap-port"
-Manifest = dict[str, Any]
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Raises ConfigError for what SGLang cannot be told, and for a load that is in a file of this machine."""
-    made = Launch(notes=notes_on(scenario, "kubernetes", sglang.RULES))
+    """Servers and gateway, and a Job with the load where bench_serving sends it; else the commands that send it.
+
+    Raises ConfigError for what SGLang cannot be told.
+    """
+    made = Launch(notes=[*notes_on(scenario, "kubernetes", sglang.RULES), *sglang.left_to_the_operator(scenario)])
     given, scenario = scenario, resolve(scenario).model_copy(update={"health": scenario.health})
-    app = app_name(given.name)
-    manifests = [_servers(made, scenario, role, app, model) for role in roles(scenario)]
-    manifests += [*_access(app), _gateway(made, scenario, app, model), _service(app)]
+    app = manifests.app_name(given.name)
+    cluster = [_servers(made, scenario, role, app, model) for role in roles(scenario)]
+    cluster += [*_access(app), _gateway(made, scenario, app, model), _service(app)]
     made.notes.append(f"nodes: label those with each GPU: {GPU_LABEL}=NAME")
-    made.manifests["cluster.yaml"] = _text(manifests)
-    flags, notes = sglang.bench_flags(scenario, f"{app}-gateway")
-    if not flags:
-        raise ConfigError(
-            f"--engine kubernetes cannot launch {given.name}:\n  workload, client: a Job sends what bench_serving can: "
-            f"{'; '.join(notes)}; pdsim launch {shlex.join(source)} --engine sglang replays a trace"
-        )
-    command = container_words(command_words(sglang.LOAD, [*flags, ("model", model)]))
-    made.manifests["load.yaml"] = _text([_job(app, command)])
+    made.manifests["cluster.yaml"] = manifests.text(cluster)
+    flags, _ = sglang.bench_flags(scenario, f"{app}-gateway")
+    if flags:
+        command = container_words(command_words(sglang.LOAD, [*flags, ("model", model)]))
+        made.manifests["load.yaml"] = manifests.text([manifests.job(app, {"image": IMAGE, "command": command})])
+    else:
+        commands.add_replay(made, given, source, model)
+        forward = f"kubectl port-forward service/{app}-gateway {GATEWAY_PORT}"
+        made.notes.append(f"{_OF_LOAD} in no manifest; trace.sh and load.sh send it behind {forward}")
     return made
 
 
-def app_name(name: str) -> str:
-    """The scenario's name as Kubernetes takes it in names and labels: a letter first, then letters, digits, dashes."""
-    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).lstrip("-0123456789")[:40].strip("-") or "scenario"
-
-
-def _text(manifests: list[Manifest]) -> str:
-    return "---\n".join(map(to_yaml, manifests))
-
-
-def _manifest(api: str, kind: str, name: str, labels: Mapping[str, str], **rest: Any) -> Manifest:
-    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": dict(labels)}, **rest}
-
-
-def _template(labels: Mapping[str, str], pod: Manifest, annotations: Mapping[str, str]) -> Manifest:
-    return {"metadata": {"labels": dict(labels), **({"annotations": annotations} if annotations else {})}, "spec": pod}
-
-
-def _deployment(name: str, labels: Mapping[str, str], replicas: int, template: Manifest) -> Manifest:
-    spec = {"replicas": replicas, "selector": {"matchLabels": dict(labels)}, "template": template}
-    return _manifest("apps/v1", "Deployment", name, labels, spec=spec)
+def replay_in_job(made: Launch, scenario: Scenario, model: str, trace: str) -> None:
+    """Puts an exported trace and AIPerf into a Job, in place of commands, if a ConfigMap holds the trace."""
+    if len(trace.encode()) > manifests.MOST_TRACE_BYTES:
+        made.notes.append(f"trace: {len(trace) / 1e6:.1f} MB, more than a ConfigMap holds")
+        return
+    app = manifests.app_name(scenario.name)
+    url = f"http://{app}-gateway:{GATEWAY_PORT}"
+    flags = replay_flags(scenario, model, url, f"{manifests.TRACE_FOLDER}/{TRACE}")
+    made.manifests["load.yaml"] = manifests.replay(app, command_words(LOAD, flags), trace)
+    made.commands.clear()
+    made.notes = [note for note in made.notes if not note.startswith(_OF_LOAD)]
 
 
 def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) -> Manifest:
@@ -92,7 +92,7 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
         "name": "sglang",
         "image": IMAGE,
         "command": container_words(command_words(sglang.SERVER, flags)),
-        "env": [{"name": name, "value": str(value)} for name, value in sglang.environment(scenario, role).items()],
+        "env": manifests.variables(sglang.environment(scenario, role)),
         "ports": [{"containerPort": FIRST_PORT}],
         "resources": {"limits": {"nvidia.com/gpu": servers.num_server_gpus // num_hosts}},
         "readinessProbe": {"httpGet": {"path": "/health", "port": FIRST_PORT}, "periodSeconds": 10},
@@ -103,10 +103,10 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
         "containers": [container],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
-    name, labels = f"{app}-{role}", _labels(app, role)
-    template = _template(labels, pod, annotations)
+    name, marks = f"{app}-{role}", manifests.labels(app, role)
+    template = manifests.template(marks, pod, annotations)
     if num_hosts == 1:
-        return _deployment(name, labels, servers.instances, template)
+        return manifests.deployment(name, marks, servers.instances, template)
     # Several pods for each server, of which the first answers.
     silent = {field: value for field, value in container.items() if field not in ("readinessProbe", "ports")}
     group = {
@@ -116,29 +116,27 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
         "workerTemplate": {"spec": deepcopy({**pod, "containers": [silent]})},
     }
     spec = {"replicas": servers.instances, "leaderWorkerTemplate": group}
-    return _manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, labels, spec=spec)
-
-
-def _labels(app: str, role: str) -> dict[str, str]:
-    return {"app": app, "role": role}
+    return manifests.manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, marks, spec=spec)
 
 
 def _access(app: str) -> list[Manifest]:
     """Access that the gateway needs to watch pods."""
-    name, labels, api = f"{app}-gateway", _labels(app, "gateway"), "rbac.authorization.k8s.io"
+    name, labels, api = f"{app}-gateway", manifests.labels(app, "gateway"), "rbac.authorization.k8s.io"
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     role = {"kind": "Role", "name": name, "apiGroup": api}
     subjects = [{"kind": "ServiceAccount", "name": name}]
     return [
-        _manifest("v1", "ServiceAccount", name, labels),
-        _manifest(f"{api}/v1", "Role", name, labels, rules=rules),
-        _manifest(f"{api}/v1", "RoleBinding", name, labels, subjects=subjects, roleRef=role),
+        manifests.manifest("v1", "ServiceAccount", name, labels),
+        manifests.manifest(f"{api}/v1", "Role", name, labels, rules=rules),
+        manifests.manifest(f"{api}/v1", "RoleBinding", name, labels, subjects=subjects, roleRef=role),
     ]
 
 
 def _gateway(made: Launch, scenario: Scenario, app: str, model: str) -> Manifest:
     flags = [flag for flag in sglang.gateway_flags(made, scenario, {}) if flag[0] != "host"]
-    selectors = {role: [f"{name}={value}" for name, value in _labels(app, role).items()] for role in roles(scenario)}
+    selectors = {
+        role: [f"{name}={value}" for name, value in manifests.labels(app, role).items()] for role in roles(scenario)
+    }
     flags += [("host", _ANYWHERE), ("model-path", model), ("service-discovery", True)]
     flags += [("service-discovery-port", FIRST_PORT), ("service-discovery-namespace", Expanded("$(NAMESPACE)"))]
     for role, selector in selectors.items():
@@ -151,17 +149,11 @@ def _gateway(made: Launch, scenario: Scenario, app: str, model: str) -> Manifest
         "ports": [{"containerPort": GATEWAY_PORT}],
     }
     pod = {"serviceAccountName": f"{app}-gateway", "containers": [container]}
-    labels = _labels(app, "gateway")
-    return _deployment(f"{app}-gateway", labels, 1, _template(labels, pod, {}))
+    labels = manifests.labels(app, "gateway")
+    return manifests.deployment(f"{app}-gateway", labels, 1, manifests.template(labels, pod, {}))
 
 
 def _service(app: str) -> Manifest:
-    labels = _labels(app, "gateway")
+    labels = manifests.labels(app, "gateway")
     spec = {"selector": labels, "ports": [{"port": GATEWAY_PORT, "targetPort": GATEWAY_PORT}]}
-    return _manifest("v1", "Service", f"{app}-gateway", labels, spec=spec)
-
-
-def _job(app: str, command: list[str]) -> Manifest:
-    pod = {"restartPolicy": "Never", "containers": [{"name": "load", "image": IMAGE, "command": command}]}
-    spec = {"backoffLimit": 0, "template": {"spec": pod}}
-    return _manifest("batch/v1", "Job", f"{app}-load", _labels(app, "load"), spec=spec)
+    return manifests.manifest("v1", "Service", f"{app}-gateway", labels, spec=spec)

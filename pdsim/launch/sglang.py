@@ -43,7 +43,7 @@ from pdsim.scenario.servers import (
     ServerSettings,
 )
 from pdsim.scenario.sizing import resolve
-from pdsim.system.catalog import load_model
+from pdsim.system.catalog import load_model, load_transport
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
@@ -62,6 +62,8 @@ LINKS = {
     "mooncake-nvlink": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK"},
 }
 """Variables that choose the link, where Mooncake would choose another (0.5.12, disaggregation/mooncake/utils.py)."""
+DEFAULT_QUEUES = 4
+"""Queues of a prefill rank's transfer workers (0.5.23, srt/environ.py)."""
 SCHEDULE_POLICIES = {
     "fcfs": "fcfs",
     "lpm": "lpm",
@@ -152,7 +154,7 @@ RULES: dict[str, Rule] = {
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Servers, each on GPUs of its own, gateway and load. Raises ConfigError for what SGLang cannot be told."""
-    made = Launch(notes=notes_on(scenario, "sglang", RULES))
+    made = Launch(notes=[*notes_on(scenario, "sglang", RULES), *left_to_the_operator(scenario)])
     at = places(scenario)
     scenario = resolve(scenario).model_copy(update={"health": scenario.health})
     if scenario.network.staging is not None and scenario.network.staging.prefill_buffer is not None:
@@ -171,6 +173,27 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
         compare = shlex.join(["pdsim", "compare", *source, results])
         made.notes.append(f"results: {results}; beside the simulation: {compare}")
     return made
+
+
+def left_to_the_operator(scenario: Scenario) -> list[str]:
+    """Notes on flags of SGLang's recipes that no field says."""
+    has_experts = load_model(scenario.model).experts is not None
+    has_state = load_model(scenario.model).state is not None
+    roles = scenario.roles.values()
+    notes = []
+    if scenario.aggregated is None:
+        notes.append("SGLANG_DISAGGREGATION_THREAD_POOL_SIZE: SGLang's default, by its cores")
+        if scenario.network.transport.endswith("-rdma"):
+            notes.append("--disaggregation-ib-device: the NICs of a GPU are not in the scenario; SGLang chooses")
+    if has_experts and any(servers.has_whole_experts for servers in roles):
+        notes.append("--moe-a2a-backend, --deepep-mode: not in the scenario; the default sums over all GPUs")
+    if any(servers.dp > 1 for servers in roles):
+        notes.append("--load-balance-method: the router chooses ranks in simulation; by default SGLang's servers do")
+    if has_state and any(servers.radix_cache for servers in roles):
+        notes.append(
+            "--mamba-radix-cache-strategy (--mamba-scheduler-strategy before 0.5.23): not in the scenario; auto"
+        )
+    return notes
 
 
 def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
@@ -253,6 +276,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("hicache-size", None if host_bytes is None else max(1, round(host_bytes / 1e9))),
         ("hicache-write-policy", None if host_bytes is None else servers.host_cache_write),
         *_storage_flags(scenario, servers),
+        ("stream-interval", 1),  # as simulated
         ("quantization", quantization(scenario)),
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
     ]
@@ -327,6 +351,8 @@ def environment(scenario: Scenario, role: str) -> dict[str, object]:
         return {}
     staging, health = scenario.network.staging, scenario.health
     found: dict[str, object] = {**LINKS.get(scenario.network.transport, {})}
+    if role == "prefill" and (queues := load_transport(scenario.network.transport).num_queues) != DEFAULT_QUEUES:
+        found["SGLANG_DISAGGREGATION_QUEUE_SIZE"] = queues
     if staging is not None:
         found["SGLANG_DISAGG_STAGING_BUFFER"] = 1
         if role == "decode":

@@ -28,7 +28,7 @@ from pdsim.launch.commands import (
 )
 from pdsim.launch.words import Flags
 from pdsim.policy.pages import FewestOutputsFirst
-from pdsim.policy.routing import CacheAware
+from pdsim.policy.routing import CacheAware, LeastLoaded
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ComputingSettings, DecodingSettings, PrefillSettings, ServerSettings
@@ -42,7 +42,11 @@ BLOCK = 16
 """Tokens that divide a block: of its attention kernels (0.33.0, v1/attention/backends/flash_attn.py:367)."""
 FIRST_SIDE_CHANNEL_PORT, SIDE_CHANNELS = 5600, 16
 """Ports of NIXL's handshakes: VLLM_NIXL_SIDE_CHANNEL_PORT, and one more for each data-parallel rank."""
-ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
+ROUTING_POLICIES = {
+    **{name: name for name in ("cache_aware", "round_robin", "random", "power_of_two")},
+    "least_loaded": "power_of_two",
+}
+"""Policies of vLLM's router by ours. It has none that looks at all servers for the least loaded."""
 STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8", "fp4": "nvfp4"}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
@@ -106,6 +110,9 @@ RULES: dict[str, Rule] = {
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Raises ConfigError for what vLLM cannot be told."""
     made = Launch(notes=[*notes_on(scenario, "vllm", RULES), *own_ways(scenario)])
+    policies = [scenario.router.prefill] if scenario.aggregated else [scenario.router.prefill, scenario.router.decode]
+    if any(isinstance(policy, LeastLoaded) for policy in policies):
+        made.notes.append("router: least_loaded: vLLM's nearest is power_of_two, the less loaded of two that are drawn")
     at, scenario = places(scenario), resolved(scenario)
     connector = scenario.network.transport.partition("-")[0]
     for role, servers_at in at.items():
@@ -236,14 +243,14 @@ def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str
     if scenario.aggregated is not None:
         dp, policies = scenario.aggregated.dp, [router.prefill]
         flags += [("worker-urls", [place.url for place in at["aggregated"]])]
-        flags += [("policy", component_name(router.prefill))]
+        flags += [("policy", ROUTING_POLICIES[component_name(router.prefill)])]
     else:
         dp, policies = scenario.pair.prefill.dp, [router.prefill, router.decode]
         flags += [("vllm-pd-disaggregation", True), ("kv-connector", connector)]
         ports = [[FIRST_BOOTSTRAP_PORT + i] if connector == "mooncake" else [] for i in range(len(at["prefill"]))]
         flags += [("prefill", [one.url, *port]) for one, port in zip(at["prefill"], ports, strict=True)]
         flags += [("decode", [one.url]) for one in at["decode"]]
-        flags += [(f"{role}-policy", component_name(getattr(router, role))) for role in KV_ROLES]
+        flags += [(f"{role}-policy", ROUTING_POLICIES[component_name(getattr(router, role))]) for role in KV_ROLES]
     flags.append(("intra-node-data-parallel-size", dp if dp > 1 else None))
     aware = next((thresholds(one) for one in policies if isinstance(one, CacheAware)), {})
     return [*flags, *aware.items()]

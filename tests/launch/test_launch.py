@@ -256,11 +256,36 @@ def test_a_trace_is_replayed_at_its_times(engine, client, pace, tmp_path):
     assert pace in made.commands["load"]
 
 
-def test_a_job_has_no_trace_of_this_machine(tmp_path):
+def test_a_load_that_bench_serving_has_not_is_left_to_aiperf(tmp_path):
     (tmp_path / "trace.csv").write_text(TRACE)
     workload = f"{{use: request_table, path: {tmp_path / 'trace.csv'}}}"
-    with pytest.raises(ConfigError, match="workload, client: a Job sends what bench_serving can"):
-        text("kubernetes", scenario(("workload", workload)))
+    made = ENGINES["kubernetes"](scenario(("workload", workload)), ["a.yaml"], "m")
+    assert list(made.manifests) == ["cluster.yaml"]
+    assert list(made.commands) == ["trace", "load"]
+    assert any("kubectl port-forward service/pair-gateway 8000" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+def test_vllm_takes_what_is_nearest(engine):
+    without = [(section, None) for section in WITHOUT[engine]]
+    changes = [("router", "least_loaded"), ("network.transport", "mooncake-rdma")]
+    commands, notes = text(engine, scenario(*without, *changes))
+    if engine == "vllm":
+        assert "--prefill-policy power_of_two --decode-policy power_of_two" in commands[2]
+        assert any("least_loaded: vLLM's nearest is power_of_two" in note for note in notes)
+    else:
+        assert "NixlConnector" in commands[1]
+        assert any("--set network.transport=nixl-rdma simulates that" in note for note in notes)
+
+
+def test_recipe_flags_without_a_field_are_told():
+    experts = "{gpu: h200, tp: 8, dp: 8}"
+    changes = [("model", "deepseek-v3"), ("prefill", experts), ("decode", experts), ("network.transport", "nixl-rdma")]
+    _, notes = text("sglang", scenario(*changes, ("network.staging", None)))
+    for flag in ("--moe-a2a-backend", "--deepep-mode", "--disaggregation-ib-device", "--load-balance-method"):
+        assert any(flag in note for note in notes)
+    _, notes = text("sglang", scenario(("model", "qwen3-next-80b-a3b"), ("prefill.tp", "4"), ("decode.tp", "4")))
+    assert any("--mamba-scheduler-strategy" in note for note in notes)
 
 
 def test_a_refusal_is_a_message_with_exit_code_2(capsys, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdsim.cli import main
 from pdsim.launch import ENGINES
-from pdsim.launch.kubernetes import app_name
+from pdsim.launch.manifests import app_name
 from pdsim.launch.words import Expanded, command_words, comment, container_word
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from tests.cli.test_commands import output
@@ -115,18 +115,37 @@ def test_kubernetes_hands_on_each_word_unchanged(word):
     assert kubernetes_expands(container_word(Expanded("$(NAMESPACE)")), variables) == "default"
 
 
-@settings(max_examples=8, deadline=None)
+def containers(node):
+    """Words that each container of a manifest starts with."""
+    if isinstance(node, dict):
+        if "image" in node:
+            yield [*node["command"], *node.get("args", [])]
+        node = list(node.values())
+    for one in node if isinstance(node, list) else ():
+        yield from containers(one)
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "dynamo", "dynamo-vllm"])
+@settings(max_examples=6, deadline=None)
 @given(name=words, model=words)
-def test_manifests_have_hostile_words_as_values(name, model):
-    """YAML reads back what was written, and no name breaks the structure."""
-    plain, hostile = (made_of("kubernetes", *pair, "s.yaml") for pair in (("NAME", "MODEL"), (name, model)))
+@example(name="$(NAMESPACE)", model="a: $(NAMESPACE) $$\n---\n")
+def test_manifests_hand_on_each_word_unchanged(engine, name, model):
+    """YAML reads back what was written, no name breaks its structure, and containers get the words as they are."""
+    given_words = {"name": name, "model": model, "source": "s.yaml"}
+    plain, hostile = made_of(engine, **PLACEHOLDERS), made_of(engine, **given_words)
     for file, text in plain.manifests.items():
         expected = [parse_yaml(one, file) for one in text.split("---\n")]
         found = [parse_yaml(one, file) for one in re.split(r"^---\n", hostile.manifests[file], flags=re.MULTILINE)]
         assert [one["kind"] for one in found] == [one["kind"] for one in expected]
-        for one in found:
+        for one, twin in zip(found, expected, strict=True):
             assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", one["metadata"]["name"])
             assert one["metadata"]["labels"]["app"] == app_name(name)
+            got = [apart([kubernetes_expands(word, {}) for word in command]) for command in containers(one)]
+            apps = (app_name(PLACEHOLDERS["name"]), app_name(name))
+            assert got == [
+                [filled(kubernetes_expands(word, {}).replace(*apps), given_words) for word in command]
+                for command in containers(twin)
+            ]
 
 
 @given(st.text(min_size=1))

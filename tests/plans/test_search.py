@@ -84,6 +84,14 @@ def every_run(load: int, space: Space) -> dict[CandidateCluster, list[dict[str, 
     return runs
 
 
+def test_routers_that_are_tried_are_the_engines(tmp_path: Path):
+    """vLLM's router has no least_loaded: a plan of it starts as it was simulated."""
+    base = base_for(tmp_path, 0)
+    for engine, routers in (("sglang", {"cache_aware", "least_loaded"}), ("vllm", {"cache_aware", "power_of_two"})):
+        candidates = SPACE.candidates(replace(base, scenario=base.scenario.model_copy(update={"engine": engine})))
+        assert {one.changes["router"] for one in candidates if "router" in one.changes} == routers
+
+
 def space_of(seed: int) -> Space:
     random = Random(seed)
     gpus = random.choice((["h100"], ["h200"], ["h100", "h200"]))

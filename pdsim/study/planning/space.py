@@ -12,7 +12,7 @@ from pdsim.scenario.servers import Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.wiring import wire_of
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.questions.base import ROUTERS, Base
+from pdsim.study.questions.base import Base
 from pdsim.study.tasks import described
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
@@ -162,7 +162,7 @@ class Space:
         for values, chosen in product(product(*tried.values()), product(*ranks)):
             settings = dict(zip(tried, values, strict=True)) | {path: dp for one in chosen for path, dp in one.items()}
             is_routed = max(counts) > 1 or any(dp > 1 for one in chosen for dp in one.values())
-            for router in ROUTERS if is_routed and not has_router else ("",):
+            for router in base.router_names if is_routed and not has_router else ("",):
                 yield {**settings, "router": router} if router else settings
 
     def _ranks(self, base: Base, role: str, server: Server) -> list[dict[str, int]]:

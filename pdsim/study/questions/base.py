@@ -28,6 +28,8 @@ MAX_GPUS = 32
 """GPUs of the largest cluster of a plan."""
 ROUTERS = ("cache_aware", "least_loaded")
 """Tried where there are several instances to choose from and the scenario says no router."""
+VLLM_ROUTERS = ("cache_aware", "power_of_two")
+"""The same with engine vllm, whose router has no least_loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,11 +182,15 @@ class Base:
         }
         return {"prefill": None, "decode": None, "aggregated": settings}
 
+    @property
+    def router_names(self) -> tuple[str, ...]:
+        return VLLM_ROUTERS if self.scenario.engine == "vllm" else ROUTERS
+
     def routers(self, most_instances: int) -> dict[str, Changes]:
         """Changes to each router to try, by what it adds to a label: one without a name if there is no choice."""
         if most_instances == 1 or self.names("router"):
             return {"": {}}
-        return {f", {router}": {"router": router} for router in ROUTERS}
+        return {f", {router}": {"router": router} for router in self.router_names}
 
     def changed(self, changes: Changes) -> Scenario:
         """The scenario as a point of a sweep has it."""
