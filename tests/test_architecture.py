@@ -10,20 +10,23 @@ ROOT = Path(__file__).parent.parent / "pdsim"
 
 BELOW = {
     "policy": set(),
-    "system": {"ruamel"},
+    "system": {"files", "ruamel"},
     "core": {"policy"},
     "cost": {"core", "policy", "system"},
-    "workload": {"core", "policy", "system"},
-    "metrics": {"core", "policy", "pandas", "pyarrow", "matplotlib"},
-    "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
+    "workload": {"core", "files", "policy", "system"},
+    "metrics": {"core", "files", "policy", "pandas", "pyarrow", "matplotlib"},
+    "scenario": {
+        *("core", "files", "policy", "system", "cost", "workload", "metrics"),
+        *("pydantic", "pydantic_core", "ruamel"),
+    },
     "launch": {"scenario", "system", "policy", "workload"},
     "calibration": {
-        *("scenario", "cost", "core", "metrics", "workload", "system"),
+        *("scenario", "cost", "core", "files", "metrics", "workload", "system"),
         *("numpy", "scipy", "pyarrow", "matplotlib", "pydantic"),
     },
     "sim": {"system", "scenario", "workload", "metrics", "cost", "core", "policy", "garbage", "simpy"},
     "study": {
-        *("sim", "system", "scenario", "workload", "metrics", "cost", "garbage"),
+        *("sim", "system", "scenario", "workload", "metrics", "cost", "files", "garbage"),
         *("numpy", "scipy", "matplotlib", "pydantic", "optuna", "ray"),
     },
     "web": {"study", "scenario", "metrics", "system", "aiohttp"},

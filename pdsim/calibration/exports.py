@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdsim.files import write_whole
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import STATISTICS, e2e_ms, tpot_ms, ttft_ms
@@ -48,8 +49,7 @@ def write_result(path: Path, tool: str, run: Run) -> None:
     """Writes the tool's own file; `tool` is one of TOOLS."""
     result = TOOLS[tool](run)
     text = json.dumps(result, allow_nan=False, indent=None if tool == "sglang" else 2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_whole(path, text + "\n")
 
 
 def _sglang(run: Run) -> dict[str, Any]:

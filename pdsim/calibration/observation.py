@@ -25,6 +25,7 @@ from pdsim.calibration.probes import (
 )
 from pdsim.calibration.rows import UNKNOWN
 from pdsim.calibration.server_client import ServerClient, ServerError
+from pdsim.files import ForeignFileError, write_whole
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.summary import statistics
 from pdsim.scenario.loading import load_scenario
@@ -112,6 +113,7 @@ class Session:
         self._others = self.server.num_running()
         if self._others:
             self.notes.append(f"the server runs {self._others:g} requests of others: times have their load in them")
+        require_observation(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / SERVER, self.about)
         (self.folder / LOAD).unlink(missing_ok=True)  # of an earlier observation
@@ -206,8 +208,15 @@ def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
         yield add
 
 
+def require_observation(folder: Path) -> None:
+    """Raises ForeignFileError for a folder with files of an observation's names that no observation wrote."""
+    there = [name for name in (ROWS, LOAD) if (folder / name).exists() or (folder / name).is_symlink()]
+    if there and not (folder / SERVER).is_file():
+        raise ForeignFileError(f"{folder}: has {there[0]} but no {SERVER}, which observe writes; name another folder")
+
+
 def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def read_load(path: Path) -> list[dict[str, Any]]:

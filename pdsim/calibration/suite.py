@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from pdsim.calibration.case import named_cases, percent
-from pdsim.scenario.fields import Duration, Section
+from pdsim.scenario.fields import Duration, FolderName, Section
 from pdsim.scenario.loading import load_scenario, read_section
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import Scenario
@@ -86,9 +86,7 @@ class SuiteFile(Section):
     runs: Path = Path("runs")
     real: RealRunSettings = RealRunSettings()
     within: Tolerances = Tolerances()
-    variants: dict[Annotated[str, BeforeValidator(str), Field(pattern=r"^[^/\\]+$")], VariantFields] = Field(
-        min_length=1
-    )
+    variants: dict[Annotated[FolderName, BeforeValidator(str)], VariantFields] = Field(min_length=1)
     """Each names the folder of its run."""
 
 
@@ -171,11 +169,14 @@ def suite_of(file: SuiteFile, path: Path) -> ValidationSuite:
     def beside(given: Path | None) -> Path | None:
         return None if given is None else folder / given
 
+    runs = folder / file.runs
+    if not runs.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{path}: runs: {file.runs} lies outside of {folder}; --runs names such a folder")
     return ValidationSuite(
         folder.resolve().name,
         folder / file.scenario,
         beside(file.profile),
-        folder / file.runs,
+        runs,
         file.real.model_copy(update={"hosts": beside(file.real.hosts)}),
         file.within,
         tuple(Variant(name, one.changes, beside(one.profile)) for name, one in file.variants.items()),

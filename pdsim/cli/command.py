@@ -5,6 +5,8 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, ENOSPC
+from os import strerror
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -25,6 +27,8 @@ def out_at(what: str) -> Parameter:
     return Parameter(name=("--out", "-o"), help=what)
 
 
+_FULL = {ENOSPC, EDQUOT, EFBIG}
+"""Errors of a disk that is full, or of a user's share of it."""
 ScenarioFile = Annotated[Path, Parameter(help="A scenario file (YAML).")]
 Set = Annotated[
     tuple[str, ...],
@@ -86,6 +90,7 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
         CycloptsError,
         InputError,  # of which are ConfigError and RunFolderError
         CatalogError,
+        InputError,  # of which are ConfigError and RunFolderError
         PolicyError,
         *mistakes,
     )
@@ -103,6 +108,10 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
         sys.stderr.close()
         raise SystemExit(0) from None
     except OSError as wrong:  # of a file or folder that cannot be read or written
+        if wrong.errno in _FULL:
+            where = "" if wrong.filename is None else f"{wrong.filename}: "
+            print(f"{app.name[0]}: {where}{strerror(wrong.errno)}; files that were whole are kept", file=sys.stderr)
+            raise SystemExit(1) from None
         if wrong.filename is None:
             raise
         _fail(app, f"{wrong.filename}: {wrong.strerror}")

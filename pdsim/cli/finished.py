@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pdsim import __version__
+from pdsim.files import write_whole
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.failures import failure_text
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_folder import SCENARIO, JournalProof, write_records
+from pdsim.metrics.run_folder import OVERVIEW, SCENARIO, TIMELINE, JournalProof, write_records
 from pdsim.metrics.timeline import write_timeline
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
@@ -82,13 +83,13 @@ def write_run(folder: Path, scenario: Scenario, run: FinishedRun, journal: Journ
         write_records(folder, summary, run.records)
         given = {name: value for name, value in scenario.model_dump().items() if value is not None}
         text = f"# resolved by pdsim {__version__}\n{to_yaml(given)}"
-        (folder / SCENARIO).write_text(text, encoding="utf-8")
+        write_whole(folder / SCENARIO, text)
         write_entries_of(scenario, folder)
-        write_timeline(folder / "timeline.json.gz", run.records)
+        write_timeline(folder / TIMELINE, run.records)
         if any(request.outcome == "finished" for request in run.records.requests):
             from pdsim.metrics.plots import overview
 
-            overview(run.records).savefig(folder / "overview.png", dpi=110)
+            overview(run.records).savefig(folder / OVERVIEW, dpi=110)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,18 @@ from pdsim.calibration.comparison import Comparison, Side, Validation, compare_s
 from pdsim.calibration.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
 from pdsim.cli.command import print_json
 from pdsim.cli.finished import fail_for_requests, progress_over
+from pdsim.files import remove_own, replace_folder, require_own, write_whole
 from pdsim.garbage import garbage_collection_paused
-from pdsim.metrics.run_folder import JOURNAL, SCENARIO, SUMMARY, read_records, read_summary
+from pdsim.metrics.run_folder import (
+    JOURNAL,
+    OVERVIEW,
+    RUN_FILES,
+    SCENARIO,
+    SUMMARY,
+    TIMELINE,
+    read_records,
+    read_summary,
+)
 from pdsim.scenario.component import imports_are_allowed
 from pdsim.scenario.loading import apply_change, load_scenario
 from pdsim.scenario.schema import Scenario
@@ -35,7 +46,10 @@ from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 
 _CANNOT = 2
 """Exit code of pdreal for what this machine or the scenario lacks."""
-_NOT_COMPARED = ("timeline.json.gz", "overview.png", JOURNAL)
+_LOG = "pdreal.log"
+"""What a run says while it goes on."""
+_PART_FILES = (*RUN_FILES, _LOG)
+_NOT_COMPARED = (TIMELINE, OVERVIEW, JOURNAL)
 """Files of a run folder that the comparison does not read: left out of kept folders, which may be many."""
 
 
@@ -137,12 +151,16 @@ def run_missing(suite: ValidationSuite) -> list[str]:
 
 def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
     """Its summary; None if it failed, which is said, and written down beside its folder."""
-    part, log = suite.runs / f"{variant.name}.part", suite.runs / f"{variant.name}.log"
-    shutil.rmtree(part, ignore_errors=True)
+    folder, part = suite.runs / variant.name, suite.runs / f".{variant.name}.part"
+    for own in (folder, part):
+        require_own(own, _PART_FILES)
+    remove_own(part, _PART_FILES)
+    part.mkdir()
+    log = part / _LOG
     changes = [word for change in variant.changes for word in ("--set", change)]
     command = [sys.executable, "-m", "pdreal", "run", str(suite.scenario_path), *changes]
     command += ["--trust"] * imports_are_allowed() + [*suite.real.flags, "--out", str(part), "--json"]
-    with log.open("w", encoding="utf-8") as said:
+    with log.open("x", encoding="utf-8") as said:
         # a process group of its own: its ranks, which hold the devices, end with it
         process = subprocess.Popen(  # noqa: S603  ours
             command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
@@ -162,16 +180,10 @@ def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
         print(f"failed with {process.returncode}: see {log}", file=sys.stderr)
         return None
     summary: dict[str, Any] = json.loads(output)
-    _keep(part, suite.runs / variant.name)
-    log.unlink()
-    return summary
-
-
-def _keep(part: Path, folder: Path) -> None:
-    for name in _NOT_COMPARED:
+    for name in (*_NOT_COMPARED, _LOG):
         (part / name).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    replace_folder(part, folder, RUN_FILES)
+    return summary
 
 
 _DATA = "data"
@@ -196,9 +208,10 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
     scenario, copied = read_yaml(suite.scenario_path), read_yaml(source / SUITE_FILE)
     for change in changes:
         apply_change(scenario, change)
-    out.mkdir(parents=True, exist_ok=True)
     if out.resolve() == source.resolve():
         raise ConfigError(f"--out: {out} is the matrix itself; expected another folder")
+    _require_campaign(out)
+    out.mkdir(parents=True, exist_ok=True)
     profiles = {suite.profile, *(variant.profile for variant in suite.variants)}
     for path in source.iterdir():
         is_input = path.suffix not in _NOT_COPIED and path.name not in {SUITE_FILE, suite.scenario_path.name}
@@ -215,6 +228,19 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
     copied |= {"scenario": "scenario.yaml", "profile": _profile_name(first, first), "runs": _DATA, "variants": variants}
     write_yaml(copied, out / SUITE_FILE)
     return load_suite(str(out), Path())
+
+
+def _require_campaign(out: Path) -> None:
+    """Raises ConfigError for a folder that something else made: its files would be written over."""
+    is_begun = (out / SUITE_FILE).is_file()
+    if not is_begun and out.exists() and any(out.iterdir()):
+        raise ConfigError(f"--out {out}: is no campaign (it has no {SUITE_FILE}) and not empty; name another folder")
+    if not is_begun and (archive := _archive_of(out)).exists():
+        raise ConfigError(f"--out {out}: {archive} exists already, and would be written over; name another folder")
+
+
+def _archive_of(out: Path) -> Path:
+    return out.with_name(f"{out.resolve().name}.tar.gz")
 
 
 def _variant(variant: Variant, ranks: Ranks, first: Ranks) -> Any:
@@ -285,10 +311,12 @@ def carry_out(
         tell(commands[-1])
         _run_step(step, out)
     write_yaml(_provenance(out, commands), out / "provenance.yaml")
-    (out / "README.md").write_text(_readme(out, commands), encoding="utf-8")
-    archive = out.with_name(f"{out.resolve().name}.tar.gz")
-    with tarfile.open(archive, "w:gz") as packed:
-        packed.add(out, out.resolve().name)
+    write_whole(out / "README.md", _readme(out, commands))
+    archive = _archive_of(out)
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as file:
+        file.add(out, out.resolve().name)
+    write_whole(archive, packed.getvalue())
     return archive
 
 
@@ -310,7 +338,7 @@ def _run_step(step: Step, out: Path) -> None:
         raise
     if is_printed and done.stdout:  # also of some runs, where others failed
         sys.stdout.write(done.stdout)
-        (out / step.makes).write_text(done.stdout, encoding="utf-8")
+        write_whole(out / step.makes, done.stdout)
     elif done.returncode:
         (out / step.makes).unlink(missing_ok=True)
         raise ConfigError(f"{shlex.join(step.command)}: exit code {done.returncode}")

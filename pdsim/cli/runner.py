@@ -53,8 +53,16 @@ def run_scenario(
     with_ranges: simulate the fastest and the slowest, too, where no server was measured.
     slo: limits that the run is judged by, under pdsim.slo of its summary. Raises ConfigError for classes that it lacks.
     """
-    if out is not None:
-        run_folder.require_out_of_run(out, force=force)
+    if out is None:
+        return _simulate(path, changes, None, quiet=quiet, levels=levels, with_ranges=with_ranges)
+    run_folder.require_out_of_run(out, force=force)
+    with run_folder.run_replaced(out) as folder:
+        return _simulate(path, changes, folder, quiet=quiet, levels=True, with_ranges=with_ranges)
+
+
+def _simulate(
+    path: Path, changes: Sequence[str], folder: Path | None, *, quiet: bool, levels: bool, with_ranges: bool
+) -> FinishedRun:
     loaded = load_scenario(path, changes)
     cluster = build(loaded)
     scenario = cluster.scenario
@@ -62,8 +70,8 @@ def run_scenario(
         slo.require_classes(cluster.requests)
     with ExitStack() as stack:
         advance = stack.enter_context(progress_over(scenario.name, len(cluster.requests), quiet=quiet))
-        journal = None if out is None else stack.enter_context(run_folder.journal_writer(out))
-        observation = Observation(journal=journal, levels=levels or out is not None, progress=advance)
+        journal = None if folder is None else stack.enter_context(run_folder.journal_writer(folder))
+        observation = Observation(journal=journal, levels=levels, progress=advance)
         simulation = Simulation(cluster, observation)
         interrupted = False
         try:
@@ -79,8 +87,8 @@ def run_scenario(
         outcome = outcome_of_run(result.records.requests, scenario.client, slo, failure_text(summary))
         summary["pdsim"]["slo"] = {"slo": str(slo), **outcome.to_json()}
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
-    if out is not None and journal is not None:
-        write_run(out, scenario, finished, journal.proof, quiet=quiet)
+    if folder is not None and journal is not None:
+        write_run(folder, scenario, finished, journal.proof, quiet=quiet)
     return finished
 
 

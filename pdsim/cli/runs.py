@@ -14,6 +14,7 @@ from cyclopts.validators import Number
 
 from pdsim.cli.command import Force, Json, Out, ScenarioFile, Seed, Set, Tornado, out_at, print_json
 from pdsim.cli.finished import FinishedRun, fail_if_incomplete, print_warnings
+from pdsim.files import write_whole
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.tail import TailMetric
 from pdsim.scenario.yaml_file import ConfigError
@@ -246,8 +247,7 @@ def report(
     require_out(out, is_file=True)
     page = _page(paths, set_, with_tornado=tornado, quiet=json_)
     html = render(page)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(html, encoding="utf-8")
+    write_whole(out, html)
     if json_:
         print_json({"report": str(out), "bytes": len(html.encode()), "answer": page.answer})
     else:

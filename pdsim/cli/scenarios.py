@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, ScenarioFile, Set, out_at, print_json
+from pdsim.files import write_whole
 from pdsim.scenario.starter import StarterOptions, commented, first_scenario, starting_point
 from pdsim.scenario.yaml_file import ConfigError
 
 if TYPE_CHECKING:
     from pdsim.launch.commands import Launch
     from pdsim.scenario.schema import Scenario
+
+_MARK = "# written by pdsim launch"
+"""First line of what a launch writes."""
+_WITHOUT_COMMENTS = (".json", ".jsonl")
 
 
 def init(
@@ -173,9 +178,9 @@ def launch(
     files = _files(made)
     if out is not None:
         require_out(out)
-        out.mkdir(parents=True, exist_ok=True)
+        _require_launch(out, files)
         for name, text in files.items():
-            (out / name).write_text(text, encoding="utf-8")
+            write_whole(out / name, text if name.endswith(_WITHOUT_COMMENTS) else f"{_MARK}\n{text}")
     if json_:
         print_json({"commands": made.commands, "manifests": made.manifests, "notes": made.notes})
     elif out is not None:
@@ -220,6 +225,13 @@ def _printed(made: "Launch") -> str:
     return ("\n---\n" if shown is made.manifests else "\n").join(parts) + "".join(
         comment(f"{name}: with --out") for name in left
     )
+
+
+def _require_launch(out: Path, files: Iterable[str]) -> None:
+    """Raises ConfigError if files would be replaced of which none was written by a launch."""
+    there = [path for path in (out / name for name in files) if path.is_symlink() or path.exists()]
+    if there and not any(path.read_bytes().startswith(_MARK.encode()) for path in there if path.is_file()):
+        raise ConfigError(f"--out {out}: {there[0].name} is there, and no launch wrote it; name another folder")
 
 
 def _files(made: "Launch") -> dict[str, str]:

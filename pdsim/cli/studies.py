@@ -7,12 +7,12 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from pdsim.cli.command import Engine, Jobs, Json, Limits, Port, Set, Trace, out_at, print_json
+from pdsim.files import temporary_folder
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
 from pdsim.study.slo import DEFAULT_SLO, Slo
@@ -225,8 +225,7 @@ def serve(
     except ImportError:
         raise ConfigError("serve needs aiohttp, which is not installed: pip install 'pdsim[web]'") from None
     wanted, prices = Slo.parse(slo), prices_of(gpu or ())
-    with TemporaryDirectory(prefix="pdsim-serve-") as name:
-        folder = Path(name)
+    with temporary_folder("pdsim-serve-") as folder:
         base = base_of(scenario, AskOptions(trace=trace), set_, folder=folder, starter=_STARTER)
         base = with_fewer(base, num_requests)
         wanted.require_classes(requests_of(base.scenario))

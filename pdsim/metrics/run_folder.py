@@ -23,6 +23,7 @@ from pdsim.core.instance import Levels
 from pdsim.core.journal import KILLED, Entry, from_lines, to_line
 from pdsim.core.messages import Finished
 from pdsim.core.router import Router
+from pdsim.files import files_replaced, write_whole
 from pdsim.inputs import InputError, read_json, shown
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.metrics.tail import Tail, TailMetric, tail
@@ -34,8 +35,16 @@ CATALOG = "catalog"
 JOURNAL = "journal.jsonl.zst"
 LOGS = "logs"
 """Folder of a real run that has not written its results."""
+TIMELINE = "timeline.json.gz"
+OVERVIEW = "overview.png"
+EXPERTS = "experts.parquet"
 _KINDS: dict[str, type[Any]] = {"requests": RequestRecord, "steps": StepRecord, "transfers": TransferRecord}
 TABLES = (*_KINDS, "levels")
+_FILES = (SUMMARY, SCENARIO, JOURNAL, TIMELINE, OVERVIEW, EXPERTS, *(f"{name}.parquet" for name in TABLES))
+LOG_FILES = ("*.journal", "*.rows", "*.experts")
+"""Names in the folder of logs."""
+RUN_FILES = (*_FILES, f"{CATALOG}/*/*.yaml", *(f"{LOGS}/{name}" for name in LOG_FILES))
+"""All that a run writes into its folder, as patterns: what a command may replace or remove."""
 
 _LINES_AT_ONCE = 256
 
@@ -61,16 +70,26 @@ def require_out(out: Path, *, is_file: bool = False) -> None:
 def require_out_of_run(out: Path, *, force: bool) -> None:
     """Raises RunFolderError if a run cannot be kept there, or would take the place of another unless that is wanted."""
     require_out(out)
+    link = next((name for name in (*_FILES, CATALOG, LOGS) if (out / name).is_symlink()), None)
+    if link is not None:
+        raise RunFolderError(f"--out {out}: {link} is a link, which no run makes; name another folder")
     kept = next((name for name in (SUMMARY, JOURNAL, SCENARIO, LOGS) if (out / name).exists()), None)
     if kept is not None and not force:
         raise RunFolderError(f"--out {out}: has a run already ({kept}); --force writes over it, or name another folder")
 
 
+@contextmanager
+def run_replaced(folder: Path) -> Iterator[Path]:
+    """A new folder to write a run into, whose files take their places in `folder` when all of them are there."""
+    with files_replaced(folder, _FILES, last=SUMMARY) as new:
+        yield new
+
+
 def write_records(folder: Path, summary: Mapping[str, Any], records: RunRecords) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     for name in TABLES:
         _write_table(arrow_table(records, name), folder / f"{name}.parquet")
+    write_whole(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def _write_table(table: Any, path: Path) -> None:
@@ -200,7 +219,6 @@ def journal_writer(folder: Path) -> Iterator[JournalWriter]:
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SUMMARY).unlink(missing_ok=True)  # of a run that this one takes the place of
     with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
         write = JournalWriter(file)
         try:

@@ -8,7 +8,15 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from pdsim.inputs import shown
@@ -19,6 +27,17 @@ class Section(BaseModel):
     """Part of a file. Immutable; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+
+
+def names_a_folder(name: str) -> str:
+    """Raises ValueError for a name that would be another folder than one inside."""
+    if name in {".", ".."} or not name.isprintable():
+        raise ValueError(f"expected a name that a folder can have, without control characters, found {name!r}")
+    return name
+
+
+FolderName = Annotated[str, Field(pattern=r"^[^/\\]+$"), AfterValidator(names_a_folder)]
+"""A name that is a folder of its own inside another."""
 
 
 def meanings(kind: type[Any]) -> dict[str, str]:

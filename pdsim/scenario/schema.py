@@ -11,7 +11,7 @@ from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
 from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
 from pdsim.scenario.faults import Fault, HealthSettings, Kill, SlowLink
-from pdsim.scenario.fields import Section
+from pdsim.scenario.fields import FolderName, Section
 from pdsim.scenario.network import FRONT_END, FRONT_END_ENDS, FrontEndSettings, NetworkSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_priority_policy
@@ -108,7 +108,7 @@ class Scenario(Section):
         json_schema_extra={"oneOf": [{"required": ["prefill", "decode"]}, {"required": ["aggregated"]}]}
     )
 
-    name: str = Field(default="scenario", pattern=r"^[^/\\]+$")
+    name: FolderName = "scenario"
     """Name in tables, and of the run's folder in a comparison."""
     description: str = ""
     """Free text."""

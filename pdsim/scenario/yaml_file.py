@@ -11,6 +11,8 @@ from ruamel.yaml import YAML
 from pdsim import inputs
 from pdsim.inputs import InputError
 
+from pdsim.files import write_whole
+
 
 class ConfigError(InputError):
     """A file or flag that is wrong: the message names the place, what was found and what is possible."""
@@ -39,7 +41,8 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def write_yaml(data: Any, path: Path) -> None:
-    path.write_text(to_yaml(data), encoding="utf-8")
+    """Raises OSError if it cannot be written; then what stood there stays."""
+    write_whole(path, to_yaml(data))
 
 
 def to_yaml(data: Any) -> str:

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from pdsim.metrics.run_folder import require_out
+from pdsim.files import own_lock, temporary_folder, write_whole
+from pdsim.metrics.run_folder import RunFolderError, require_out
 from pdsim.study.slo import Slo
 from pdsim.study.tasks import Done, Point
 
@@ -28,12 +28,23 @@ DAMAGED = "damaged"
 def opened_folder(out: Path | str | None) -> Iterator[Path]:
     """The folder `out`, made if need be; None: one that is gone afterwards. Raises RunFolderError."""
     if out is None:
-        with TemporaryDirectory(prefix="pdsim-") as folder:
-            yield Path(folder)
+        with temporary_folder("pdsim-") as folder:
+            yield folder
     else:
-        require_out(Path(out))
-        Path(out).mkdir(parents=True, exist_ok=True)
-        yield Path(out)
+        with locked_folder(Path(out)) as folder:
+            yield folder
+
+
+@contextmanager
+def locked_folder(out: Path) -> Iterator[Path]:
+    """The folder `out`, for this process alone. Raises RunFolderError if that cannot be."""
+    require_out(out)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with own_lock(out):
+            yield out
+    except BlockingIOError:
+        raise RunFolderError(f"--out {out}: another pdsim command is writing there; wait, or name another") from None
 
 
 def has_points(folder: Path) -> bool:
@@ -62,14 +73,14 @@ class Store:
 
     def keep(self, done: Done) -> None:
         """The shard, and then a line in the log."""
-        _write_whole(self._path(done.key), f"{json.dumps(done.row)}\n")
+        write_whole(self._path(done.key), f"{json.dumps(done.row)}\n")
         line = {"key": done.key, "cpu_s": round(done.cpu_s, 3), "wall_s": round(done.wall_s, 3)}
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
 
     def write_head(self, name: str, slos: Mapping[str, Slo]) -> None:
         head = {"name": name, "slos": {slo: str(wanted) for slo, wanted in slos.items()}}
-        _write_whole(self.folder / HEAD, f"{json.dumps(head, indent=2)}\n")
+        write_whole(self.folder / HEAD, f"{json.dumps(head, indent=2)}\n")
 
     def write_plan(self, points: Sequence[Point]) -> None:
         fields = dict.fromkeys(name for point in points for name in point.changes)
@@ -82,17 +93,7 @@ class Store:
             for point in points
             for seed, task in point.tasks.items()
         ]
-        _write_whole(self.folder / PLAN, "".join(f"{line}\n" for line in lines))
+        write_whole(self.folder / PLAN, "".join(f"{line}\n" for line in lines))
 
     def _path(self, key: str) -> Path:
         return self._points / f"{key}.json"
-
-
-def _write_whole(path: Path, content: str) -> None:
-    """Writes under another name first: a file that is there is complete, whenever the writer dies.
-
-    When the machine dies, the last ones may be damaged, which is seen, and they are computed again.
-    """
-    partial = path.with_suffix(".partial")
-    partial.write_text(content, encoding="utf-8")
-    partial.replace(path)

@@ -16,7 +16,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.result import PointResult, SweepResult, replication
 from pdsim.study.slo import Slo
-from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
+from pdsim.study.store import DAMAGED, HEAD, PLAN, Store, locked_folder
 from pdsim.study.sweep_file import (
     NUM_RANGES,
     Range,
@@ -69,7 +69,7 @@ def sweep(
     points = planner.plan(designed_points(file))
     if file.search is not None:
         load_optuna()
-    with closing(open_engine(engine, jobs)) as opened:
+    with locked_folder(folder), closing(open_engine(engine, jobs)) as opened:
         store = Store(folder)
         work = Work(store, opened, progress, file.slos)
         store.write_head(file.name, file.slos)

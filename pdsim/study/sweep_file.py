@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
-from pdsim.scenario.fields import DIMENSIONS, Dimension, Section
+from pdsim.scenario.fields import DIMENSIONS, Dimension, Section, names_a_folder
 from pdsim.scenario.loading import Changes, read_section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.slo import Slo
@@ -252,7 +252,7 @@ class SearchSettings(Section):
 class SweepFile(Section):
     """A base scenario and the points around it. Designs stand side by side: their points are joined."""
 
-    name: str = Field(default="", pattern=r"^[^/\\]*$")
+    name: Annotated[str, Field(pattern=r"^[^/\\]*$"), AfterValidator(names_a_folder)] = ""
     """Name of the table and of the folder under runs/; empty: the file's name."""
     description: str = ""
     scenario: str

@@ -18,6 +18,7 @@ from tempfile import mkdtemp
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from pdsim.files import write_whole
 from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, read_text
 from pdsim.system.model import Dtype, ModelSpec
 from pdsim.system.transport import Transport
@@ -168,9 +169,7 @@ def borrow(entries: Mapping[str, str]) -> None:
 def write_entries(entries: Mapping[str, str], folder: Path) -> None:
     """Makes a catalog of them; no folder of none."""
     for place, text in entries.items():
-        path = folder / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_whole(folder / place, text)
 
 
 def names(kind: Kind) -> list[str]:

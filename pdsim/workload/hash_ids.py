@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdsim.core.sequence import Spans
+from pdsim.files import write_whole
 from pdsim.workload.client import sessions_of
 from pdsim.workload.request_spec import RequestSpec, fresh_streams
 from pdsim.workload.trace_file import Line
@@ -119,10 +120,7 @@ class NotASessionError(ValueError):
 
 def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """JSON lines, which most load generators replay."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row) + "\n")
+    write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def mooncake_rows(

@@ -1,7 +1,6 @@
 """Runs the workload of a scenario for real, and keeps what it leaves behind."""
 
 import asyncio
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +17,10 @@ from pdreal.processes import STOP_SIGNALS
 from pdreal.real_scenario import real_scenario
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.cli.finished import FinishedRun, progress_over, write_run
+from pdsim.files import remove_own
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.failures import failure_rows
-from pdsim.metrics.run_folder import LOGS, journal_writer
+from pdsim.metrics.run_folder import LOG_FILES, LOGS, journal_writer, run_replaced
 from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
@@ -66,13 +66,14 @@ def run_scenario(
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:
             try:
-                with journal_writer(out) as write:
-                    for entry in read_journal(logs):
-                        write(entry)
-                write_run(out, scenario, finished, write.proof, quiet=quiet)
-                if steps := read_counted_steps(logs):
-                    write_counts(out, steps)
-                shutil.rmtree(logs)
+                with run_replaced(out) as folder:
+                    with journal_writer(folder) as write:
+                        for entry in read_journal(logs):
+                            write(entry)
+                    write_run(folder, scenario, finished, write.proof, quiet=quiet)
+                    if steps := read_counted_steps(logs):
+                        write_counts(folder, steps)
+                remove_own(logs, LOG_FILES)
             except OSError as error:
                 real.failure = f"{out}: {error}; what the run did is in {logs}"
     return finished, real
@@ -86,12 +87,12 @@ def _logbooks(out: Path | None) -> Iterator[Path]:
             yield folder
         return
     logs = out / LOGS
-    shutil.rmtree(logs, ignore_errors=True)
+    remove_own(logs, LOG_FILES)
     logs.mkdir(parents=True)
     try:
         yield logs
     except LaunchError:
-        shutil.rmtree(logs)  # nothing was run
+        remove_own(logs, LOG_FILES)  # nothing was run
         raise
 
 

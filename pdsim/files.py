@@ -1,0 +1,157 @@
+"""Files that are written whole or not at all, and folders of which nothing is removed but what this program wrote.
+
+A link is never followed to be written or removed: it is replaced itself, or refused.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import gettempdir, mkdtemp
+
+from pdsim.inputs import InputError
+
+_OWNER = "owner.lock"
+
+
+class ForeignFileError(InputError):
+    """Something stands where this program would write or remove, and another made it."""
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file under another name, and rename: whenever the writer dies, the old file or the new one is whole.
+
+    A device, such as /dev/stdout, is written to as it is. Makes the folder if need be.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
+    """Paths below a folder that match no pattern of `own`; a link to a folder counts as foreign."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        below = Path(place).relative_to(folder)
+        links = [name for name in folders if (Path(place) / name).is_symlink()]
+        names = [(below / name).as_posix() for name in (*files, *links)]
+        found += [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
+    return sorted(found)
+
+
+def require_own(folder: Path, own: Collection[str]) -> None:
+    """Raises ForeignFileError if the folder is a link or a file, or has a file that matches no pattern of `own`."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ForeignFileError(f"{folder}: is {'a link' if folder.is_symlink() else 'a file'}, and is kept")
+    if foreign := foreign_files(folder, own):
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise ForeignFileError(f"{folder}: has {foreign[0]}{more}, which pdsim did not write; move it away")
+
+
+def remove_own(folder: Path, own: Collection[str]) -> None:
+    """Remove a folder of own files alone. Raises ForeignFileError, and removes nothing, if there is another."""
+    require_own(folder, own)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def replace_folder(new: Path, folder: Path, own: Collection[str]) -> None:
+    """Rename a whole new folder to `folder`; one of own files that stands there is removed after that.
+
+    Raises ForeignFileError, and changes nothing, if what stands there has foreign files.
+    """
+    require_own(folder, own)
+    if not folder.exists():
+        new.rename(folder)
+        return
+    aside = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    folder.rename(aside)  # onto an empty folder
+    new.rename(folder)
+    shutil.rmtree(aside)
+
+
+@contextmanager
+def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Path]:
+    """A new folder for files that take the places of those in `folder` when all are written; the file `last` last.
+
+    If that fails, what stood in `folder` stays. Own files that are not written again are removed, others are kept.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    new = Path(mkdtemp(prefix=".new-", dir=folder))
+    try:
+        yield new
+        (folder / last).unlink(missing_ok=True)  # while files of two runs lie there, none is whole
+        made = sorted(path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file())
+        for name in sorted(made, key=lambda name: name == last):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).replace(folder / name)
+        for name in (name for name in own if name not in made and "*" not in name):
+            (folder / name).unlink(missing_ok=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A folder below TMPDIR that is removed at the end; what a killed owner left is removed by the next one."""
+    _remove_abandoned(prefix)
+    folder = Path(mkdtemp(prefix=prefix))
+    try:
+        with own_lock(folder, "new.lock"):
+            (folder / "new.lock").rename(folder / _OWNER)  # nobody ever sees it unlocked while its owner lives
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def own_lock(folder: Path, name: str = _OWNER) -> Iterator[None]:
+    """A lock on a file of the folder, which the kernel takes back however its owner ends.
+
+    Raises BlockingIOError if another process has it.
+    """
+    descriptor = _opened(folder / name, os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path, flags: int = 0) -> int:
+    """Neither through a link, nor waiting for the other end of a FIFO."""
+    return os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+
+
+def _remove_abandoned(prefix: str) -> None:
+    """Folders that this user made and whose owner is certainly gone; others stay as they are."""
+    for lock in Path(gettempdir()).glob(f"{prefix}*/{_OWNER}"):
+        _remove_if_abandoned(lock)
+
+
+def _remove_if_abandoned(lock: Path) -> None:
+    try:
+        descriptor = _opened(lock)
+    except OSError:
+        return  # another user's, or just gone
+    try:
+        if os.fstat(descriptor).st_uid == lock.parent.lstat().st_uid == os.getuid() and not lock.parent.is_symlink():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    except OSError:
+        return  # its owner lives
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,116 @@
+"""No command changes a file outside its own output, whatever names, links and paths its input has."""
+
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pdsim.cli import main, matrix
+from pdsim.metrics.run_folder import RUN_FILES, SUMMARY
+
+SCENARIO = """
+name: {name}
+model: llama-3.1-8b
+prefill: {{gpu: h100}}
+decode: {{gpu: h100}}
+workload: {{use: random_lengths, num_requests: 2, input_tokens: 64, output_tokens: 2}}
+client: {{use: closed_loop, concurrency: 1}}
+"""
+NAMES = st.sampled_from(["alice", ".", "..", "a.part", ".hidden", "a b", "$(touch x)", "logs", "summary.json"])
+FOLDERS = st.sampled_from(["runs", ".", "..", "../home", "link", "link/inside", "ABSOLUTE", "runs/../..", "home"])
+PRECIOUS = st.sets(st.sampled_from(["thesis.txt", SUMMARY, "requests.parquet", "catalog/notes.txt", "logs/app.log"]))
+
+
+def exit_code(*words) -> int:
+    try:
+        main([str(word) for word in words])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def contents(root: Path) -> dict[str, bytes | str]:
+    """Bytes of files and targets of links, by path."""
+    paths = [Path(place) / name for place, folders, files in os.walk(root) for name in (*folders, *files)]
+    return {
+        str(path.relative_to(root)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in paths
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def fill(folder: Path, names) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("precious")
+
+
+class FakeRun:
+    """pdreal as far as files go: it writes a summary into --out."""
+
+    returncode, pid = 0, 0
+
+    def __init__(self, command, **_):
+        self._out = Path(command[command.index("--out") + 1])
+
+    def communicate(self, timeout):
+        summary = {"completed": 1, "request_throughput": 1.0, "mean_ttft_ms": 1.0, "mean_tpot_ms": 1.0}
+        (self._out / SUMMARY).write_text(json.dumps(summary))
+        return json.dumps(summary), None
+
+    def poll(self):
+        return 0
+
+
+@given(runs=FOLDERS, variant=NAMES, theirs=PRECIOUS, beside=PRECIOUS)
+@example(runs="../home", variant="alice", theirs={"thesis.txt"}, beside=set())
+@example(runs="runs", variant="alice", theirs={"thesis.txt"}, beside=set())
+@example(runs=".", variant="..", theirs={"thesis.txt"}, beside=set())
+@example(runs="link", variant="alice", theirs={"thesis.txt"}, beside=set())
+def test_validate_replaces_nothing_but_run_folders(runs, variant, theirs, beside):
+    with TemporaryDirectory() as name:
+        root = Path(name)
+        folder, home = root / "matrix", root / "home"
+        folder.mkdir()
+        (folder / "link").symlink_to(home)
+        for victim in (home / "alice", folder / "runs" / "alice", folder / "home" / "alice"):
+            fill(victim, theirs - {SUMMARY})
+        fill(home, beside)
+        fill(folder / ".alice.part", beside - {SUMMARY})
+        (folder / "s.yaml").write_text(SCENARIO.format(name="s"))
+        real = {"scenario": "s.yaml", "runs": str(home) if runs == "ABSOLUTE" else runs, "variants": {variant: []}}
+        (folder / "matrix.yaml").write_text(json.dumps(real))
+        before = contents(root)
+        with mock.patch.object(matrix.subprocess, "Popen", FakeRun):
+            exit_code("validate", folder, "--real-only")
+        after = contents(root)
+        changed = {path for path in before if after.get(path) != before[path]}
+        assert all(Path(path).name in RUN_FILES for path in changed), changed
+        made = {path for path in after if path not in before}
+        assert all(path.startswith("matrix/") for path in made), made
+
+
+@given(name=NAMES, force=st.booleans(), link=st.sampled_from([None, "summary.json", "journal.jsonl.zst", "catalog"]))
+@example(name="..", force=True, link=None)
+@example(name="s", force=True, link="summary.json")
+def test_runs_and_comparisons_stay_in_their_folder(name, force, link):
+    with TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        fill(root, ["thesis.txt", "summary.json", "journal.jsonl.zst", "home/models/x.yaml"])
+        (root / "s.yaml").write_text(SCENARIO.format(name=json.dumps(name)))
+        (root / "out" / "s").mkdir(parents=True)
+        if link is not None:
+            target = root / ("home" if link == "catalog" else link)
+            (root / "out" / link).symlink_to(target)
+            (root / "out" / "s" / link).symlink_to(target)
+        before = contents(root)
+        flags = ["--force"] if force else []
+        exit_code("run", root / "s.yaml", "--no-ranges", "--json", "--out", root / "out", *flags)
+        exit_code("compare", root / "s.yaml", "--json", "--out", root / "out", *flags)
+        after = contents(root)
+        assert {path: after.get(path) for path in before} == before
+        assert all(path.startswith("out/") for path in after.keys() - before.keys())
