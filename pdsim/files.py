@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from stat import S_ISREG
 from tempfile import gettempdir, mkdtemp
 
 from pdsim.inputs import InputError
@@ -148,7 +149,9 @@ def _remove_if_abandoned(lock: Path) -> None:
     except OSError:
         return  # another user's, or just gone
     try:
-        if os.fstat(descriptor).st_uid == lock.parent.lstat().st_uid == os.getuid() and not lock.parent.is_symlink():
+        found = os.fstat(descriptor)
+        is_own = S_ISREG(found.st_mode) and found.st_uid == lock.parent.stat().st_uid == os.getuid()
+        if is_own and not lock.parent.is_symlink():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
     except OSError:

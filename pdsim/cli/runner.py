@@ -54,14 +54,21 @@ def run_scenario(
     slo: limits that the run is judged by, under pdsim.slo of its summary. Raises ConfigError for classes that it lacks.
     """
     if out is None:
-        return _simulate(path, changes, None, quiet=quiet, levels=levels, with_ranges=with_ranges)
+        return _simulate(path, changes, None, quiet=quiet, levels=levels, with_ranges=with_ranges, slo=slo)
     run_folder.require_out_of_run(out, force=force)
     with run_folder.run_replaced(out) as folder:
-        return _simulate(path, changes, folder, quiet=quiet, levels=True, with_ranges=with_ranges)
+        return _simulate(path, changes, folder, quiet=quiet, levels=True, with_ranges=with_ranges, slo=slo)
 
 
 def _simulate(
-    path: Path, changes: Sequence[str], folder: Path | None, *, quiet: bool, levels: bool, with_ranges: bool
+    path: Path,
+    changes: Sequence[str],
+    folder: Path | None,
+    *,
+    quiet: bool,
+    levels: bool,
+    with_ranges: bool,
+    slo: Slo | None,
 ) -> FinishedRun:
     loaded = load_scenario(path, changes)
     cluster = build(loaded)

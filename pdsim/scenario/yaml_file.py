@@ -9,9 +9,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from pdsim import inputs
-from pdsim.inputs import InputError
-
 from pdsim.files import write_whole
+from pdsim.inputs import InputError
 
 
 class ConfigError(InputError):

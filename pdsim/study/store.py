@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.files import own_lock, temporary_folder, write_whole
-from pdsim.metrics.run_folder import RunFolderError, require_out
+from pdsim.metrics.run_folder import SCENARIO, RunFolderError, require_out
 from pdsim.study.slo import Slo
 from pdsim.study.tasks import Done, Point
 
 PLAN = "plan.jsonl"
 HEAD = "sweep.json"
 _POINTS = "points"
+_RESULTS = (PLAN, HEAD, "log.jsonl", "plan.json", "plan.md", "answer.json", "answer.md", SCENARIO)
+"""What sweeps, plans and questions write beside their points."""
 DAMAGED = "damaged"
 """Cut short, or no shard at all: whoever copied the folder, or a disk, broke it."""
 
@@ -39,6 +41,9 @@ def opened_folder(out: Path | str | None) -> Iterator[Path]:
 def locked_folder(out: Path) -> Iterator[Path]:
     """The folder `out`, for this process alone. Raises RunFolderError if that cannot be."""
     require_out(out)
+    foreign = next((name for name in _RESULTS if (out / name).is_symlink() or (out / name).exists()), None)
+    if foreign is not None and not has_points(out):
+        raise RunFolderError(f"--out {out}: {foreign} is there, but no runs of a sweep, plan or question; name another")
     out.mkdir(parents=True, exist_ok=True)
     try:
         with own_lock(out):

@@ -114,3 +114,18 @@ def test_runs_and_comparisons_stay_in_their_folder(name, force, link):
         after = contents(root)
         assert {path: after.get(path) for path in before} == before
         assert all(path.startswith("out/") for path in after.keys() - before.keys())
+
+
+@given(theirs=st.sets(st.sampled_from(["scenario.yaml", "plan.json", "log.jsonl", "notes.txt", "sweep.json"])))
+@example(theirs={"scenario.yaml"})
+def test_sweeps_write_into_no_folder_of_another(theirs):
+    with TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        (root / "s.yaml").write_text(SCENARIO.format(name="s"))
+        (root / "sweep.yaml").write_text("scenario: s.yaml\ngrid: {client.concurrency: [1]}\n")
+        fill(root / "out", theirs)
+        before = contents(root)
+        code = exit_code("sweep", root / "sweep.yaml", "--engine", "here", "--json", "--out", root / "out")
+        assert code == (2 if theirs - {"notes.txt"} else 0)
+        after = contents(root)
+        assert {path: after.get(path) for path in before} == before

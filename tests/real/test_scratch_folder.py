@@ -1,5 +1,6 @@
 """Folders below TMPDIR: gone with their owner, or at the next start if it was killed; nobody else's are touched."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,11 @@ def test_other_folders_stay(tmpdir_of_all):
     with ScratchFolder():
         pass
     assert sorted(tmpdir_of_all.rglob("*")) == before
+
+
+def test_a_fifo_of_anybody_holds_up_no_start(tmpdir_of_all):
+    (tmpdir_of_all / "pdreal-x").mkdir()
+    os.mkfifo(tmpdir_of_all / "pdreal-x" / "owner.lock")
+    starting = "from pdreal.scratch_folder import ScratchFolder; ScratchFolder().cleanup()"
+    subprocess.run([sys.executable, "-c", starting], check=True, timeout=60)
+    assert (tmpdir_of_all / "pdreal-x" / "owner.lock").is_fifo()

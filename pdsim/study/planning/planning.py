@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pdsim.files import write_whole
 from pdsim.metrics.run_folder import SCENARIO
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.build import requests_of
@@ -170,8 +171,8 @@ def plan(
                 (outcome,) = Trials(other, wanted, seeds, work).whole([made.chosen.candidate.changes])
                 made = replace(made, checked=outcome)
         if out is not None:
-            (folder / "plan.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
-            (folder / "plan.md").write_text(made.to_markdown(), encoding="utf-8")
+            write_whole(folder / "plan.json", json.dumps(made.to_json(), indent=2))
+            write_whole(folder / "plan.md", made.to_markdown())
             if made.chosen is not None:
                 chosen = base.changed(made.chosen.candidate.changes)
                 fields = {name: value for name, value in chosen.model_dump().items() if value is not None}

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from pdsim.files import write_whole
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.component import component_name
@@ -85,8 +86,8 @@ def ask(
         made = _answer(name, found, study, verdict._replace(notes=[*notes, *verdict.notes]), ends)
         if out is not None:
             trials.keep_as_sweep(name, {SLO: study.slo})
-            (folder / "answer.md").write_text(made.to_markdown(), encoding="utf-8")
-            (folder / "answer.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
+            write_whole(folder / "answer.md", made.to_markdown())
+            write_whole(folder / "answer.json", json.dumps(made.to_json(), indent=2))
             made.figure.savefig(folder / "answer.png", dpi=110)
     return made
 
