@@ -223,6 +223,19 @@ def test_the_least_recently_used_goes_from_host_memory_and_nothing_that_the_gpu_
     assert sorted(host) == [[1], [3], [4]]
 
 
+@pytest.mark.parametrize(("policy", "goes"), [(LeastFrequentlyUsed(), [2]), (FirstInFirstOut(), [1])])
+def test_what_comes_back_from_host_memory_has_the_history_that_it_left_with(policy, goes):
+    cache = tiered(2, 9, 1, "write_through", policy)
+    for ids in ([1], [1], [1]):
+        serve(cache, ids)
+    cache.pool.free(cache.allocate(2))
+    serve(cache, [2])
+    assert serve(cache, [1]) == 1
+    cache.pool.free(cache.allocate(1))
+    left = [node.sequence.ids() for node in below(cache.prefix_cache.root)]
+    assert left == [ids for ids in ([1], [2]) if ids != goes]
+
+
 def test_what_is_being_loaded_does_not_make_room_for_what_is_written_back():
     cache = tiered(2, 2, 1, "write_back", LeastRecentlyUsed())
     for ids in ([1], [2], [3], [4]):  # 3 and 4 are on the GPU, 1 and 2 on the host

@@ -44,13 +44,16 @@ class Cache(RuleBasedStateMachine):
         policy=st.sampled_from([LeastRecentlyUsed(), LeastFrequentlyUsed(), FirstInFirstOut()]),
         keeps=st.booleans(),
         has_drafts=st.booleans(),
+        whole=st.booleans(),
     )
-    def start(self, page, policy, keeps, has_drafts) -> None:
+    def start(self, page, policy, keeps, has_drafts, whole) -> None:
         self.page, self.keeps, self.has_drafts = page, keeps, has_drafts
         pool = PagePool(NUM_PAGES)
         self.tree = RadixCache(pool, page, policy, has_drafts=has_drafts)
         self.cache = KvCache(pool, page, self.tree, keeps_replaced=keeps)
-        self.pool, self.prefixes = NaivePagePool(NUM_PAGES), NaivePrefixCache(page, policy)
+        self.tree.uses_whole_nodes = whole
+        self.pool = NaivePagePool(NUM_PAGES)
+        self.prefixes = NaivePrefixCache(page, policy, uses_whole_nodes=whole)
         self.holders: list[Holder] = []
 
     def keys(self, ids: list[int]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Laws of storage behind host caches: what is found there, what reading it takes, and when a prompt waits for it."""
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -210,6 +210,30 @@ def test_what_was_read_beside_what_was_computed_meanwhile_is_there_once():
     commands = cache.host.take_copies()
     assert [len(asked.host_pages), *(len(getattr(one, "host_pages", ())) for one in commands)] == [4, 2, 2]
     assert [commands[1].start_tokens, cache.host.pool.num_free] == [2, 36]
+
+
+def prefetching(page: int, **limits: Any) -> KvCache:
+    cache = tiered(NUM_PAGES, 400, page, "write_through", LeastRecentlyUsed())
+    prefetcher = Prefetcher(cache.host, page, PrefetchLimits(**{"least_tokens": 1, "max_tokens": 1 << 40, **limits}))
+    return KvCache(cache.pool, page, cache.prefix_cache, host=cache.host, prefetcher=prefetcher)
+
+
+@given(st.integers(0, 400), st.integers(0, 10**9))
+def test_a_timeout_grows_with_what_was_found_up_to_30_seconds(num_found, begun_ns):
+    cache = prefetching(1024, policy="timeout")
+    cache.prefetch(7, Spans.of(0, 400 * 1024), begun_ns)
+    cache.prefetcher.on_prefetched(Prefetched(7, num_found, 0, False))
+    seconds = min(2.0 + 0.1 * num_found, 30)
+    assert cache.prefetcher.next_due_ns(begun_ns) == pytest.approx(begun_ns + 1e9 * seconds, abs=1)
+
+
+@given(st.lists(st.integers(1, 50), max_size=10), st.integers(1, 200))
+def test_no_prefetch_begins_while_prefetches_hold_as_many_as_they_may(prompts, max_tokens):
+    cache, held = prefetching(1, policy="best_effort", max_tokens=max_tokens), 0
+    for i, num_tokens in enumerate(prompts):
+        cache.prefetch(i, Spans.of(i, num_tokens), 0)
+        held += num_tokens if held < max_tokens and held + num_tokens <= 400 else 0
+        assert len(cache.prefetcher.held_pages()) == held
 
 
 # Whole runs.

@@ -27,7 +27,9 @@ def begins(short: list[int], long: list[int]) -> bool:
 class NaivePrefixCache:
     """Evicts a sequence down to the longest other one that begins it: where nodes of a tree would end."""
 
-    def __init__(self, page_size: int, eviction: EvictionPolicy) -> None:
+    def __init__(self, page_size: int, eviction: EvictionPolicy, *, uses_whole_nodes: bool = True) -> None:
+        """uses_whole_nodes: a match that ends within a sequence counts as an access of all of it."""
+        self.uses_whole_nodes = uses_whole_nodes
         self.page_size = page_size
         self.eviction = eviction
         self.prefixes: list[Prefix] = []
@@ -49,7 +51,8 @@ class NaivePrefixCache:
         if known and all(prefix.tokens != known for prefix in longer):
             nearest = min(longer, key=lambda prefix: len(prefix.tokens))
             self.prefixes.append(replace(nearest, tokens=known, pages=[*pages]))
-            nearest.last_access = self.num_accesses + 1
+            if self.uses_whole_nodes:
+                nearest.last_access = self.num_accesses + 1
         return pages
 
     def insert(self, tokens: list[int], pages: list[int]) -> list[int]:

@@ -43,6 +43,22 @@ def routed(commands) -> list[tuple[int, str, str]]:
     return sorted({(m.request_id, m.prefill_id, m.decode_id) for m in new})
 
 
+class First:
+    def pick(self, prompt, view) -> str:
+        return view.instances[0].instance_id
+
+
+@pytest.mark.parametrize("num_instances", [1, 2, 3])
+def test_a_retry_goes_to_others_if_there_are_others(num_instances):
+    """Whatever the policy likes best."""
+    r = router(num_instances, num_instances, policy=First, initial_backoff_ns=10 * MS)
+    (first,) = routed(arrive(r))
+    *_, alarm = r.on_message(Failed(0, "no transfer in time", retryable=True), 0)
+    (second,) = routed(r.on_message(Woken(), alarm.time_ns))
+    for before, after in zip(first[1:], second[1:], strict=True):
+        assert (after != before) == (num_instances > 1)
+
+
 def cancels(attempt, prefill_id, decode_id, reason):
     cancel = Cancel(attempt, reason)
     return [Send(decode_id, cancel), Send(prefill_id, cancel)]

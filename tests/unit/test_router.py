@@ -1,6 +1,8 @@
 """The router of pairs, without faults."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.messages import Arrival, Cancel, Failed, Finished, KvSent, PrefillDone, Send
@@ -38,6 +40,27 @@ def test_what_has_ended_cannot_be_given_up(router):
     router.on_message(Finished(1), 9)
     assert router.on_message(Cancel(1, "enough"), 10) == []
     assert router.on_message(Cancel(5, "never came"), 10) == []
+
+
+class Asked:
+    """Remembers what it is shown of the decode instance that was chosen."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[int, int]] = []
+
+    def is_remote(self, prompt, view) -> bool:
+        self.shown.append((view.decode.num_requests, view.decode.num_tokens))
+        return True
+
+
+@given(st.lists(st.integers(1, 50), max_size=8))
+def test_a_disaggregation_policy_sees_the_load_without_the_request_itself(lengths):
+    asked = Asked()
+    one_of_each = [RoleRouter([f"{role}-0"], LeastLoaded()) for role in ("prefill", "decode")]
+    router = Router(prefill=one_of_each[0], decode=one_of_each[1], disaggregation=asked)
+    for i, num_tokens in enumerate(lengths):
+        router.on_message(Arrival(i, Spans.of(i, num_tokens), 5), 7)
+    assert asked.shown == [(i, sum(lengths[:i])) for i in range(len(lengths))]
 
 
 def test_a_message_it_does_not_know_is_a_bug(router):
