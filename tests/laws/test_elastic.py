@@ -1,14 +1,14 @@
 """Laws of clusters whose servers change their roles, start and stop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.autoscaler import DRAINING, SERVING
+from pdsim.core.autoscaler import DRAINING, SERVING, Autoscaler, Role, ScalingTimes
 from pdsim.core.journal import from_lines, replay, to_line
-from pdsim.core.messages import Drain, FlushCache, NewRequest, Serve
+from pdsim.core.messages import ClusterSeen, Drain, FlushCache, InstanceSeen, NewRequest, Send, Serve
 from pdsim.policy.protocols import Servers
 from pdsim.policy.scaling import Forecast, LoadThresholds
 from pdsim.policy.views import ScalingView
@@ -142,6 +142,37 @@ def test_gpu_hours_are_those_of_servers_that_are_not_off(scenario: Scenario):
         assert on <= scenario.max_servers
     gpu_ns += on * (end_ns - last_ns)
     assert traced.result.summary()["pdsim"]["gpu_hours"] == pytest.approx(gpu_ns / 3.6e12)
+
+
+@dataclass
+class OneLess:
+    """Wants a prefill server less, and keeps what it sees."""
+
+    seen: list[Role] = field(default_factory=list)
+
+    def servers(self, view: ScalingView) -> Servers:
+        self.seen = [view.prefill, view.decode]
+        return Servers(view.prefill.num_servers - 1, view.decode.num_servers)
+
+
+loads = st.tuples(st.integers(0, 3), st.integers(0, 9), st.floats(0, 1))
+
+
+@given(st.lists(loads, min_size=2, max_size=4), st.lists(loads, min_size=1, max_size=4))
+def test_a_policy_sees_each_role_and_the_least_loaded_server_goes(prefill, decode):
+    """Of equal ones the last. Requests are added up; the use of pages is that of a mean server."""
+    policy, servers = OneLess(), Servers(len(prefill), len(decode))
+    times = ScalingTimes(interval_ns=1, start_up_ns=1, switch_ns=1)
+    autoscaler = Autoscaler(initial=servers, max_servers=sum(servers), times=times, policy=policy, router_id="router")
+    names = [f"{'prefill' if i < len(prefill) else 'decode'}-{i}" for i in range(sum(servers))]
+    seen = [InstanceSeen(name, *load, False) for name, load in zip(names, [*prefill, *decode], strict=True)]
+    commands = autoscaler.on_message(ClusterSeen(tuple(seen), 0, 0, 0, 0, 0, 0), 1)
+    for role, own in zip(policy.seen, (prefill, decode), strict=True):
+        requests, queued, use = (sum(load) for load in zip(*own, strict=True))
+        assert (role.num_servers, role.num_requests, role.num_queued) == (len(own), requests, queued)
+        assert role.page_use == pytest.approx(use / len(own))
+    drained = min(range(len(prefill)), key=lambda i: (prefill[i][0], -i))
+    assert commands[0] == Send("router", Drain(f"prefill-{drained}"))
 
 
 def test_a_switch_drains_then_takes_its_time_and_a_start_takes_its_own():

@@ -190,6 +190,16 @@ def test_the_fewest_outputs_are_retracted_and_resume_without_a_second_first_toke
     assert len(d.page_table(0)) == 3
 
 
+def test_a_retraction_evicts_what_those_that_run_need_for_twenty_steps():
+    """Behind one page of each that lacks it, SGLang evicts 20 tokens for each request that still runs."""
+    d = instance(num_pages=20, page=4, radix=True, admission=ReserveDecodeTokens(reserved_tokens=0))
+    step = start(d, 32, 32, max_output=8)  # 18 pages at the first step, of which 16 are cached as well
+    d.on_step_done(step, StepResult(8), 0)
+    _, commands = d.next_step(0)
+    assert commands == [Retracted(0)]
+    assert d.cache.pool.num_free >= 20 // 4 - 1  # the step has taken one
+
+
 def test_an_ended_request_keeps_its_place_until_the_next_step_is_chosen():
     d = instance(max_running_requests=2, extra_slots=1)
     step = start(d, 4, 4, 4)
