@@ -13,6 +13,8 @@ MOST_YAML_VALUES = 1_000_000
 """Values of a YAML file, those behind an alias counted wherever the alias stands."""
 MOST_TOKENS = 1 << 40
 """A length or a count of tokens above this is a mistake: no server has held a thousandth of it."""
+MOST_CONTEXT_TOKENS = 100_000_000
+"""Ten times the longest context that a published model has."""
 MOST_SECONDS = 4e9
 """A time above this is a mistake; times since 1970 are below it. Nanoseconds of twice as much leave 64 bits."""
 

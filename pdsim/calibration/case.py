@@ -21,6 +21,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any, get_args
 
+from pdsim.inputs import finite, shown
 from pdsim.metrics.summary import Client, by_client
 from pdsim.scenario.cost import reached
 from pdsim.scenario.loading import load_scenario
@@ -87,24 +88,57 @@ def load_case(folder: Path) -> MeasuredCase:
         raise ConfigError(
             f"{path}: no client {client!r}{did_you_mean(str(client), known)}; there are {', '.join(known)}"
         )
+    if not isinstance(data["scenario"], str) or not isinstance(data["arms"], dict) or not data["arms"]:
+        raise ConfigError(
+            f"{path}: expected scenario, a path, and arms, a mapping of names to what was measured; "
+            f"found {shown(data['scenario'])} and {shown(data['arms'])}"
+        )
+    seeds = data.get("seeds", [0])
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
+        raise ConfigError(f"{path}: seeds: expected a list of whole numbers, found {shown(seeds)}")
     return MeasuredCase(
         folder.resolve().name,
         folder / data["scenario"],
         client,
-        tuple(data.get("seeds", [0])),
+        tuple(seeds),
         tuple(_arm(name, arm, path) for name, arm in data["arms"].items()),
     )
 
 
 def _arm(name: str, data: dict[str, Any], path: Path) -> MeasuredArm:
-    if not data.get("runs"):
+    if not isinstance(data, dict) or not data.get("runs"):
         raise ConfigError(f"{path}: arm {name!r} has no runs")
-    runs = tuple({key: float(v) for key, v in run.items() if key not in {"id", "note"}} for run in data["runs"])
-    within = {metric: percent(value, f"{path}: within: ") for metric, value in data.get("within", {}).items()}
+    runs = tuple(_run(run, f"{path}: arm {name!r}: runs[{i}]") for i, run in enumerate(_listed(data, "runs", path)))
+    within = data.get("within", {})
+    if not isinstance(within, dict):
+        raise ConfigError(f"{path}: arm {name!r}: within: expected percentages by metric, found {shown(within)}")
+    within = {metric: percent(value, f"{path}: within: ") for metric, value in within.items()}
+    changes = tuple(map(str, _listed(data, "set", path)))
     skip = data.get("skip", 0)
     if not isinstance(skip, int) or skip < 0:
         raise ConfigError(f"{path}: arm {name!r}: skip is a number of requests, found {skip!r}")
-    return MeasuredArm(name, tuple(data.get("set", ())), bool(data.get("fitted", False)), runs, within, skip)
+    return MeasuredArm(name, changes, bool(data.get("fitted", False)), runs, within, skip)
+
+
+def _listed(data: Mapping[str, Any], field: str, path: Path) -> list[Any]:
+    found = data.get(field, [])
+    if not isinstance(found, list):
+        raise ConfigError(f"{path}: {field}: expected a list, found {shown(found)}")
+    return found
+
+
+def _run(run: Any, where: str) -> dict[str, float]:
+    """Metrics of one measured run."""
+    if not isinstance(run, dict):
+        raise ConfigError(f"{where}: expected metrics by name, found {shown(run)}")
+    metrics = {}
+    for name, value in run.items():
+        if name not in {"id", "note"}:
+            try:
+                metrics[str(name)] = finite(value)
+            except ValueError:
+                raise ConfigError(f"{where}: {name}: expected a number, found {shown(value)}") from None
+    return metrics
 
 
 def percent(value: Any, where: str = "") -> float:
@@ -188,8 +222,8 @@ def simulated_metrics(
 
 def _value(summary: Mapping[str, Any], name: str, case: MeasuredCase) -> float:
     value = summary[name] if name in summary else summary["pdsim"].get(name)
-    if value is None:
-        raise KeyError(f"case {case.name} measures {name}, which no summary has")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"case {case.name} measures {name}, which is no number of a summary")
     return float(value)
 
 

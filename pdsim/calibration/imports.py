@@ -14,10 +14,11 @@ DynoSim      JSON of --report-json             tpot                            g
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from math import isclose, isfinite
+from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdsim.inputs import finite, parse_json, read_text, shown, whole
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.summary import STATISTICS, statistics
 from pdsim.scenario.yaml_file import ConfigError
@@ -59,17 +60,20 @@ class ResultFields:
         value = self.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise ConfigError(f"{self._file}: {self._to(name)}: expected a finite number, found {value!r}")
-        return value
+        try:
+            finite(value if isinstance(value, int | float) else None)
+        except ValueError:
+            raise self._foreign(name, "a finite number") from None
+        number: float = value
+        return number
 
     def count(self, name: str) -> int:
         """A whole number, which may be written as text."""
         value = self.get(name)
         try:
-            return int(value)
-        except (TypeError, ValueError, OverflowError):
-            raise ConfigError(f"{self._file}: {self._to(name)}: expected a whole number, found {value!r}") from None
+            return whole(value)
+        except ValueError:
+            raise self._foreign(name, "a whole number") from None
 
     def numbers(self, names: Mapping[str, str], factor: float = 1) -> dict[str, float]:
         """Numbers that are there, under our names: `names` are ours by theirs."""
@@ -82,6 +86,9 @@ class ResultFields:
         if not isinstance(unit, str) or unit not in units:
             raise ConfigError(f"{self.where}: no unit {unit!r}; there are {', '.join(units)}")
         return units[unit]
+
+    def _foreign(self, name: str, expected: str) -> ConfigError:
+        return ConfigError(f"{self._file}: {self._to(name)}: expected {expected}, found {shown(self.get(name))}")
 
     def _to(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
@@ -351,24 +358,20 @@ def _rows(path: Path) -> Iterator[Any]:
     """Rows of a JSON object, an array, or lines of objects. Infinity, which SGLang writes, is read."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
+    text = read_text(path, "JSON")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as broken:
-        raise ConfigError(f"{path}: not JSON: {broken}") from None
-    try:
-        whole = json.loads(text)
+        found = json.loads(text)
     except json.JSONDecodeError:
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
-                try:
-                    yield json.loads(line)
-                except json.JSONDecodeError as wrong:
-                    raise ConfigError(f"{path}, line {number}: not JSON: {wrong.msg}") from None
+                yield parse_json(line, f"{path}, line {number}", has_infinity=True)
         return
-    if isinstance(whole, dict) and {"metadata", "benchmarks"} <= whole.keys():
-        yield from benchmarks_of(whole, f"{path}")
+    except (ValueError, RecursionError):
+        found = parse_json(text, str(path), has_infinity=True)  # which says what is wrong
+    if isinstance(found, dict) and {"metadata", "benchmarks"} <= found.keys():
+        yield from benchmarks_of(found, f"{path}")
     else:
-        yield from whole if isinstance(whole, list) else [whole]
+        yield from found if isinstance(found, list) else [found]
 
 
 def _imported(path: Path, number: int, row: Any) -> ImportedResult:

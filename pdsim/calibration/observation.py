@@ -26,6 +26,7 @@ from pdsim.calibration.probes import (
 from pdsim.calibration.rows import UNKNOWN
 from pdsim.calibration.server_client import ServerClient, ServerError
 from pdsim.files import ForeignFileError, write_whole
+from pdsim.inputs import read_json, shown
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.summary import statistics
 from pdsim.scenario.loading import load_scenario
@@ -223,7 +224,7 @@ def read_load(path: Path) -> list[dict[str, Any]]:
     """Arms of a load; path is the observation's folder or the file. Raises ConfigError."""
     path = path / LOAD if path.is_dir() else path
     try:
-        arms: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["arms"]
+        arms: list[dict[str, Any]] = read_json(path)["arms"]
         _check(arms)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: pdsim observe writes it when its load has ended") from None
@@ -252,8 +253,8 @@ def _check(arms: Any) -> None:
 
 
 def _at_least(where: str, found: Any, least: int) -> None:
-    if not isinstance(found, int) or found < least:
-        raise ValueError(f"{where}: expected a whole number of at least {least}, found {found!r}")
+    if type(found) is not int or found < least:
+        raise ValueError(f"{where}: expected a whole number of at least {least}, found {shown(found)}")
 
 
 def summary_of(requests: Iterable[Mapping[str, Any]]) -> dict[str, float]:

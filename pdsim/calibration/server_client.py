@@ -11,8 +11,9 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from random import SystemRandom
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
+from pdsim.inputs import parse_json, shown
 from pdsim.scenario.yaml_file import ConfigError
 
 OPTIONAL_FIELDS: Mapping[str, Any] = {
@@ -91,10 +92,8 @@ class ServerClient:
     def __init__(
         self, url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 120
     ) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError(f"{url!r} is no address of a server, such as http://127.0.0.1:30000")
-        self._is_https, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        parts = _address(url)
+        self._is_https, self._host, self._port = parts.scheme == "https", parts.hostname or "", parts.port
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
         self._headers = {"Content-Type": "application/json"}
@@ -107,7 +106,7 @@ class ServerClient:
         self._random = SystemRandom()
         self._chars_per_token = 0.0
         port = f":{parts.port}" if parts.port else ""
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        host = f"[{self._host}]" if ":" in self._host else self._host
         self.url = f"{parts.scheme}://{host}{port}{self._base}"
         """Address without credentials."""
         self.model = model or ""
@@ -266,7 +265,7 @@ class ServerClient:
     def _json(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         with self._answer(method, path, body) as (answer, _):
             try:
-                found = json.loads(answer.read())
+                found = parse_json(answer.read().decode(), "its answer")
             except ValueError as broken:
                 raise ServerError(f"{self.url}{path}: not JSON: {broken}") from None
         if not isinstance(found, dict):
@@ -284,7 +283,7 @@ class ServerClient:
             return answer
         text = answer.read().decode(errors="replace")
         try:
-            message = _message(json.loads(text))
+            message = _message(parse_json(text, "its answer"))
         except ValueError:
             message = text.strip()[:200]
         later = answer.getheader("Retry-After") or ""
@@ -301,11 +300,22 @@ def _events(answer: HTTPResponse) -> Iterator[tuple[int, dict[str, Any]]]:
             return
         if data:
             try:
-                event = json.loads(data)
+                event = parse_json(data.decode(), "an event")
             except ValueError:
                 raise ServerError(f"an event is not JSON: {data[:100]!r}") from None
             if isinstance(event, dict):
                 yield now_ns, event
+
+
+def _address(url: str) -> SplitResult:
+    """Raises ConfigError for what is no address, such as a port of eight digits or half an IPv6 address."""
+    try:
+        parts: SplitResult = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port):
+            return parts
+    except ValueError:
+        pass
+    raise ConfigError(f"{shown(url)} is no address of a server, such as http://127.0.0.1:30000")
 
 
 def _message(found: Any) -> str:

@@ -1,6 +1,5 @@
 """Commands of the catalog: what scenarios can name, and models of the user's own."""
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +45,7 @@ def add(
     name: Annotated[str | None, Parameter(help="What scenarios call it; else the name of the config's folder.")] = None,
 ) -> None:
     """Add a model to the user's catalog: ~/.config/pdsim, or --catalog."""
+    from pdsim.inputs import read_json
     from pdsim.scenario.yaml_file import write_yaml
     from pdsim.system.catalog import CatalogError, EntryError, build, file_of, folders, names
     from pdsim.system.model import ModelSpec
@@ -60,11 +60,9 @@ def add(
         raise CatalogError(f"{file_of('models', name)} is a model {name!r} already: choose another --name")
     try:
         beside = config.with_name(FILE_BESIDE)
-        quantized = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
-        entry = entry_of(json.loads(config.read_text(encoding="utf-8")), str(config), quantized)
+        quantized = read_json(beside) if beside.is_file() else None
+        entry = entry_of(read_json(config), str(config), quantized)
         model = build(ModelSpec, entry, name=name)
-    except (UnicodeDecodeError, json.JSONDecodeError) as wrong:
-        raise CatalogError(f"{config}: not JSON: {wrong}") from None
     except EntryError as wrong:
         raise CatalogError(f"{config}: {wrong}") from None
     path = folders()[1] / "models" / f"{name}.yaml"

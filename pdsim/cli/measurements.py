@@ -87,7 +87,8 @@ def calibrate(
     host_slowdown: Annotated[
         float,
         Parameter(
-            validator=Number(gt=0), help="How many times as long this host's work takes in a run as in the rows."
+            validator=Number(gt=0, lte=1000),
+            help="How many times as long this host's work takes in a run as in the rows.",
         ),
     ] = 1,
     json_: Json = False,

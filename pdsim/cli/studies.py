@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from pdsim.cli.command import Engine, Jobs, Json, Limits, Port, Set, Trace, out_at, print_json
 from pdsim.files import temporary_folder
@@ -76,7 +77,9 @@ def plan(
         list[str] | None,
         Parameter(help="A GPU to choose from, perhaps with its price an hour: h100=2.5 [the scenario's]."),
     ] = None,
-    max_gpus: Annotated[int, Parameter(help="The most GPUs of a cluster.")] = MAX_GPUS,
+    max_gpus: Annotated[
+        int, Parameter(validator=Number(gte=1, lte=1024), help="The most GPUs of a cluster.")
+    ] = MAX_GPUS,
     try_: Annotated[
         list[str] | None,
         Parameter(name="--try", help="Values of a field to choose from, as page_size=[1, 64]."),
@@ -175,7 +178,11 @@ def sweep(
     jobs: Jobs = None,
     engine: Engine = "pool",
     ranges: Annotated[
-        int, Parameter(help="So many points, the best first, are simulated at their fastest and slowest, too.")
+        int,
+        Parameter(
+            validator=Number(gte=0),
+            help="So many points, the best first, are simulated at their fastest and slowest, too.",
+        ),
     ] = NUM_RANGES,
     set_: Set = (),
     json_: Json = False,

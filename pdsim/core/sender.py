@@ -33,6 +33,10 @@ class _Queue:
         self.units = [unit for unit in self.units if unit.request_id != request_id]
 
 
+_EMPTY = Watermark()
+"""Of a decode instance that has told none."""
+
+
 class Sender:
     def __init__(
         self, prefill_id: str, decode_ids: Sequence[str], *, num_queues: int, by_request: bool = False, staged: bool
@@ -43,11 +47,13 @@ class Sender:
         self._staged = staged
         self._by_request = by_request
         self._queues = [_Queue() for _ in range(num_queues)]
-        self._shards = {decode_id: i % num_queues for i, decode_id in enumerate(decode_ids)}
+        self._decode_ids = decode_ids
+        self._shards: dict[str, int] = {}
+        """Queue of each decode instance; made at the first unit, for a table in each sender is one of all pairs."""
         self._computed = (0, 0)
         """The step that computes layers, and how many groups it has: steps follow each other."""
         self._spans: dict[tuple[int, int], Span] = {}
-        self._watermarks = dict.fromkeys(decode_ids, Watermark())
+        self._watermarks: dict[str, Watermark] = {}
         self._stopped = LateRequests()
         """Requests of which no more is sent, with _LOST if something may land yet: what still comes is dropped."""
         self._stopping: dict[int, m.StopSending] = {}
@@ -90,7 +96,12 @@ class Sender:
         return [command for queue in self._queues for command in self._start_next(queue)]
 
     def worker(self, unit: TransferUnit) -> int:
-        return unit.request_id % len(self._queues) if self._by_request else self._shards[unit.target]
+        num_queues = len(self._queues)
+        if self._by_request:
+            return unit.request_id % num_queues
+        if not self._shards:
+            self._shards = {decode_id: i % num_queues for i, decode_id in enumerate(self._decode_ids)}
+        return self._shards[unit.target]
 
     def _queue(self, unit: TransferUnit) -> _Queue:
         return self._queues[self.worker(unit)]
@@ -113,7 +124,7 @@ class Sender:
             return unit.after_layers < self._computed
         if unit.cell is not None:
             span = self._spans.get((unit.request_id, unit.cell))
-            return span is not None and may_write(span, self._watermarks[unit.target])
+            return span is not None and may_write(span, self._watermarks.get(unit.target, _EMPTY))
         return True
 
     def _on_sent(self, unit: TransferUnit) -> list[m.Command]:

@@ -157,6 +157,10 @@ class Kernels:
         return self.expert_prefill_layer_ns
 
 
+_NO_TERMS = {"prefill_graph_sizes", "prefill_wave_tokens", "prefill_slowdown", "prefill_slowdown_memory_ns"}
+"""Fields of Affine that are no times of work."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Affine:
     """Straight lines, as they are fitted to measurements. Profiles hold their coefficients.
@@ -214,6 +218,8 @@ class Affine:
         sizes = self.prefill_graph_sizes
         if list(sizes) != sorted({size for size in sizes if size > 0}):
             raise ValueError(f"Affine needs prefill_graph_sizes above 0 that rise, found {list(sizes)}")
+        if not any(getattr(self, field.name) for field in fields(self) if field.name not in _NO_TERMS):
+            raise ValueError("it has no term, so that every step would take no time; give it its times")
 
     def of_stage(self, share: float) -> "Affine":
         """The lines of a pipeline stage that has this share of the layers."""

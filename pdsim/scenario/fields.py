@@ -26,7 +26,9 @@ from pdsim.system.catalog import hint
 class Section(BaseModel):
     """Part of a file. Immutable; unknown fields are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True, allow_inf_nan=False
+    )
 
 
 def names_a_folder(name: str) -> str:
@@ -90,6 +92,10 @@ class Dimension(NamedTuple):
     suffix: str
     units: dict[str, float]
     example: str
+    least: float
+    """In base units, of values above 0: what is less is a mistake, and its inverse leaves the range of numbers."""
+    most: float
+    """In base units: what is more is a mistake, and sums of it leave 64 bits."""
 
     def parse(self, value: Any) -> float:
         """The amount in base units. Raises ValueError with what is possible."""
@@ -110,7 +116,12 @@ class Dimension(NamedTuple):
             raise ValueError(
                 f"a {self.what} cannot be {'infinite' if number > 0 else 'negative'}, found {shown(value)}"
             )
-        return number * self.units[unit] if unit else 0.0
+        amount = number * self.units[unit] if unit else 0.0
+        if amount and not self.least <= amount <= self.most:
+            raise ValueError(
+                f"a {self.what} is 0 or from {self.show(self.least)} to {self.show(self.most)}, found {shown(value)}"
+            )
+        return amount
 
     def show(self, value: float) -> str:
         """The amount in the largest unit that leaves a whole number, or else exactly, in the base unit."""
@@ -121,10 +132,10 @@ class Dimension(NamedTuple):
         return f"{value!r} {base}".replace(" /", "/")
 
 
-DURATION = Dimension("duration", "_ns", _DURATIONS, "5 ms")
-SIZE = Dimension("size", "_bytes", _SIZES, "512 MiB")
-BANDWIDTH = Dimension("bandwidth", "_bytes_per_s", _BANDWIDTHS, "50 GB/s")
-RATE = Dimension("rate", "_per_s", _RATES, "4/s")
+DURATION = Dimension("duration", "_ns", _DURATIONS, "5 ms", 1e-9, 3.6e17)
+SIZE = Dimension("size", "_bytes", _SIZES, "512 MiB", 1e-9, 1e18)
+BANDWIDTH = Dimension("bandwidth", "_bytes_per_s", _BANDWIDTHS, "50 GB/s", 1.0, 1e18)
+RATE = Dimension("rate", "_per_s", _RATES, "4/s", 1e-12, 1e15)
 
 DIMENSIONS = (DURATION, BANDWIDTH, SIZE, RATE)
 """A field's dimension is the first whose suffix its name ends with: _bytes_per_s comes before _per_s."""

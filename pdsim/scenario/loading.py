@@ -1,8 +1,9 @@
 """Reads a scenario file and --set changes; every mistake with its file, line and field."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -68,18 +69,40 @@ def _fields_in(path: Path) -> dict[str, Any]:
 
 def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base: Path = Path()) -> SectionT:
     """Raises ConfigError with a line for each mistake."""
+    for path, found in _numbers(data):
+        if abs(found) > MOST and found not in (inf, -inf):  # the field tells what is not finite
+            place = f"{where}: {'.'.join(map(str, path))}"
+            raise ConfigError(f"{place}: expected a number of at most {MOST:.1e} either way, found {shown(found)}")
     try:
         return kind.model_validate(data, context={"base": str(base)})
     except ValidationError as wrong:
         raise ConfigError("\n".join(_explain(error, kind, where, text) for error in wrong.errors())) from None
 
 
+MOST = 2**63 - 1
+"""The largest number of a file, either way: tables of runs have 64 bits."""
+
+
+def _numbers(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int | float]]:
+    """All numbers of plain data, each with its path."""
+    if isinstance(data, int | float):
+        yield path, data
+    elif isinstance(data, dict | list | tuple):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from _numbers(value, (*path, key))
+
+
+_MOST_SHOWN = 200
+"""Characters of a --set that a message repeats."""
+
+
 def apply_change(data: dict[str, Any], change: str) -> None:
     """Set one field of plain data: "decode.radix_cache=true". The value is YAML."""
     path, equals, value = change.partition("=")
+    flag = f"--set {change if len(change) <= _MOST_SHOWN else f'{change[:_MOST_SHOWN]}...'}"
     if not equals or not path.strip():
-        raise ConfigError(f"--set {change}: expected path=value, such as decode.radix_cache=true")
-    set_field(data, path.strip(), parse_yaml(value, f"--set {change}"), where=f"--set {change}")
+        raise ConfigError(f"{flag}: expected path=value, such as decode.radix_cache=true")
+    set_field(data, path.strip(), parse_yaml(value, flag), where=flag)
 
 
 def set_field(data: dict[str, Any], path: str, value: Any, *, where: str) -> None:

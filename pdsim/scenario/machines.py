@@ -1,6 +1,6 @@
 """The state machines of a resolved scenario: instances, senders, receivers, router, health monitor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -54,21 +54,22 @@ def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
     if scenario.aggregated is not None:
         return []
     ids_by_role = roles(scenario)
-    senders: list[Sender | Receiver] = [_sender(scenario, i) for i in ids_by_role["prefill"]]
+    senders: list[Sender | Receiver] = [_sender(scenario, ids_by_role, i) for i in ids_by_role["prefill"]]
     receivers = [] if scenario.network.staging is None else ids_by_role["decode"]
-    return [*senders, *(_receiver(scenario, i, has_restarted=False) for i in receivers)]
+    return [*senders, *(_receiver(scenario, ids_by_role, i, has_restarted=False) for i in receivers)]
 
 
 def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
     """An instance, sender or receiver of a resolved scenario by its name, and nothing else."""
-    for role, ids in roles(scenario).items():
+    ids_by_role = roles(scenario)
+    for role, ids in ids_by_role.items():
         for instance_id in ids:
             if name == instance_id:
                 return _instance(scenario, role, instance_id)
             if name == sender_of(instance_id):
-                return _sender(scenario, instance_id)
+                return _sender(scenario, ids_by_role, instance_id)
             if name == receiver_of(instance_id):
-                return _receiver(scenario, instance_id, has_restarted=has_restarted)
+                return _receiver(scenario, ids_by_role, instance_id, has_restarted=has_restarted)
     raise KeyError(name)
 
 
@@ -171,23 +172,25 @@ def _wave_requests(scenario: Scenario, role: Role) -> float | None:
     return None if waves is None else waves.num_requests
 
 
-def _sender(scenario: Scenario, prefill_id: str) -> Sender:
+def _sender(scenario: Scenario, ids_by_role: Mapping[Role, list[str]], prefill_id: str) -> Sender:
     transport = wiring.transport(scenario)
     return Sender(
         prefill_id,
-        roles(scenario)["decode"],
+        ids_by_role["decode"],
         num_queues=transport.num_queues,
         by_request=transport.queue_by == "request",
         staged=scenario.network.staging is not None,
     )
 
 
-def _receiver(scenario: Scenario, decode_id: str, *, has_restarted: bool) -> Receiver:
+def _receiver(
+    scenario: Scenario, ids_by_role: Mapping[Role, list[str]], decode_id: str, *, has_restarted: bool
+) -> Receiver:
     staging, health = scenario.network.staging, scenario.health
     assert staging is not None, "without staging there are no receivers"
     return Receiver(
         decode_id,
-        roles(scenario)["prefill"],
+        ids_by_role["prefill"],
         StagingRing(staging.ring),
         release_timeout_ns=None if health is None else health.release_timeout,
         has_restarted=has_restarted,

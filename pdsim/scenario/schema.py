@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
+from pdsim.inputs import MOST_CONTEXT_TOKENS, shown
 from pdsim.policy import protocols
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
@@ -50,9 +51,8 @@ class RouterSettings(Section):
 
 def a_name(value: Any) -> Any:
     if isinstance(value, dict):
-        raise ValueError(
-            f"expected a name, found {value!r}; weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"
-        )
+        beside = "weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"
+        raise ValueError(f"expected a name, found {shown(value)}; {beside}")
     return value
 
 
@@ -122,7 +122,7 @@ class Scenario(Section):
     """Type of the KV: bf16, fp8, fp4, or fp32 for CPUs. Left out: the checkpoint's, where it says one."""
     state_dtype: StateDtype = "fp32"
     """Type of the state of linear-attention layers: fp32, fp16 or bf16 (--mamba-ssm-dtype)."""
-    context_tokens: int | None = Field(default=None, ge=1)
+    context_tokens: int | None = Field(default=None, ge=1, le=MOST_CONTEXT_TOKENS)
     """Longest prompt and output together; None: the model's own. More where RoPE is scaled (--context-length)."""
     page_size: int = Field(default=1, ge=1)
     """Tokens of a KV page; 16 with engine vllm."""

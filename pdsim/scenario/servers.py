@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from pdsim.core.host_cache import PrefetchPolicy, WritePolicy
+from pdsim.inputs import MOST_TOKENS
 from pdsim.policy import protocols
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
@@ -104,7 +105,7 @@ class ServerSettings(Section):
     """Copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts); None: no balancer."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
     """Share of GPU memory for weights and KV (--mem-fraction-static); None: the engine's rule."""
-    pool_tokens: int | None = Field(default=None, ge=1)
+    pool_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """KV tokens of an instance (--max-total-tokens); None: what mem_fraction leaves."""
     radix_cache: bool = True
     """Keep the KV of earlier prompts."""

@@ -1,10 +1,10 @@
 """The page of a plan: what to take, what else was near, and how firm it stands."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pdsim.inputs import read_json
 from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.figures import INK, MUTED, FigureBlock, new_figure, percent_axis, tidy
@@ -25,7 +25,7 @@ def plan_page(folder: Path) -> Page:
     """Raises ConfigError if what the folder has is no plan."""
     path = folder / FILE
     try:
-        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        plan: dict[str, Any] = read_json(path)
         rows = list(_rows(plan))
         return Page(
             title=folder.absolute().name,
@@ -36,7 +36,7 @@ def plan_page(folder: Path) -> Page:
             figures=_figures(rows),
             tables=[_clusters(plan["terms"], rows), *_classes(plan["plan"]), *_notes(plan["notes"])],
         )
-    except (OSError, ValueError, KeyError, TypeError) as wrong:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as wrong:
         raise ConfigError(f"{path}: no plan of this version ({wrong!r})") from None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.files import own_lock, temporary_folder, write_whole
+from pdsim.inputs import read_json
 from pdsim.metrics.run_folder import SCENARIO, RunFolderError, require_out
 from pdsim.study.slo import Slo
 from pdsim.study.tasks import Done, Point
@@ -64,7 +65,7 @@ class Store:
 
     def read(self, key: str) -> dict[str, Any]:
         """The row of a shard. Raises ValueError if it is damaged."""
-        row: dict[str, Any] = json.loads(self._path(key).read_bytes())
+        row: dict[str, Any] = read_json(self._path(key))
         return row
 
     def status(self, key: str) -> str | None:

@@ -1,6 +1,5 @@
 """A sweep from file to result, and read back from its folder."""
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -8,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pdsim.inputs import parse_json, read_json, read_text
 from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.cost import ENDS
 from pdsim.scenario.loading import Changes
@@ -106,10 +106,10 @@ def read_sweep(folder: Path) -> SweepResult:
     if not (folder / HEAD).is_file():
         raise ConfigError(f"{folder} has no {HEAD}: start its sweep again, which keeps what is computed")
     try:
-        head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        head = read_json(folder / HEAD)
         slos = {name: Slo.of_text(wanted) for name, wanted in head["slos"].items()}
-        rows = list(map(json.loads, (folder / PLAN).read_text(encoding="utf-8").splitlines()))
-    except (OSError, ValueError, KeyError, TypeError) as broken:
+        rows = [parse_json(line, str(folder / PLAN)) for line in read_text(folder / PLAN).splitlines()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
         raise ConfigError(f"{folder}: {HEAD} or {PLAN} is damaged: {broken}; start its sweep again") from None
     keys: dict[tuple[int, str], list[str]] = {}
     changes: dict[int, Changes] = {}

@@ -215,7 +215,7 @@ class Sample(Section):
     """So many points, spread over the fields' values."""
 
     count: int = Field(ge=1)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     fields_: Fields = Field(alias="fields")
 
 
@@ -241,7 +241,7 @@ class SearchSettings(Section):
     """Points that Optuna's TPE chooses, each from the results of those before it."""
 
     trials: int = Field(ge=1)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     slo: str | None = None
     """Name of the SLO; None: the only one."""
     maximise: Literal["goodput", "rate"] = "goodput"

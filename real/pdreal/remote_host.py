@@ -24,6 +24,7 @@ from pdreal.processes import PATIENCE_S, Processes
 from pdreal.rank_spec import RankSpec
 from pdreal.scratch_folder import ScratchFolder
 from pdsim import __version__
+from pdsim.inputs import parse_json
 from pdsim.scenario.yaml_file import ConfigError
 
 _START_S = 60.0
@@ -195,7 +196,7 @@ _PART_BYTES = 4 << 20
 def serve_host() -> None:
     """Returns when the launcher is done, or gone. Raises ConfigError without a ticket."""
     try:
-        ticket = json.loads(sys.stdin.readline())
+        ticket = parse_json(sys.stdin.readline(), "standard input")
         if "target" in ticket:
             from pdreal.measure.transfers import serve_target  # noqa: PLC0415  it imports torch
 

@@ -179,3 +179,76 @@ def test_a_run_of_an_earlier_release_says_that_calls_may_be_missing(capsys, whol
     with pytest.raises(SystemExit):
         main(["replay", str(folder)])
     assert "does not count the calls, and some may be missing" in capsys.readouterr().out
+
+
+CHANGES = [
+    ("cost.host.slowdown=.inf", "cost.host.slowdown: Input should be a finite number"),
+    ("faults=[{at: 1e300 h, kill: prefill-0}]", "a duration is 0 or from"),
+    ("network.message_latency=1e9 h", "network.message_latency: a duration is 0 or from 1e-09 ns to 100000 h"),
+    ("network.bandwidth=1e-300 GB/s", "network.bandwidth: a bandwidth is 0 or from 1 B/s to 1000000 TB/s"),
+    ("client={use: open_loop, arrivals: {use: poisson, rate: 1e-300/s}}", "a rate is 0 or from"),
+    (
+        "workload.input_tokens={use: normal, mean: 9, stddev: 1e300}",
+        "workload.input_tokens.stddev: expected a number of",
+    ),
+    ("decode.pool_tokens=99999999999999999999", "decode.pool_tokens: expected a number of at most 9.2e+18 either way"),
+    ("page_size=" + "1" * 400, "page_size: expected a number of at most 9.2e+18 either way"),
+    ("page_size=" + "1" * 5000, "not YAML: Exceeds the limit"),
+    ("context_tokens=1000000000", "context_tokens: Input should be less than or equal to 100000000"),
+    ("cost={use: affine}", "it has no term, so that every step would take no time"),
+    ("cost={use: table}", "it has no term, so that every step would take no time"),
+    ("cost={profile: /dev/zero}", "/dev/zero is a device or a pipe, not a file"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES, ids=[change[:60] for change, _ in CHANGES])
+def test_a_number_at_the_edge(capsys, scenario, change, said):
+    assert said in refusal(capsys, "run", scenario, "--set", change)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "s.yaml", "--max-gpus", "1000000000"], "Must be <= 1024"),
+        (["plan", "s.yaml", "--slo", "ttft p1.2.3 < 1 s"], "p1.2.3"),
+        (["sweep", "s.yaml", "--ranges", "-1"], "Must be >= 0"),
+        (["calibrate", "rows.csv", "-o", "p.yaml", "--host-slowdown", "inf"], "Must be <= 1000"),
+        (["observe", "http://x:99999999", "-o", "seen"], "is no address of a server"),
+        (["observe", "http://[::1", "-o", "seen"], "is no address of a server"),
+    ],
+)
+def test_a_flag_at_the_edge(capsys, scenario, monkeypatch, words, said):
+    monkeypatch.chdir(scenario.parent)
+    assert said in refusal(capsys, *words)
+
+
+MEASURED = "scenario: s.yaml\nsource: a test\narms: {one: {runs: [{mean_ttft_ms: 5}]}}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("{one: {runs: [{mean_ttft_ms: 5}]}}", "[]", "arms, a mapping of names to what was measured"),
+        ("[{mean_ttft_ms: 5}]", "x", "runs: expected a list, found 'x'"),
+        ("mean_ttft_ms: 5", "mean_ttft_ms: x", "runs[0]: mean_ttft_ms: expected a number, found 'x'"),
+        ("mean_ttft_ms: 5", "bogus: 5", "measures bogus, which is no number of a summary"),
+        ("a test", "a test\nseeds: 5", "seeds: expected a list of whole numbers, found 5"),
+    ],
+)
+def test_a_damaged_case(capsys, scenario, old, new, said):
+    (scenario.parent / "measured.yaml").write_text(MEASURED.replace(old, new))
+    assert said in refusal(capsys, "validate", scenario.parent)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '{"mean_ttft_ms": ' + "1" * 4000 + "}"])
+def test_a_damaged_result_of_another_tool(capsys, scenario, tmp_path, text):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    assert f"{path}" in refusal(capsys, "compare", path, scenario)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"hidden_size": ' + "1" * 5000 + "}", '{"hidden_size": Infinity}'])
+def test_a_damaged_checkpoint(capsys, tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert f"{path}: " in refusal(capsys, "--catalog", tmp_path / "own", "catalog", "add", path, "--name", "mine")

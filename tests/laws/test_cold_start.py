@@ -56,7 +56,7 @@ def test_what_no_step_reaches_changes_nothing(scenario: Scenario):
 
 
 def test_an_instance_that_is_restarted_is_cold_again():
-    model = AffineModel(Affine())
+    model = AffineModel(Affine(decode_base_ns=1e-9))
     times = StepTimes(prefill=model, decode=model, cold_start={1: 7, 4: 9})
     assert times.next_stall(2) == (0, 7)
     times.count_steps(2, 1)

@@ -49,6 +49,7 @@ NEEDS = {
     "prefix_based": {"non_cached_tokens": 512},
     "forecast": {"prefill_tokens": "20000/s", "decode_requests": 32},
     "affine": {"decode_base": "10 ms", "decode_per_context_token": "0.25 ns"},
+    "table": {"decode": {1: "10 ms"}},
 }
 """Settings of built-in components: what they need, and where units and other components stand inside."""
 

@@ -77,4 +77,8 @@ def test_what_is_shown(dimension, amount, text):
 
 @given(st.sampled_from(DIMENSIONS), st.integers(0, 2**53) | st.floats(0, 1e18))
 def test_what_is_shown_reads_back_exactly(dimension, amount):
-    assert dimension.parse(dimension.show(amount)) == amount
+    if amount and not dimension.least <= amount <= dimension.most:
+        with pytest.raises(ValueError, match="is 0 or from"):
+            dimension.parse(dimension.show(amount))
+    else:
+        assert dimension.parse(dimension.show(amount)) == amount

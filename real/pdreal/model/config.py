@@ -1,6 +1,5 @@
 """The shape of one model, from the catalog or a checkpoint's config.json, and the parameters that follow from it."""
 
-import json
 from dataclasses import MISSING, dataclass, fields, replace
 from math import prod
 from operator import attrgetter
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdreal.options import Options
+from pdsim.inputs import read_json
 from pdsim.system.catalog import load_model
 from pdsim.system.model import (
     Experts,
@@ -312,7 +312,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{path} does not exist: a checkpoint is a folder with config.json and *.safetensors")
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path)
     except (OSError, ValueError) as wrong:
         raise ModelError(f"{path} cannot be read: {wrong}") from None
     if not isinstance(data, dict):

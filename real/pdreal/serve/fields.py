@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from math import inf
+from math import inf, isinf
 from random import getrandbits
 from typing import Any, NamedTuple, TypeVar
 
@@ -51,7 +51,7 @@ class Fields:
     @classmethod
     def parse(cls, body: bytes) -> "Fields":
         try:
-            values = json.loads(body, parse_constant=_refuse_constant)
+            values = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
         except ValueError as error:
             raise RefusedError(f"the body is not JSON: {error}") from None
         except RecursionError:
@@ -135,13 +135,19 @@ def _refuse_constant(name: str) -> None:
     raise RefusedError(f"the body is not JSON: {name} is no number")
 
 
+def _finite(text: str) -> float:
+    if isinf(value := float(text)):
+        _refuse_constant(text[:20])
+    return value
+
+
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
 _SHAPES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0, inf),
+    "temperature": (0, 1e6),
     "top_p": (0, 1),
     "top_k": (-1, inf),
     "min_p": (0, 1),
