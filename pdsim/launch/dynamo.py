@@ -7,7 +7,7 @@ Frontend and workers find each other by etcd. Without --decode-fallback the fron
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdsim.launch import graph, sglang, vllm
 from pdsim.launch.commands import (
@@ -62,6 +62,20 @@ VLLM_RULES: dict[str, Rule] = {
 }
 
 
+class _At(NamedTuple):
+    """Address and numbers of a worker."""
+
+    host: str
+    number: int
+    """Among the workers of all roles."""
+    rank: int
+    """Among those of its role."""
+
+
+_POD = _At(graph.ANYWHERE, 0, 0)
+"""A pod has one worker."""
+
+
 def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Workers of SGLang. Raises ConfigError for what they and the frontend cannot be told."""
     made, at, resolved = _begun(scenario, "dynamo", SGLANG_RULES)
@@ -70,55 +84,61 @@ def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Laun
     for role, servers_at in at.items():
         servers: ServerSettings = getattr(resolved, role)
         settings, environment = sglang.server_flags(made, resolved, servers), sglang.environment(resolved, role)
-
-        def flags(host: str, number: int, index: int, role: str = role, settings: Flags = settings) -> Flags:
-            port = [("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index)] if role == "prefill" else []
-            return [("model-path", model), ("host", host), *_events(resolved, number, {}), *settings, *port]
-
         for index, place in enumerate(servers_at):
-            variables = {**_variables(place, servers), **environment}
-            made.add(f"{role}-{index}", SGLANG_WORKER, flags(place.host, place.number, index), **variables)
-        words = command_words(SGLANG_WORKER, flags(graph.ANYWHERE, 0, 0))
-        workers.append(graph.Worker(role, servers, words, environment))
+            flags = _sglang_flags(resolved, role, model, settings, _At(place.host, place.number, index))
+            made.add(f"{role}-{index}", SGLANG_WORKER, flags, **_variables(place, servers), **environment)
+        in_pod = command_words(SGLANG_WORKER, _sglang_flags(resolved, role, model, settings, _POD))
+        workers.append(graph.Worker(role, servers, in_pod, environment))
     _finish(made, scenario, "sglang", workers)
     vllm.add_load(made, resolved, source, model)
     return made
 
 
+def _sglang_flags(scenario: Scenario, role: str, model: str, settings: Flags, at: _At) -> Flags:
+    port = [("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + at.rank)] if role == "prefill" else []
+    return [("model-path", model), ("host", at.host), *_events(scenario, at.number, {}), *settings, *port]
+
+
 def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Workers of vLLM, as launch_sglang."""
-    made, at, resolved = _begun(scenario, "dynamo-vllm", VLLM_RULES)
-    made.notes += vllm.own_ways(scenario)
-    if scenario.aggregated is None and not scenario.network.transport.startswith("nixl"):
-        made.notes.append(
-            f"network.transport: {scenario.network.transport}: Dynamo's vLLM workers move KV by NIXL; "
-            "--set network.transport=nixl-rdma simulates that"
-        )
-    resolved = vllm.resolved(scenario)
-    workers = []
+    made, at, _ = _begun(scenario, "dynamo-vllm", VLLM_RULES)
+    made.notes += [*vllm.own_ways(scenario), *_of_transport(scenario)]
+    resolved, workers = vllm.resolved(scenario), []
     for role, servers_at in at.items():
         servers: ServerSettings = getattr(resolved, role)
         settings = vllm.server_flags(made, resolved, servers)
         connector = "nixl" if role in vllm.KV_ROLES else None
-        if connector:
-            settings.append(("disaggregation-mode", role))
-            settings.append(("kv-transfer-config", vllm.transfer_config(connector, "kv_both", servers)))
-
-        def flags(number: int, settings: Flags = settings) -> Flags:
-            return [("model", model), *_events(resolved, number, VLLM_EVENTS), *settings]
-
         for index, place in enumerate(servers_at):
+            flags = _vllm_flags(resolved, role, model, settings, _At(place.host, place.number, index))
             variables = {**_variables(place, servers), **vllm.environment(place, servers, connector)}
-            made.add(f"{role}-{index}", VLLM_WORKER, flags(place.number), **variables)
-        workers.append(graph.Worker(role, servers, command_words(VLLM_WORKER, flags(0)), {}))
+            made.add(f"{role}-{index}", VLLM_WORKER, flags, **variables)
+        in_pod = command_words(VLLM_WORKER, _vllm_flags(resolved, role, model, settings, _POD))
+        workers.append(graph.Worker(role, servers, in_pod, {}))
     _finish(made, scenario, "vllm", workers)
     vllm.add_load(made, resolved, source, model)
     return made
 
 
+def _vllm_flags(scenario: Scenario, role: str, model: str, settings: Flags, at: _At) -> Flags:
+    flags: Flags = [("model", model), *_events(scenario, at.number, VLLM_EVENTS), *settings]
+    if role in vllm.KV_ROLES:
+        config = vllm.transfer_config("nixl", "kv_both", getattr(scenario, role))
+        flags += [("disaggregation-mode", role), ("kv-transfer-config", config)]
+    return flags
+
+
+def _of_transport(scenario: Scenario) -> list[str]:
+    transport = scenario.network.transport
+    if scenario.aggregated is not None or transport.startswith("nixl"):
+        return []
+    taken = "Dynamo's vLLM workers move KV by NIXL; --set network.transport=nixl-rdma simulates that"
+    return [f"network.transport: {transport}: {taken}"]
+
+
 def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[graph.Worker]) -> None:
     """Adds the same as a DynamoGraphDeployment."""
-    made.manifests["graph.yaml"] = graph.deployment(scenario, engine, _frontend(scenario, graph.ANYWHERE), workers)
+    frontend = command_words(FRONTEND, _frontend_flags(scenario, graph.ANYWHERE))
+    made.manifests["graph.yaml"] = graph.deployment(scenario, engine, frontend, workers)
     made.notes.append(
         "graph.yaml: the same frontend and workers on Kubernetes with Dynamo's operator, instead of their scripts; "
         f"load.sh sends behind kubectl port-forward service/{app_name(scenario.name)}-frontend {GATEWAY_PORT}"
@@ -139,10 +159,6 @@ def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
 def _frontend_flags(scenario: Scenario, host: str) -> Flags:
     mode = ROUTER_MODES[component_name(scenario.router.prefill)]
     return [("http-host", host), ("http-port", GATEWAY_PORT), ("router-mode", mode)]
-
-
-def _frontend(scenario: Scenario, host: str) -> list[str]:
-    return command_words(FRONTEND, _frontend_flags(scenario, host))
 
 
 def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """A launch says every field of a scenario, names it as left aside, or refuses it."""
 
+from dataclasses import replace
 from itertools import chain
 from typing import get_args
 
@@ -7,10 +8,11 @@ import pytest
 from pydantic import BaseModel
 
 from pdsim.cli import main
-from pdsim.launch import ENGINES
+from pdsim.launch import ENGINES, sglang
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import AggregatedSettings
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
+from pdsim.system.catalog import load_transport
 from tests.cli.test_commands import output, output_json
 from tests.launch.sample import AGGREGATED, ALONE, DRAFTS, FAMILIES, OTHER, PAIR, WHOLE, WITHOUT, sample, scenario, text
 
@@ -278,6 +280,15 @@ def test_vllm_takes_what_is_nearest(engine):
         assert any("--set network.transport=nixl-rdma simulates that" in note for note in notes)
 
 
+def test_queues_of_transfers_are_told_where_they_are_not_sglangs(monkeypatch):
+    made_of = scenario()
+    assert "QUEUE_SIZE" not in text("sglang", made_of)[0][0]
+    monkeypatch.setattr(sglang, "load_transport", lambda name: replace(load_transport(name), num_queues=8))
+    prefill, decode, *_ = text("sglang", made_of)[0]
+    assert "SGLANG_DISAGGREGATION_QUEUE_SIZE=8 " in prefill
+    assert "QUEUE_SIZE" not in decode
+
+
 def test_recipe_flags_without_a_field_are_told():
     experts = "{gpu: h200, tp: 8, dp: 8}"
     changes = [("model", "deepseek-v3"), ("prefill", experts), ("decode", experts), ("network.transport", "nixl-rdma")]
@@ -411,5 +422,5 @@ def test_the_command_writes_a_file_for_each_command(capsys, tmp_path):
     arguments = ("launch", tmp_path / "pair.yaml", "--model-path", "Qwen/Qwen3-8B")
     made = output_json(capsys, *arguments)
     assert output(capsys, *arguments, "--out", tmp_path / "out").startswith("prefill-0.sh, decode-0.sh, gateway.sh")
-    assert (tmp_path / "out" / "decode-0.sh").read_text() == made["commands"]["decode-0"] + "\n"
+    assert (tmp_path / "out" / "decode-0.sh").read_text().endswith(made["commands"]["decode-0"] + "\n")
     assert "--model-path Qwen/Qwen3-8B" in made["commands"]["prefill-0"]

@@ -92,7 +92,7 @@ def test_a_shell_hands_on_each_word_unchanged(engine, stubs, tmp_path_factory, n
 @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "kubernetes"])
 def test_what_is_printed_may_be_run_as_a_script(engine, stubs, tmp_path, capsys):
     plain = PAIR.replace(", staging: {ring: 1 GiB}", "").replace("health: {}\n", "")
-    (tmp_path / "pair.yaml").write_text(plain.replace("name: pair", r'name: "a\ntouch PWNED\n$(touch PWNED)"'))
+    (tmp_path / "pair.yaml").write_text(plain.replace("name: pair", r'name: "a; touch PWNED; $(touch PWNED)"'))
     shown = output(capsys, "launch", tmp_path / "pair.yaml", "--engine", engine, "--model-path", "a\ntouch PWNED")
     calls = run(shown, stubs, tmp_path)
     assert {call[0] for call in calls} <= set(PROGRAMS)
