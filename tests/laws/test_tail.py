@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdsim.metrics.explain import CriticalPaths
+from pdsim.metrics.explain import CriticalPaths, stage_spans
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.tail import METRICS, part_times_ms, tail
 from tests.strategies import any_scenarios
@@ -61,6 +61,22 @@ def test_a_burst_of_long_prompts_at_one_prefill_instance():
     assert group.load > 3
     assert group.median_ms > 1000
     assert group.all_median_ms == 0
+
+
+@pytest.mark.parametrize("share", [0.1, 0.45, 0.55, 0.9])
+def test_what_was_lacking_for_most_of_the_wait_is_the_cause(share):
+    """The slowest of a burst waited for prefill, and pages were lacking for this share of the wait."""
+    burst = [request(60 + i, 200, 5, arrival_ns=30 * SECOND) for i in range(4)]
+    records = run(small(*steady(), *burst), levels=True).records
+    slowest = max(records.requests, key=METRICS["ttft"])
+    begin_ns, end_ns = stage_spans(slowest)["prefill_waiting"]
+    own = next(row for row in records.levels if row.instance_id == "prefill-0")
+    lacks_ns = {begin_ns: "pages", round(begin_ns + share * (end_ns - begin_ns)): ""}
+    records.levels = [row for row in records.levels if row.instance_id != "prefill-0"] + [
+        own._replace(time_ns=time_ns, levels=own.levels._replace(blocked_by=lack)) for time_ns, lack in lacks_ns.items()
+    ]
+    (group,) = tail(records, percent=1.0).groups
+    assert group.resource == ("prefill KV" if share > 0.5 else "prefill compute")
 
 
 def test_a_steady_load_is_no_burst():

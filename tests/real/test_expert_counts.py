@@ -5,6 +5,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 from pdreal.cli import app
 from pdreal.expert_counts import CountedStep, count, read_counts, skews
 from pdreal.graphs import DecodeGraphs
@@ -27,6 +29,17 @@ def test_skew_is_what_the_busiest_rank_has_beyond_the_mean():
     assert next(skews(steps, 4)).lasting_skew == 1.0
     with pytest.raises(ConfigError, match="a divisor of the 4 experts, found 3"):
         next(skews(steps, 3))
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any), min_size=1, max_size=5))
+def test_steps_weigh_as_many_tokens_as_they_have(counts):
+    """The busiest rank of each step, all steps together, over the mean."""
+    steps = [CountedStep("d", "decode", i, np.array([own], np.uint16)) for i, own in enumerate(counts)]
+    (skew,) = skews(steps, 4)
+    loads = [[own[i] + own[i + 1] for i in range(0, 8, 2)] for own in counts]
+    assert skew.step_skew == pytest.approx(4 * sum(map(max, loads)) / sum(map(sum, loads)) - 1)
+    lasting = [sum(ranks) for ranks in zip(*loads, strict=True)]
+    assert skew.lasting_skew == pytest.approx(4 * max(lasting) / sum(lasting) - 1)
 
 
 def test_a_step_survives_its_line():

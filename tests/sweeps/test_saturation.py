@@ -4,6 +4,8 @@ from itertools import takewhile
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import is_saturated
@@ -27,6 +29,13 @@ def test_what_arrives_at_once_is_no_load():
 
 def test_what_never_ends_counts():
     assert is_saturated([RequestRecord(i, 1, 1, arrival_ns=i) for i in range(100)])
+
+
+@given(st.integers(20, 200), st.floats(1, 10))
+def test_a_run_that_is_over_before_requests_are_is_too_short_to_tell(count, times):
+    """Each takes as long as arrivals go on, or longer: that counts as saturated."""
+    latency_ns = round(times * count * SECOND)
+    assert is_saturated([RequestRecord(i, 1, 2, i * SECOND, end_ns=i * SECOND + latency_ns) for i in range(count)])
 
 
 def queued(arrivals, seed, *, seconds, decode_s):

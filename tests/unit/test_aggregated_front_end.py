@@ -27,6 +27,16 @@ def test_an_answer_of_one_token_ends_with_it():
     assert r.end_ns == r.first_token_ns == (1 + 10 + 3) * MILLISECOND
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.integers(0, 60), st.integers(1, 3))
+def test_no_answer_ends_before_its_first_token(outputs: list[int], stall_ms: int, concurrency: int):
+    """Even where the first token stalls on a connection that was used before, and the rest is there meanwhile."""
+    requests = [request(i, 8, output) for i, output in enumerate(outputs)]
+    front_end = {"latency_out": "1 ms", "stall": f"{stall_ms} ms"}
+    client = {"use": "closed_loop", "concurrency": concurrency}
+    rows = run(small_aggregated(*requests, client=client, front_end=front_end)).records.requests
+    assert all(row.first_token_ns <= row.end_ns for row in rows)
+
+
 HELD = {"service": "4 ms", "ending": "2 ms", "holds_client": True}
 CLOSED = {"use": "closed_loop", "concurrency": 2}
 
