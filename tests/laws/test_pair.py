@@ -10,6 +10,7 @@ from pdsim.workload.request_spec import RequestSpec
 from tests.support import examples, request, run, small, small_aggregated
 from tests.twins.aggregated import Aggregated
 from tests.twins.cached_pair import CachedPair, Conversation
+from tests.twins.overlapped_pair import OverlappedPair, ScheduledRequest
 from tests.twins.pair import KV_TOKEN_BYTES, Pair, Request, Settings
 from tests.twins.pulled_pair import PulledPair
 from tests.twins.staged_pair import StagedPair, StagedRequest
@@ -86,6 +87,13 @@ def pair(specs, settings, **changes):
 @examples(100)
 def test_a_pair_with_room_for_all_does_what_its_twin_does(specs, settings):
     assert times_ns(pair(specs, settings)) == twin_times_ns(Pair, twins_of(specs), settings)
+
+
+@given(loads(), settings)
+@examples(60)
+def test_a_pair_that_chooses_ahead_does_what_its_twin_does(specs, settings):
+    scenario = pair(specs, settings, prefill__overlap=True)
+    assert times_ns(scenario) == twin_times_ns(OverlappedPair, twins_of(specs, ScheduledRequest), settings)
 
 
 @given(loads(), settings)
