@@ -181,6 +181,9 @@ RULES: dict[str, Rule] = {
     "description": Aside("for readers"),
     "*.expert_skew": Aside("a property of the load"),
     "network.staging": "only SGLang has a staging buffer; leave it out",
+    "decode.returns_kv": "KV is returned in simulation only; leave it out",
+    "elastic": "servers change their roles in simulation only; leave it out",
+    "router.disaggregation": "pdsim launches no router that sends prompts to decode (llm-d's, Dynamo's); leave it out",
     "faults": Aside("things that a real cluster is not told"),
 }
 """Rules that all engines share."""

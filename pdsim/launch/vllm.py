@@ -85,6 +85,7 @@ SERVER_RULES: dict[str, Rule] = {
     "*.eviction": one_of(("lru",), "vLLM"),
     "*.policy": one_of(("fcfs", "priority"), "vLLM"),
     "priorities": None,
+    **dict.fromkeys(("*.host_cache", "storage"), "pdsim launches no tiers of vLLM (OffloadingConnector); leave it out"),
     "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first"), "vLLM"),
     "prefill.cp": "vLLM's context parallelism is another than SGLang's, and pdsim does not model it: 1",
     "prefill.pp": _stages,

@@ -1,5 +1,6 @@
 """A launch says every field of a scenario, names it as left aside, or refuses it."""
 
+import re
 from dataclasses import replace
 from itertools import chain
 from typing import get_args
@@ -287,6 +288,20 @@ def test_queues_of_transfers_are_told_where_they_are_not_sglangs(monkeypatch):
     prefill, decode, *_ = text("sglang", made_of)[0]
     assert "SGLANG_DISAGGREGATION_QUEUE_SIZE=8 " in prefill
     assert "QUEUE_SIZE" not in decode
+
+
+@pytest.mark.parametrize(
+    ("engine", "change", "says"),
+    [
+        ("vllm", ("prefill.host_cache", "auto"), "prefill.host_cache: auto: pdsim launches no tiers of vLLM"),
+        ("sglang", ("elastic", "{}"), "elastic: given: servers change their roles in simulation only"),
+        ("vllm", ("decode.returns_kv", "true"), "decode.returns_kv: True: KV is returned in simulation only"),
+    ],
+)
+def test_what_engines_have_in_their_own_way_is_not_said_to_be_missing(engine, change, says):
+    changes = [("network.staging", None), ("health", None), ("decode.radix_cache", "true"), change]
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        text(engine, scenario(*changes))
 
 
 def test_recipe_flags_without_a_field_are_told():
