@@ -115,6 +115,7 @@ def done(clone, words, installed):
         "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}",
         "PYTHONPATH": ":".join(map(str, paths)),
         "ABSENT": " ".join(absent),
+        "COLUMNS": "80",
     }
     ended = subprocess.run(words, cwd=clone, env={**os.environ, **changes}, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{words[-1]}\n{ended.stdout}{ended.stderr}"

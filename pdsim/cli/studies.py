@@ -77,6 +77,7 @@ def plan(
         list[str] | None,
         Parameter(help="A GPU to choose from, perhaps with its price an hour: h100=2.5 [the scenario's]."),
     ] = None,
+    currency: Annotated[str, Parameter(help="The currency of prices: a symbol, or a code such as EUR.")] = "$",
     max_gpus: Annotated[
         int, Parameter(validator=Number(gte=1, lte=1024), help="The most GPUs of a cluster.")
     ] = MAX_GPUS,
@@ -94,12 +95,16 @@ def plan(
     out: Annotated[
         Path | None, out_at("Write plan.json, plan.md, scenario.yaml and all runs here; runs are kept.")
     ] = None,
+    details: Annotated[
+        bool, Parameter(help="Say more: why each cluster misses the SLO, and the numbers at each end of the range.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Find the cheapest cluster that meets an SLO: GPUs, roles, tensor parallelism, instances and router."""
     from pdsim.cli.finished import progress_over
-    from pdsim.show.study_tables import print_plan
+    from pdsim.show.plan_screen import print_plan
     from pdsim.study.planning.planning import plan as find
+    from pdsim.study.planning.screen import Screen
 
     def report(line: str) -> None:
         if not json_:
@@ -112,6 +117,7 @@ def plan(
             check=check,
             slo=slo,
             prices=prices_of(gpu or ()),
+            currency=currency,
             max_gpus=max_gpus,
             tried=fields_of(try_ or ()),
             speedup=speedup,
@@ -124,9 +130,9 @@ def plan(
             report=report,
         )
     if json_:
-        print_json(made.to_json())
+        print_json(Screen(made).to_json())
     else:
-        print_plan(made)
+        print_plan(made, details=details, out=out)
     if made.chosen is None:
         raise SystemExit(1)
 

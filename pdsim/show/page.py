@@ -50,6 +50,14 @@ class Card:
 
 
 @dataclass(frozen=True)
+class TextList:
+    """Sentences one below the other."""
+
+    title: str
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Page:
     title: str
     subtitle: str
@@ -60,6 +68,8 @@ class Page:
     figures: Sequence[FigureBlock]
     tables: Sequence[Table]
     warnings: Sequence[str] = field(default=())
+    lists: Sequence[TextList] = field(default=())
+    """Sentences below the tables."""
     setup: str = ""
     """The model and its GPUs; empty: not known."""
     differences: Table | None = None

@@ -11,7 +11,6 @@ from pdsim.metrics.summary import STATISTICS
 from pdsim.metrics.summary_rows import counted
 from pdsim.show.tables import new_console, new_table, print_first_that_fits, print_ranges
 from pdsim.study.estimate import Estimate
-from pdsim.study.planning.plan import Plan
 from pdsim.study.questions.answer import Answer
 from pdsim.study.result import PointResult, SweepResult
 from pdsim.study.slo import Slo
@@ -89,12 +88,6 @@ _MOST = 10
 """Points of one table; the folder has all."""
 _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
 """Columns that are left out where there is no room, the last one first; ranges are found by their point."""
-
-
-def print_plan(plan: Plan) -> None:
-    tried = f"{plan.num_tried} of {plan.num_candidates} clusters simulated"
-    _print_head(f"{plan.about}; SLO: {plan.slo}; {tried}", plan.text, plan.notes)
-    new_console().print(_tight(plan.titles, map(plan.cells, plan.rows)))
 
 
 def print_sweep(result: SweepResult) -> None:

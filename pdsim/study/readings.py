@@ -8,10 +8,15 @@ from typing import Any
 
 from pdsim.metrics.distribution import interpolated
 from pdsim.metrics.records import RequestRecord
-from pdsim.metrics.summary_rows import significant
+from pdsim.metrics.summary_rows import time_text
 
 _ROUNDING = 1e-9
 """Relative error of a mean of shares that are all the same."""
+
+
+def time_limit(limit_ms: float) -> str:
+    """A limit as a file has it: "2 s", "50 ms"."""
+    return f"{limit_ms / 1e3:.10g} s" if limit_ms >= 1e3 else f"{limit_ms:.10g} ms"  # noqa: PLR2004
 
 
 @dataclass(frozen=True)
@@ -132,15 +137,25 @@ class Reading:
         return self.value <= self.limit
 
     @property
-    def number(self) -> str:
-        """The value without its unit."""
-        if self.value == inf:
-            return "∞"
-        return f"{self.value:.1f}" if self.is_share else significant(round(self.value, 1))
+    def limit_text(self) -> str:
+        return f"{self.limit:g} %" if self.is_share else time_limit(self.limit)
 
     @property
-    def text(self) -> str:
-        return f"{self.number} {self.unit}"
+    def value_text(self) -> str:
+        """The value in its unit; "no end": too many requests fail for a percentile."""
+        if self.value == inf:
+            return "no end"
+        return f"{self.value:.1f} %" if self.is_share else time_text(self.value)
+
+    @property
+    def short(self) -> str:
+        """The value of a count beside what is asked."""
+        return f"{self.value_text}, {self.limit_text} asked"
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Reading":
+        value = inf if found["value"] is None else found["value"]
+        return cls(found["name"], value, found["limit"], found["unit"] == "%", found.get("class", ""))
 
     def to_json(self) -> dict[str, Any]:
         value = self.value if self.value < inf else None

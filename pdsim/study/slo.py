@@ -25,17 +25,12 @@ from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.fields import DURATION
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.study.readings import Attainment, Reading, Times, attainment_of, mean_attainment, mean_reading
+from pdsim.study.readings import Attainment, Reading, Times, attainment_of, mean_attainment, mean_reading, time_limit
 from pdsim.workload.request_spec import RequestSpec, classes_of
 
 DEFAULT_SLO = "ttft p99 < 2 s, tpot p99 < 50 ms"
 
 _METRICS: Mapping[str, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
-
-
-def time_limit(limit_ms: float) -> str:
-    """A limit as a file has it: "2 s", "50 ms"."""
-    return f"{limit_ms / 1e3:.10g} s" if limit_ms >= 1e3 else f"{limit_ms:.10g} ms"  # noqa: PLR2004
 
 
 @dataclass(frozen=True)

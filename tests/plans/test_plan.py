@@ -19,6 +19,7 @@ from pdsim.scenario.sizing import resolve
 from pdsim.show.page import render
 from pdsim.show.plan_page import plan_page
 from pdsim.study.planning.planning import plan
+from pdsim.study.planning.screen import Screen
 from pdsim.study.planning.space import Space, with_other_settings
 from pdsim.study.questions.base import AskOptions, base_of
 from pdsim.study.slo import Slo
@@ -61,8 +62,8 @@ def test_the_cluster_that_a_scenario_has_is_told_beside(scenario):
     assert made.own.candidate.label == "1P3D of TP1"
     assert made.own.candidate.price_per_h == 4
     assert made.own.outcome.ratios
-    (note,) = [note for note in made.notes if note.startswith("The scenario's own 1P3D of TP1, 4 GPUs, 4 an hour: ")]
-    assert note.endswith(f"The plan costs {1 - made.chosen.candidate.price_per_h / 4:.0%} less.")
+    saved = 100 * (1 - made.chosen.candidate.price_per_h / 4)
+    assert Screen(made).saving.startswith(f"{saved:.0f} % less than your 1P3D of TP1 (4 x H100), which ")
 
 
 def test_prices_decide(scenario):
@@ -112,9 +113,9 @@ def test_runs_that_are_there_are_not_computed_again(scenario, tmp_path):
     first = again()
     assert computed
     shards(tmp_path / "plan")[0].unlink()
-    assert again().to_json() == first.to_json()
+    assert Screen(again()).to_json() == Screen(first).to_json()
     assert len(computed) == 1
-    assert json.loads((tmp_path / "plan" / "plan.json").read_text()) == first.to_json()
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text()) == json.loads(json.dumps(Screen(first).to_json()))
 
 
 def test_a_plan_that_was_killed_goes_on_without_computing_anything_again(scenario, tmp_path):
@@ -133,7 +134,7 @@ def test_a_plan_that_was_killed_goes_on_without_computing_anything_again(scenari
     assert not (folder / "plan.json").exists()
     computed = []
     again = plan(scenario, **arguments, out=folder, progress=lambda done, _total: computed.append(done))
-    assert again.to_json() == whole.to_json()
+    assert Screen(again).to_json() == Screen(whole).to_json()
     assert {path.name for path in shards(folder)} == {path.name for path in shards(tmp_path / "whole")}
     assert len(computed) == len(shards(folder)) - len(kept)
     assert kept == {path: path.stat().st_mtime_ns for path in kept}
@@ -146,13 +147,13 @@ def shards(folder):
 def test_a_page_shows_what_a_plan_says(scenario, tmp_path):
     made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", out=tmp_path / "plan")
     page = plan_page(tmp_path / "plan")
-    assert page.answer == made.text
-    shown = [[cell.text for cell in row] for row in page.tables[0].rows]
+    assert page.answer == Screen(made).headline
+    shown = [[cell.text for cell in row] for row in page.tables[1].rows]
     assert [row[0] for row in shown] == [row.candidate.label for row in made.rows]
-    assert [row[-2] for row in shown] == [made.cells(row)[-1] for row in made.rows]
+    assert [row[-1] for row in shown] == ["the plan", *(Screen(made).why_not(row) for row in made.alternatives)]
     html = render(page)
-    for note in made.notes:
-        assert str(escape(note)) in html
+    for sentence in (*Screen(made).failing, *Screen(made).details):
+        assert str(escape(sentence)) in html
     (tmp_path / "plan" / "plan.json").write_text('{"slo": 1}')
     with pytest.raises(ConfigError, match="no plan of this version"):
         plan_page(tmp_path / "plan")
@@ -167,18 +168,16 @@ def test_the_safe_choice_is_the_cheapest_on_the_slowest_server(scenario):
     assert slow.chosen is not None
     assert made.chosen.candidate.price_per_h < made.safe.candidate.price_per_h == slow.chosen.candidate.price_per_h
     assert made.safe.candidate.label in {row.candidate.label for row in (slow.chosen, *slow.others)}
-    told = (
-        f"{made.safe.candidate.label}, {made.safe.candidate.num_gpus} GPUs, {made.safe.candidate.price_per_h:g} an hour"
-    )
-    assert made.safety == f"Safe is {told}: it meets the SLO on the slowest server that this may be, too."
-    assert made.notes[0] == made.safety
-    assert made.cells(made.safe)[-1] == "safe"
+    assert Screen(made).confidence.word == "low"
+    told = f"{made.safe.candidate.label} ({made.safe.candidate.num_gpus} x H100) meets it there, too."
+    assert Screen(made).confidence.reason.endswith(told)
+    assert Screen(made).why_not(made.safe) == "costs more; holds if slow"
     few = plan(scenario, **arguments, max_gpus=made.chosen.candidate.num_gpus, changes=["cost=kernels"])
-    assert few.safety.startswith("Not safe: nothing of up to")
+    assert "No cluster of up to" in Screen(few).confidence.reason
     easy = plan(scenario, slo="ttft p90 < 60 s", max_gpus=2, seeds=1, engine="here", changes=["cost=kernels", *RARE])
-    assert easy.safety.startswith("Safe: it meets the SLO on the slowest server")
+    assert Screen(easy).confidence.word == "medium"
     assert easy.safe is None
-    assert slow.safety == ""
+    assert Screen(slow).confidence.word == "high"
 
 
 def test_nothing_meets_it(scenario, capsys):
@@ -186,20 +185,20 @@ def test_nothing_meets_it(scenario, capsys):
         main(["plan", str(scenario), "--slo", "ttft p99 < 1 ms", "--max-gpus", "2", "--engine", "here"])
     assert ended.value.code == 1
     printed = capsys.readouterr().out
-    assert "Nothing of up to 2 GPUs meets it: requests miss it even one at a time. The nearest is" in printed
+    assert "No cluster of up to 2 GPUs meets your SLO for qwen3-8b: requests miss it even one" in printed
 
 
 def test_a_request_that_misses_it_alone_is_named(scenario):
     made = plan(scenario, slo="ttft p50 < 20 ms", max_gpus=2, seeds=1, engine="here")
     assert made.chosen is None
     assert made.lone is not None
-    assert "requests miss it even one at a time" in made.text
+    assert "requests miss it even one at a time" in Screen(made).headline
     changes = ["client={use: closed_loop, concurrency: 1}", "seed=1"]
     done = simulate(load_scenario(scenario, [*changes, *CLUSTERS[made.lone.cluster]])).records.requests
     (request,) = [one for one in done if one.request_id == made.lone.request.request_id]
     assert ttft_ms(request) == pytest.approx(20 * made.lone.ratio)
     assert request.num_prompt_tokens == made.lone.request.num_prompt_tokens
-    assert made.notes[0] == f"{made.lone}."
+    assert Screen(made).details[1] == f"{made.lone}."
 
 
 CLUSTERS = {
@@ -213,7 +212,7 @@ def test_a_load_that_is_too_large_is_no_request_that_misses_it_alone(scenario):
     made = plan(scenario, slo=SLO, max_gpus=1, seeds=1, engine="here", changes=["client.arrivals.rate=200 /s"])
     assert made.chosen is None
     assert made.lone is None
-    assert made.text.startswith("Nothing of up to 1 GPUs meets it. The nearest is")
+    assert Screen(made).headline == "No cluster of up to 1 GPUs meets your SLO for qwen3-8b"
 
 
 def test_unequal_tensor_parallelism_is_staged_unless_somebody_chose(scenario, tmp_path):
@@ -281,7 +280,7 @@ def test_a_plan_is_judged_on_a_trace_that_it_was_not_made_from(scenario, tmp_pat
     again = plan(scenario, trace=tmp_path / "second.csv", slo=str(made.slo), max_gpus=4, engine="here")
     same = [row.outcome for row in again.rows if row.candidate == made.chosen.candidate]
     assert all(outcome.judgement == made.checked.judgement for outcome in same)
-    assert "On the trace that it was not made from: within TTFT and TPOT" in " ".join(made.notes)
+    assert "On the other trace (--check): within TTFT and TPOT" in " ".join(Screen(made).details)
 
 
 def test_what_is_faster_is_dearer(scenario):
@@ -303,7 +302,7 @@ def test_a_load_may_be_more_or_less(scenario, capsys):
         same = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", changes=changes)
         assert same.chosen is not None
         assert row.candidate.price_per_h == same.chosen.candidate.price_per_h
-        assert f"At {factor:g} times this load: {row.candidate.label}, " in " ".join(made.notes)
+        assert f"At {factor:g} times this load: {row.candidate.label}, " in " ".join(Screen(made).details)
     assert made.loads[0.5].candidate.price_per_h < made.loads[2].candidate.price_per_h
 
 
@@ -318,13 +317,13 @@ def test_joint_attainment_is_that_of_the_run(scenario):
     assert 0 < kept < len(done)
     assert outcome.attained.share == kept / len(done)
     assert outcome.attained.goodput_per_s == pytest.approx(kept / run.summary()["duration"])
-    assert f"{made.chosen.outcome.attained.share:.2%} of the requests are within all limits" in made.notes[0]
+    assert f"{made.chosen.outcome.attained.share:.2%} of the requests are within all limits" in Screen(made).details[1]
 
 
 def test_how_far_a_cluster_misses_is_said(scenario):
     made = plan(scenario, slo="ttft p90 < 100 ms, tpot p90 < 1 ms", max_gpus=1, seeds=1, engine="here", changes=RARE)
     (row, *_) = made.nearest
-    (first,) = [note for note in made.notes if note.startswith(row.candidate.label)]
+    (first,) = [note for note in Screen(made).details if note.startswith(row.candidate.label)]
     for term in made.slo.terms:
         reading = row.outcome.judgement.readings[term]
         assert (f"{term} is {significant(reading.value)} ms" in first) == (not reading.is_met)
@@ -447,7 +446,7 @@ def test_classes_have_limits_of_their_own(scenario, tmp_path):
 
     loose = planned("chat: ttft p90 < 200 ms; batch: ttft p90 < 30 s", tmp_path / "loose")
     strict = planned("ttft p90 < 40 ms")
-    assert loose.titles[3:5] == ["chat TTFT p90, ms", "batch TTFT p90, ms"]
+    assert Screen(loose).clusters.columns[2:4] == ["chat TTFT p90", "batch TTFT p90"]
     assert loose.chosen.candidate.price_per_h < strict.chosen.candidate.price_per_h
     assert planned("ttft p90 < 40 ms; chat: ttft p90 < 9 s").chosen.candidate == strict.chosen.candidate
     classes = loose.chosen.outcome.classes

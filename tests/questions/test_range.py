@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pdsim import ask
 from pdsim.scenario.cost import GROUPS
 from pdsim.scenario.loading import parse_scenario
-from pdsim.study.planning.trials import Sizes, measurement, rounded
+from pdsim.study.planning.measurement import Sizes, measurement, rounded
 from tests.support import examples
 
 SIZES = ["workload.num_requests=20", "workload.input_tokens=200", "workload.output_tokens=10"]
@@ -42,7 +42,7 @@ def test_what_decides_is_named_and_decides(group, time, factor):
     made = asked(**slo)
     (undecided,) = (note for note in made.notes if note.startswith("Undecided"))
     what = {
-        "outside": "Measure TTFT of one short prompt, it decides: pdsim observe URL.",
+        "outside": "Measure TTFT of one short prompt: pdsim observe URL (10 minutes).",
         "decode": "Measure decode of ",
     }
     assert what[group] in undecided
@@ -62,13 +62,13 @@ def scenario(model):
 def test_a_measurement_has_its_command():
     sizes = Sizes(prompt_tokens=4096, batch=15.6, context_tokens=4200)
     told = measurement(["decode", "prefill"], scenario("qwen3-8b"), sizes)
-    assert told == (
-        "Measure prefill of 4,100 tokens and decode of 16 requests with 4,200 tokens each, they decide: "
-        "pdsim observe URL --longest-prompt 4100 --concurrency 16, "
-        "or pdreal measure --model qwen3-8b --only prefill,decode."
+    assert str(told) == (
+        "Measure prefill of 4,100 tokens and decode of 16 requests with 4,200 tokens each: "
+        "pdsim observe URL --longest-prompt 4100 --concurrency 16 (10 minutes), "
+        "or on a GPU of your own: pdreal measure --model qwen3-8b --only prefill,decode."
     )
-    assert "pdreal" not in measurement(["prefill"], scenario("gpt-oss-120b"), sizes)
-    assert measurement([], scenario("qwen3-8b"), sizes) == ""
+    assert not measurement(["prefill"], scenario("gpt-oss-120b"), sizes).own_gpu
+    assert measurement([], scenario("qwen3-8b"), sizes) is None
 
 
 @examples(100)

@@ -6,6 +6,7 @@ import pytest
 
 from pdsim.cli import main
 from pdsim.study.planning.planning import plan
+from pdsim.study.planning.screen import Screen
 from tests.report.browser import CHROMIUM
 
 pytest.importorskip("aiohttp", reason="the web extra is not installed")
@@ -76,18 +77,17 @@ def test_the_answer_is_on_the_first_screen_and_all_else_below(made, folder, widt
     candidate = made.chosen.candidate
     assert made.safe is not None
     for words in (
-        made.text,
-        str(made.slo),
-        made.safety,
+        Screen(made).headline,
+        Screen(made).confidence.reason,
         f"GPUs {candidate.num_gpus}",
-        f"price an hour {candidate.price_per_h:g}",
+        f"price ${candidate.price_per_h:.2f}",
     ):
         assert words in first
-    assert "qwen3-8b on h100 at 2.5 an hour; 60 requests of 1,500 tokens in and 40 out on average, 20 a second" in text
+    assert "60 requests (mean 1,500 tokens in, 40 out), sent 20 a second; SLO: TTFT p90 < 350 ms" in text
     for row in made.rows:
         assert row.candidate.label in text
-    for note in made.notes:
-        assert " ".join(note.split()) in text
+    for sentence in Screen(made).details:
+        assert " ".join(sentence.split()) in text
     assert min(heights) > 8, "the figure can be read"
     assert overflow == 0
     assert cut == ""

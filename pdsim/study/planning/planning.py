@@ -17,11 +17,15 @@ from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import Changes, write_entries_of
 from pdsim.scenario.yaml_file import ConfigError, write_yaml
 from pdsim.sim.sensitivity import Limit
+from pdsim.sim.simulation import simulate
 from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.outcome import Outcome
+from pdsim.study.planning.busiest import busiest
+from pdsim.study.planning.measurement import Measurement, measurement
 from pdsim.study.planning.plan import Plan, Row
+from pdsim.study.planning.screen import Screen
 from pdsim.study.planning.space import CandidateCluster, Server, Space, with_other_settings
-from pdsim.study.planning.trials import LoneRequest, Trials, measurement
+from pdsim.study.planning.trials import LoneRequest, Trials
 from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
 from pdsim.study.slo import DEFAULT_SLO, Slo
 from pdsim.study.store import Store, opened_folder
@@ -34,6 +38,7 @@ _NUM_NEAR = 6
 """Cheaper clusters that run the whole load to see how near they come."""
 _DEARER = 1.5
 """Times the plan's price, of those that are reported."""
+CURRENCY = "$"
 _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
@@ -87,14 +92,14 @@ def _middle(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
 
 
 def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
-    """The load that is kept, as a multiple of the scenario's, and why no more; empty: all is kept.
+    """The load that is kept, as a multiple of the scenario's, and which misses the SLO; empty: none.
 
     grown: outcomes by multiple, from the smallest on. What lies beyond the first that misses the SLO does not count.
     """
     kept = 1.0
     for factor, outcome in grown.items():
         if not outcome.meets:
-            return kept, f"at {factor:g} times {outcome.why}"
+            return kept, f"misses at {factor:g} x"
         kept = factor
     return kept, ""
 
@@ -107,6 +112,7 @@ def plan(
     check: Path | str | None = None,
     slo: str = DEFAULT_SLO,
     prices: Mapping[str, float] | None = None,
+    currency: str = CURRENCY,
     max_gpus: int = MAX_GPUS,
     tried: Mapping[str, Sequence[Any]] | None = None,
     speedup: str = AskOptions.speedup,
@@ -125,7 +131,9 @@ def plan(
         trace: A trace that replaces the workload.
         check: Another trace, on which the plan is judged: the second half of a day, say.
         slo: Percentiles of ttft, tpot and e2e and their limits, or the share of requests that keeps several of them.
-        prices: Of one hour of each GPU that may be used, by name; None: the scenario's GPUs, at 1.
+        prices: Of one hour of each GPU that may be used, by name; None: the scenario's GPUs, and the fewest are the
+            cheapest.
+        currency: Symbol or code of the prices, as "$" or "EUR".
         max_gpus: The most GPUs of a cluster.
         tried: Values of further fields, by path; routers are tried unless they are given.
         speedup: Times its load for which the cheapest cluster is found, too, as "0.5,2,4".
@@ -163,16 +171,20 @@ def plan(
         with closing(open_engine(engine, jobs)) as opened:
             work = Work(Store(folder), opened, progress)
             trials = Trials(base, wanted, seeds, work)
-            made = Finder(trials, space, report).find(options.speedups)
+            finder = Finder(trials, space, report, currency if prices else "")
+            made = finder.find(options.speedups)
             own = space.own(base)
             if given is not None and made.chosen is not None and own is not None:
                 made = replace(made, own=Row(own, trials.whole([own.changes])[0]))
             if other is not None and made.chosen is not None:
                 (outcome,) = Trials(other, wanted, seeds, work).whole([made.chosen.candidate.changes])
                 made = replace(made, checked=outcome)
+            if out is not None and made.chosen is not None:
+                run = simulate(trials.scenario(made.chosen.candidate.changes))
+                made = replace(made, busiest=busiest(run.records.requests))
         if out is not None:
-            write_whole(folder / "plan.json", json.dumps(made.to_json(), indent=2))
-            write_whole(folder / "plan.md", made.to_markdown())
+            write_whole(folder / "plan.json", json.dumps(Screen(made).to_json(), indent=2))
+            write_whole(folder / "plan.md", Screen(made).to_markdown())
             if made.chosen is not None:
                 chosen = base.changed(made.chosen.candidate.changes)
                 fields = {name: value for name, value in chosen.model_dump().items() if value is not None}
@@ -186,10 +198,12 @@ def plan(
 class Finder:
     """Finds the plan, and examines it."""
 
-    def __init__(self, trials: Trials, space: Space, report: Callable[[str], None]) -> None:
+    def __init__(self, trials: Trials, space: Space, report: Callable[[str], None], currency: str) -> None:
+        """currency: of the prices; empty: there are none."""
         self._trials = trials
         self._space = space
         self._report = report
+        self._currency = currency
         self._candidates = space.candidates(trials.base)
         self._best_price = inf
 
@@ -203,7 +217,10 @@ class Finder:
         equal = self._firmest(cheapest(tried))
         chosen = equal[0] if equal else None
         made = Plan(
-            about=self._about,
+            model=self._trials.base.scenario.model,
+            load=self._load,
+            currency=self._currency,
+            foreign_setup=tuple(self._trials.base.scenario.foreign_setup),
             slo=self._trials.slo,
             num_candidates=len(self._candidates),
             num_tried=num_tried,
@@ -216,7 +233,7 @@ class Finder:
             return replace(made, lone=self._lone())
         loads = {factor: self._at_load(factor, chosen) for factor in speedups}
         made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen), loads=loads)
-        if all(outcome.meets for outcome in made.ends.values()):
+        if made.meets_at_both_ends:
             return made
         return replace(made, safe=self._safe(chosen), measure=self._measurement(chosen))
 
@@ -324,7 +341,7 @@ class Finder:
             return None
         return self._trials.lone_request(furthest.label, self._trials.base.one_at_a_time(furthest.changes))
 
-    def _measurement(self, chosen: CandidateCluster) -> str:
+    def _measurement(self, chosen: CandidateCluster) -> Measurement | None:
         """Names the groups of times to measure: those of which one end alone misses the SLO, or else all."""
         base = self._trials.base
         ends = {group: [{**chosen.changes, **end} for end in both] for group, both in base.alone.items()}
@@ -350,15 +367,15 @@ class Finder:
         return Row(found[0], tried[found[0]]) if found else None
 
     @property
-    def _about(self) -> str:
+    def _load(self) -> str:
+        """Words for the requests: how many, of which lengths, from where and when."""
         base = self._trials.base
         requests = requests_of(base.scenario)
         prompt, output = (fmean(len(getattr(spec, name)) for spec in requests) for name in ("prompt", "output"))
-        gpus = ", ".join(f"{gpu} at {price:g} an hour" for gpu, price in self._space.prices.items())
-        return (
-            f"{base.scenario.model} on {gpus}; {counted(len(requests), 'request')} of {prompt:,.0f} tokens in and "
-            f"{output:,.0f} out on average, {base.pace}"
-        )
+        path = getattr(base.scenario.workload, "path", None)
+        source = f" of {path.name}" if path is not None else ""
+        sizes = f"mean {prompt:,.0f} tokens in, {output:,.0f} out"
+        return f"{counted(len(requests), 'request')}{source} ({sizes}), sent {base.pace}"
 
 
 def _of_both_kinds(ranked: Sequence[CandidateCluster], count: int) -> list[CandidateCluster]:

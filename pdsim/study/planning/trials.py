@@ -1,11 +1,10 @@
 """Trials of clusters: runs with the same requests, how they came out, and what to measure where that is not known."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pdsim.metrics.records import RequestRecord
-from pdsim.scenario.cost import GROUPS, Group
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.result import RunResult
@@ -13,12 +12,12 @@ from pdsim.sim.sensitivity import Limit, limits, sensitivities
 from pdsim.sim.simulation import simulate
 from pdsim.study.engine import Work
 from pdsim.study.outcome import Outcome, finite, outcome_of
+from pdsim.study.planning.measurement import Sizes, sizes_of
 from pdsim.study.questions.base import Base
 from pdsim.study.readings import Reading, Times
 from pdsim.study.result import PointResult
 from pdsim.study.slo import Slo, Term
 from pdsim.study.tasks import Planner, Point, key_of
-from pdsim.system.catalog import load_model
 
 
 @dataclass(frozen=True)
@@ -65,53 +64,6 @@ def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> L
     above = [(ratio, place) for ratio, place in ratios if ratio >= judged.ratios[term]]
     _, place = min(above, default=max(ratios))
     return LoneRequest(cluster, term, judged.readings[term], judged.ratios[term], requests[place])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Typical sizes of what a cluster computes."""
-
-    prompt_tokens: float
-    batch: float
-    """Requests of a decode step."""
-    context_tokens: float
-    """Tokens of each of them."""
-
-
-def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
-    """Sizes of a run by its summary."""
-    _, decoding = scenario.servers
-    prompt_tokens, output_tokens = (
-        row[f"total_{what}_tokens"] / max(1, row["completed"]) for what in ("input", "output")
-    )
-    batch = row["mean_running_requests"] / (decoding.instances * decoding.dp)
-    return Sizes(prompt_tokens=prompt_tokens, batch=batch, context_tokens=prompt_tokens + output_tokens / 2)
-
-
-def rounded(tokens: float) -> int:
-    """The next size with two digits: what is measured must reach it."""
-    step = 10 ** max(0, len(str(round(tokens))) - 2)
-    return int(-(-tokens // step) * step)
-
-
-def measurement(groups: Iterable[Group], scenario: Scenario, sizes: Sizes) -> str:
-    """Sentences that name what decides, its size, and the command that measures it; empty without groups."""
-    deciding = [group for group in GROUPS if group in set(groups)]
-    if not deciding:
-        return ""
-    prompt, batch = rounded(sizes.prompt_tokens), max(1, round(sizes.batch))
-    what: Mapping[Group, str] = {
-        "prefill": f"prefill of {prompt:,} tokens",
-        "decode": f"decode of {batch:,} requests with {rounded(sizes.context_tokens):,} tokens each",
-        "outside": "TTFT of one short prompt",
-    }
-    flags = {"prefill": f" --longest-prompt {prompt}", "decode": f" --concurrency {batch}", "outside": ""}
-    parts = " and ".join(what[group] for group in deciding)
-    command = f"pdsim observe URL{''.join(flags[group] for group in deciding)}"
-    of_gpu = [group for group in deciding if group != "outside"]
-    if of_gpu and load_model(scenario.model).llama is not None:
-        command += f", or pdreal measure --model {scenario.model} --only {','.join(of_gpu)}"
-    return f"Measure {parts}, {'it decides' if len(deciding) == 1 else 'they decide'}: {command}."
 
 
 class Trials:

@@ -21,7 +21,8 @@ from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.estimate import number, share
-from pdsim.study.planning.trials import Trials, measurement, sizes_of
+from pdsim.study.planning.measurement import measurement, sizes_of
+from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
 from pdsim.study.questions.study import SLO, Question, Study, Verdict, place_of, question
@@ -131,7 +132,7 @@ def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes], Jud
     advice = measurement(
         deciding or base.scenario.uncertain, base.scenario, sizes_of(base.changed(found.study.arm(winner).changes), row)
     )
-    return [f"Undecided between the servers that this may be: {'; '.join(others)}. {advice}"]
+    return [f"Undecided between the servers that this may be: {'; '.join(others)}. {advice or ''}".rstrip()]
 
 
 def _said(verdict: Verdict) -> str:

@@ -1,0 +1,75 @@
+"""The measurement that would narrow a prediction: what to measure, of which size, and the command that does it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pdsim.scenario.cost import GROUPS, Group
+from pdsim.scenario.schema import Scenario
+from pdsim.system.catalog import load_model
+
+_MINUTES = 10
+"""Longest time of `pdsim observe` unless --minutes says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Typical sizes of what a cluster computes."""
+
+    prompt_tokens: float
+    batch: float
+    """Requests of a decode step."""
+    context_tokens: float
+    """Tokens of each of them."""
+
+
+def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
+    """Sizes of a run by its summary."""
+    _, decoding = scenario.servers
+    prompt_tokens, output_tokens = (
+        row[f"total_{what}_tokens"] / max(1, row["completed"]) for what in ("input", "output")
+    )
+    batch = row["mean_running_requests"] / (decoding.instances * decoding.dp)
+    return Sizes(prompt_tokens=prompt_tokens, batch=batch, context_tokens=prompt_tokens + output_tokens / 2)
+
+
+def rounded(tokens: float) -> int:
+    """The next size with two digits: what is measured must reach it."""
+    step = 10 ** max(0, len(str(round(tokens))) - 2)
+    return int(-(-tokens // step) * step)
+
+
+class Measurement(NamedTuple):
+    what: str
+    """The times to measure, and their sizes."""
+    command: str
+    """Measures a server that runs; URL stands for its address."""
+    minutes: int
+    own_gpu: str
+    """A command that measures a GPU without a server; empty: the model cannot run so."""
+
+    def __str__(self) -> str:
+        own = f", or on a GPU of your own: {self.own_gpu}" if self.own_gpu else ""
+        return f"Measure {self.what}: {self.command} ({self.minutes} minutes){own}."
+
+
+def measurement(groups: Iterable[Group], scenario: Scenario, sizes: Sizes) -> Measurement | None:
+    """The measurement of groups of times; None without groups."""
+    deciding = [group for group in GROUPS if group in set(groups)]
+    if not deciding:
+        return None
+    prompt, batch = rounded(sizes.prompt_tokens), max(1, round(sizes.batch))
+    what: Mapping[Group, str] = {
+        "prefill": f"prefill of {prompt:,} tokens",
+        "decode": f"decode of {batch:,} requests with {rounded(sizes.context_tokens):,} tokens each",
+        "outside": "TTFT of one short prompt",
+    }
+    flags = {"prefill": f" --longest-prompt {prompt}", "decode": f" --concurrency {batch}", "outside": ""}
+    of_gpu = [group for group in deciding if group != "outside"]
+    can_run = bool(of_gpu) and load_model(scenario.model).llama is not None
+    return Measurement(
+        what=" and ".join(what[group] for group in deciding),
+        command=f"pdsim observe URL{''.join(flags[group] for group in deciding)}",
+        minutes=_MINUTES,
+        own_gpu=f"pdreal measure --model {scenario.model} --only {','.join(of_gpu)}" if can_run else "",
+    )

@@ -1,0 +1,288 @@
+"""What a plan says: the screen that answers, in the order in which somebody reads it."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from pdsim.metrics.summary_rows import counted, markdown_table, markdown_text
+from pdsim.study.outcome import SATURATED, Outcome
+from pdsim.study.planning.plan import Plan, Row
+from pdsim.study.planning.space import CandidateCluster
+from pdsim.study.readings import Reading
+
+_MOST_TERMS = 2
+"""Columns of the table of clusters for terms of the SLO; the table of limits has all."""
+
+
+class TextTable(NamedTuple):
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Confidence(NamedTuple):
+    word: str
+    """high, medium or low"""
+    reason: str
+
+
+class Screen:
+    """Texts and tables of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    @property
+    def headline(self) -> str:
+        plan = self._plan
+        if plan.chosen is None:
+            why = "" if plan.lone is None else ": requests miss it even one at a time"
+            return f"No cluster of up to {plan.max_gpus} GPUs meets your SLO for {plan.model}{why}"
+        return f"Cheapest cluster for {plan.model} that meets your SLO: {self.priced(plan.chosen.candidate)}"
+
+    @property
+    def saving(self) -> str:
+        """The plan against the user's own cluster; empty: there is none."""
+        plan = self._plan
+        if plan.own is None or plan.chosen is None:
+            return ""
+        own, price = plan.own, plan.chosen.candidate.price_per_h
+        saved = 1 - price / own.candidate.price_per_h
+        verdict = "meets it" if own.outcome.meets else f"misses it: {_missed(own.outcome)}"
+        costs = (
+            f"{100 * saved:.0f} % less than"
+            if saved > 0
+            else "As much as"
+            if not saved
+            else f"{-100 * saved:.0f} % more than"
+        )
+        return f"{costs} your {own.candidate.label} ({self.priced(own.candidate)}), which {verdict}."
+
+    @property
+    def setting(self) -> str:
+        """The load."""
+        return f"For {self._plan.load}."
+
+    @property
+    def words(self) -> str:
+        """The plan's servers in words; empty: there is none."""
+        plan = self._plan
+        if plan.chosen is None:
+            return ""
+        one = plan.chosen.candidate
+        names = ["server"] if one.is_aggregated else ["prefill server", "decode server"]
+        parts = [
+            f"{counted(count, name)} of {counted(server.num_gpus, server.gpu.upper() + ' GPU')}"
+            for count, name, server in zip(one.counts, names, one.servers, strict=True)
+        ]
+        kind = " that prefill and decode" if one.is_aggregated else ""
+        power = "" if one.kw is None else f", at most {one.kw:.1f} kW"
+        return f"{' and '.join(parts)}{kind}: {one.label}{power}."
+
+    @property
+    def limits(self) -> TextTable:
+        """Each limit, what is predicted, and the range of the prediction."""
+        plan = self._plan
+        if plan.chosen is None or plan.chosen.outcome.judgement is None:
+            return TextTable([], [])
+        ends = [_readings(outcome) for outcome in plan.ends.values()]
+        rows = [
+            [one.name, one.limit_text, one.value_text, *([_range([end[place] for end in ends])] if ends else [])]
+            for place, one in enumerate(_readings(plan.chosen.outcome))
+        ]
+        if plan.load_factor is not None:
+            most = "" if plan.breaks else " or more"
+            rows.append(["load it can take", "1 x", f"{plan.load_factor:g} x{most}", *([plan.breaks] if ends else [])])
+        return TextTable(["", "limit", "predicted", *(["range: fast to slow servers"] if ends else [])], rows)
+
+    @property
+    def confidence(self) -> Confidence:
+        plan = self._plan
+        if plan.foreign_setup:
+            return Confidence("medium", f"The profile was measured on another setup: {'; '.join(plan.foreign_setup)}.")
+        if not plan.ends:
+            return Confidence("high", "Step times were measured on a server.")
+        unknown = "No server of this kind was measured; step times come from single kernels."
+        if plan.meets_at_both_ends:
+            return Confidence("medium", f"{unknown} The plan meets the SLO at both ends of the predicted range.")
+        if plan.safe is None:
+            other = f"No cluster of up to {plan.max_gpus} GPUs meets it there."
+        else:
+            other = f"{plan.safe.candidate.label} ({self.priced(plan.safe.candidate)}) meets it there, too."
+        missing = "; ".join(f"at the {_END[end]} end of the range" for end, one in plan.ends.items() if not one.meets)
+        return Confidence("low", f"{unknown} The plan misses the SLO {missing}. {other}")
+
+    @property
+    def clusters(self) -> TextTable:
+        """The plan, then its alternatives by price."""
+        plan = self._plan
+        terms = plan.slo.terms[:_MOST_TERMS]
+        rows = []
+        for row in plan.rows:
+            readings = {} if row.outcome.judgement is None else row.outcome.judgement.readings
+            values = [readings[term].value_text if term in readings else "" for term in terms]
+            price = [self.money(row.candidate.price_per_h)] if plan.currency else []
+            is_plan = plan.chosen is not None and row.candidate == plan.chosen.candidate
+            last = "the plan" if is_plan else self.why_not(row)
+            rows.append([row.candidate.label, str(row.candidate.num_gpus), *price, *values, last])
+        costs = ["an hour"] if plan.currency else []
+        return TextTable(["cluster", "GPUs", *costs, *map(str, terms), "why not"], rows)
+
+    def why_not(self, row: Row) -> str:
+        """The reason against an alternative, in a few words."""
+        plan = self._plan
+        yours = "yours: " if plan.own is not None and row.candidate == plan.own.candidate else ""
+        if not row.outcome.meets:
+            return yours + _missed(row.outcome)
+        if plan.chosen is None:
+            return yours
+        if row.candidate.price_per_h == plan.chosen.candidate.price_per_h:
+            return f"{yours}same price, less headroom"
+        if plan.safe is not None and row.candidate == plan.safe.candidate:
+            return f"{yours}costs more; holds if slow"
+        return f"{yours}costs more, more headroom" if row in plan.faster else f"{yours}costs more"
+
+    @property
+    def failing(self) -> list[str]:
+        """What happens when a server fails, a sentence for each role."""
+        plan = self._plan
+        if plan.chosen is None:
+            return []
+        found = []
+        for role, count in zip(plan.chosen.candidate.roles, plan.chosen.candidate.counts, strict=True):
+            name = "server" if role == "aggregated" else f"{role} server"
+            if count == 1:
+                found.append(f"One {name}: if it is lost, nothing is served.")
+            elif role in plan.lost:
+                lost = plan.lost[role]
+                then = "the SLO is still met" if lost.meets else _missed(lost)
+                found.append(f"1 of {count} {name}s lost: {then}.")
+        return found
+
+    @property
+    def details(self) -> list[str]:
+        """Sentences for --details."""
+        plan = self._plan
+        found = [f"{plan.num_tried} of {counted(plan.num_candidates, 'cluster')} simulated; SLO: {plan.slo}."]
+        found += [] if plan.lone is None else [f"{plan.lone}."]
+        if plan.chosen is not None:
+            found += _attained(plan.chosen.outcome)
+        found += [
+            f"{row.candidate.label}: {row.outcome.lack}; {row.limit}." for row in plan.nearest if row.limit is not None
+        ]
+        if plan.checked is not None:
+            found.append(f"On the other trace (--check): {_found(plan.checked)}.")
+        for factor, row in plan.loads.items():
+            cheapest = f"nothing of up to {plan.max_gpus} GPUs meets it"
+            if row is not None:
+                cheapest = f"{row.candidate.label}, {self.priced(row.candidate)}"
+            found.append(f"At {factor:g} times this load: {cheapest}.")
+        found += [f"With one {role} server less: {_found(outcome)}." for role, outcome in plan.lost.items()]
+        found += [f"At the {_END[end]} end of the range: {_found(outcome)}." for end, outcome in plan.ends.items()]
+        return found if plan.measure is None else [*found, str(plan.measure)]
+
+    def money(self, price: float) -> str:
+        """A price with its currency: "$12.50", "12.50 EUR"."""
+        currency = self._plan.currency
+        return f"{price:,.2f} {currency}" if currency.isalpha() else f"{currency}{price:,.2f}"
+
+    def priced(self, one: CandidateCluster) -> str:
+        """GPUs and their price: "5 x H100, $12.50 an hour"."""
+        counts: dict[str, int] = {}
+        for server, count in zip(one.servers, one.counts, strict=True):
+            counts[server.gpu] = counts.get(server.gpu, 0) + count * server.num_gpus
+        gpus = " + ".join(f"{count} x {gpu.upper()}" for gpu, count in counts.items())
+        return f"{gpus}, {self.money(one.price_per_h)} an hour" if self._plan.currency else gpus
+
+    def to_markdown(self) -> str:
+        limits, clusters, confidence = self.limits, self.clusters, self.confidence
+        parts = [f"**{markdown_text(self.headline)}**", self.saving, self.setting, self.words]
+        parts += [markdown_table(limits.columns, limits.rows)] if limits.rows else []
+        if self._plan.chosen is not None:
+            parts.append(f"Confidence: {confidence.word}. {confidence.reason}")
+        parts += [markdown_table(clusters.columns, clusters.rows), *self.failing]
+        parts.append("\n".join(f"- {markdown_text(one)}" for one in self.details))
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of plan.json, with the texts of the self."""
+        plan = self._plan
+        return {
+            "headline": self.headline,
+            "saving": self.saving,
+            "setting": self.setting,
+            "words": self.words,
+            "model": plan.model,
+            "load": plan.load,
+            "currency": plan.currency,
+            "slo": str(plan.slo),
+            "terms": [str(term) for term in plan.slo.terms],
+            "candidates": plan.num_candidates,
+            "tried": plan.num_tried,
+            "confidence": {"word": self.confidence.word, "reason": self.confidence.reason},
+            "measure": None if plan.measure is None else plan.measure._asdict(),
+            "if_a_server_fails": self.failing,
+            "details": self.details,
+            "limits_table": self.limits,
+            "price": "" if plan.chosen is None else self.money(plan.chosen.candidate.price_per_h),
+            "busiest": plan.busiest,
+            "plan": None if plan.chosen is None else plan.chosen.to_json(),
+            "alternatives": [{**row.to_json(), "why_not": self.why_not(row)} for row in plan.alternatives],
+            "load_factor": plan.load_factor,
+            "breaks": plan.breaks,
+            "loads": {f"{factor:g}": None if row is None else row.to_json() for factor, row in plan.loads.items()},
+            "lost": {role: outcome.to_json() for role, outcome in plan.lost.items()},
+            "ends": {end: outcome.to_json() for end, outcome in plan.ends.items()},
+            "safe": None if plan.safe is None else plan.safe.to_json(),
+            "own": None if plan.own is None else plan.own.to_json(),
+            "checked": None if plan.checked is None else plan.checked.to_json(),
+            "lone": None if plan.lone is None else plan.lone.to_json(),
+        }
+
+
+_END = {"fastest": "fast", "slowest": "slow"}
+
+
+def _readings(outcome: Outcome) -> list[Reading]:
+    """Readings of an outcome, the limits of a count before it."""
+    judged = outcome.judgement
+    if judged is None:
+        return []
+    return [one for term, found in judged.readings.items() for one in (*judged.details_of(term), found)]
+
+
+def _range(ends: Sequence[Reading]) -> str:
+    first, last = (one.value_text for one in (ends[0], ends[-1]))
+    return first if first == last else f"{first} to {last}"
+
+
+def _missed(outcome: Outcome) -> str:
+    """What an outcome misses, in a few words."""
+    judged = outcome.judgement
+    if judged is None or outcome.reason == SATURATED:
+        return outcome.reason
+    term = max(judged.missed, key=judged.ratios.__getitem__)
+    worst = max(judged.details_of(term), key=lambda one: one.value / one.limit, default=judged.readings[term])
+    if worst.value == inf:
+        return "requests fail"
+    return judged.readings[term].short if worst.is_met or worst.is_share else f"{worst.name} is {worst.value_text}"
+
+
+def _attained(outcome: Outcome) -> list[str]:
+    """Shares of requests within all limits, together and by class."""
+    if outcome.attained is None:
+        return []
+    of_classes = ", ".join(f"{name or 'no class'} {one.share:.2%}" for name, one in outcome.classes.items())
+    classes = f" ({of_classes})" if of_classes else ""
+    share, rate = f"{outcome.attained.share:.2%}", f"{outcome.attained.goodput_per_s:.4g}"
+    return [f"{share} of the requests{classes} are within all limits: {rate} requests/s."]
+
+
+def _found(outcome: Outcome) -> str:
+    """The numbers of an outcome, and its verdict."""
+    judged = outcome.judgement
+    if judged is None:
+        return outcome.reason
+    numbers = ", ".join(f"{one.name} {one.value_text}" for one in judged.readings.values())
+    if outcome.reason == SATURATED:
+        return f"{numbers}; the cluster {SATURATED}"
+    return f"{numbers}: {'meets' if outcome.meets else 'misses'} the SLO"
