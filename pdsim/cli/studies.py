@@ -1,13 +1,14 @@
 """Commands of studies: answer a question, plan a cluster, sweep many points, and serve a page to try clusters on."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -57,13 +58,20 @@ def ask(
 
 @contextmanager
 def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
-    """An interrupted command ends with one line, which says whether it can go on."""
+    """A command that Ctrl-C or SIGTERM ends says with one line whether it can go on."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     except KeyboardInterrupt:
         goes_on = "; the same command goes on with what is missing" if is_kept else ""
         print(f"pdsim: {what}: interrupted{goes_on}", file=sys.stderr)
         raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def plan(
@@ -110,7 +118,7 @@ def plan(
         if not json_:
             print(line, file=sys.stderr)
 
-    with _interruptible("plan", is_kept=out is not None), progress_over("planning", None, quiet=json_) as advance:
+    with _interruptible("plan", is_kept=out is not None), progress_over("runs", None, quiet=json_) as advance:
         made = find(
             scenario,
             trace=trace,
@@ -126,7 +134,7 @@ def plan(
             jobs=jobs,
             engine=engine,
             out=out,
-            progress=advance,
+            progress=lambda done, _of_this_round: advance(done),
             report=report,
         )
     if json_:

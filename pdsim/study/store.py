@@ -63,6 +63,11 @@ class Store:
         self._points = folder / _POINTS
         self._points.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def num_kept(self) -> int:
+        """Shards that are there."""
+        return sum(1 for _ in self._points.glob("*.json"))
+
     def read(self, key: str) -> dict[str, Any]:
         """The row of a shard. Raises ValueError if it is damaged."""
         row: dict[str, Any] = read_json(self._path(key))

@@ -23,9 +23,10 @@ from pdsim.study.outcome import Outcome
 from pdsim.study.planning.busiest import busiest
 from pdsim.study.planning.measurement import Measurement, measurement
 from pdsim.study.planning.plan import Plan, Row
-from pdsim.study.planning.screen import Screen
+from pdsim.study.planning.screen import Screen, money, priced
 from pdsim.study.planning.space import CandidateCluster, Server, Space, with_other_settings
 from pdsim.study.planning.trials import LoneRequest, Trials
+from pdsim.study.planning.watch import Watch
 from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
 from pdsim.study.slo import DEFAULT_SLO, Slo
 from pdsim.study.store import Store, opened_folder
@@ -44,15 +45,18 @@ _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
 Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
 
-def search(candidates: Sequence[CandidateCluster], evaluate: Evaluate) -> dict[CandidateCluster, Outcome]:
+def search(
+    candidates: Sequence[CandidateCluster], evaluate: Evaluate, seen: Callable[[float], None] = lambda _price: None
+) -> dict[CandidateCluster, Outcome]:
     """Outcomes of what was tried, the cheapest that meet the SLO all among it. candidates: by price.
 
     A run ends as soon as too many requests miss the SLO, so that what fails costs little. Each batch is of the middle
     of the prices that are left: what is dearer than one that meets the SLO is dropped, and what is part of one that
-    misses it, for it misses it with fewer instances, too.
+    misses it, for it misses it with fewer instances, too. seen: called with the least price that is not decided yet.
     """
     tried: dict[CandidateCluster, Outcome] = {}
     while left := _left(candidates, tried):
+        seen(left[0].price_per_h)
         batch = _middle(left)
         tried |= zip(batch, evaluate(batch), strict=True)
     return tried
@@ -169,10 +173,15 @@ def plan(
             other = base_of(given, judged, changes, folder=folder / "check", starter={})
             wanted.require_classes(requests_of(other.scenario))
         with closing(open_engine(engine, jobs)) as opened:
-            work = Work(Store(folder), opened, progress)
+            store = Store(folder)
+            if num_kept := store.num_kept:
+                report(f"{counted(num_kept, 'run')} kept from before")
+            watch = Watch(report)
+            work = Work(store, opened, watch.over(progress))
             trials = Trials(base, wanted, seeds, work)
-            finder = Finder(trials, space, report, currency if prices else "")
-            made = finder.find(options.speedups)
+            finder = Finder(trials, space, watch, currency if prices else "")
+            with watch.provisional():
+                made = finder.find(options.speedups)
             own = space.own(base)
             if given is not None and made.chosen is not None and own is not None:
                 made = replace(made, own=Row(own, trials.whole([own.changes])[0]))
@@ -198,21 +207,21 @@ def plan(
 class Finder:
     """Finds the plan, and examines it."""
 
-    def __init__(self, trials: Trials, space: Space, report: Callable[[str], None], currency: str) -> None:
+    def __init__(self, trials: Trials, space: Space, watch: Watch, currency: str) -> None:
         """currency: of the prices; empty: there are none."""
         self._trials = trials
         self._space = space
-        self._report = report
+        self._watch = watch
         self._currency = currency
         self._candidates = space.candidates(trials.base)
         self._best_price = inf
 
     def find(self, speedups: Sequence[float] = ()) -> Plan:
-        self._report(
-            f"{len(self._candidates):,} clusters of up to {self._space.max_gpus} GPUs; SLO: {self._trials.slo}"
-        )
-        tried = search(self._candidates, self._evaluate)
+        num, gpus = len(self._candidates), self._space.max_gpus
+        self._watch.report(f"{num:,} clusters of up to {gpus} GPUs; SLO: {self._trials.slo}")
+        tried = search(self._candidates, self._evaluate, self._seen)
         num_tried = len(tried)
+        self._watch.report(f"{num_tried:,} of {num:,} clusters simulated; what follows examines the best")
         tried |= self._tuned(tried)
         equal = self._firmest(cheapest(tried))
         chosen = equal[0] if equal else None
@@ -242,8 +251,13 @@ class Finder:
         for one, outcome in zip(candidates, found, strict=True):
             if outcome.meets and one.price_per_h < self._best_price:
                 self._best_price = one.price_per_h
-                self._report(f"meets it: {one.priced}")
+                self._watch.best = f"{one.label}: {priced(one, self._currency)}"
+                self._watch.report(f"meets it: {self._watch.best}")
         return found
+
+    def _seen(self, price: float) -> None:
+        if price > self._candidates[0].price_per_h:
+            self._watch.undecided = money(price, self._currency) if self._currency else counted(round(price), "GPU")
 
     def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
         """Cheaper clusters that meet the SLO with another value of one setting."""

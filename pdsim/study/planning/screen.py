@@ -25,6 +25,20 @@ class Confidence(NamedTuple):
     reason: str
 
 
+def money(price: float, currency: str) -> str:
+    """A price with its currency: "$12.50", "12.50 EUR"."""
+    return f"{price:,.2f} {currency}" if currency.isalpha() else f"{currency}{price:,.2f}"
+
+
+def priced(one: CandidateCluster, currency: str) -> str:
+    """GPUs and their price: "5 x H100, $12.50 an hour"; GPUs alone where they have no prices."""
+    counts: dict[str, int] = {}
+    for server, count in zip(one.servers, one.counts, strict=True):
+        counts[server.gpu] = counts.get(server.gpu, 0) + count * server.num_gpus
+    gpus = " + ".join(f"{count} x {gpu.upper()}" for gpu, count in counts.items())
+    return f"{gpus}, {money(one.price_per_h, currency)} an hour" if currency else gpus
+
+
 class Screen:
     """Texts and tables of a plan."""
 
@@ -37,7 +51,7 @@ class Screen:
         if plan.chosen is None:
             why = "" if plan.lone is None else ": requests miss it even one at a time"
             return f"No cluster of up to {plan.max_gpus} GPUs meets your SLO for {plan.model}{why}"
-        return f"Cheapest cluster for {plan.model} that meets your SLO: {self.priced(plan.chosen.candidate)}"
+        return f"Cheapest cluster for {plan.model} that meets your SLO: {self._priced(plan.chosen.candidate)}"
 
     @property
     def saving(self) -> str:
@@ -55,7 +69,7 @@ class Screen:
             if not saved
             else f"{-100 * saved:.0f} % more than"
         )
-        return f"{costs} your {own.candidate.label} ({self.priced(own.candidate)}), which {verdict}."
+        return f"{costs} your {own.candidate.label} ({self._priced(own.candidate)}), which {verdict}."
 
     @property
     def setting(self) -> str:
@@ -107,7 +121,7 @@ class Screen:
         if plan.safe is None:
             other = f"No cluster of up to {plan.max_gpus} GPUs meets it there."
         else:
-            other = f"{plan.safe.candidate.label} ({self.priced(plan.safe.candidate)}) meets it there, too."
+            other = f"{plan.safe.candidate.label} ({self._priced(plan.safe.candidate)}) meets it there, too."
         missing = "; ".join(f"at the {_END[end]} end of the range" for end, one in plan.ends.items() if not one.meets)
         return Confidence("low", f"{unknown} The plan misses the SLO {missing}. {other}")
 
@@ -120,7 +134,7 @@ class Screen:
         for row in plan.rows:
             readings = {} if row.outcome.judgement is None else row.outcome.judgement.readings
             values = [readings[term].value_text if term in readings else "" for term in terms]
-            price = [self.money(row.candidate.price_per_h)] if plan.currency else []
+            price = [money(row.candidate.price_per_h, plan.currency)] if plan.currency else []
             is_plan = plan.chosen is not None and row.candidate == plan.chosen.candidate
             last = "the plan" if is_plan else self.why_not(row)
             rows.append([row.candidate.label, str(row.candidate.num_gpus), *price, *values, last])
@@ -174,24 +188,14 @@ class Screen:
         for factor, row in plan.loads.items():
             cheapest = f"nothing of up to {plan.max_gpus} GPUs meets it"
             if row is not None:
-                cheapest = f"{row.candidate.label}, {self.priced(row.candidate)}"
+                cheapest = f"{row.candidate.label}, {self._priced(row.candidate)}"
             found.append(f"At {factor:g} times this load: {cheapest}.")
         found += [f"With one {role} server less: {_found(outcome)}." for role, outcome in plan.lost.items()]
         found += [f"At the {_END[end]} end of the range: {_found(outcome)}." for end, outcome in plan.ends.items()]
         return found if plan.measure is None else [*found, str(plan.measure)]
 
-    def money(self, price: float) -> str:
-        """A price with its currency: "$12.50", "12.50 EUR"."""
-        currency = self._plan.currency
-        return f"{price:,.2f} {currency}" if currency.isalpha() else f"{currency}{price:,.2f}"
-
-    def priced(self, one: CandidateCluster) -> str:
-        """GPUs and their price: "5 x H100, $12.50 an hour"."""
-        counts: dict[str, int] = {}
-        for server, count in zip(one.servers, one.counts, strict=True):
-            counts[server.gpu] = counts.get(server.gpu, 0) + count * server.num_gpus
-        gpus = " + ".join(f"{count} x {gpu.upper()}" for gpu, count in counts.items())
-        return f"{gpus}, {self.money(one.price_per_h)} an hour" if self._plan.currency else gpus
+    def _priced(self, one: CandidateCluster) -> str:
+        return priced(one, self._plan.currency)
 
     def to_markdown(self) -> str:
         limits, clusters, confidence = self.limits, self.clusters, self.confidence
@@ -223,7 +227,7 @@ class Screen:
             "if_a_server_fails": self.failing,
             "details": self.details,
             "limits_table": self.limits,
-            "price": "" if plan.chosen is None else self.money(plan.chosen.candidate.price_per_h),
+            "price": "" if plan.chosen is None else money(plan.chosen.candidate.price_per_h, plan.currency),
             "busiest": plan.busiest,
             "plan": None if plan.chosen is None else plan.chosen.to_json(),
             "alternatives": [{**row.to_json(), "why_not": self.why_not(row)} for row in plan.alternatives],

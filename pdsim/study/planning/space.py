@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import Any, NamedTuple
 
-from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import Split
@@ -50,10 +49,6 @@ class CandidateCluster:
     price_per_h: float = field(compare=False)
     changes: Changes = field(compare=False, repr=False)
     """Changes of the base scenario."""
-
-    @property
-    def priced(self) -> str:
-        return f"{self.label}, {counted(self.num_gpus, 'GPU')}, {self.price_per_h:g} an hour"
 
     @property
     def kw(self) -> float | None:

@@ -1,0 +1,50 @@
+"""What a search says while it works: runs done, the best cluster so far, and the price below which none is left."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from pdsim.study.engine import Progress
+
+_EVERY_S = 30.0
+
+
+class Watch:
+    """Reports from time to time, and what was found when the search is interrupted."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.report = report
+        self.best = ""
+        """The cheapest cluster so far that meets the SLO, with its price; empty: none yet."""
+        self.undecided = ""
+        """The least price at which a cluster may still meet the SLO; empty: not known yet."""
+        self._num_runs = 0
+        self._last_s = monotonic()
+
+    def over(self, progress: Progress | None) -> Progress:
+        """Progress of runs, which reports as well."""
+
+        def advance(done: int, total: int) -> None:
+            self._num_runs = done
+            if progress is not None:
+                progress(done, total)
+            if monotonic() - self._last_s >= _EVERY_S:
+                self._last_s = monotonic()
+                self.report(self.state)
+
+        return advance
+
+    @property
+    def state(self) -> str:
+        best = f"best so far: {self.best}" if self.best else "no cluster meets the SLO yet"
+        proved = f"; all clusters below {self.undecided} miss the SLO" if self.undecided else ""
+        return f"{self._num_runs:,} runs done; {best}{proved}"
+
+    @contextmanager
+    def provisional(self) -> Iterator[None]:
+        """An interrupted search says what it has found."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.report(f"provisional: {self.state}")
+            raise
