@@ -246,7 +246,7 @@ WRONG = [
     (["--try", "prefill.gpu=[h100]"], "--try prefill.gpu=[h100]: GPUs have prices"),
     (["--try", "decode.tp=[two]"], "--try decode.tp=[two]: whole numbers above 0"),
     (["--speedup", "0"], "--speedup 0: numbers above 0"),
-    (["--max-gpus", "0"], "--max-gpus 0: at least 1"),
+    (["--max-gpus", "0"], 'Invalid value "0" for --max-gpus'),
     (["--set", "model=llama-3.1-405b", "--max-gpus", "4"], "no cluster of up to 4 GPUs is possible"),
     (["--try", "prefill.pp=[1,64]"], "--try prefill.pp: no cluster can have 64; "),
     (["--try", "aggregated.tp=[16]"], "--try aggregated.tp: no cluster can have 16; "),
