@@ -25,7 +25,7 @@ _LEAST_S = 0.05
 
 
 def scenarios(cost: str) -> Iterator[tuple[str, Scenario]]:
-    changes = (f"cost={cost}", "front_end={}")
+    changes = (f"cost={cost}", "front_end={waits_for_prefill: false}")
     for path in sorted((HOME / "tests" / "golden").glob("*/scenario.yaml")):
         yield f"golden {path.parent.name}", load_scenario(path, changes)
     yield "speed", load_scenario(HOME / "experiments/speed/scenario.yaml", [*changes, "workload.num_requests=2000"])

@@ -16,8 +16,8 @@ METRICS = ("request_throughput", "median_ttft_ms", "mean_ttft_ms", "mean_itl_ms"
 FOUR_DIGITS = 1000
 VARIANTS = {
     "fit as published: 4.2 ms a prompt": (),
-    "and the default's front end: 40 ms": ("front_end={latency_in: 40 ms}",),
-    "and these 40 ms one after another": ("front_end={service: 40 ms}",),
+    "and the default's front end: 40 ms": ("front_end={latency_in: 40 ms, waits_for_prefill: false}",),
+    "and these 40 ms one after another": ("front_end={service: 40 ms, waits_for_prefill: false}",),
     "the default cost": ("cost=kernels",),
 }
 

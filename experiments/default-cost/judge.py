@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pdsim import Scenario, simulate
 from pdsim.calibration.case import load_case
+from pdsim.scenario.sizing import resolve
 
 HERE = Path(__file__).parent
 STUDIES = ("aiconfigurator-points", "inferencex-tp", "vllm-rtx", "infersim-h20", "sglang-h200")
@@ -20,8 +21,9 @@ METRICS = {
     "request_throughput": "throughput",
     "input_throughput": "throughput",
 }
-DEFAULT = ("cost=kernels", "front_end=null")
-BEFORE = ("cost=roofline", "front_end={}")
+DEFAULT = "cost=kernels", "front_end={{latency_in: 40 ms, waits_for_prefill: {waits}}}"
+BEFORE = "cost=roofline", "front_end={{waits_for_prefill: {waits}}}"
+"""Changes of a study's scenario; whether a gateway waits is the study's own."""
 LATER = ("shared_radix", "tp2to1_slice_c16", "tp1to2_staging1g_c16")
 """Arms that were not there when the constants were chosen."""
 
@@ -53,8 +55,13 @@ def points() -> Iterator[Point]:
     for number, (case, arm) in enumerate(arms):
         if arm.name.endswith("-roofline"):  # the arm before it by a cost of its own
             continue
-        now = case.scenario(arm, 1, DEFAULT)
-        runs: list[Scenario] = [case.scenario(arm, 1, BEFORE), now, *now.ends]
+        front_end = resolve(case.scenario(arm, 1)).front_end
+        waits = str(front_end is not None and front_end.waits_for_prefill).lower()
+        before, now = (
+            case.scenario(arm, 1, tuple(change.format(waits=waits) for change in changes))
+            for changes in (BEFORE, DEFAULT)
+        )
+        runs: list[Scenario] = [before, now, *now.ends]
         summaries = [simulate(run).summary(arm.skip) for run in runs]
         for metric in [name for name in METRICS if name in arm.measured]:
             before, best, *ends = (summary[metric] / arm.measured[metric] - 1 for summary in summaries)

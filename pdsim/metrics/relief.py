@@ -9,7 +9,7 @@ RELIEF = {
     "decode KV": "decode.mem_fraction, decode.tp, decode.instances; decode.radix_cache if prefixes are shared",
     "decode slots": "decode.max_running_requests",
     "link": "network.bandwidth",
-    "descriptor cost": "page_size; network.staging where tensor-parallel sizes differ",
+    "descriptor cost": "equal tp or network.staging where tensor-parallel sizes differ, else page_size",
     "transfer set-up": "network.transport",
     "staging ring": "network.staging.ring",
     "prefill host memory": "prefill.host_cache",

@@ -47,7 +47,7 @@ class Forecast:
     A role's load goes on as it changed from one interval to the next.
     """
 
-    prefill_tokens_per_s: float
+    prefill_token_rate_per_s: float
     """Prompt tokens that a prefill server computes within the SLO."""
     decode_requests: float
     """Requests that a decode server runs within the SLO."""
@@ -56,14 +56,14 @@ class Forecast:
     _last: tuple[float, float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.prefill_tokens_per_s <= 0 or self.decode_requests <= 0:
-            raise ValueError(f"needs prefill_tokens_per_s and decode_requests above 0, found {self}")
+        if self.prefill_token_rate_per_s <= 0 or self.decode_requests <= 0:
+            raise ValueError(f"needs prefill_token_rate_per_s and decode_requests above 0, found {self}")
 
     def servers(self, view: ScalingView) -> Servers:
         load = (view.num_arrived_tokens * 1e9 / view.interval_ns, float(view.decode.num_requests))
         before, self._last = self._last or load, load
         tokens_per_s, requests = (max(0.0, 2 * now - last) for now, last in zip(load, before, strict=True))
-        return self._shared(view, tokens_per_s / self.prefill_tokens_per_s, requests / self.decode_requests)
+        return self._shared(view, tokens_per_s / self.prefill_token_rate_per_s, requests / self.decode_requests)
 
     def _shared(self, view: ScalingView, prefill: float, decode: float) -> Servers:
         """Servers that both roles need, or their parts of all servers if these are too few or stay."""

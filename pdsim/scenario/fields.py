@@ -16,6 +16,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationInfo,
+    model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
@@ -24,11 +25,19 @@ from pdsim.system.catalog import hint
 
 
 class Section(BaseModel):
-    """Part of a file. Immutable; unknown fields are refused."""
+    """Part of a file. Immutable; unknown fields are refused. Null stands for a field's default."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_defaults_for_null(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in data.items() if value is not None or name not in optional}
 
 
 def names_a_folder(name: str) -> str:

@@ -65,14 +65,24 @@ class FrontEndSettings(Section):
     """Time of each answer's end, one after another; needs holds_client."""
     holds_client: bool = False
     """Client and server share a thread: what the client sends and sees waits until the request before is served."""
-    waits_for_prefill: bool = False
-    """Hold the first token until prefill has seen its transfer end (SGLang's Rust gateway)."""
+    waits_for_prefill: bool | None = None
+    """Hold the first token until prefill has seen its transfer end, as SGLang's Rust gateway does. None: true with
+    engine sglang, false with vllm. Where no gateway stands before the router, or Dynamo's frontend does: false."""
     stall: Duration = 0
     """Delay of a first token on a connection used less than 40 ms before: Nagle against delayed acknowledgement."""
 
     @property
     def is_none(self) -> bool:
-        return self == FrontEndSettings()
+        return not self.waits_for_prefill and self._times == FrontEndSettings()
+
+    @property
+    def is_usual(self) -> bool:
+        """True if its times are those of most servers."""
+        return self._times == FRONT_END
+
+    @property
+    def _times(self) -> "FrontEndSettings":
+        return self.model_copy(update={"waits_for_prefill": None})
 
 
 FRONT_END, *FRONT_END_ENDS = (

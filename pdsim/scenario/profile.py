@@ -137,14 +137,17 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces `profile: FILE` by what was measured; what stands beside it goes before it."""
+    """Replaces `profile: FILE` by what was measured; what stands beside it goes before it.
+
+    Real mode, which profiles are measured on, has no gateway that waits.
+    """
     if (named := _named(value, info)) is None:
         return value
     path, given = named
     measured = read_profile(path).get("front_end")
     if not measured:
         raise ValueError(f"profile {path} has no field 'front_end'")
-    return {**measured, **given}
+    return {"waits_for_prefill": False, **measured, **given}
 
 
 def read_profile(path: Path) -> dict[str, Any]:

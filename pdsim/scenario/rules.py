@@ -1,6 +1,6 @@
 """Rules between the sections of a scenario, and defaults that depend on its engine or its priorities."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdsim.workload.client import ClosedLoop
@@ -30,7 +30,7 @@ def with_priority_policy(data: Any) -> Any:
     if not isinstance(data, dict) or not data.get("priorities"):
         return data
     roles = {role: data[role] for role in ("prefill", "aggregated") if isinstance(data.get(role), dict)}
-    filled = {role: {"policy": "priority", **given} for role, given in roles.items()}
+    filled = {role: _filled({"policy": "priority"}, given) for role, given in roles.items()}
     if "aggregated" in filled and data.get("engine") != "vllm":
         filled["aggregated"] = {"priority_preemption_threshold": PREEMPTION_THRESHOLD, **filled["aggregated"]}
     return {**data, **filled}
@@ -43,10 +43,15 @@ def with_defaults_of_engine(data: Any) -> Any:
     filled = dict(data)
     for field, default in ENGINE_DEFAULTS.get(data["engine"], {}).items():
         if not isinstance(default, dict):
-            filled.setdefault(field, default)
+            filled = _filled({field: default}, filled)
         elif isinstance(given := data.get(field), dict):
-            filled[field] = {**default, **given}
+            filled[field] = _filled(default, given)
     return filled
+
+
+def _filled(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, with defaults for what is missing or null."""
+    return {**given, **{name: default for name, default in defaults.items() if given.get(name) is None}}
 
 
 if TYPE_CHECKING:

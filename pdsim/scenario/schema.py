@@ -13,7 +13,7 @@ from pdsim.scenario.component import Component
 from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
 from pdsim.scenario.faults import Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.fields import FolderName, Section
-from pdsim.scenario.network import FRONT_END, FRONT_END_ENDS, FrontEndSettings, NetworkSettings
+from pdsim.scenario.network import FRONT_END_ENDS, FrontEndSettings, NetworkSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_priority_policy
 from pdsim.scenario.servers import (
@@ -143,7 +143,8 @@ class Scenario(Section):
     network: Annotated[NetworkSettings, BeforeValidator(network_of_profile), OrShort("profile")] = NetworkSettings()
     """Links and messages between instances; {profile: FILE} reads measured ones."""
     front_end: Annotated[FrontEndSettings | None, BeforeValidator(front_end_of_profile), OrShort("profile")] = None
-    """HTTP server, tokenizer and gateway. None: 40 ms on the way in where the cost is kernels; else nothing."""
+    """HTTP server, tokenizer and gateway. None: 40 ms on the way in, and SGLang's gateway, where the cost is kernels;
+    else nothing."""
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()
     )
@@ -272,12 +273,14 @@ class Scenario(Section):
             return self
         update: dict[str, Any] = {"corner": None, "cost": self.cost.at(self.corner)}
         if "outside" in self.corner and self._is_of_usual_front_end:
-            update["front_end"] = FRONT_END_ENDS[ENDS.index(self.corner["outside"])]
+            front_end = FRONT_END_ENDS[ENDS.index(self.corner["outside"])]
+            waits = None if self.front_end is None else self.front_end.waits_for_prefill
+            update["front_end"] = front_end.model_copy(update={"waits_for_prefill": waits})
         return self.model_copy(update=update)
 
     @property
     def _is_of_usual_front_end(self) -> bool:
-        return self.cost.is_of_kernels and self.front_end in (None, FRONT_END)
+        return self.cost.is_of_kernels and (self.front_end is None or self.front_end.is_usual)
 
     @property
     def device(self) -> str:

@@ -146,17 +146,26 @@ def resolve(scenario: Scenario) -> Scenario:
     """Fill in every default that follows from model and GPU."""
     scenario = scenario.at_corner
     health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
-    front_end = scenario.front_end or (FRONT_END if scenario.cost.is_of_kernels else FrontEndSettings())
-    update: dict[str, Any] = {"health": health, "front_end": front_end}
+    update: dict[str, Any] = {"health": health, "front_end": _resolved_front_end(scenario)}
     if (aggregated := scenario.aggregated) is not None:
         update["aggregated"] = aggregated.model_copy(update=_resolved_computing(scenario, aggregated, "aggregated"))
-        update["front_end"] = front_end.model_copy(update={"waits_for_prefill": False})
     else:
         prefill, decode = scenario.pair
         attempts = {"optimistic_attempts": _optimistic_attempts(prefill, decode)}
         update["prefill"] = prefill.model_copy(update={**_resolved_computing(scenario, prefill, "prefill"), **attempts})
         update["decode"] = decode.model_copy(update=_resolved_decode(scenario, decode))
     return scenario.model_copy(update=update)
+
+
+def _resolved_front_end(scenario: Scenario) -> FrontEndSettings:
+    """The front end of the scenario; the usual one where costs are kernels, else none."""
+    front_end = scenario.front_end
+    if front_end is None and not scenario.cost.is_of_kernels:
+        return FrontEndSettings(waits_for_prefill=False)
+    front_end = front_end or FRONT_END
+    waits = front_end.waits_for_prefill
+    waits = scenario.aggregated is None and (scenario.engine == "sglang" if waits is None else waits)
+    return front_end.model_copy(update={"waits_for_prefill": waits})
 
 
 def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: memory.Role) -> dict[str, Any]:

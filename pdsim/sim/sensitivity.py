@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 from pdsim.metrics.relief import AGGREGATED_RELIEF, RELIEF
 from pdsim.scenario.build import Cluster, build
+from pdsim.scenario.network import StagingSettings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Simulation
 
@@ -57,7 +59,8 @@ class Limit(NamedTuple):
         if not self.resource:
             return f"what limits {self.metric}: no resource ({GAIN:.0%} more of any does not improve it)"
         change = f"{GAIN:.0%} more of it: {self.change:+.1%}"
-        return f"what limits {self.metric}: {self.resource} ({change}), relieved by {self.relief}"
+        relief = f"relieved by {self.relief}" if self.relief else "and no field that was tried gives more of it"
+        return f"what limits {self.metric}: {self.resource} ({change}), {relief}"
 
 
 def limits(found: Sequence[Sensitivity]) -> list[Limit]:
@@ -66,10 +69,9 @@ def limits(found: Sequence[Sensitivity]) -> list[Limit]:
 
 
 def _limit(found: Sequence[Sensitivity], metric: str) -> Limit:
-    sign = 1 if metric == "request_throughput" else -1
     title = MEASURES.get(metric, metric)
-    most = max(found, key=lambda one: sign * one.changes[metric])
-    if round(sign * most.changes[metric], 3) <= 0:
+    most = max(found, key=lambda one: _better(metric, one.changes[metric]))
+    if round(_better(metric, most.changes[metric]), 3) <= 0:
         return Limit(title, "", 0.0, "")
     return Limit(title, most.resource, most.changes[metric], most.relief)
 
@@ -92,7 +94,58 @@ def sensitivities(
         changes = {name: changed[name] / base[name] - 1 if base[name] else 0.0 for name in base}
         found.append(Sensitivity(resource, changes, relief[resource]))
         progress()
+    limiting = {limit.resource for limit in limits(found)}
+    found = [
+        replace(one, relief=_tried(scenario, one, base, measure)) if one.resource in limiting & _TRIED.keys() else one
+        for one in found
+    ]
     return sorted(found, key=lambda one: -one.effect)
+
+
+def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Changes that may save descriptors: larger pages, and where tensor-parallel sizes differ, no slices of heads."""
+    prefill, decode = scenario.pair
+    size = max(_LARGE_PAGE, 2 * scenario.page_size)
+    changes: dict[str, dict[str, Any]] = {f"page_size: {size}": {"page_size": size}}
+    if prefill.tp != decode.tp:
+        tp = max(prefill.tp, decode.tp)
+        role, smaller = ("prefill", prefill) if prefill.tp < tp else ("decode", decode)
+        changes[f"{role}.tp: {tp}"] = {role: smaller.model_copy(update={"tp": tp})}
+        if scenario.network.staging is None and scenario.engine == "sglang":
+            staged = scenario.network.model_copy(update={"staging": StagingSettings()})
+            changes["network.staging: {}"] = {"network": staged}
+    return changes
+
+
+_LARGE_PAGE = 64
+"""Tokens of the least page size that is tried."""
+_TRIED = {"descriptor cost": _fewer_descriptors}
+"""Resources of which it depends on the scenario what gives more: changes to try, by their names."""
+
+
+def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], measure: Measure) -> str:
+    """Changes that improve what the resource improves most, each simulated, and by how much; the best first."""
+    metric = max(one.changes, key=lambda name: _better(name, one.changes[name]))
+    gains: dict[str, float] = {}
+    for name, update in _TRIED[one.resource](scenario).items():
+        try:
+            cluster = build(scenario.model_copy(update=update))
+        except ConfigError:  # no such cluster
+            continue
+        gains[name] = measure(Simulation(cluster).run())[metric] / base[metric] - 1
+    useful = {name: gain for name, gain in gains.items() if _better(metric, gain) > _USEFUL}
+    ranked = sorted(useful, key=lambda name: -_better(metric, useful[name]))
+    title = MEASURES.get(metric, metric)
+    return ", ".join(f"{name} ({title} {useful[name]:+.1%})" for name in ranked)
+
+
+_USEFUL = 0.01
+"""Least relative gain of a change that is proposed."""
+
+
+def _better(metric: str, change: float) -> float:
+    """The change, positive where it is an improvement."""
+    return change if metric == "request_throughput" else -change
 
 
 def num_runs(scenario: Scenario) -> int:

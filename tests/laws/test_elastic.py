@@ -48,7 +48,7 @@ def elastic(draw: st.DrawFn) -> Scenario:
             st.builds(LoadThresholds, keep_servers=st.booleans(), decode_kv_scale_up=st.sampled_from([0.3, 0.9])),
             st.builds(
                 Forecast,
-                prefill_tokens_per_s=st.sampled_from([50.0, 500.0]),
+                prefill_token_rate_per_s=st.sampled_from([50.0, 500.0]),
                 decode_requests=st.sampled_from([1.0, 3.0]),
                 keep_servers=st.booleans(),
             ),

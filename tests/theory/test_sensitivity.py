@@ -1,5 +1,7 @@
 """10 % more of what is scarce gives what arithmetic says; 10 % more of what is not gives nothing."""
 
+import re
+
 import pytest
 
 from pdsim.core.sequence import Spans
@@ -73,3 +75,25 @@ def test_each_resource_is_one_run_and_the_base_another():
         "aggregated KV",
         "aggregated slots",
     }
+
+
+DESCRIPTORS = {"network__descriptor_latency": "100 us", "network__transfer_latency": 0}
+ALONE = {"use": "closed_loop", "concurrency": 1}
+
+
+def relief_of_descriptors(**changes):
+    scenario = small(workload=LOAD, client=ALONE, **DESCRIPTORS, **changes)
+    (found,) = [one for one in sensitivities(scenario) if one.resource == "descriptor cost"]
+    assert any(limit.resource == "descriptor cost" for limit in limits([found]))
+    return found.relief
+
+
+def test_slices_of_unequal_tensor_parallel_sizes_are_relieved_by_equal_ones_and_not_by_larger_pages():
+    """Each token's slice has a descriptor of its own, whatever the page size."""
+    relief = relief_of_descriptors(prefill__tp=2)
+    assert re.match(r"network\.staging: {} \(throughput \+[\d.]+%\), decode\.tp: 2 \(throughput \+[\d.]+%\)$", relief)
+
+
+def test_pages_of_equal_sizes_are_relieved_by_larger_ones():
+    relief = relief_of_descriptors(page_size=1, network__transport="nixl-cma")
+    assert re.match(r"page_size: 64 \(throughput \+[\d.]+%\)$", relief)

@@ -47,7 +47,7 @@ NEEDS = {
     "abort_fraction": {"abort_fraction": 0.1, "within": "1 s"},
     "queue_limit": {"max_queued_requests": 8},
     "prefix_based": {"non_cached_tokens": 512},
-    "forecast": {"prefill_tokens": "20000/s", "decode_requests": 32},
+    "forecast": {"prefill_token_rate": "20000/s", "decode_requests": 32},
     "affine": {"decode_base": "10 ms", "decode_per_context_token": "0.25 ns"},
     "table": {"decode": {1: "10 ms"}},
 }
