@@ -236,6 +236,13 @@ class Work:
             if self._progress is not None:
                 self._progress(self.num_computed, total)
 
+    def forget(self, points: Iterable[Point]) -> None:
+        """Remove the results of points from memory and from the store, whose folder is the caller's own."""
+        for key in {task.key for point in points for task in point.tasks.values()}:
+            self._seen.discard(key)
+            self._answers.pop(key, None)
+            self.store.remove(key)
+
     def result(self, point: Point) -> PointResult:
         """The result of a point that was computed, now or before."""
         keys = [task.key for task in point.tasks.values()]

@@ -89,6 +89,10 @@ class Store:
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
 
+    def remove(self, key: str) -> None:
+        """Remove a shard, if it is there."""
+        self._path(key).unlink(missing_ok=True)
+
     def write_head(self, name: str, slos: Mapping[str, Slo]) -> None:
         head = {"name": name, "slos": {slo: str(wanted) for slo, wanted in slos.items()}}
         write_whole(self.folder / HEAD, f"{json.dumps(head, indent=2)}\n")

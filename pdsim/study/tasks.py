@@ -91,6 +91,10 @@ class Planner:
     def points(self) -> list[Point]:
         return list(self._points.values())
 
+    def forget(self) -> None:
+        """Forget all points; the next one is the first."""
+        self._points.clear()
+
     @lookups_remembered()
     def plan(self, designed: Iterable[Changes]) -> list[Point]:
         """Raises ConfigError for a field or value that is wrong, and if no point at all is possible."""

@@ -31,6 +31,8 @@ _METRICS = {
 """Fields of a summary, and their units."""
 _TP = (1, 2, 4, 8)
 MOST_INSTANCES = 16
+MOST_KEPT = 200
+"""Runs that are kept, so that a choice that comes again is answered at once."""
 _LOADS = {
     "client.concurrency": ("requests at once", (1, 512)),
     "client.arrivals.rate": ("requests/s", (0.1, 200)),
@@ -93,6 +95,7 @@ class Board:
         """Raises ConfigError if it is no cluster, or none that the model fits."""
         servers, counts = _servers(chosen)
         changes = self._changes(chosen, servers, counts)
+        self.trials.forget_beyond(MOST_KEPT)
         scenario = self.base.changed(changes)
         ends = replace(self.base, scenario=scenario).ends
         row, *others = [
@@ -129,7 +132,10 @@ class Board:
         if len(servers) > 1:
             changes["decode.radix_cache"] = chosen.get("radix")
         load = chosen.get("load")
-        if self.base.load is not None and isinstance(load, int | float):
+        if self.base.load is not None and load is not None:
+            least, most = _LOADS[self.base.load[0]][1]
+            if isinstance(load, bool) or not isinstance(load, int | float) or not least <= load <= most:
+                raise ConfigError(f"load: a number from {least:g} to {most:g}")
             changes |= self.base.with_load(load)
         found = {**cluster(self.base, servers, counts), **changes}
         return {**found, "network.staging": {}} if needs_staging(self.base, self.base.changed(found)) else found

@@ -1,6 +1,7 @@
 """The page's server. It listens on this machine alone, and computes one answer at a time: the newest question's."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
@@ -11,6 +12,10 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.web.board import Board
 
 HOST = "127.0.0.1"
+_BODY_S = 10.0
+"""Limit for the body of a question."""
+_IDLE_S = 30.0
+"""Limit for a connection between two requests, and for the headers of a request."""
 _KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 _COLOURS = files("pdsim.show") / "assets" / "colours.css"
 """Shared with reports."""
@@ -32,7 +37,7 @@ class BoardServer:
         """Status 409: a newer question came before this one's turn."""
         if request.content_type != "application/json":  # what a page of another origin may send unasked
             raise web.HTTPUnsupportedMediaType(text="send application/json")
-        chosen: dict[str, Any] = await request.json()
+        chosen = await _object_of(request)
         self._newest += 1
         number = self._newest
         async with self._computing:
@@ -43,6 +48,18 @@ class BoardServer:
             except ConfigError as wrong:
                 return web.json_response({"error": str(wrong)}, status=422)
         return web.json_response(answer)
+
+
+async def _object_of(request: web.Request) -> dict[str, Any]:
+    """The JSON object of the body. Status 400: there is none."""
+    try:
+        body = await asyncio.wait_for(request.text(), _BODY_S)
+        found = json.loads(body)
+    except (ValueError, LookupError, RecursionError, TimeoutError) as wrong:
+        raise web.HTTPBadRequest(text=f"send a JSON object: {wrong}") from None
+    if not isinstance(found, dict):
+        raise web.HTTPBadRequest(text=f"send a JSON object, not {json.dumps(found)[:40]}")
+    return found
 
 
 def _asset(name: str) -> Any:
@@ -59,7 +76,11 @@ def _asset(name: str) -> Any:
 @web.middleware
 async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResponse:
     """A name of another site that leads here is refused: its page could read the answers."""
-    if request.url.host not in {HOST, "localhost"}:
+    try:
+        host = request.url.host
+    except ValueError:
+        raise web.HTTPBadRequest(text="the Host header is no address") from None
+    if host not in {HOST, "localhost"}:
         raise web.HTTPForbidden(text=f"open http://{HOST}:{request.url.port}")
     response: web.StreamResponse = await handler(request)
     return response
@@ -69,7 +90,7 @@ def serve(board: Board, port: int, opened: Callable[[str], None]) -> None:
     """Serves until it is interrupted. opened is called with the address. Raises OSError if the port is taken."""
 
     async def run() -> None:
-        runner = web.AppRunner(BoardServer(board).app)
+        runner = web.AppRunner(BoardServer(board).app, keepalive_timeout=_IDLE_S)
         await runner.setup()
         site = web.TCPSite(runner, HOST, port)
         try:

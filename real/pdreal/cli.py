@@ -106,7 +106,8 @@ def serve(
 
     """
     from pdreal.real_scenario import served_scenario
-    from pdreal.serve.server import Address, is_loopback, serve
+    from pdreal.serve.origin import is_loopback
+    from pdreal.serve.server import Address, serve
     from pdreal.serve.service import Entrance
     from pdsim.scenario.loading import load_scenario
 

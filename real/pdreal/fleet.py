@@ -82,6 +82,11 @@ class Fleet:
     def processes(self, instance_id: str) -> list[str]:
         return [process_name(instance_id, rank) for rank in range(self.tp(instance_id))]
 
+    async def prepare(self, instance_id: str) -> None:
+        """Have what this host forks ranks from, so that `spawn` takes no time. Other hosts do so for themselves."""
+        if self._host(instance_id) is self._home:
+            await self._home.prepare()
+
     def spawn(self, instance_id: str) -> None:
         """A new life, all ranks of it."""
         self.lives[instance_id] += 1

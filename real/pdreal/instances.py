@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
+from signal import Signals
 from time import monotonic
 from typing import Any
 
@@ -171,7 +172,7 @@ class Instances:
         self._given_up.discard(instance_id)
         up_s = monotonic() - self._up.pop(instance_id, monotonic())
         self.levels.pop(instance_id, None)
-        reason = self._deaths.pop(instance_id, exit_code if isinstance(exit_code, str) else f"exit code {exit_code}")
+        reason = self._reason_of(instance_id, exit_code, up_s)
         self._channel.disconnect(instance_id)
         self.bootstrap.on_death(instance_id, reason)
         if waiting := self._settled.pop(instance_id, None):
@@ -187,6 +188,15 @@ class Instances:
         delay_s = self._restart_s.pop(instance_id, backoff_s)
         if delay_s is not None:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
+
+    def _reason_of(self, instance_id: str, exit_code: int | str, up_s: float) -> str:
+        """The reason of a death. One that nobody has told of, or asked for, goes to the log."""
+        if known := self._deaths.pop(instance_id, ""):
+            return known
+        reason = exit_code if isinstance(exit_code, str) else ended_by(exit_code)
+        if not self._stopping and instance_id not in self._restart_s:
+            _LOG.error("%s: %s, %.0f s after it was up", instance_id, reason, up_s)
+        return reason
 
     def _note_death(self, folder: Path, instance_id: str) -> None:
         """Note a death at the begin of the next life's journal: what died may have left half a line in its own."""
@@ -205,6 +215,9 @@ class Instances:
             self._spawn_task(self._bring_back(instance_id))
 
     async def _bring_back(self, instance_id: str) -> None:
+        await self.fleet.prepare(instance_id)
+        if self._stopping:
+            return
         with suppress(LaunchError):  # on_death has been called for it, too
             await self.bootstrap.bring_up([instance_id])
             self._mark_up([instance_id])
@@ -245,6 +258,16 @@ class Instances:
             if instance_id not in self._up:
                 self.fleet.kill(instance_id)  # it may be on its way up, and hear nothing yet
         return await self.fleet.end()
+
+
+def ended_by(exit_code: int) -> str:
+    """The signal or the code that a process ended with."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
 
 
 def next_backoff_s(last_s: float | None, up_s: float) -> float:

@@ -3,6 +3,7 @@
 They are forked from a process that has imported torch and nothing else, so that a start costs a fraction of a second.
 """
 
+import asyncio
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.util import Finalize, get_temp_dir
+from threading import Lock
 from time import monotonic
 from types import ModuleType
 from typing import Any
@@ -36,15 +38,30 @@ class Processes:
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._alive: dict[str, list[Any]] = {}
+        self._starting = Lock()
+        """Of one start at a time: each changes what all of this process share."""
+
+    async def prepare(self) -> None:
+        """Have the process that ranks are forked from, beside the loop: it may have been killed, and imports torch."""
+        await asyncio.to_thread(self._fork_one)
+
+    def _fork_one(self) -> None:
+        process = self._context.Process(target=_nothing, daemon=True)
+        self._start(process)
+        process.join()
+        process.close()
+
+    def _start(self, process: Any) -> None:
+        with self._starting, _without_main(), _signals_held_back():
+            process.start()
 
     def spawn(self, ranks: Sequence[RankSpec]) -> None:
-        """Start all ranks of an instance."""
+        """Start all ranks of an instance. Takes seconds, unless what they are forked from is there: `prepare`."""
         instance_id = ranks[0].instance_id
         self._alive[instance_id] = []
         for rank in ranks:
             process = self._context.Process(target=_live, args=(rank,), daemon=True)
-            with _without_main(), _signals_held_back():
-                process.start()
+            self._start(process)
             self._alive[instance_id].append(process)
             self._loop.add_reader(process.sentinel, self._on_sentinel, instance_id, process)
 
@@ -107,6 +124,10 @@ def _signals_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _nothing() -> None:
+    """What the first fork of a new process does."""
 
 
 def _live(spec: RankSpec) -> None:

@@ -19,13 +19,14 @@ from pdreal.real_scenario import Room
 from pdreal.serve import http
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
-from pdreal.serve.server import is_loopback
+from pdreal.serve.origin import is_loopback
 from pdreal.serve.tokenizer import StopTexts, Tokenizer
 
 from tests.real.scripted_cluster import NUM_CACHED_TOKENS, VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
 
 TOKENIZER = Tokenizer(VOCAB_SIZE)
 HELLO = TOKENIZER.encode("hello")
+JSON = {"Content-Type": "application/json"}
 
 
 @asynccontextmanager
@@ -243,7 +244,7 @@ REFUSED = [
 def test_bad_requests_are_refused_with_what_is_wrong(path, body, message):
     async def scenario(client, cluster, service):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with client.post(path, data=data) as response:
+        async with client.post(path, data=data, headers=JSON) as response:
             assert response.status == 400
             error = (await response.json())["error"]
         assert message in error["message"]
@@ -314,7 +315,8 @@ def test_a_large_body_is_read_beside_the_loop(monkeypatch):
 def test_a_body_that_is_compressed_is_refused():
     async def scenario(client, cluster, service):
         for body in (b'{"prompt": "a"}', gzip.compress(b'{"prompt": "a"}')):
-            async with client.post("/v1/completions", data=body, headers={"Content-Encoding": "gzip"}) as response:
+            headers = {**JSON, "Content-Encoding": "gzip"}
+            async with client.post("/v1/completions", data=body, headers=headers) as response:
                 assert response.status == 400
                 assert "Content-Encoding gzip: send it as it is" in (await response.json())["error"]["message"]
 
@@ -330,7 +332,8 @@ def test_a_client_that_sends_no_more_is_left(sent, answer, monkeypatch):
     monkeypatch.setattr(http, "HEADERS_S", 0.1)
     monkeypatch.setattr(http, "BODY_S", 0.1)
     if answer:
-        sent = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 20\r\n\r\n{"
+        head = b"Host: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: 20\r\n"
+        sent = b"POST /v1/completions HTTP/1.1\r\n" + head + b"\r\n{"
 
     async def scenario(client, cluster, service):
         reader, writer = await asyncio.open_connection("127.0.0.1", client._base_url.port)

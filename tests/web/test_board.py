@@ -124,10 +124,25 @@ def test_a_load_moves_latencies(board):
         ({"prefill": {**ONE, "gpu": "h1000"}}, "h1000"),
         ({"prefill": {}}, "no cluster: KeyError('gpu')"),
         ({"router": "nearest"}, "nearest"),
-        ({"load": -1}, "rate"),
+        ({"load": -1}, "load"),
         ({"model": "llama-3.1-405b"}, "memory"),
     ],
 )
 def test_what_cannot_be_is_said(board, wrong, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")):
         board.answer({**CHOSEN, **wrong})
+
+
+@pytest.mark.parametrize("load", [float("nan"), float("inf"), 10**400, -1, 0, 1e9, True, "8", [8]])
+def test_a_load_beyond_the_pages_range_is_refused(board, load):
+    with pytest.raises(ConfigError, match=r"load: a number from 0\.1 to 200"):
+        board.answer({**CHOSEN, "load": load})
+
+
+def test_old_answers_are_forgotten(board, tmp_path, monkeypatch):
+    monkeypatch.setattr("pdsim.web.board.MOST_KEPT", 5)
+    first = board.answer(CHOSEN)
+    for load in range(1, 40):
+        board.answer({**CHOSEN, "load": load})
+        assert len(list((tmp_path / "runs" / "points").iterdir())) <= 3 * 6  # a run, its fastest and its slowest
+    assert board.answer(CHOSEN) == first

@@ -52,6 +52,29 @@ def test_pages_of_other_sites_are_refused(address):
     assert "no cluster" in text
 
 
+JSON = {"Content-Type": "application/json"}
+BODIES = ["null", "[]", '{"a', "[" * 100_000, f'{{"load": {"1" * 5000}}}', "{\\xff}", "", "3", '"x"']
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body[:8])
+def test_a_body_that_is_no_json_object_is_the_clients_mistake(address, body):
+    ((status, text),) = requests(("POST", f"{address}/answer", {"data": body.encode(), "headers": JSON}))
+    assert (status, text.startswith("send a JSON object")) == (400, True)
+
+
+@pytest.mark.parametrize("charset", ["utf-16", "utf-32", "no-such-charset"])
+def test_a_body_of_another_charset_is_the_clients_mistake(address, charset):
+    headers = {"Content-Type": f"application/json; charset={charset}"}
+    ((status, _),) = requests(("POST", f"{address}/answer", {"data": b"{}x", "headers": headers}))
+    assert status == 400
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:99999999", "[::1", "localhost:x"])
+def test_a_host_that_is_no_address_is_the_clients_mistake(address, host):
+    ((status, _),) = requests(("GET", f"{address}/controls", {"headers": {"Host": host}}))
+    assert status in (400, 403)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt install chromium")
 @pytest.mark.parametrize("width", [1280, 390])

@@ -93,6 +93,12 @@ class Trials:
         self._work.compute(points)
         return [self._work.rows(point) for point in points]
 
+    def forget_beyond(self, num_points: int) -> None:
+        """Forget all points and their runs, where there are more than so many."""
+        if len(self._planner.points) > num_points:
+            self._work.forget(self._planner.points)
+            self._planner.forget()
+
     def sizes(self, changes: Changes) -> Sizes:
         """Typical sizes of a cluster's steps, by its first run."""
         ((row, *_),) = self.whole_runs([changes])

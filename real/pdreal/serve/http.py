@@ -21,6 +21,7 @@ from pdreal.requests import RequestFailed
 from pdreal.serve.dialects import ChatCompletions, Completions, Dialect, Generate, closing_events, last_events
 from pdreal.serve.fields import Fields, RefusedError, unavailable
 from pdreal.serve.metrics import CONTENT_TYPE, gauges
+from pdreal.serve.origin import is_loopback, refuse_other_origins
 from pdreal.serve.service import Answer, Generation, Service
 
 HEADERS_S = 30.0
@@ -36,7 +37,7 @@ _SHUTDOWN_S = 2.0
 async def serving(service: Service, host: str, port: int) -> AsyncIterator[str]:
     """Serves while it is entered; gives the URL. Port 0 takes a free one. Raises LaunchError."""
     runner = web.AppRunner(
-        application(service),
+        application(service, is_local=is_loopback(host)),
         handler_cancellation=True,
         shutdown_timeout=_SHUTDOWN_S,
         access_log=None,
@@ -111,8 +112,14 @@ _OPEN_TO_ALL = "/health"
 _LOG = logging.getLogger("pdreal.serve")
 
 
-def application(service: Service) -> web.Application:
-    app = web.Application(middlewares=[_refusals, _key_check(service)], client_max_size=service.room.body_bytes)
+def application(service: Service, *, is_local: bool = False) -> web.Application:
+    """is_local: only this machine reaches the server. Then pages of other origins are refused, but for those that have
+    the key.
+    """
+    checks = [_key_check(service)]
+    if is_local and not service.entrance.has_key:
+        checks.append(refuse_other_origins)
+    app = web.Application(middlewares=[_refusals, *checks], client_max_size=service.room.body_bytes)
     app.router.add_post("/v1/completions", _generates(service, Completions()))
     app.router.add_post("/v1/chat/completions", _generates(service, ChatCompletions()))
     app.router.add_route("*", "/generate", _generates(service, Generate()))

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,14 +25,6 @@ DRAIN_S = 20.0
 class Address(NamedTuple):
     host: str
     port: int
-
-
-def is_loopback(host: str) -> bool:
-    """True if only this machine reaches what listens there."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def serve(

@@ -35,6 +35,10 @@ class Entrance:
         self._empty.set()
         self.is_closed = False
 
+    @property
+    def has_key(self) -> bool:
+        return self._authorization is not None
+
     def check_key(self, authorization: str) -> None:
         """Raises RefusedError."""
         given = authorization.encode(errors="surrogateescape")

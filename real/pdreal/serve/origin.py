@@ -1,0 +1,46 @@
+"""Requests of pages of other origins: browsers send them to servers of this machine, which nobody else reaches."""
+
+from http import HTTPStatus
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from pdreal.serve.fields import RefusedError
+
+_OWN_SITES = ("same-origin", "none")
+"""Values of Sec-Fetch-Site of a page of the server's own, and of an address that a user typed."""
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine reaches what listens there."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@web.middleware
+async def refuse_other_origins(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuses names of other sites that lead here, pages of other sites, and bodies that these may send unasked."""
+    host = _host_of(f"//{request.headers.get('Host', '')}")
+    if not is_loopback(host):
+        raise RefusedError(f"Host {host!r} is no name of this machine; send localhost", status=HTTPStatus.FORBIDDEN)
+    origin = request.headers.get("Origin")
+    is_other_page = origin is not None and not is_loopback(_host_of(origin))
+    if is_other_page or request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
+        raise RefusedError("pages of other origins are not served", status=HTTPStatus.FORBIDDEN)
+    if request.can_read_body and request.content_type != "application/json":
+        raise RefusedError(
+            f"Content-Type {request.content_type}: send application/json", status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        )
+    return await handler(request)
+
+
+def _host_of(url: str) -> str:
+    """The host of a URL; empty if it has none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
