@@ -34,7 +34,7 @@ WORKERS ?= 2
 
 test: .venv/dev ## run all tests, WORKERS=2 at a time
 	$(SAY) pytest tests
-	@$(BIN)/pytest -q --numprocesses $(WORKERS) --dist worksteal
+	@$(BIN)/pytest -q --durations=25 --numprocesses $(WORKERS) --dist worksteal
 
 GPU_TESTS := tests/kernels tests/real/test_decode_graphs.py tests/real/test_experts.py tests/real/test_transports.py
 

@@ -95,7 +95,7 @@ def test_sliding_changes_what_is_read(address, width, tmp_path):
     assert first.startswith("2P2D of TP1 on h200 ")
     assert then.startswith("4P2D of TP1 on h200 ")
     assert overflow == 0
-    for words in ("60 requests, simulated in", "Where the time of a request goes", "pdsim run", "TTFT p99 < 2000 ms"):
+    for words in ("60 requests, simulated in", "Where the time of a request goes", "pdsim run", "TTFT p99 < 2 s"):
         assert words in text
     assert "llama-3.1-8b, 2P2D of TP1 on h200" in text, "kept to compare"
 
