@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines, LateRequests
+from pdsim.core.engine_rules import EngineRules
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import Abort, Command, Failed, NewRequest, Send, Tell, receiver_of
@@ -23,6 +24,8 @@ from pdsim.policy.views import Candidate, DecodeView
 class DecodeRequest(RunningRequest):
     prefill_id: str
     ends_with_first_token: bool = False
+    entry: int = 0
+    """Rank by the time when it was ready to run for the first time."""
 
 
 def decode_request(new: NewRequest) -> DecodeRequest:
@@ -40,7 +43,15 @@ def decode_request(new: NewRequest) -> DecodeRequest:
 class AdmissionQueue:
     """Requests of one decode instance that wait for pages."""
 
-    def __init__(self, decode_id: str, cache: KvCache, policy: AdmissionPolicy, *, grants_computed_only: bool) -> None:
+    def __init__(
+        self,
+        decode_id: str,
+        cache: KvCache,
+        policy: AdmissionPolicy,
+        rules: EngineRules,
+        *,
+        grants_computed_only: bool,
+    ) -> None:
         self.queued: deque[DecodeRequest] = deque()
         self.uncomputed: dict[int, DecodeRequest] = {}
         self.retracted: dict[int, DecodeRequest] = {}
@@ -57,6 +68,9 @@ class AdmissionQueue:
         self._decode_id = decode_id
         self._cache = cache
         self._policy = policy
+        self._keeps_aborted_places = rules.keeps_aborted_places
+        self._num_aborted = 0
+        """Requests in the queue that nobody waits for."""
         self._grants_computed_only = grants_computed_only
 
     def requests(self) -> list[DecodeRequest]:
@@ -94,7 +108,10 @@ class AdmissionQueue:
             self._computed_early.add(request_id)
 
     def _enqueue(self, request: DecodeRequest) -> None:
-        """Behind all of its priority, and before those of lower ones."""
+        """Behind all of its priority, and before those of lower ones. Who was given up is found out, and goes."""
+        if self._num_aborted:
+            self.queued = deque([queued for queued in self.queued if not queued.is_aborted])
+            self._num_aborted = 0
         place = len(self.queued)
         while place and self.queued[place - 1].priority < request.priority:
             place -= 1
@@ -102,12 +119,15 @@ class AdmissionQueue:
 
     # Getting pages.
 
-    def admit_next(self, view: DecodeView, num_slots: int) -> DecodeRequest | None:
-        """First come first served: nobody passes a head that does not fit."""
+    def admit_next(self, view: DecodeView, num_slots: int, num_buffers: int = FOREVER) -> DecodeRequest | None:
+        """First come first served: nobody passes a head that does not fit.
+
+        num_buffers: further requests whose KV may be on its way.
+        """
         self.blocked_by, self.ask_again_steps = "", FOREVER
         if not self.queued:
             return None
-        if view.num_active >= num_slots:
+        if view.num_active >= num_slots or num_buffers <= 0:
             self.blocked_by = "slots"
             return None
         request = self.queued[0]
@@ -124,6 +144,7 @@ class AdmissionQueue:
             self._cache.load(lease, request.prompt, num_loadable, request.request_id)
         self._cache.grow(lease, num_new_pages - num_loadable)
         request.lease = lease
+        self._num_aborted -= request.is_aborted
         return self.queued.popleft()
 
     def resume_next(self, view: DecodeView, num_slots: int) -> DecodeRequest | None:
@@ -156,6 +177,17 @@ class AdmissionQueue:
     def refuse(self, request_id: int, reason: str) -> None:
         """It fails as it comes, if it is still to come."""
         self._refused.add(request_id, reason)
+
+    def give_up(self, request_id: int) -> bool:
+        """Nobody waits any more for a request that has had no pages. False if it does not wait here."""
+        if not self._keeps_aborted_places:
+            return self.withdraw(request_id) is not None
+        for request in self.queued:
+            if request.request_id == request_id:
+                self._num_aborted += not request.is_aborted
+                request.is_aborted = True
+                return True
+        return self.uncomputed.pop(request_id, None) is not None
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
         """A request that has had no pages leaves, if it waits here."""

@@ -5,7 +5,8 @@ begun     one or more chunks; at most one prompt lacks some     next_step -> Pre
 running   one token per step                                    next_step -> DecodeStep, on_step_done
 gone      prompt and output are cached                          -> Finished
 
-A request that is given up (Cancel, or none of it begun in time) goes at once: no step is under way between two calls.
+A request that is given up (Cancel, or none of it begun in time) goes at once, unless it runs: then its next token is
+its last, and what it has is cached.
 Prompts come first: only when none can be begun or gone on with does the batch decode. A retracted request goes to the
 end of the queue, and its prompt with the outputs it had is computed again.
 """
@@ -14,13 +15,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pdsim.core import messages as m
+from pdsim.core.asked_outputs import AskedOutputs
 from pdsim.core.deadlines import Deadlines
+from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
+from pdsim.core.fixed_outputs import SimulatedEnds
 from pdsim.core.forward_builder import Forward, ForwardBuilder
 from pdsim.core.instance import LACKS, Levels
 from pdsim.core.kv_cache import KvCache
+from pdsim.core.new_token_ratio import NewTokenRatio
 from pdsim.core.running_batch import (
     FOREVER,
-    RETRACT_STEPS,
     DecodingInstance,
     RunningBatch,
     RunningRequest,
@@ -31,13 +35,6 @@ from pdsim.policy.views import TokenSequence
 
 MAX_ESTIMATED_TOKENS = 4096
 """Limit of the output that a request is expected to still produce (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
-
-INITIAL = 0.7
-"""SGLANG_INIT_NEW_TOKEN_RATIO"""
-LEAST_FACTOR = 0.14
-"""SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR: of the initial one."""
-DECAY_STEPS = 600
-"""SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS: from the initial one to the least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,42 +61,27 @@ class AggregatedLimits:
     preemption_threshold: int | None = None
     """A running request gives way to one that waits for a slot, if its priority is lower by more than this
     (--priority-scheduling-preemption-threshold). None: nobody does."""
+    rules: EngineRules = SGLANG_0_5_23
 
 
 @dataclass(slots=True, kw_only=True)
 class AggregatedRequest(RunningRequest):
+    has_fixed_output: bool = False
+    entry: int = 0
+    """Rank by the time when it last joined the queue."""
+
     @property
     def num_growth_tokens(self) -> int:
         return min(max(self.max_output_tokens - self.num_output_tokens, 0), MAX_ESTIMATED_TOKENS)
 
+    @property
+    def num_reserved_tokens(self) -> int:
+        """The whole of its longest output, though a retracted request has produced part of it."""
+        return min(self.max_output_tokens, MAX_ESTIMATED_TOKENS)
 
-class NewTokenRatio:
-    """Part of its longest output that a running request is expected to still produce (SGLang's new_token_ratio).
-
-    It falls by an equal amount with every decode step, in closed form: many steps at once are as many single ones.
-    """
-
-    def __init__(self, conservativeness: float) -> None:
-        """conservativeness: --schedule-conservativeness, a factor of the initial ratio."""
-        self._initial = min(INITIAL * conservativeness, 1.0)
-        self._least = min(self._initial * LEAST_FACTOR, 1.0)
-        self._decay = (self._initial - self._least) / DECAY_STEPS
-        self._start = self._initial
-        self._start_step = 0
-
-    def at(self, num_steps: int) -> float:
-        """After so many decode steps of the instance."""
-        elapsed = num_steps - self._start_step
-        return self._start if elapsed <= 0 else max(self._start - elapsed * self._decay, self._least)
-
-    def on_idle(self, num_steps: int) -> None:
-        self._start, self._start_step = self._initial, num_steps
-
-    def on_retraction(self, num_steps: int, running: Collection[RunningRequest]) -> None:
-        """Set it to the produced part of longest outputs of those that still run; the next step does not lower it."""
-        outputs = sum(request.num_output_tokens for request in running) + RETRACT_STEPS * len(running)
-        self._start = min(1.0, outputs / (sum(request.max_output_tokens for request in running) + 1))
-        self._start_step = num_steps + 1
+    @property
+    def ignores_eos(self) -> bool:
+        return self.has_fixed_output
 
 
 class AggregatedInstance(DecodingInstance[AggregatedRequest]):
@@ -120,6 +102,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self.page_size = cache.page_size
         self.now_ns = 0
         self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.draft_tokens, limits.wave_requests)
+        self.batch.counts_ended = limits.overlap or not limits.rules.filters_ended
         self._arrived: list[AggregatedRequest] = []
         """Not looked at yet."""
         self._builder: ForwardBuilder[AggregatedRequest] = ForwardBuilder(
@@ -127,13 +110,21 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             policy=policy,
             chunk_tokens=limits.chunked_prefill_tokens,
             max_prefill_tokens=limits.max_prefill_tokens,
+            rules=limits.rules,
+            give_way=None if limits.preemption_threshold is None else self._give_way,
+            allows_fixed=self._allows_fixed,
         )
+        self._ends: SimulatedEnds | None = None
+        """Ends of what runs, for the forward that is being filled."""
+        self._asked: AskedOutputs[AggregatedRequest] = AskedOutputs(instance_id, self.batch, cache)
+        self._gave_way: list[AggregatedRequest] = []
+        """Requests that lost their slots to the forward that is being filled."""
         self._retracted: dict[int, AggregatedRequest] = {}
         """Requests whose KV is not there again yet."""
         self._preemption_policy = preemption_policy
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
         self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns, "waiting_timeout")
-        self._num_prefill_steps = 0
+        self._num_prefill_steps = self._num_entries = 0
         self._may_give_way = False
         """Requests of lower priorities run, and do not leave enough room for the one that waits."""
         self._blocked_by = ""
@@ -162,6 +153,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 return self._on_new_request(message, now_ns)
             case m.Cancel():
                 self._give_up(message.request_id)
+            case m.PutOut():
+                self._asked.on_put_out(message, self._retracted)
             case m.FlushCache():
                 self.cache.flush()
             case m.Prefetched():
@@ -181,7 +174,13 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             return [m.Failed(new.request_id, reason)]
         max_output_tokens = min(new.max_output_tokens, room)  # or it could never be begun
         request = AggregatedRequest(
-            new.request_id, new.arrival_ns, new.prompt, num_tokens, new.priority, max_output_tokens=max_output_tokens
+            new.request_id,
+            new.arrival_ns,
+            new.prompt,
+            num_tokens,
+            new.priority,
+            max_output_tokens=max_output_tokens,
+            has_fixed_output=new.ignores_eos,
         )
         self._arrived.append(request)
         self.cache.prefetch(request.request_id, request.prompt, now_ns)
@@ -201,18 +200,30 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 step = self._choose(commands)
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
-        may_begin = bool(self._builder.waiting) and not self._blocked_by
-        if isinstance(step, m.DecodeStep) and (may_begin or self._may_give_way):
+        may_begin = bool(self._builder.waiting) and (not self._blocked_by or self._tries_anew)
+        if isinstance(step, m.DecodeStep) and (may_begin or self._may_give_way or self.batch.num_aborted):
             step = replace(step, max_steps=1)
         return step, commands
+
+    @property
+    def _tries_anew(self) -> bool:
+        """True if a prompt that lacks pages is looked at with each step (SGLang resets batch_is_full to preempt)."""
+        return self.limits.preemption_threshold is not None and self._blocked_by == "pages"
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         if isinstance(step, m.PrefillStep):
             return self._on_prefill_done(step, dict(result.ended))
         self.batch.advance(result)
+        commands: list[m.Command] = []
         for request_id, output in result.ended:
-            self.batch.end(request_id, output)
-        return [m.Finished(request_id) for request_id, _ in result.ended]
+            if not self.batch.end(request_id, output).is_aborted:
+                commands.append(m.Finished(request_id))
+        aborted = self.batch.take_aborted() if self.batch.num_aborted else []
+        for request in aborted:
+            commands += self._asked.close(request)
+        if (result.ended or aborted) and not self.batch.counts_ended:
+            self._blocked_by = ""
+        return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:
         """Pages of a request that is begun or runs, in order. KeyError if it has none."""
@@ -221,7 +232,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def holding(self) -> list[AggregatedRequest]:
         """Requests that hold pages."""
-        return [*self._builder.begun.values(), *self.batch.requests()]
+        return [*self._builder.begun.values(), *self.batch.requests(), *self._asked.closing.values()]
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
@@ -247,69 +258,98 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _look_at_arrived(self) -> None:
         for request in self._arrived:
-            self._builder.enqueue(request)
+            self._enqueue(request)
         self._arrived = []
 
+    def _enqueue(self, request: AggregatedRequest) -> None:
+        self._num_entries += 1
+        request.entry = self._num_entries
+        self._builder.enqueue(request)
+
     def _choose(self, commands: list[m.Command]) -> m.Step | m.Wait:
+        self._may_give_way = False
         if self.limits.preemption_threshold is not None:
-            self._give_way(self.limits.preemption_threshold, commands)
+            self._blocked_by = ""  # tried anew with each step
         while True:
-            forward = self._fill_forward()
+            forward = self._fill_forward(commands)
             if forward.chunks:
                 self._num_prefill_steps += 1
                 return m.PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
             if self.batch.ended:
                 self.batch.ended, self._blocked_by = [], ""
                 if not self.batch.num_requests:
-                    self._ratio.on_idle(self.batch.num_steps)
+                    self._be_idle()
                     continue
             if not self.batch.num_requests:
-                self._ratio.on_idle(self.batch.num_steps)
+                self._be_idle()
                 return m.Wait(forward.hold_until_ns)
             self._make_room(commands)
             if self.batch.num_requests:
                 return self.batch.step(FOREVER)
 
-    def _give_way(self, threshold: int, commands: list[m.Command]) -> None:
-        """Gives slots of running requests of lower priorities to the first that waits, if there is none."""
-        self._may_give_way = False
-        if not self._builder.waiting or self._builder.is_midway or self._num_slots > 0:
-            return
-        waiting = max(self._builder.waiting, key=lambda request: request.priority)
-        running = self.batch.requests()
-        ratio = self._ratio.at(self.batch.num_steps)
-        growth = sum(request.num_growth_tokens for request in running) * ratio
-        lacking = waiting.num_tokens - self.cache.num_cached_tokens(waiting.prompt) + waiting.num_growth_tokens + growth
-        lacking -= self.num_available_pages * self.page_size
-        victims: list[AggregatedRequest] = []
-        for request in sorted(running, key=lambda r: (r.priority, -r.arrival_ns, -r.request_id)):
+    def _be_idle(self) -> None:
+        """The expected part of longest outputs is the initial one again if nobody waits either."""
+        if not self._builder.has_work and not self._arrived:
+            self._ratio.on_idle(self.batch.num_steps)
+
+    def _give_way(self, waiting: AggregatedRequest, num_free_tokens: int) -> int:
+        """Give the slots of running requests of lower priorities to one that waits, if that makes room for it.
+
+        num_free_tokens: what the forward may still take. Returns the tokens that were reserved for their growth, or -1.
+        """
+        threshold, running = self.limits.preemption_threshold, self.batch.requests()
+        assert threshold is not None
+        lacking: float = waiting.num_tried_tokens + waiting.num_reserved_tokens - num_free_tokens
+        victims: dict[int, AggregatedRequest] = {}
+        for request in sorted(running, key=lambda r: (r.priority, -r.entry)):
             if waiting.priority - request.priority <= threshold or (victims and lacking <= 0):
                 break
-            victims.append(request)
-            lacking -= request.num_growth_tokens * ratio
-        self._may_give_way = bool(victims) and lacking > 0
-        if lacking > 0:
-            return
-        for request in victims:
-            self.batch.remove(request.request_id)
-            self._retracted[request.request_id] = request
-            self._builder.enqueue(request)
-            commands.append(m.Retracted(request.request_id))
-        if victims:
-            self._blocked_by = ""
+            victims[request.request_id] = request
+            lacking -= self._expected_growth([request])
+        if not victims or lacking > 0:
+            self._may_give_way = bool(victims)
+            return -1
+        num_reserved = int(self._expected_growth(self.running))
+        self._gave_way += [self.batch.retract(r.request_id) for r in running if r.request_id in victims]
+        return num_reserved - int(self._expected_growth(self.running))
 
-    def _fill_forward(self) -> Forward:
+    def _expected_growth(self, running: list[AggregatedRequest]) -> float:
+        """Tokens that running requests are expected to still take."""
+        ratio = self._ratio.at(self.batch.num_steps)
+        if not self.limits.rules.expects_fixed_outputs:
+            return sum([request.num_growth_tokens for request in running]) * ratio
+        fixed = sum([request.num_growth_tokens for request in running if request.has_fixed_output])
+        return fixed + sum([request.num_growth_tokens for request in running if not request.has_fixed_output]) * ratio
+
+    def _allows_fixed(self, request: AggregatedRequest, begun: list[AggregatedRequest], num_free_tokens: int) -> bool:
+        if self._ends is None:
+            self._ends = SimulatedEnds(self.running, self._ratio.at(self.batch.num_steps))
+        return self._ends.allow(request, begun, num_free_tokens)
+
+    def _fill_forward(self, commands: list[m.Command]) -> Forward:
         """Nothing is begun behind a prompt that was blocked, nor without a slot."""
-        num_slots, reserved_tokens = None, 0
+        num_slots, reserved_tokens, may_preempt = None, 0, self.limits.preemption_threshold is not None
+        self._ends = None
         if self._builder.waiting and not self._blocked_by:
-            if self._num_slots > 0:
-                growth = sum(request.num_growth_tokens for request in self.running)
-                num_slots, reserved_tokens = self._num_slots, int(growth * self._ratio.at(self.batch.num_steps))
+            if self._num_slots > 0 or may_preempt:
+                reserved_tokens = int(self._expected_growth(self.running))
+                num_slots = max(0, self._num_slots)
             else:
                 self._blocked_by = "slots"
         forward = self._builder.fill(self.now_ns, num_slots, reserved_tokens=reserved_tokens)
         self._blocked_by = forward.blocked_by or self._blocked_by
+        for request in self._gave_way:
+            self._requeue(request, commands)
+        self._gave_way = []
         return forward
+
+    def _requeue(self, request: AggregatedRequest, commands: list[m.Command]) -> None:
+        """A request that lost its pages waits behind all others, unless nobody waits for it."""
+        if request.is_aborted:
+            return
+        self._retracted[request.request_id] = request
+        self._enqueue(request)
+        commands += [m.Retracted(request.request_id), *self._asked.ask(request)]
 
     @property
     def _num_slots(self) -> int:
@@ -322,9 +362,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             lacked = True
             self._blocked_by = ""
             if self.batch.num_requests:
-                self._retracted[request.request_id] = request
-                self._builder.enqueue(request)
-                commands.append(m.Retracted(request.request_id))
+                self._requeue(request, commands)
             else:
                 tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
                 reason = f"{tokens} tokens do not fit the {self.cache.capacity_tokens} tokens of {self.instance_id}"
@@ -342,8 +380,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             self.cache.drop(request.lease)
             self._blocked_by = ""
         elif self.batch.has(request_id):
-            self.batch.remove(request_id)
-            self._blocked_by = ""
+            self.batch.abort(request_id)
         elif not self._builder.withdraw(request_id):
             self._arrived = [request for request in self._arrived if request.request_id != request_id]
         self._retracted.pop(request_id, None)

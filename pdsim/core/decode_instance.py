@@ -13,48 +13,23 @@ A request that is given up before its KV has come (Cancel, KvLost, PeerDown of i
 long) keeps its pages as long as somebody may still write into them: Releases, there as well.
 """
 
-from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from pdsim.core import messages as m
 from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest, Releases
+from pdsim.core.asked_outputs import AskedOutputs
 from pdsim.core.deadlines import Deadlines
+from pdsim.core.decode_limits import DecodeLimits
 from pdsim.core.host_cache import HostCache
 from pdsim.core.instance import LACKS, Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvGiver, Returning
 from pdsim.core.messages import receiver_of
+from pdsim.core.ready_queue import ReadyQueue
 from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, running_batch
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
 _WAIT = m.Wait()
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeLimits:
-    """Limits of a decode instance, by SGLang's names."""
-
-    max_running_requests: int
-    extra_slots: int = 0
-    """Requests that may wait for their KV beyond those that may run (--disaggregation-decode-extra-slots)."""
-    waiting_timeout_ns: int | None = None
-    """Time from the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
-    release_timeout_ns: int | None = None
-    """Time for which pages are kept for a writer that does not say that it is done."""
-    polling_interval_steps: int = 1
-    """Steps between looks at queue and transfers while anything runs (--disaggregation-decode-polling-interval)."""
-    saves_retracted: bool = False
-    """Say which pages are copied to host memory and back. A driver with real KV needs it."""
-    retracts_to_host_cache: bool = False
-    """Retracted KV goes into pages of the host cache (--disaggregation-decode-retraction-backup host_pool)."""
-    draft_tokens: int | None = None
-    """Tokens that a step verifies of each request, its last token among them (--speculative-num-draft-tokens). None:
-    each step gives each request one token."""
-    wave_requests: float | None = None
-    """Requests whose attention runs at a time, and reads what they share once; None: all."""
-    grants_computed_only: bool = False
-    """Pages are granted when prefill has computed the prompt (--disaggregation-decode-allocation-policy)."""
 
 
 class DecodeInstance(DecodingInstance[DecodeRequest]):
@@ -78,15 +53,17 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.page_size = cache.page_size
         self.now_ns = 0
         self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.draft_tokens, limits.wave_requests)
+        self.batch.sorts_at_retraction = limits.rules.sorts_at_retraction
         self.queue = AdmissionQueue(
-            instance_id, cache, admission_policy, grants_computed_only=limits.grants_computed_only
+            instance_id, cache, admission_policy, limits.rules, grants_computed_only=limits.grants_computed_only
         )
         self.transferring: dict[int, DecodeRequest] = {}
-        self.ready: deque[DecodeRequest] = deque()
+        self.ready = ReadyQueue()
         self._arrived: set[int] = set()
         """Requests in `transferring` whose KV has come; next_step sees them, and the cells of the staging ring."""
         self._loading: set[int] = set()
         """Requests whose cached KV is on its way from host memory."""
+        self._asked: AskedOutputs[DecodeRequest] = AskedOutputs(instance_id, self.batch, cache)
         self._giver = giver
         self._scattered: list[m.CellScattered] = []
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
@@ -107,6 +84,10 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     @property
     def retracted(self) -> Collection[DecodeRequest]:
         return self.queue.retracted.values()
+
+    @property
+    def resume_unit_tokens(self) -> int:
+        return 1 if self.limits.rules.resumes_by_tokens else self.page_size
 
     # What a driver calls.
 
@@ -130,6 +111,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return self._on_lost(message, now_ns)
             case m.Cancel():
                 return self._cancel(message, now_ns)
+            case m.PutOut():
+                self._asked.on_put_out(message, self.queue.retracted)
             case m.PeerDown():
                 return self._on_prefill_down(message, now_ns)
             case m.PeerUp():
@@ -155,21 +138,28 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         if self._times_out:
             self._expire(now_ns, commands)
         while True:
-            ask_again_steps = self._take_in(commands)
-            changed = bool(self.ready) and self._merge(commands)
-            frees_places = bool(self.batch.ended)
-            if frees_places:
-                self.batch.ended, changed = [], True
-            if self.batch.num_requests:
-                changed |= self._make_room(commands)
-            self._copy(commands)
-            if self._awaits_return:
-                return _WAIT, commands
-            if self.batch.num_requests:
-                waits = (changed and (self.queue.queued or self.queue.retracted)) or (frees_places and self.ready)
-                return self.batch.step(1 if waits else ask_again_steps), commands
-            if not changed:
-                return _WAIT, commands
+            step = self.look(commands)
+            if step is not None:
+                return step, commands
+
+    def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
+        """One iteration of SGLang's loop. None: it has no step, but the next one, which takes no time, may have."""
+        ask_again_steps = self._take_in(commands)
+        changed = bool(self.ready) and self._merge(commands)
+        frees_places = bool(self.batch.ended)
+        if frees_places:
+            self.batch.ended, changed = [], True
+        if self.batch.num_requests:
+            changed |= self._make_room(commands)
+        self._copy(commands)
+        if self._awaits_return:
+            return _WAIT
+        if self.batch.num_requests:
+            asks_soon = changed and bool(self.queue.queued or self.queue.retracted)
+            merges_soon = bool(self.ready) and (frees_places or self.batch.num_requests < self._num_places)
+            at_once = asks_soon or merges_soon or self.batch.num_aborted
+            return self.batch.step(1 if at_once else ask_again_steps)
+        return None if changed else _WAIT
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         assert isinstance(step, m.DecodeStep)
@@ -177,10 +167,14 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         commands: list[m.Command] = []
         for request_id, output in result.ended:
             request = self.batch.end(request_id, output)
+            if request.is_aborted:
+                continue
             commands.append(m.Finished(request_id))
             if self._giver is not None and request.prefill_id != self.instance_id:  # else it was computed here
                 sequence = request.prompt.then(output)
                 commands.append(self._giver.offer(request_id, request.prefill_id, sequence, request.num_kv_tokens))
+        for request in self.batch.take_aborted() if self.batch.num_aborted else ():
+            commands += self._asked.close(request)
         return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:
@@ -193,7 +187,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def holding(self) -> list[DecodeRequest | Returning]:
         """Requests that hold pages."""
         returning = [] if self._giver is None else self._giver.held.values()
-        return [*self.active, *self._releases.held, *returning]
+        return [*self.active, *self._asked.closing.values(), *self._releases.held, *returning]
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
@@ -251,7 +245,11 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 commands.append(m.LoadKv(request.request_id, tuple(request.lease.table)))
 
     def _admit(self, commands: list[m.Command]) -> None:
-        while request := self.queue.admit_next(self, self._num_slots):
+        aborted: list[DecodeRequest] = []
+        while request := self.queue.admit_next(self, self._num_slots, self._num_buffers - len(aborted)):
+            if request.is_aborted:  # that is seen only now
+                aborted.append(request)
+                continue
             self.transferring[request.request_id] = request
             table, num_shared = request.lease.table, request.lease.num_shared
             pages = tuple(table[num_shared:] if num_shared else table)
@@ -262,6 +260,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 self._loading.add(request.request_id)
             if self._times_out:
                 commands += self._ungiven.add(request.request_id, self.now_ns)
+        for request in aborted:
+            self.cache.drop(request.lease)
 
     def _copy(self, commands: list[m.Command]) -> None:
         """Copies come before commands that let others write into their pages."""
@@ -271,6 +271,11 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     @property
     def _num_slots(self) -> int:
         return self.limits.max_running_requests + self.limits.extra_slots + len(self.batch.ended)
+
+    @property
+    def _num_buffers(self) -> int:
+        """Further requests whose KV may be on its way."""
+        return self.limits.max_transferring - len(self.transferring)
 
     @property
     def _num_places(self) -> int:
@@ -308,15 +313,17 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         if request_id in self.transferring:
             self._arrived.remove(request_id)
             self.cache.drop(self.transferring.pop(request_id).lease)
-        elif ready := next((r for r in self.ready if r.request_id == request_id), None):
-            self.ready.remove(ready)
+        elif ready := self.ready.withdraw(request_id):
             self.cache.drop(ready.lease)
         elif self.batch.has(request_id):
-            self.batch.remove(request_id)
+            if self.limits.rules.runs_aborted_on:
+                self.batch.abort(request_id)
+            else:
+                self.batch.remove(request_id)
         elif self.queue.retracted.pop(request_id, None):
             if (host := self._host_of_retracted) is not None:
                 host.forget(request_id)
-        elif not self.queue.withdraw(request_id):
+        elif not self.queue.give_up(request_id):
             self.queue.refuse(request_id, cancel.reason)
         return []
 
@@ -373,9 +380,11 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def _merge(self, commands: list[m.Command]) -> bool:
         """Fill the batch. Whether pages came free or prompts were cached: the head of the queue may fit now."""
         merged = False
-        while self.ready and self.batch.num_requests < self._num_places:
-            request = self.ready.popleft()
-            self.cache.checkpoint(request.lease, request.prompt, request.num_prompt_tokens)
+        for request in self.ready.take(
+            self._num_places - self.batch.num_requests
+        ):  # each takes a place, if it ends, too
+            sequence = request.sequence
+            self.cache.checkpoint(request.lease, sequence, min(request.num_kv_tokens, len(sequence)))
             merged = True
             if not request.num_output_tokens:
                 request.num_output_tokens = 1
@@ -412,6 +421,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _retract(self, request: DecodeRequest) -> list[m.Command]:
         """Save the KV of a request whose pages are free: others will write into them."""
+        if request.is_aborted:
+            return []
         request_id, num_pages = request.request_id, -(-request.num_kv_tokens // self.page_size)
         pages = request.lease.table[:num_pages]
         host = self._host_of_retracted
@@ -419,7 +430,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             return [m.Failed(request_id, f"{num_pages} pages of a retracted request do not fit the host memory")]
         self.queue.retracted[request_id] = request
         saves = host is None and self.limits.saves_retracted
-        return [m.Retracted(request_id), *([m.SaveKv(request_id, tuple(pages))] if saves else ())]
+        saved = [m.SaveKv(request_id, tuple(pages))] if saves else []
+        return [m.Retracted(request_id), *self._asked.ask(request), *saved]
 
     @property
     def _host_of_retracted(self) -> HostCache | None:

@@ -1,11 +1,12 @@
 """Fills prefill forwards from the prompts that wait, as SGLang's PrefillAdder does."""
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Generic, TypeVar
 
+from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.instance import PolicyError, Request
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import PrefillChunk
@@ -23,6 +24,10 @@ LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 RequestT = TypeVar("RequestT", bound=Request)
 
+Fits = Callable[[RequestT, list[RequestT], int], bool]
+"""True if a request fits whose output ends at its longest only, beside those that its forward has, where so many tokens
+are free behind its prompt."""
+
 
 @dataclass(slots=True)
 class Forward:
@@ -33,6 +38,8 @@ class Forward:
     num_slots: int = 0
     reserved_tokens: int = 0
     """Not to be taken: what others grow by, and what this forward takes when all of it is chosen."""
+    taken_tokens: int = 0
+    """The latter alone, without what its requests grow by."""
     chunks: list[PrefillChunk] = field(default_factory=list)
     hold_until_ns: int | None = None
     """The policy begins nothing before."""
@@ -88,10 +95,15 @@ class ForwardBuilder(Generic[RequestT]):
         chunk_tokens: int | None,
         max_prefill_tokens: int,
         sizer: ChunkSizer | None = None,
+        rules: EngineRules = SGLANG_0_5_23,
+        give_way: Callable[[RequestT, int], int] | None = None,
+        allows_fixed: Fits[RequestT] | None = None,
     ) -> None:
         """chunk_tokens: of one forward, None for any number; max_prefill_tokens: its first prompt may exceed it.
 
-        sizer: of forwards that go on with a prompt.
+        sizer: of forwards that go on with a prompt. give_way: frees slots for a prompt that finds none, where so many
+        tokens are free, and returns the tokens that those had reserved who gave theirs, or -1 if nobody does.
+        allows_fixed: whether a prompt fits that ignores the end of sequence, if nothing is cached.
         """
         self.now_ns = 0
         self.page_size = cache.page_size
@@ -105,6 +117,9 @@ class ForwardBuilder(Generic[RequestT]):
         self._chunk_tokens = UNLIMITED if chunk_tokens is None else chunk_tokens
         self._max_prefill_tokens = max_prefill_tokens
         self._sizer = sizer
+        self._rules = rules
+        self._give_way = give_way
+        self._allows_fixed = None if cache.prefix_cache is not None else allows_fixed
         self.spare_tokens = 1
         """They stay free when a prompt is begun."""
 
@@ -119,7 +134,10 @@ class ForwardBuilder(Generic[RequestT]):
         return self._cache.num_available_pages
 
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
-        return self._cache.num_cached_tokens(request.prompt)
+        return self._cache.num_cached_tokens(self._waiting[request.request_id].sequence)
+
+    def use_cached_tokens(self, request: QueuedPrefill) -> int:
+        return self._cache.use(self._waiting[request.request_id].sequence)
 
     # What an instance calls.
 
@@ -154,8 +172,11 @@ class ForwardBuilder(Generic[RequestT]):
             chunk_tokens = self._sizer.num_tokens(self.partial.num_scheduled_tokens)
         forward = Forward(chunk_tokens, self._max_prefill_tokens, num_slots or 0, reserved_tokens)
         self._go_on(forward)
-        if self._waiting and num_slots is not None and not self._is_full(forward):
-            self._begin(forward)
+        if self._waiting and num_slots is not None:
+            if not self._is_full(forward):
+                self._begin(forward)
+            elif self._rules.tries_when_spent:
+                self._try_first(forward)
         if forward.chunks:
             self._open_pages(forward.chunks)
         elif self._prefetcher is not None:  # nothing is begun, perhaps because of prefetches
@@ -181,6 +202,21 @@ class ForwardBuilder(Generic[RequestT]):
         for chunk in forward.chunks:  # only now: the policy may still have been walking along the queue
             self._waiting.pop(chunk.request_id, None)
 
+    def _try_first(self, forward: Forward) -> None:
+        """A forward that a begun prompt takes for itself begins none, but the first one's cached prefix is used."""
+        picks = self._policy.select(self)
+        if isinstance(picks, HoldUntil) or (pick := next(iter(picks), None)) is None:
+            return
+        if forward.num_slots <= 0:
+            forward.blocked_by = "slots"
+            return
+        request = self._waiting[pick.request_id]
+        lease = self._cache.open(request.sequence, request.num_tokens - 1)
+        num_new = request.num_tried_tokens = request.num_tokens - lease.num_shared * self.page_size
+        if not self._fits(request, num_new, forward):
+            forward.blocked_by = "pages"
+        self._cache.drop(lease)
+
     def withdraw(self, request_id: int) -> RequestT | None:
         """A prompt that was not begun leaves, if it waits here."""
         return self._waiting.pop(request_id, None)
@@ -194,8 +230,9 @@ class ForwardBuilder(Generic[RequestT]):
         """A chunk was computed; the whole pages of the prompt are shared from now on."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
-        num_shareable = min(request.num_computed_tokens, request.num_prompt_tokens)
-        self._cache.checkpoint(request.lease, request.prompt, num_shareable)
+        sequence = request.sequence
+        num_shareable = min(request.num_computed_tokens, len(sequence))
+        self._cache.checkpoint(request.lease, sequence, num_shareable, is_chunk=not chunk.is_last)
         return request
 
     # Filling.
@@ -219,22 +256,22 @@ class ForwardBuilder(Generic[RequestT]):
             raise PolicyError(f"{self._policy}: picked request {pick.request_id}, which does not wait")
         if pick.max_tokens is not None and pick.max_tokens <= 0:
             raise PolicyError(f"{self._policy}: {pick} computes nothing")
-        if forward.num_slots <= 0:
+        if forward.num_slots <= 0 and not self._free_slots(request, forward):
             return "slots"
         if self._prefetcher is not None and self._prefetcher.awaits(request.request_id, self.now_ns):
             return None
         num_tokens = request.num_tokens
-        lease = self._cache.open(request.prompt, num_tokens - 1)
+        lease = self._cache.open(request.sequence, num_tokens - 1)
         num_cached = lease.num_shared * self.page_size
-        num_new = num_tokens - num_cached
-        fits = num_new + request.num_growth_tokens + self.page_size + self.spare_tokens <= self._room_tokens(forward)
-        num_loadable = self._cache.num_loadable_pages(lease, request.prompt, num_tokens - 1)
+        num_new = request.num_tried_tokens = num_tokens - num_cached
+        fits = self._fits(request, num_new, forward)
+        num_loadable = self._cache.num_loadable_pages(lease, request.sequence, num_tokens - 1)
         whole_pages = -(-num_new // self.page_size) * self.page_size - num_loadable * self.page_size
-        if not fits or (forward.chunks and whole_pages >= forward.prefill_tokens):
+        if not fits or (self._is_capped(request) and forward.chunks and whole_pages >= forward.prefill_tokens):
             self._cache.drop(lease)
             return "" if fits else "pages"
         if num_loadable:
-            self._cache.load(lease, request.prompt, num_loadable, request.request_id)
+            self._cache.load(lease, request.sequence, num_loadable, request.request_id)
             num_cached += num_loadable * self.page_size
         request.lease = lease
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_cached
@@ -244,6 +281,35 @@ class ForwardBuilder(Generic[RequestT]):
             return ""
         forward.num_slots -= 1
         return None
+
+    def _free_slots(self, request: RequestT, forward: Forward) -> bool:
+        """True if others gave way to a prompt that found no slot."""
+        if self._give_way is None:
+            return False
+        num_reserved = self._give_way(request, self._room_tokens(forward))
+        if num_reserved < 0:
+            return False
+        forward.reserved_tokens -= num_reserved
+        forward.num_slots = 1
+        return True
+
+    def _fits(self, request: RequestT, num_new: int, forward: Forward) -> bool:
+        """True if there is room for so many new tokens of a prompt, and for what it may grow by."""
+        room = self._room_tokens(forward)
+        if request.ignores_eos and self._allows_fixed is not None:
+            whole_pages = -(-num_new // self.page_size) * self.page_size
+            if self._rules.expects_fixed_outputs:
+                whole_pages += self.page_size
+            num_free = self.num_available_pages * self.page_size - forward.taken_tokens
+            begun = [self.begun[chunk.request_id] for chunk in forward.chunks]
+            return whole_pages <= min(num_free, room) and self._allows_fixed(request, begun, num_free - whole_pages)
+        return num_new + request.num_growth_tokens + self.page_size + self.spare_tokens <= room
+
+    def _is_capped(self, request: RequestT) -> bool:
+        """True if max_prefill_tokens keeps a prompt from a forward that has others."""
+        if request.ignores_eos and self._allows_fixed is not None:
+            return False
+        return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
         """Add a chunk of at most limit tokens, if any; a prompt it does not complete is the partial one."""
@@ -260,7 +326,8 @@ class ForwardBuilder(Generic[RequestT]):
         whole_pages = -(-num_tokens // self.page_size) * self.page_size
         forward.chunk_tokens -= whole_pages
         forward.prefill_tokens -= whole_pages
-        forward.reserved_tokens += whole_pages + self.page_size + (request.num_growth_tokens if is_last else 0)
+        forward.taken_tokens += whole_pages + self.page_size
+        forward.reserved_tokens += whole_pages + self.page_size + (request.num_reserved_tokens if is_last else 0)
         return True
 
     def _room_tokens(self, forward: Forward) -> int:

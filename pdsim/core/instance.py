@@ -29,6 +29,8 @@ class Request:
     num_scheduled_tokens: int = 0
     """Tokens of forwards so far, and cached ones."""
     num_computed_tokens: int = 0
+    num_tried_tokens: int = 0
+    """Tokens to compute as it was last looked at, while it waited; 0 before."""
 
     @property
     def num_tokens(self) -> int:
@@ -36,9 +38,23 @@ class Request:
         return self.num_prompt_tokens
 
     @property
+    def sequence(self) -> TokenSequence:
+        """These tokens, as far as they are known."""
+        return self.prompt
+
+    @property
     def num_growth_tokens(self) -> int:
         """Tokens that it may come to hold beyond these."""
         return 1
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """Tokens that a forward which completes it reserves for its growth."""
+        return 1
+
+    @property
+    def ignores_eos(self) -> bool:
+        return False
 
 
 class Levels(NamedTuple):

@@ -29,6 +29,8 @@ class Lease:
     """The end of the cached path that the decode steps of a batch read."""
     num_loaded: int = 0
     """Pages that were loaded from host memory for this request, when it was admitted."""
+    num_counted_tokens: int = 0
+    """Tokens whose nodes have counted the request as a hit."""
 
 
 NO_LEASE = Lease()
@@ -47,10 +49,12 @@ class KvCache:
         host: HostCache | None = None,
         prefetcher: Prefetcher | None = None,
         keeps_replaced: bool = False,
+        counts_every_insert: bool = False,
     ) -> None:
         """host: memory behind the prefix cache; prefetcher: reads into it from storage.
 
         keeps_replaced: pages that the prefix cache has already are freed with their lease, not as that is seen.
+        counts_every_insert: as in EngineRules.
         """
         self.pool = pool
         self.page_size = page_size
@@ -58,6 +62,7 @@ class KvCache:
         self.host = host
         self.prefetcher = prefetcher
         self._keeps_replaced = keeps_replaced
+        self._counts_every_insert = counts_every_insert
         self.evicts_early = prefix_cache is not None
         """More than what lacks is evicted, as SGLang does."""
         self.frees_ahead = self.evicts_early and page_size > 1
@@ -94,6 +99,14 @@ class KvCache:
 
     def num_cached_tokens(self, sequence: TokenSequence) -> int:
         return 0 if self.prefix_cache is None else self.prefix_cache.peek(sequence)
+
+    def use(self, sequence: TokenSequence) -> int:
+        """Tokens of the longest cached prefix, which is used from now on."""
+        if self.prefix_cache is None:
+            return 0
+        node, _ = self.prefix_cache.match(sequence, len(sequence))
+        self.prefix_cache.unlock(node)
+        return node.stop
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
         """A lease on the longest cached prefix of at most max_tokens, locked."""
@@ -179,14 +192,17 @@ class KvCache:
             prefix_cache.evict(num_pages, host.on_evict)
             host.settle()
 
-    def checkpoint(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
-        """Share the whole pages of the first num_tokens, whose KV is complete; keep them locked."""
+    def checkpoint(self, lease: Lease, sequence: TokenSequence, num_tokens: int, *, is_chunk: bool = False) -> None:
+        """Share the whole pages of the first num_tokens, whose KV is complete; keep them locked.
+
+        is_chunk: more of them will come with the same prompt.
+        """
         if self.prefix_cache is not None:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
             if node is not lease.node:
                 self.prefix_cache.lock(node, below=lease.node)
                 lease.node = node
-            self.prefix_cache.touch(node)
+            self.prefix_cache.touch(node, self._hits_behind(lease, node, is_chunk=is_chunk))
             if self.host is not None:
                 self.host.on_insert(node, is_whole=num_tokens == len(sequence))
 
@@ -194,10 +210,17 @@ class KvCache:
         """Share the whole pages of the first num_tokens and give up the lease."""
         if self.prefix_cache is not None:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
-            self.prefix_cache.touch(node, num_hits=1)
+            self.prefix_cache.touch(node, self._hits_behind(lease, node))
             if self.host is not None:
                 self.host.on_insert(node)
         self.drop(lease)
+
+    def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
+        """Tokens behind which an insert that ends in node counts as a hit; None: nowhere."""
+        if self._counts_every_insert:
+            return None if is_chunk else 0
+        counted, lease.num_counted_tokens = lease.num_counted_tokens, node.stop
+        return counted
 
     def drop(self, lease: Lease) -> None:
         """Give up the lease; what the request owns is freed."""

@@ -21,6 +21,8 @@ class Arrival:
     max_output_tokens: int
     priority: int = 0
     """Larger goes first."""
+    ignores_eos: bool = False
+    """Only its longest output ends it (ignore_eos)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class NewRequest:
     prefill_id: str
     decode_id: str
     priority: int = 0
+    ignores_eos: bool = False
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
@@ -314,6 +317,14 @@ class FlushCache:
 
 
 @dataclass(frozen=True, slots=True)
+class PutOut:
+    """Driver to instance: the output tokens that it asked for (AskOutput)."""
+
+    request_id: int
+    output: TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
 class FirstToken:
     """The first token is streamed, by decode if there is one."""
 
@@ -325,6 +336,15 @@ class Retracted:
     """The request gave its pages back: its KV waits in host memory, or will be computed again."""
 
     request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskOutput:
+    """Tell this instance the first output tokens of a request, before it chooses its next step: their KV is cached."""
+
+    instance_id: str
+    request_id: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +454,7 @@ class Failed:
 
 
 Outcome = PrefillDone | Finished | Failed
-RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | Outcome
+RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | PutOut | Outcome
 CopyMessage = LoadedBack | Prefetched | KvOffered | KvWanted | KvReturned
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
@@ -495,7 +515,9 @@ class WakeAt:
 
 HostCopy = WriteBackup | LoadBack | LoadRetracted | StoreKv | PrefetchKv | StopPrefetch
 TransferCommand = TransferUnit | StartTransfer | ReturnKv | Scatter
-Command = Send | Tell | WakeAt | TransferCommand | FirstToken | Retracted | SaveKv | LoadKv | HostCopy | Outcome
+Command = (
+    Send | Tell | WakeAt | TransferCommand | FirstToken | Retracted | AskOutput | SaveKv | LoadKv | HostCopy | Outcome
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from pdsim.core import messages as m
 from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
+from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.forward_builder import ChunkSizer, Forward, ForwardBuilder
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
@@ -51,6 +52,7 @@ class PrefillLimits:
     """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts)."""
     num_stages: int = 1
     """Pipeline stages. With several, as many forwards are under way, and overlap has no effect."""
+    rules: EngineRules = SGLANG_0_5_23
 
     @property
     def max_first_tokens(self) -> int:
@@ -88,6 +90,7 @@ class PrefillInstance:
             chunk_tokens=limits.chunked_prefill_tokens,
             max_prefill_tokens=limits.max_prefill_tokens,
             sizer=sizer,
+            rules=limits.rules,
         )
         self._bootstrap = BootstrapQueue(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
         self._set_aside: dict[int, PrefillRequest] = {}
@@ -177,7 +180,7 @@ class PrefillInstance:
         step = m.PrefillStep(self._num_steps, tuple(forward.chunks))
         for chunk in step.chunks:
             request = self._builder.begun[chunk.request_id]
-            if request.is_granted:
+            if request.is_granted and not request.given_up:
                 commands += self._planner.with_chunk(request, chunk, step.step_id, now_ns)
         return step, commands
 
@@ -190,11 +193,13 @@ class PrefillInstance:
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         assert isinstance(step, m.PrefillStep)
         ended = {request_id for request_id, _ in result.ended}
+        runs_on = self.limits.rules.computes_aborted_prompts
         commands: list[m.Command] = []
         for chunk in step.chunks:
             request = self._builder.complete(chunk)
             if request.given_up:
-                commands += self._stop_sending(request)
+                if chunk.is_last or not runs_on:
+                    commands += self._stop_sending(request)
                 continue
             if request.gives_way:
                 self._builder.begun.pop(request.request_id)
@@ -346,6 +351,8 @@ class PrefillInstance:
         ungranted = self._bootstrap.refuse(request_id)
         if request := self._builder.begun.get(request_id):
             request.given_up = True
+            if self.limits.rules.computes_aborted_prompts and self._builder.partial is request:
+                return []
             self._builder.stop(request)
             return self._stop_sending(request)
         found = self._forget(request_id) or ungranted

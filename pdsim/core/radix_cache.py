@@ -116,13 +116,17 @@ class RadixCache:
             node = leaf
         return node, found
 
-    def touch(self, node: Node, num_hits: int = 0) -> None:
-        """An access to the path that ends in node. Looking it up is no hit yet: that may come to nothing, and again."""
+    def touch(self, node: Node, hits_behind: int | None = None) -> None:
+        """An access to the path that ends in node, and a hit of its nodes that end behind so many tokens.
+
+        Looking it up is no hit yet (None): that may come to nothing, and again.
+        """
         self.num_accesses += 1
         step: Node | None = node
         while step is not None:
             step.last_access = self.num_accesses
-            step.num_hits += num_hits
+            if hits_behind is not None and step.stop > hits_behind:
+                step.num_hits += 1
             step = step.parent
         self._offer(node)
 

@@ -292,7 +292,8 @@ class Router:
             is_remote = self._disaggregation.is_remote(prompt, self._pair(decode_id, len(prompt)))
             prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill) if is_remote else decode_id
         attempt = attempt_id(request_id, request.num_retries)
-        new = m.NewRequest(attempt, now_ns, prompt, arrival.max_output_tokens, prefill_id, decode_id, arrival.priority)
+        limits = arrival.max_output_tokens, prefill_id, decode_id, arrival.priority, arrival.ignores_eos
+        new = m.NewRequest(attempt, now_ns, prompt, *limits)
         request.attempt, request.at_prefill, request.at_decode = new, is_remote, True
         return [m.Send(to, new) for to in new.instance_ids]
 

@@ -34,6 +34,10 @@ class RunningRequest(Request):
     num_output_tokens: int = 0
     """Brought up to date when it leaves the batch, and for a policy that looks."""
     joined_at_step: int = 0
+    output: TokenSequence | None = None
+    """Outputs that it had when it was last retracted, if they can be cached."""
+    is_aborted: bool = False
+    """Nobody waits for it: its next token is its last."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -44,6 +48,10 @@ class RunningRequest(Request):
     def num_tokens(self) -> int:
         """The last output token is an input like the others, if their KV was lost."""
         return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def sequence(self) -> TokenSequence:
+        return self.prompt if self.output is None else self.prompt.then(self.output)
 
 
 RequestT = TypeVar("RequestT", bound=RunningRequest)
@@ -76,6 +84,9 @@ class RunningBatch(Generic[RequestT]):
         self.ended: list[RequestT] = []
         """Requests that ended, and that SGLang counts until it has chosen the next step."""
         self.counts_ended = True
+        self.sorts_at_retraction = True
+        self.num_aborted = 0
+        """Requests that run though nobody waits for them."""
 
     def requests(self) -> list[RequestT]:
         """Requests in the order in which they joined, their lengths up to date."""
@@ -183,11 +194,43 @@ class RunningBatch(Generic[RequestT]):
         request_id = next(iter(self._requests)) if self.num_requests == 1 else policy.victim(view)
         if request_id not in self._requests:
             raise PolicyError(f"{policy}: chose request {request_id}, which does not run")
+        if self.sorts_at_retraction:
+            self._sort()
         request = self._take_out(request_id)
         yield request
+        self._give_back(request)
+
+    def _give_back(self, request: RequestT) -> None:
+        """Its pages are free, and some more, so that those that still run last for some steps."""
         self._cache.drop(request.lease)
         if self._cache.evicts_early:
             self._cache.make_free(-(-self.num_requests * RETRACT_STEPS // self._page_size))
+
+    def _sort(self) -> None:
+        """Those with the most outputs first, of these the shortest prompts (SGLang's retract_decode)."""
+        kept = sorted(self.requests(), key=lambda r: (-r.num_output_tokens, r.num_prompt_tokens))
+        self._requests = {request.request_id: request for request in kept}
+
+    def retract(self, request_id: int) -> RequestT:
+        """It makes way for one that waits, and loses its pages."""
+        request = self._take_out(request_id)
+        self._give_back(request)
+        return request
+
+    def abort(self, request_id: int) -> None:
+        """Nobody waits for it any more: it ends with its next token."""
+        request = self._requests[request_id]
+        self.num_aborted += not request.is_aborted
+        request.is_aborted = True
+
+    def take_aborted(self) -> list[RequestT]:
+        """Those whose last step was run leave, with their pages."""
+        aborted = [request for request in self._requests.values() if request.is_aborted]
+        for request in aborted:
+            self._take_out(request.request_id)
+        if self.counts_ended:
+            self.ended += aborted
+        return aborted
 
     def remove(self, request_id: int) -> None:
         """It leaves without an end, and loses its pages."""
@@ -202,6 +245,8 @@ class RunningBatch(Generic[RequestT]):
 
     def _leave(self, request_id: int) -> RequestT:
         request = self._requests.pop(request_id)
+        if request.is_aborted:
+            self.num_aborted -= 1
         del self._by_phase[self._phase(request)][request_id]
         self._update(request)
         self.num_requests -= 1
@@ -280,6 +325,9 @@ class SpeculativeBatch(RunningBatch[RequestT]):
     def _max_steps(self) -> int:
         return 1
 
+    def _sort(self) -> None:
+        """Verified has the tokens of each request in the order of the batch."""
+
     def _phase(self, request: RequestT) -> int:
         """None opens its pages in a fixed rhythm."""
         return 0
@@ -307,6 +355,10 @@ class DecodingInstance(Generic[RequestT]):
     @property
     def num_ahead_tokens(self) -> int:
         return self.batch.num_ahead_tokens
+
+    @property
+    def resume_unit_tokens(self) -> int:
+        return self.cache.page_size
 
     @property
     def num_running_tokens(self) -> int:

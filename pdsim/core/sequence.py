@@ -88,6 +88,9 @@ class Spans:
     def then(self, other: "Spans") -> "Spans":
         return Spans((*self.spans, *other.spans))
 
+    def first(self, num_tokens: int) -> "Spans":
+        return Spans(self._slice(0, min(num_tokens, self._length)))
+
     def _slice(self, start: int, stop: int) -> list[StreamSpan]:
         pieces = []
         i = bisect_right(self._ends, start)

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from pdsim.core import messages as m
 from pdsim.core.admission_queue import DecodeRequest, decode_request
 from pdsim.core.deadlines import Deadlines
-from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.decode_limits import DecodeLimits
 from pdsim.core.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
@@ -283,6 +284,10 @@ class VllmDecodeInstance(DecodeInstance):
     def _num_slots(self) -> int:
         """Only running requests count: those whose KV is on its way hold pages, but no slot."""
         return self._num_places + len(self.transferring) + len(self.ready)
+
+    @property
+    def _num_buffers(self) -> int:
+        return FOREVER
 
     @property
     def _num_places(self) -> int:

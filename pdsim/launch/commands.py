@@ -174,6 +174,8 @@ _SAID = (
     "*.speculative_draft_tokens",
 )
 RULES: dict[str, Rule] = {
+    "engine_version": Aside("a server follows the rules of the release that is installed"),
+    "ignore_eos": Aside("the load sends ignore_eos, so that outputs are as long as the scenario says"),
     **dict.fromkeys(_SAID),
     **dict.fromkeys(("decode.retraction_backup", "network", "cost", "corner", "front_end"), TIMES),
     **dict.fromkeys(("*.speculative_accept_length", "*.speculative_draft_layers", "*.speculative_drafting"), _DRAFTS),

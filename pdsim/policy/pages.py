@@ -15,6 +15,11 @@ def num_pages(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
 
 
+def whole(num_tokens: int, unit_tokens: int) -> int:
+    """Tokens of as many whole units as hold these."""
+    return num_pages(num_tokens, unit_tokens) * unit_tokens
+
+
 @dataclass
 class ReserveDecodeTokens:
     """SGLang's rule: every active request keeps a fixed reserve of tokens to grow into.
@@ -34,9 +39,11 @@ class ReserveDecodeTokens:
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
         budget = view.num_available_pages * view.page_size
         if not candidate.resumes:
-            budget -= sum(self._resume_tokens(request, view.page_size) for request in view.retracted)
+            budget -= sum(self._resume_tokens(request, view.resume_unit_tokens) for request in view.retracted)
         reserve = self.reserved_tokens * view.num_active
         need = candidate.num_new_pages * view.page_size + self.reserved_tokens
+        if candidate.resumes:
+            need = whole(candidate.num_tokens, view.resume_unit_tokens) + self.reserved_tokens
         if need > budget - reserve:
             return Deferred(ask_again_steps=None)
         running = view.num_running_tokens
@@ -51,8 +58,8 @@ class ReserveDecodeTokens:
     def _whole_tokens(self, request: QueuedDecode) -> int:
         return request.num_prompt_tokens + min(request.max_output_tokens, self.max_estimated_output_tokens)
 
-    def _resume_tokens(self, request: QueuedDecode, page_size: int) -> int:
-        return num_pages(num_kv_tokens(request), page_size) * page_size + self.reserved_tokens
+    def _resume_tokens(self, request: QueuedDecode, unit_tokens: int) -> int:
+        return whole(num_kv_tokens(request), unit_tokens) + self.reserved_tokens
 
 
 @dataclass
@@ -80,10 +87,10 @@ class FreePages:
 
 @dataclass
 class FewestOutputsFirst:
-    """The request with fewest output tokens, of these the one with the longest prompt (SGLang's order)."""
+    """The request with fewest output tokens, of these the longest prompt, of these the last of the batch (SGLang's)."""
 
     def victim(self, view: DecodeView) -> int:
-        return min(view.running, key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens, r.request_id)).request_id
+        return min(reversed(view.running), key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens)).request_id
 
 
 @dataclass
@@ -98,7 +105,7 @@ class LowestPriorityFirst:
         among = [request for request in view.running if request.priority == lowest]
         if self.last_arrived:
             return max(among, key=lambda r: (r.arrival_ns, r.request_id)).request_id
-        return min(among, key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens, r.request_id)).request_id
+        return min(reversed(among), key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens)).request_id
 
 
 @dataclass
@@ -119,7 +126,7 @@ class LeastRecentlyUsed:
 
 @dataclass
 class LeastFrequentlyUsed:
-    """The one that fewest ended requests used; of these the least recently used."""
+    """The one that fewest requests inserted; of these the least recently used."""
 
     def key(self, leaf: CachedLeaf) -> tuple[int, int]:
         return (leaf.num_hits, leaf.last_access)

@@ -1,13 +1,17 @@
 """Built-in prefill policies: the order in which prompts are computed, and how much KV is sent after each chunk."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 
 from pdsim.policy.protocols import Pick
 from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill
 
 _MOST_RANKED = 128
 """SGLang's lpm falls back to fcfs in longer queues, to bound the tree walks."""
+_FEW_CACHED_TOKENS = 32
+"""With no more cached, a prompt waits for one before it that begins alike (IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD)."""
+_ALIKE_TOKENS = 32
+"""Prompts that share so many tokens begin alike (IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD)."""
 
 
 @dataclass
@@ -43,14 +47,37 @@ class ShortestPromptFirst:
 
 @dataclass
 class LongestPrefixFirst:
-    """The longest cached prefix first (SGLang's lpm); more than 128 prompts as fcfs."""
+    """The longest cached prefix first (SGLang's lpm), and prompts that may soon find one last.
+
+    Of waiting prompts that begin alike and have next to nothing cached, the first in the queue goes ahead, and caches
+    what the others share. The order stays for the next choice. More than 128 prompts are not sorted.
+    """
+
+    _order: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Places in the queue as it was last sorted."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
-        def rank(request: QueuedPrefill) -> int:
-            return -view.num_cached_tokens(request)
+        last = len(self._order)
+        waiting = sorted(view.waiting, key=lambda request: self._order.get(request.request_id, last))
+        if len(waiting) <= _MOST_RANKED:
+            ranks = self._ranks(waiting, view)
+            waiting.sort(key=lambda request: ranks[request.request_id])
+        self._order = {request.request_id: place for place, request in enumerate(waiting)}
+        return [Pick(request.request_id) for request in waiting]
 
-        few = len(view.waiting) <= _MOST_RANKED
-        return (Pick(request.request_id) for request in (sorted(view.waiting, key=rank) if few else view.waiting))
+    @staticmethod
+    def _ranks(waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, int]:
+        ranks: dict[int, int] = {}
+        first: set[Hashable] = set()
+        for request in waiting:
+            num_cached = view.use_cached_tokens(request)
+            ranks[request.request_id] = -num_cached
+            if num_cached <= _FEW_CACHED_TOKENS and request.num_prompt_tokens >= _ALIKE_TOKENS:
+                beginning = request.prompt.page_key(0, _ALIKE_TOKENS)
+                if beginning in first:
+                    ranks[request.request_id] = 1
+                first.add(beginning)
+        return ranks
 
 
 @dataclass

@@ -67,6 +67,9 @@ class PrefillView(InstanceView, Protocol):
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
         """Prompt tokens that the prefix cache holds now. Costs a tree walk."""
 
+    def use_cached_tokens(self, request: QueuedPrefill) -> int:
+        """The same, and an access to them: they are not evicted soon."""
+
 
 class SendingPrefill(Protocol):
     """A prompt whose KV is being computed and sent."""
@@ -110,6 +113,10 @@ class DecodeView(InstanceView, Protocol):
         """Prompt and output tokens of everything that runs."""
 
     @property
+    def resume_unit_tokens(self) -> int:
+        """A retracted request asks for a multiple of so many tokens: a page, or 1 in SGLang 0.5.12."""
+
+    @property
     def running(self) -> Sequence[QueuedDecode]:
         """Running requests in batch order. Costs time in proportion to the batch."""
 
@@ -145,7 +152,7 @@ class CachedLeaf(Protocol):
 
     @property
     def num_hits(self) -> int:
-        """Requests that used it and are done."""
+        """Requests that inserted it."""
 
     @property
     def born(self) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.autoscaler import Autoscaler, ScalingTimes
-from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.decode_limits import DecodeLimits
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.kv_returns import KvGiver, KvTaker
@@ -94,6 +95,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
                 wave_requests=_wave_requests(scenario, role),
                 waiting_timeout_ns=waiting_timeout_ns,
                 preemption_threshold=aggregated.priority_preemption_threshold,
+                rules=scenario.engine_rules,
             ),
             policy=deepcopy(aggregated.policy),
             preemption_policy=deepcopy(aggregated.preemption),
@@ -108,6 +110,7 @@ def _vllm_aggregated_instance(scenario: Scenario, aggregated: AggregatedSettings
         limits=DecodeLimits(
             max_running_requests=aggregated.resolved_max_running,
             wave_requests=_wave_requests(scenario, "aggregated"),
+            rules=scenario.engine_rules,
         ),
         budget=_token_budget(aggregated),
         admission_policy=FreePages(),
@@ -128,6 +131,7 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
         bootstrap_timeout_ns=None if health is None or is_vllm else health.bootstrap_timeout,
         optimistic_attempts=prefill.optimistic_attempts or 0,
         num_stages=prefill.pp,
+        rules=scenario.engine_rules,
     )
     policy, planner = deepcopy(prefill.policy), wiring.planner(scenario, instance_id)
     taker = KvTaker(cache) if scenario.pair.decode.returns_kv else None
@@ -152,6 +156,7 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
         draft_tokens=decode.speculative_draft_tokens,
         wave_requests=_wave_requests(scenario, "decode"),
         grants_computed_only=decode.allocation == "prefill_complete",
+        rules=scenario.engine_rules,
     )
     giver = None
     if decode.returns_kv:

@@ -138,6 +138,7 @@ class _IdleDecode:
     now_ns: int = 0
     num_active: int = 0
     num_running_tokens: int = 0
+    resume_unit_tokens: int = 1
     running: tuple[QueuedDecode, ...] = ()
     active: tuple[QueuedDecode, ...] = ()
     retracted: tuple[QueuedDecode, ...] = ()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from pdsim.core.engine_rules import RELEASES
 from pdsim.workload.client import ClosedLoop
 
 Engine = Literal["sglang", "vllm"]
@@ -61,6 +62,13 @@ if TYPE_CHECKING:
 def _of_its_engine(scenario: "Scenario") -> str:
     wrong = _wrong_for_vllm(scenario) if scenario.engine == "vllm" else _wrong_for_sglang(scenario)
     return f"engine {scenario.engine}: {wrong}" if wrong else ""
+
+
+def _of_its_release(scenario: "Scenario") -> str:
+    releases = RELEASES[scenario.engine]
+    if scenario.engine_version in (None, *releases):
+        return ""
+    return f"engine_version {scenario.engine_version}: of {scenario.engine} there are {', '.join(releases)}"
 
 
 def _wrong_for_sglang(scenario: "Scenario") -> str:
@@ -186,6 +194,7 @@ def _of_roles(scenario: "Scenario") -> str:
 
 RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_its_engine,
+    _of_its_release,
     _of_shedding,
     _of_returned_kv,
     _of_split_prefill,

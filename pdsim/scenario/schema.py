@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
+from pdsim.core.engine_rules import RELEASES, EngineRules
 from pdsim.inputs import MOST_CONTEXT_TOKENS, shown
 from pdsim.policy import protocols
 from pdsim.policy.routing import CacheAware
@@ -127,6 +128,9 @@ class Scenario(Section):
     page_size: int = Field(default=1, ge=1)
     """Tokens of a KV page; 16 with engine vllm."""
     engine: Engine = "sglang"
+    engine_version: str | None = None
+    """Release of the engine whose rules the schedulers follow: 0.5.23 or 0.5.12 of sglang, 0.33.0 of vllm. None: the
+    newest."""
     """Engine whose rules and sizes instances follow: sglang or vllm.
 
     With vllm, decode has by default radix_cache true, allocation prefill_complete, admission free_pages and preemption
@@ -156,6 +160,9 @@ class Scenario(Section):
     """Requests: a workload."""
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
     """Client: sends the requests, in an open or a closed loop."""
+    ignore_eos: bool = True
+    """Clients send ignore_eos with requests whose output is as long as it may be, as bench_serving and `pdsim launch`
+    do: an aggregated instance then expects that length."""
     priorities: dict[str, int] = Field(default={})
     """Priorities of classes of requests, the larger first: {chat: 1, batch: 0}. A class that is not here has 0. Where
     there are any, the default of `policy` is priority."""
@@ -178,6 +185,20 @@ class Scenario(Section):
         if wrong := next(filter(None, (rule(self) for rule in RULES)), ""):
             raise ValueError(wrong)
         return self
+
+    @property
+    def engine_rules(self) -> EngineRules:
+        """Rules of the release that it follows."""
+        releases = RELEASES[self.engine]
+        return releases[self.engine_version or next(iter(releases))]
+
+    @property
+    def engine_warnings(self) -> list[str]:
+        """Ends of a real server of this release that a run does not have."""
+        if self.decode is None or not self.decode.radix_cache or self.engine_rules != RELEASES["sglang"]["0.5.12"]:
+            return []
+        dies = "decode.radix_cache: a server of SGLang 0.5.12 dies when a retracted request comes back"
+        return [f"{dies} (mem_cache/radix_cache.py:612, pull request 29471); here it goes on"]
 
     @property
     def roles(self) -> dict[Role, ServerSettings]:

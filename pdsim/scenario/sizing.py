@@ -271,8 +271,9 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     if settings.radix_cache:
         has_drafts = scenario.num_draft_layers > 0
         tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction), has_drafts=has_drafts)
+    counts = scenario.engine_rules.counts_every_insert
     if tree is None or settings.host_cache is None:
-        return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced)
+        return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced, counts_every_insert=counts)
     host_pool = PagePool(num_host_pages(scenario, role))
     storage = scenario.storage
     write = settings.host_cache_write
@@ -286,4 +287,12 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
             max_tokens=int(PREFETCH_SHARE * more_pages * scenario.page_size),
         )
         prefetcher = Prefetcher(host, scenario.page_size, limits)
-    return KvCache(pool, scenario.page_size, tree, host=host, prefetcher=prefetcher, keeps_replaced=keeps_replaced)
+    return KvCache(
+        pool,
+        scenario.page_size,
+        tree,
+        host=host,
+        prefetcher=prefetcher,
+        keeps_replaced=keeps_replaced,
+        counts_every_insert=counts,
+    )

@@ -173,6 +173,7 @@ class Clients:
         self._is_disaggregated = cluster.interconnect is not None
         self._is_vllm = cluster.scenario.engine == "vllm"
         self._priorities = cluster.scenario.priorities
+        self._ignore_eos = cluster.scenario.ignore_eos
         self._waiting: set[int] = set()
         """Requests that clients wait for."""
         has_front_end = not cluster.front_end.is_none
@@ -212,11 +213,9 @@ class Clients:
 
     def route(self, spec: RequestSpec) -> None:
         if spec.request_id in self._waiting:
-            self.tell_router(
-                m.Arrival(
-                    spec.request_id, spec.prompt, spec.max_output_tokens, self._priorities.get(spec.request_class, 0)
-                )
-            )
+            priority = self._priorities.get(spec.request_class, 0)
+            ignores_eos = self._ignore_eos and spec.max_output_tokens == len(spec.output)
+            self.tell_router(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens, priority, ignores_eos))
 
     # The router and the attempts under way.
 

@@ -53,6 +53,10 @@ class RunResult(RunTables):
         return arrow_table(self.records, name)
 
     def warnings(self) -> list[str]:
+        """A line for each end of a real server that the run does not have, and what was not measured of its cost."""
+        return [*self.scenario.engine_warnings, *self._cost_warnings()]
+
+    def _cost_warnings(self) -> list[str]:
         """A line for each cost that is not within what was measured."""
         cost, measured = self.scenario.cost, self.scenario.cost.measured
         servers = dict(zip(("prefill", "decode"), self.scenario.servers, strict=True))

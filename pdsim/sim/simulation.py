@@ -83,6 +83,7 @@ class Simulation:
             m.Tell: self.deliver,
             m.WakeAt: self.wake_at,
             m.Retracted: lambda command: self.recorder.on_retracted(command.request_id, self.timeline.now_ns),
+            m.AskOutput: self._put_out,
             **self.clients.commands,
         }
         self.transfers: Transfers | None = None
@@ -209,6 +210,10 @@ class Simulation:
     def wake_at(self, command: m.WakeAt) -> None:
         delay_ns = max(0, command.time_ns - self.timeline.now_ns)
         self.timeline.after(delay_ns, self.deliver, m.Tell(command.who, m.Woken()))
+
+    def _put_out(self, asked: m.AskOutput) -> None:
+        output = self.outputs[asked.request_id].first(asked.num_tokens)
+        self.deliver(m.Tell(asked.instance_id, m.PutOut(asked.request_id, output)))
 
     def tell_agent(self, to: str, message: m.Message) -> None:
         """It answers at once, whatever its instance is doing; not if it is dead."""

@@ -112,7 +112,7 @@ class Launcher:
             failed = m.Failed(request_id, self.failure)
             asyncio.get_running_loop().call_soon(self._end, failed)  # a closed loop sends the next one as this one ends
         else:
-            self._tell_router(m.Arrival(request_id, prompt, sampling.max_tokens, priority))
+            self._tell_router(m.Arrival(request_id, prompt, sampling.max_tokens, priority, sampling.has_fixed_length))
         return request
 
     def abort(self, request_id: int, reason: str = "aborted by the client") -> None:

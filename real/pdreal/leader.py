@@ -98,6 +98,7 @@ class Leader:
             m.WakeAt: self._wake_at,
             m.FirstToken: self._on_first_token,
             m.Retracted: lambda retracted: log.note("on_retracted", retracted.request_id),
+            m.AskOutput: self._put_out,
             m.SaveKv: self._copies.save,
             m.LoadKv: self._copies.load,
             m.WriteBackup: self._copies.write_back,
@@ -183,6 +184,10 @@ class Leader:
 
     def _wake_at(self, command: m.WakeAt) -> None:
         self._timeline.at(command.time_ns, lambda _: self._tell(command.who, m.Woken()))
+
+    def _put_out(self, asked: m.AskOutput) -> None:
+        output = TokenIds(self._executor.output(asked.request_id)[: asked.num_tokens])
+        self._steps.post(m.PutOut(asked.request_id, output))
 
     def _on_first_token(self, command: m.FirstToken) -> None:
         request_id = command.request_id

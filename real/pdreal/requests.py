@@ -47,6 +47,11 @@ class Sampling(NamedTuple):
     num_logprobs: int | None = None
 
     @property
+    def has_fixed_length(self) -> bool:
+        """True if its longest output is what ends it."""
+        return self.ignore_eos and self.stop_after_tokens in {None, self.max_tokens}
+
+    @property
     def is_plain(self) -> bool:
         """True if tokens are greedy, and nothing else is asked of them."""
         return self.temperature <= 0 and self.num_logprobs is None

@@ -78,3 +78,10 @@ def test_compare_says_that_a_cpu_is_no_gpu(capsys):
 def test_compare_of_two_gpus_is_a_question_that_one_may_ask(capsys):
     printed = output(capsys, "compare", "plain.yaml", "plain.yaml", "--set", "decode.gpu=h200")
     assert "different machines" not in printed
+
+
+def test_a_release_that_dies_when_a_retracted_request_comes_back(capsys):
+    dies = ("--set", "decode.radix_cache=true", "--set", "engine_version=0.5.12")
+    first, _ = warnings_in(output(capsys, "run", "plain.yaml", *dies))
+    assert first.startswith("warning: plain: decode.radix_cache: a server of SGLang 0.5.12 dies")
+    assert len(warnings_in(output(capsys, "run", "plain.yaml", "--set", "decode.radix_cache=true"))) == 1

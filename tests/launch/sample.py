@@ -59,6 +59,8 @@ OTHER = {
     "context_tokens": ["16384"],
     "page_size": ["64", "48"],
     "engine": [],
+    "engine_version": ["0.5.12"],
+    "ignore_eos": ["false"],
     **{f"prefill.{name}": values for name, values in {**SERVERS, **HOST_CACHE, **COMPUTING}.items()},
     "prefill.radix_cache": ["false"],
     "prefill.pp": [],

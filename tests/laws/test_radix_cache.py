@@ -26,6 +26,7 @@ class Holder:
 
     def __init__(self, lease: Lease, ids: list[int], table: list[int]) -> None:
         self.lease, self.ids, self.table, self.num_shared = lease, ids, table, len(table)
+        self.num_counted = 0
         self.replaced: list[int] = []
         self.read_pages: list[int] | None = None
 
@@ -45,12 +46,14 @@ class Cache(RuleBasedStateMachine):
         keeps=st.booleans(),
         has_drafts=st.booleans(),
         whole=st.booleans(),
+        counts_every_insert=st.booleans(),
     )
-    def start(self, page, policy, keeps, has_drafts, whole) -> None:
+    def start(self, page, policy, keeps, has_drafts, whole, counts_every_insert) -> None:
         self.page, self.keeps, self.has_drafts = page, keeps, has_drafts
+        self.counts_every_insert = counts_every_insert
         pool = PagePool(NUM_PAGES)
         self.tree = RadixCache(pool, page, policy, has_drafts=has_drafts)
-        self.cache = KvCache(pool, page, self.tree, keeps_replaced=keeps)
+        self.cache = KvCache(pool, page, self.tree, keeps_replaced=keeps, counts_every_insert=counts_every_insert)
         self.tree.uses_whole_nodes = whole
         self.pool = NaivePagePool(NUM_PAGES)
         self.prefixes = NaivePrefixCache(page, policy, uses_whole_nodes=whole)
@@ -83,6 +86,13 @@ class Cache(RuleBasedStateMachine):
         holder.table[:num_pages] = pages
         holder.num_shared = num_pages
 
+    def count_hits(self, holder: Holder, *, is_chunk: bool = False) -> None:
+        num_tokens = holder.num_shared * self.page
+        behind = None if self.counts_every_insert and is_chunk else 0
+        if not self.counts_every_insert:
+            behind, holder.num_counted = holder.num_counted, num_tokens
+        self.prefixes.touch(self.keys(holder.ids)[:num_tokens], behind)
+
     def drop(self, holder: Holder) -> None:
         self.pool.free([*holder.table[holder.num_shared :], *holder.replaced])
 
@@ -100,13 +110,13 @@ class Cache(RuleBasedStateMachine):
             self.grow(holder)
 
     @precondition(lambda self: self.holders)
-    @rule(data=st.data())
-    def checkpoint(self, data) -> None:
+    @rule(data=st.data(), is_chunk=st.booleans())
+    def checkpoint(self, data, is_chunk) -> None:
         holder = data.draw(st.sampled_from(self.holders))
-        self.cache.checkpoint(holder.lease, holder.sequence, len(holder.ids))
+        self.cache.checkpoint(holder.lease, holder.sequence, len(holder.ids), is_chunk=is_chunk)
         if len(self.keys(holder.ids)) // self.page > holder.num_shared:
             self.share(holder)
-        self.prefixes.touch(self.keys(holder.ids)[: holder.num_shared * self.page])
+        self.count_hits(holder, is_chunk=is_chunk)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=5))
@@ -133,7 +143,7 @@ class Cache(RuleBasedStateMachine):
         if share:
             self.cache.close(holder.lease, holder.sequence, len(holder.ids))
             self.share(holder)
-            self.prefixes.touch(self.keys(holder.ids), num_hits=1)
+            self.count_hits(holder)
         else:
             self.cache.drop(holder.lease)
         self.holders.remove(holder)

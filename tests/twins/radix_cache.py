@@ -63,12 +63,13 @@ class NaivePrefixCache:
             self.prefixes.append(Prefix(tokens, pages, self.num_accesses + 1, self.num_accesses + 1))
         return pages
 
-    def touch(self, tokens: list[int], num_hits: int = 0) -> None:
+    def touch(self, tokens: list[int], hits_behind: int | None = None) -> None:
+        """An access; what ends behind so many tokens counts a hit, too."""
         self.num_accesses += 1
         for prefix in self.prefixes:
             if begins(prefix.tokens, tokens):
                 prefix.last_access = self.num_accesses
-                prefix.num_hits += num_hits
+                prefix.num_hits += hits_behind is not None and len(prefix.tokens) > hits_behind
 
     def evict(self, locked: list[list[int]]) -> list[int]:
         """Forget what the policy names of the sequences that begin no other and no locked one. Returns its pages."""

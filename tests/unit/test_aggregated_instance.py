@@ -8,6 +8,7 @@ from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
+    AskOutput,
     DecodeStep,
     Failed,
     Finished,
@@ -193,7 +194,7 @@ def test_slots_bound_what_runs():
 
 
 def retract(**changes) -> AggregatedInstance:
-    """Of two requests with nine outputs each, the first gives its pages back."""
+    """Of two requests with nine outputs each, the last of the batch gives its pages back."""
     a = instance(num_pages=6, schedule_conservativeness=0.1, **changes)
     arrive(a, 1, 4, max_output=12)
     prefill(a)
@@ -201,30 +202,30 @@ def retract(**changes) -> AggregatedInstance:
     prefill(a)
     decode(a, 8)
     step, commands = a.next_step(0)
-    assert commands == [Retracted(1)]
-    assert (step.left, step.num_requests) == ((1,), 1)
+    assert commands == [Retracted(2), *([AskOutput("aggregated-0", 2, 9)] if a.cache.prefix_cache else [])]
+    assert (step.left, step.num_requests) == ((2,), 1)
     assert a.levels().num_retracted == 1
-    assert a.on_step_done(step, StepResult(1, output(2, 10)), 0) == [Finished(2)]
+    assert a.on_step_done(step, StepResult(1, output(1, 10)), 0) == [Finished(1)]
     return a
 
 
 def test_a_retracted_request_is_computed_again_with_its_outputs_and_its_next_token():
     a = retract()
-    assert prefill(a) == ([(1, 0, 13)], [])  # its prompt was evicted: there was to be room for 20 steps
-    step, commands = decode(a, 2, output(1, 12))
-    assert (step.joined, step.num_context_tokens) == ((1,), 4 + 10)
-    assert commands == [Finished(1)]
+    assert prefill(a) == ([(2, 0, 13)], [])  # its prompt was evicted: there was to be room for 20 steps
+    step, commands = decode(a, 2, output(2, 12))
+    assert (step.joined, step.num_context_tokens) == ((2,), 4 + 10)
+    assert commands == [Finished(2)]
 
 
 def test_without_a_cache_all_of_it_is_computed_again():
     a = retract(radix=False)
-    assert prefill(a)[0] == [(1, 0, 13)]
+    assert prefill(a)[0] == [(2, 0, 13)]
     assert a.levels().num_retracted == 0
 
 
 def test_the_token_of_a_prompt_computed_again_may_be_the_last():
     a = retract()
-    assert prefill(a, output(1, 10))[1] == [Finished(1)]
+    assert prefill(a, output(2, 10))[1] == [Finished(2)]
     assert a.next_step(0) == (Wait(), [])
     assert a.num_available_pages == 6
 
@@ -237,7 +238,7 @@ def test_a_retracted_request_goes_to_the_end_of_the_queue():
     prefill(a)
     arrive(a, 3, 8, max_output=3)
     decode(a, 8)
-    decode(a, 1, output(2, 10))
+    decode(a, 1, output(1, 10))
     assert prefill(a)[0] == [(3, 0, 8)]
 
 

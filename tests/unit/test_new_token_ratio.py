@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.aggregated_instance import NewTokenRatio
+from pdsim.core.new_token_ratio import NewTokenRatio
 from pdsim.core.running_batch import RunningRequest
 from pdsim.core.sequence import Spans
 

@@ -27,6 +27,12 @@ class Request:
     max_output_tokens: int = 10
     prompt: Spans = field(default_factory=lambda: Spans.of(1, 10))
 
+    @classmethod
+    def long(cls, request_id: int, num_prompt_tokens: int = 50) -> "Request":
+        """A request that shares nothing with others."""
+        prompt = Spans.of(100 + request_id, num_prompt_tokens)
+        return cls(request_id, request_id, num_prompt_tokens, prompt=prompt)
+
 
 @dataclass
 class Decode:
@@ -39,6 +45,7 @@ class Decode:
     num_ahead_tokens: int = 1
     others: list = field(default_factory=list)
     retracted: list = field(default_factory=list)
+    resumes_by_tokens: bool = False
 
     @property
     def active(self):
@@ -47,6 +54,10 @@ class Decode:
     @property
     def num_active(self):
         return len(self.active)
+
+    @property
+    def resume_unit_tokens(self):
+        return 1 if self.resumes_by_tokens else self.page_size
 
     @property
     def num_running_tokens(self):
@@ -66,21 +77,28 @@ views = st.builds(
     others=st.lists(requests, max_size=3),
     retracted=st.lists(requests, max_size=2),
     page_size=st.sampled_from([1, 4, 64]),
+    resumes_by_tokens=st.booleans(),
 )
 
 
 def fits_in_sglang(candidate: Candidate, view: Decode, reserved: int) -> bool:
-    """_allocatable_token_budgets and _required_admission_tokens of SGLang 0.5.23, token by token."""
+    """_allocatable_token_budgets and _required_admission_tokens of SGLang, token by token.
+
+    Retracted requests count whole pages in 0.5.23, and tokens in 0.5.12 (_prealloc_required_tokens).
+    """
     clip, page = 4096, view.page_size
+    unit = 1 if view.resumes_by_tokens else page
     in_batch = view.num_running_tokens
     wholes = [min(r.max_output_tokens, clip) + r.num_prompt_tokens - in_batch for r in view.running]
     single = 0 if candidate.resumes else max(wholes, default=0)
     budget = view.num_available_pages * page - max(reserved * view.num_active, single)
     need = candidate.num_new_pages * page + reserved
-    if not candidate.resumes:
+    if candidate.resumes:
+        need = -(-candidate.num_tokens // unit) * unit + reserved
+    else:
         for r in view.retracted:
             kv = r.num_prompt_tokens + r.num_output_tokens - 1
-            budget -= -(-kv // page) * page + reserved
+            budget -= -(-kv // unit) * unit + reserved
         request = candidate.request
         alone = request.num_prompt_tokens - candidate.num_cached_tokens + min(request.max_output_tokens, clip)
         need = max(need, alone - in_batch)
@@ -123,21 +141,43 @@ class Prefill:
     def num_cached_tokens(self, request):
         return self.cached.get(request.request_id, 0)
 
+    use_cached_tokens = num_cached_tokens
+
 
 def order(policy, view):
     return [pick.request_id for pick in policy.select(view)]
 
 
 def test_prefill_orders():
-    waiting = [Request(i, arrival_ns=i, num_prompt_tokens=n) for i, n in enumerate((50, 20, 90))]
+    waiting = [Request.long(i, n) for i, n in enumerate((50, 20, 90))]
     view = Prefill(waiting, now_ns=10, cached={2: 40, 1: 5})
     assert order(FirstComeFirstServed(), view) == [0, 1, 2]
     assert order(ShortestPromptFirst(), view) == [1, 0, 2]
     assert order(ShortestPromptFirst(patience_ns=8), view) == [1, 0, 2]
     assert order(ShortestPromptFirst(patience_ns=9), view) == [0, 1, 2]
     assert order(LongestPrefixFirst(), view) == [2, 1, 0]
-    many = Prefill([Request(i, arrival_ns=i, num_prompt_tokens=50) for i in range(129)], now_ns=10, cached={2: 40})
+    many = Prefill([Request.long(i) for i in range(129)], now_ns=10, cached={2: 40})
     assert order(LongestPrefixFirst(), many) == list(range(129))
+
+
+def alike(request_id: int, stem: int, num_prompt_tokens: int = 50) -> Request:
+    """A request whose prompt begins with 32 tokens of a stem."""
+    prompt = Spans(((stem, 0, 32), (1000 + request_id, 0, num_prompt_tokens - 32)))
+    return Request(request_id, num_prompt_tokens=num_prompt_tokens, prompt=prompt)
+
+
+def test_of_prompts_that_begin_alike_with_nothing_cached_the_first_goes_ahead():
+    waiting = [alike(i, stem) for i, stem in enumerate((7, 7, 8, 7))]
+    assert order(LongestPrefixFirst(), Prefill(waiting)) == [0, 2, 1, 3]
+    assert order(LongestPrefixFirst(), Prefill(waiting, cached={1: 33})) == [1, 0, 2, 3]
+    assert order(LongestPrefixFirst(), Prefill(waiting, cached={1: 32})) == [0, 2, 1, 3]  # next to nothing is cached
+
+
+def test_the_longest_prefix_first_keeps_the_order_of_its_last_choice():
+    waiting = [Request.long(i) for i in range(3)]
+    policy = LongestPrefixFirst()
+    assert order(policy, Prefill(waiting, cached={2: 40, 1: 35})) == [2, 1, 0]
+    assert order(policy, Prefill([*waiting, Request.long(9)])) == [2, 1, 0, 9]
 
 
 def router(policy, count=3):

@@ -1,9 +1,9 @@
 """Hold pdsim's instances and router to what SGLang's did: python compare.py [LOAD ...]
 
 Each instance is told what its twin was told, in the same iteration of its loop, and steps last as long as in the log.
-Then all that it decides must be the same, in order: who is admitted, resumed, merged, retracted, which tokens of which
-prompts a forward computes, who is in a decode step, and how many pages are free and evictable beside it. What comes
-behind a first difference follows from it, and is not compared.
+Then all that it decides must be the same, in order and in the same iteration: who is admitted, resumed, merged,
+retracted, which tokens of which prompts a forward computes, who is in a decode step, and how many pages are free and
+evictable beside it. What comes behind a first difference follows from it, and is not compared.
 """
 
 import gzip
@@ -11,20 +11,23 @@ import json
 import random
 import re
 import sys
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from loads import LOADS, Load, Role, Servers
+from loads import LOADS, Load, Request, Role, Servers
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
-from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.decode_limits import DecodeLimits
+from pdsim.core.engine_rules import SGLANG_0_5_12
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Arrival,
+    AskOutput,
+    Cancel,
     Command,
     DecodeStep,
     Failed,
@@ -37,6 +40,7 @@ from pdsim.core.messages import (
     NewRequest,
     PrefillDone,
     PrefillStep,
+    PutOut,
     Retracted,
     Send,
     Step,
@@ -51,12 +55,15 @@ from pdsim.core.send_planner import SendPlanner
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
-from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
+from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst, LongestPrefixFirst
+from pdsim.policy.protocols import PrefillPolicy
 from pdsim.policy.routing import RoundRobin
 
 LOGS = Path(__file__).parent / "logs"
 Instance = PrefillInstance | DecodeInstance | AggregatedInstance
 Row = list[Any]
+RULES = SGLANG_0_5_12
+"""Of the recorded release, but for those that server/sitecustomize.py gives it."""
 CHECKS = 1_000_000
 """Ids of requests with which the server looks whether it is well."""
 FEW = 32
@@ -94,13 +101,22 @@ class Log:
             log.instances[instance] = [row[1:] for row in of_one]
         return log
 
+    def requests(self) -> list[Request]:
+        return self.load.requests(random.Random(7))
+
     def prompts(self) -> list[TokenIds]:
-        return [TokenIds(request.prompt) for request in self.load.requests(random.Random(7))]
+        return [TokenIds(request.prompt) for request in self.requests()]
 
 
 def cache(role: Role, page_size: int, *, radix: bool) -> KvCache:
     pool = PagePool(role.max_total_tokens // page_size)
     return KvCache(pool, page_size, RadixCache(pool, page_size, LeastRecentlyUsed()) if radix else None)
+
+
+def policy(role: Role) -> PrefillPolicy:
+    if role.preempts:
+        return HighestPriorityFirst()
+    return LongestPrefixFirst() if role.policy == "lpm" else FirstComeFirstServed()
 
 
 def twin(name: str, servers: Servers) -> Instance:
@@ -113,6 +129,7 @@ def twin(name: str, servers: Servers) -> Instance:
             name,
             cache=cache(role, page_size, radix=role.radix),
             limits=DecodeLimits(
+                rules=RULES,
                 max_running_requests=role.max_running_requests,
                 extra_slots=2 * role.max_running_requests if role.max_running_requests <= FEW else 0,
                 saves_retracted=True,
@@ -126,24 +143,27 @@ def twin(name: str, servers: Servers) -> Instance:
             name,
             cache=cache(role, page_size, radix=role.radix),
             limits=PrefillLimits(
+                rules=RULES,
                 max_running_requests=role.max_running_requests,
                 chunked_prefill_tokens=role.chunked_prefill_size,
                 max_prefill_tokens=role.max_prefill_tokens,
                 overlap=False,
             ),
-            policy=FirstComeFirstServed(),
+            policy=policy(role),
             planner=SendPlanner(name, layout, EveryChunk()),
         )
     return AggregatedInstance(
         name,
         cache=cache(role, page_size, radix=role.radix),
         limits=AggregatedLimits(
+            rules=RULES,
             max_running_requests=role.max_running_requests,
             chunked_prefill_tokens=role.chunked_prefill_size,
             max_prefill_tokens=role.max_prefill_tokens,
             overlap=False,
+            preemption_threshold=10 if role.preempts else None,
         ),
-        policy=FirstComeFirstServed(),
+        policy=policy(role),
         preemption_policy=FewestOutputsFirst(),
     )
 
@@ -157,13 +177,18 @@ class Replay:
     def __init__(self, name: str, log: Log) -> None:
         self.rows = log.instances[name]
         self.instance = twin(name, log.load.servers)
-        self.prompts = log.prompts()
+        self.requests = log.requests()
         self.outcome = Outcome()
         self.is_decode = isinstance(self.instance, DecodeInstance)
         self.new: dict[str, NewRequest] = {}
-        self.made: dict[str, deque[Any]] = {what: deque() for what in DECISIONS}
-        """What the instance decided, and the log has not said yet."""
+        self.made: dict[str, list[Any]] = {what: [] for what in DECISIONS}
+        """Decisions of the instance in this iteration."""
+        self.outputs = {rid: output for row in self.rows if row[2] == "ended" for rid, output in row[3]}
         self.ends_at_once = {rid for row in self.rows if row[2] == "merged" for rid, ends in row[3] if ends}
+        self.unended = self.ends_at_once | {rid for row in self.rows if row[2] == "abort" for rid in row[3]}
+        """Requests whose last token does not end them: they end as they join, or as they are given up."""
+        self.preempted: list[str] = []
+        """Requests that gave way in this iteration: they come to the queue again."""
         self.back: set[str] = set()
         """Requests that were retracted."""
 
@@ -185,37 +210,58 @@ class Replay:
     def iterate(self, rows: list[Row]) -> None:
         now_ns = round(rows[0][1] * 1e9) if rows else 0
         said = [row for row in rows if row[2] in {"prefill", "decode"}]
+        self.preempted = []
         for row in rows:
             self.tell(row, now_ns)
-        step, commands = self.instance.next_step(now_ns)
-        for command in commands:
-            self.note(command)
-        for row in rows:
-            self.check(row)
+        step, commands = self.choose(now_ns)
+        self.carry_out(commands, now_ns)
+        self.check(rows)
         self.check_step(step, said[0] if said else None)
         if not isinstance(step, Wait):
             ended = [(rid, output) for row in rows if row[2] == "ended" for rid, output in row[3]]
-            ended = [(int(rid[1:]), TokenIds(output)) for rid, output in ended if rid not in self.ends_at_once]
-            for command in self.instance.on_step_done(step, StepResult(ended=tuple(ended)), now_ns):
-                if not isinstance(command, FirstToken):
-                    self.note(command)
+            ended = [(int(rid[1:]), TokenIds(output)) for rid, output in ended if rid not in self.unended]
+            commands = self.instance.on_step_done(step, StepResult(ended=tuple(ended)), now_ns)
+            self.carry_out([command for command in commands if not isinstance(command, FirstToken)], now_ns)
         for row in rows:
             if row[2] == "sent":
                 for rid in row[3]:
                     self.instance.on_message(KvSent(int(rid[1:])), now_ns)
 
+    def choose(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+        """The decode instance one iteration at a time, though it has no step: SGLang's loop begins another then."""
+        if not isinstance(self.instance, DecodeInstance):
+            return self.instance.next_step(now_ns)
+        commands: list[Command] = []
+        return self.instance.look(commands) or Wait(), commands
+
+    def carry_out(self, commands: list[Command], now_ns: int) -> None:
+        for command in commands:
+            if isinstance(command, AskOutput):
+                output = TokenIds(self.outputs[f"r{command.request_id}"][: command.num_tokens])
+                self.instance.on_message(PutOut(command.request_id, output), now_ns)
+            else:
+                self.note(command)
+
     def tell(self, row: Row, now_ns: int) -> None:
         """Pass on what its twin was told before it chose a step."""
         what, told = row[2], row[3]
-        if what == "new":
+        if what == "new" and told in self.new:
+            self.preempted.append(told)
+        elif what == "new":
             i = int(told[1:])
-            prompt = TokenIds([0] * row[4]) if i >= CHECKS else self.prompts[i]
-            self.new[told] = NewRequest(i, now_ns + len(self.new), prompt, row[5], "prefill", "decode")
+            request = Request(0, [0] * row[4], row[5]) if i >= CHECKS else self.requests[i]
+            prompt, arrival_ns = TokenIds(request.prompt), now_ns + len(self.new)
+            self.new[told] = NewRequest(
+                i, arrival_ns, prompt, row[5], "prefill", "decode", request.priority, request.ignore_eos
+            )
             if not self.is_decode:
                 self.instance.on_message(self.new[told], now_ns)
         elif what == "met":
             for rid in told:
                 self.instance.on_message(self.new[rid], now_ns)
+        elif what == "abort":
+            for rid in told:
+                self.instance.on_message(Cancel(int(rid[1:]), "aborted by the client"), now_ns)
         elif what == "granted":
             for rid in told:
                 num_pages = -(-len(self.new[rid].prompt) // self.instance.page_size)
@@ -237,21 +283,23 @@ class Replay:
             case Failed(i):
                 self.made["failed"].append(f"r{i}")
 
-    def check(self, row: Row) -> None:
-        """Of those merged, who comes back is in the batch of the next step."""
-        what = row[2]
-        if what not in DECISIONS:
-            return
-        said = [row[3]] if what == "failed" else row[3]
-        if what == "merged":
-            said = [rid for rid, _ in said if rid not in self.back]
-        for one in said:
-            self.outcome.num_compared += 1
-            if what == "retracted":
-                self.back.add(one)
-            made = self.made[what].popleft() if self.made[what] else "nobody"
-            if made != one:
-                raise DifferenceError(f"{what}: SGLang {one}, pdsim {made}")
+    def check(self, rows: list[Row]) -> None:
+        """Compare an iteration's decisions. Who comes back is not among those merged, but in the batch of the step."""
+        said: dict[str, list[Any]] = {what: [] for what in DECISIONS}
+        for row in rows:
+            if row[2] == "failed":
+                said["failed"].append(row[3])
+            elif row[2] == "merged":
+                said["merged"] += [rid for rid, _ in row[3] if rid not in self.back]
+            elif row[2] in DECISIONS:
+                said[row[2]] += row[3]
+        said["retracted"] += self.preempted
+        self.back |= set(said["retracted"])
+        for what, expected in said.items():
+            self.outcome.num_compared += len(expected)
+            if self.made[what] != expected:
+                raise DifferenceError(f"{what}: SGLang {expected}, pdsim {self.made[what]}")
+            self.made[what] = []
 
     def check_step(self, step: Step | Wait, said: Row | None) -> None:
         what, expected = ("nothing", []) if said is None else (said[2], said[3])
@@ -262,8 +310,6 @@ class Replay:
         elif isinstance(step, DecodeStep):
             assert not isinstance(self.instance, PrefillInstance)
             found, members = "decode", [f"r{request.request_id}" for request in self.instance.batch.requests()]
-        if what == found == "decode" and self.back:
-            expected, members = sorted(expected), sorted(members)  # a retraction leaves SGLang's batch sorted
         self.outcome.num_compared += said is not None
         if (found, members) != (what, expected):
             raise DifferenceError(f"SGLang {what} {expected}, pdsim {found} {members}")

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 VOCABULARY = 2048
 STOPPED = 0.5
@@ -19,12 +19,17 @@ class Role:
     radix: bool = True
     max_prefill_tokens: int = 16384
     num_reserved_decode_tokens: int = 512
+    policy: str = "fcfs"
+    preempts: bool = False
+    """Requests have priorities, and running ones give way to higher ones."""
 
     def arguments(self, role: str) -> list[str]:
         arguments = ["--max-total-tokens", str(self.max_total_tokens)]
         arguments += ["--max-running-requests", str(self.max_running_requests)]
         arguments += ["--chunked-prefill-size", str(self.chunked_prefill_size)]
-        arguments += ["--max-prefill-tokens", str(self.max_prefill_tokens)]
+        arguments += ["--max-prefill-tokens", str(self.max_prefill_tokens), "--schedule-policy", self.policy]
+        if self.preempts:
+            arguments += ["--enable-priority-scheduling", "--enable-priority-preemption"]
         if role == "decode":
             arguments += ["--num-reserved-decode-tokens", str(self.num_reserved_decode_tokens)]
             return arguments + ["--disaggregation-decode-enable-radix-cache"] * self.radix
@@ -50,14 +55,19 @@ class Request:
     prompt: list[int]
     max_new_tokens: int
     stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    priority: int = 0
 
 
 @dataclass(frozen=True)
 class Load:
     servers: Servers
-    requests: Callable[[random.Random], list[Request]]
+    requests: "Requests"
     comes_in_order: bool = False
     """A router sees its requests one after another."""
+
+
+Requests = Callable[[random.Random], list[Request]]
 
 
 def _tokens(draw: random.Random, count: int) -> list[int]:
@@ -74,7 +84,8 @@ def poisson(
     prefix_tokens: tuple[int, int] = (0, 0),
     burst: int = 1,
     spacing_s: float = 0,
-) -> Callable[[random.Random], list[Request]]:
+    ignore_eos: bool = False,
+) -> Requests:
     """Bursts of requests at random instants. Of each prompt, part may be one of some prefixes."""
 
     def make(draw: random.Random) -> list[Request]:
@@ -86,8 +97,45 @@ def poisson(
             stem = draw.choice(stems)[: draw.randint(*prefix_tokens)] if stems else []
             prompt = stem + _tokens(draw, draw.randint(*prompts))
             stops = draw.sample(range(VOCABULARY), 20) if draw.random() < STOPPED else []
-            requests.append(Request(round(at_s, 4), prompt, draw.randint(*outputs), stops))
+            requests.append(Request(round(at_s, 4), prompt, draw.randint(*outputs), stops, ignore_eos))
         return requests
+
+    return make
+
+
+def mixed_lengths(count: int, rate: float, prompts: tuple[int, ...], outputs: tuple[int, ...], burst: int) -> Requests:
+    """Bursts of requests, each as long as one of some lengths."""
+
+    def make(draw: random.Random) -> list[Request]:
+        requests, at_s = [], 0.0
+        for i in range(count):
+            at_s += draw.expovariate(rate / burst) if i % burst == 0 else 0
+            requests.append(Request(round(at_s, 4), _tokens(draw, draw.choice(prompts)), draw.choice(outputs)))
+        return requests
+
+    return make
+
+
+def repeats(count: int, rate: float, texts: int, lengths: tuple[int, ...], longest_output: int, burst: int) -> Requests:
+    """Bursts of requests, each of which begins one of some texts."""
+
+    def make(draw: random.Random) -> list[Request]:
+        all_texts = [_tokens(draw, max(lengths)) for _ in range(texts)]
+        requests, at_s = [], 0.0
+        for i in range(count):
+            at_s += draw.expovariate(rate / burst) if i % burst == 0 else 0
+            prompt = draw.choice(all_texts)[: draw.choice(lengths)]
+            requests.append(Request(round(at_s, 4), prompt, draw.randint(1, longest_output)))
+        return requests
+
+    return make
+
+
+def prioritised(load: Requests, priorities: tuple[int, ...]) -> Requests:
+    """The same requests, each with one of these priorities."""
+
+    def make(draw: random.Random) -> list[Request]:
+        return [replace(request, priority=draw.choice(priorities)) for request in load(draw)]
 
     return make
 
@@ -95,7 +143,6 @@ def poisson(
 _ROUTED = poisson(100, 8, (8, 120), (4, 30), prefixes=6, prefix_tokens=(60, 400), spacing_s=0.03)
 _SHARED = poisson(120, 12, (4, 200), (2, 40), prefixes=6, prefix_tokens=(20, 300))
 _LONG = poisson(50, 4, (50, 1500), (2, 24))
-_SHORT = poisson(250, 60, (1, 40), (1, 12), burst=25)
 _OUTPUTS = poisson(60, 12, (20, 200), (60, 250), burst=6)
 _TURNS = poisson(150, 15, (1, 90), (8, 60), prefixes=3, prefix_tokens=(100, 500), burst=5)
 
@@ -118,12 +165,46 @@ PAIR_TIGHT_PAGES = Servers(
     Role(max_total_tokens=2048, max_running_requests=6, chunked_prefill_size=256),
     Role(max_total_tokens=3200, max_running_requests=24, num_reserved_decode_tokens=16, radix=False),
 )
-PAIR_OFF = Servers(
-    64,
-    Role(radix=False, max_total_tokens=4096),
-    Role(max_total_tokens=4096, radix=False, num_reserved_decode_tokens=64),
-)
 TWO_EACH = Servers(16, Role(chunked_prefill_size=512, max_total_tokens=4096), Role(num_reserved_decode_tokens=64), 2)
+
+AGGREGATED_ABORT = Servers(1, Role(max_total_tokens=3000, chunked_prefill_size=256, max_running_requests=32))
+AGGREGATED_FIXED = Servers(1, Role(max_total_tokens=2500, max_running_requests=16, radix=False))
+AGGREGATED_PRIORITY = Servers(
+    1, Role(max_total_tokens=4000, chunked_prefill_size=256, max_running_requests=6, preempts=True)
+)
+AGGREGATED_REPEATS = Servers(
+    32, Role(max_total_tokens=2048, chunked_prefill_size=128, max_running_requests=32, max_prefill_tokens=192)
+)
+PAIR_SMALL_CHUNKS = Servers(
+    64,
+    Role(max_total_tokens=4096, chunked_prefill_size=128),
+    Role(max_total_tokens=6400, max_running_requests=8),
+)
+PAIR_EQUAL = Servers(
+    1,
+    Role(max_total_tokens=4000, max_running_requests=16),
+    Role(max_total_tokens=2000, max_running_requests=16, num_reserved_decode_tokens=16, radix=False),
+)
+PAIR_PREFIXES = Servers(
+    1,
+    Role(max_total_tokens=4000, chunked_prefill_size=256, max_running_requests=8, policy="lpm"),
+    Role(max_total_tokens=6000, num_reserved_decode_tokens=64),
+)
+PAIR_RADIX_PAGES = Servers(
+    16,
+    Role(max_total_tokens=4096, chunked_prefill_size=256),
+    Role(max_total_tokens=2560, num_reserved_decode_tokens=8),
+)
+PAIR_RADIX = Servers(
+    1,
+    Role(max_total_tokens=6000, chunked_prefill_size=1024),
+    Role(max_total_tokens=2400, num_reserved_decode_tokens=16),
+)
+PAIR_FEW = Servers(
+    1,
+    Role(max_total_tokens=4000, max_running_requests=2),
+    Role(max_total_tokens=4000, max_running_requests=3, num_reserved_decode_tokens=64),
+)
 
 LOADS = {
     "aggregated-shared": Load(AGGREGATED_TIGHT, _SHARED),
@@ -133,15 +214,29 @@ LOADS = {
     "aggregated-pages-retraction": Load(AGGREGATED_PAGES, _OUTPUTS),
     "aggregated-no-radix": Load(AGGREGATED_OFF, _OUTPUTS),
     "pair-shared": Load(PAIR, _SHARED),
-    "pair-short": Load(PAIR, _SHORT),
     "pair-chunks": Load(PAIR_CHUNKS, _LONG),
     "pair-chunks-turns": Load(PAIR_CHUNKS, _TURNS),
     "pair-retraction": Load(PAIR_TIGHT, _OUTPUTS),
-    "pair-small-pools": Load(PAIR_TIGHT, _SHARED),
     "pair-pages-retraction": Load(PAIR_TIGHT_PAGES, _OUTPUTS),
     "pair-pages-small-pools": Load(PAIR_TIGHT_PAGES, _TURNS),
-    "pair-no-radix": Load(PAIR_OFF, _OUTPUTS),
-    "pair-no-radix-bursts": Load(PAIR_OFF, _SHORT),
     "two-each-round-robin": Load(TWO_EACH, _ROUTED, comes_in_order=True),
     "two-each-chunks": Load(TWO_EACH, _LONG),
+    "agg-abort": Load(AGGREGATED_ABORT, poisson(80, 14, (4, 700), (20, 200), burst=4)),
+    "agg-no-radix-ignore-eos": Load(AGGREGATED_FIXED, poisson(60, 16, (4, 200), (40, 200), burst=6, ignore_eos=True)),
+    "agg-priority": Load(
+        AGGREGATED_PRIORITY, prioritised(poisson(80, 16, (4, 400), (10, 120), burst=8), (0, 0, 5, 10, 20))
+    ),
+    "agg32-repeats": Load(AGGREGATED_REPEATS, repeats(80, 12, 4, (31, 32, 33, 64, 97, 128, 320), 200, burst=8)),
+    "chunk128-shared": Load(
+        PAIR_SMALL_CHUNKS, poisson(60, 6, (1, 150), (2, 60), prefixes=4, prefix_tokens=(50, 700), burst=3)
+    ),
+    "equal-retraction": Load(PAIR_EQUAL, poisson(48, 16, (100, 100), (150, 150), burst=8)),
+    "lpm-shared": Load(PAIR_PREFIXES, poisson(70, 14, (4, 120), (4, 60), prefixes=4, prefix_tokens=(40, 300), burst=7)),
+    "radix-retraction": Load(
+        PAIR_RADIX, poisson(70, 10, (4, 120), (40, 200), prefixes=4, prefix_tokens=(20, 200), burst=5)
+    ),
+    "radix-pages-retraction": Load(
+        PAIR_RADIX_PAGES, poisson(80, 12, (1, 60), (30, 210), prefixes=3, prefix_tokens=(10, 200), burst=8)
+    ),
+    "small-running": Load(PAIR_FEW, mixed_lengths(80, 20, (1, 2, 40, 300), (1, 2, 5, 60), burst=10)),
 }

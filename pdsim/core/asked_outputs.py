@@ -1,0 +1,40 @@
+"""Requests whose outputs an instance must know, because the prefix cache is to have their KV.
+
+retracted   it asks as the request loses its pages     on_put_out: the outputs are cached when their KV is there again
+closing     nobody waits for it, its last step is run  on_put_out: all that it has is cached, and its pages are given up
+"""
+
+from collections.abc import Mapping
+from typing import Generic
+
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.messages import AskOutput, Command, PutOut
+from pdsim.core.running_batch import RequestT, RunningBatch
+
+
+class AskedOutputs(Generic[RequestT]):
+    def __init__(self, instance_id: str, batch: RunningBatch[RequestT], cache: KvCache) -> None:
+        self.closing: dict[int, RequestT] = {}
+        self._instance_id = instance_id
+        self._batch = batch
+        self._cache = cache
+
+    def ask(self, request: RequestT) -> list[Command]:
+        """Ask for the outputs so far of a request that left the batch; nothing if none are cached."""
+        if self._cache.prefix_cache is None:
+            return []
+        return [AskOutput(self._instance_id, request.request_id, request.num_output_tokens)]
+
+    def close(self, request: RequestT) -> list[Command]:
+        """Cache what a request has that was given up, as soon as its outputs are known."""
+        if self._cache.prefix_cache is None:
+            self._cache.drop(request.lease)
+            return []
+        self.closing[request.request_id] = request
+        return self.ask(request)
+
+    def on_put_out(self, message: PutOut, retracted: Mapping[int, RequestT]) -> None:
+        if request := self.closing.pop(message.request_id, None):
+            self._batch.close(request, message.output)
+        elif waiting := retracted.get(message.request_id):
+            waiting.output = message.output

@@ -1,0 +1,56 @@
+"""Whether a prompt fits whose output ends at its longest only, where nothing is cached (add_one_req_ignore_eos).
+
+The ends of all that runs are simulated: at none of them may there be less than a token free for each that still runs.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pdsim.core.running_batch import RunningRequest
+
+
+class _End(NamedTuple):
+    tokens_left: float
+    """Tokens that the request is expected to still produce."""
+    num_tokens: int
+    """Tokens that its end frees."""
+
+
+class SimulatedEnds:
+    """The ends of the requests that run, and of those that one forward begins: the soonest first."""
+
+    def __init__(self, running: Iterable[RunningRequest], ratio: float) -> None:
+        """ratio: part of their longest output that those are expected to produce which may end sooner."""
+        self._running = running
+        self._ratio = ratio
+        self._ends: list[_End] | None = None
+
+    def allow(self, request: RunningRequest, begun: Iterable[RunningRequest], num_free_tokens: int) -> bool:
+        """True if the request fits beside what runs; num_free_tokens is without its prompt.
+
+        begun: requests that this forward has, when the first is asked for. Those asked for are counted from then on.
+        """
+        if self._ends is None:
+            others = [self._end_of(other) for other in (request, *self._running, *begun)]
+            self._ends = sorted([end for end in others if end.tokens_left > 0], key=lambda end: end.tokens_left)
+        else:
+            self._insert(self._end_of(request))
+        num_freed = 0
+        for i, end in enumerate(self._ends):
+            num_running = len(self._ends) - i
+            if num_free_tokens + num_freed - end.tokens_left * num_running <= num_running:
+                return False
+            num_freed += end.num_tokens
+        return True
+
+    def _end_of(self, request: RunningRequest) -> _End:
+        ratio = 1.0 if request.ignores_eos else self._ratio
+        return _End(request.max_output_tokens * ratio - request.num_output_tokens, request.num_tokens)
+
+    def _insert(self, new: _End) -> None:
+        """SGLang puts the last of all before the last but one."""
+        assert self._ends is not None
+        if new.tokens_left > 0:
+            last = max(0, len(self._ends) - 1)
+            sooner = (i for i, end in enumerate(self._ends) if new.tokens_left <= end.tokens_left)
+            self._ends.insert(next(sooner, last), new)

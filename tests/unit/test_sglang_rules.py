@@ -1,0 +1,344 @@
+"""Rules of SGLang's scheduler, each on the smallest load that shows it, and what its releases do differently."""
+
+from dataclasses import replace
+
+import pytest
+
+from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.decode_limits import DecodeLimits
+from pdsim.core.engine_rules import RELEASES, SGLANG_0_5_12, SGLANG_0_5_23
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.messages import (
+    AskOutput,
+    Cancel,
+    DecodeStep,
+    Finished,
+    KvArrived,
+    KvGranted,
+    LoadKv,
+    NewRequest,
+    PrefillStep,
+    PutOut,
+    Retracted,
+    Send,
+    StepResult,
+    Wait,
+)
+from pdsim.core.page_pool import PagePool
+from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.radix_cache import RadixCache
+from pdsim.core.send_planner import SendPlanner
+from pdsim.core.sequence import Spans
+from pdsim.core.transfer_plan import RankPairLayout
+from pdsim.policy.pages import FewestOutputsFirst, LeastFrequentlyUsed, LeastRecentlyUsed, ReserveDecodeTokens
+from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst
+
+OLD_AND_NEW = pytest.mark.parametrize("rules", [SGLANG_0_5_12, SGLANG_0_5_23], ids=["0.5.12", "0.5.23"])
+
+
+def cache(num_pages: int, page: int = 1, *, radix: bool = True) -> KvCache:
+    pool = PagePool(num_pages)
+    return KvCache(pool, page, RadixCache(pool, page, LeastRecentlyUsed()) if radix else None)
+
+
+def aggregated(num_pages: int = 100, *, radix: bool = True, page: int = 1, **limits) -> AggregatedInstance:
+    defaults = {"max_running_requests": 8, "chunked_prefill_tokens": None, "max_prefill_tokens": 1000}
+    priorities = "preemption_threshold" in limits
+    return AggregatedInstance(
+        "a",
+        cache=cache(num_pages, page, radix=radix),
+        limits=AggregatedLimits(**{**defaults, "overlap": False, **limits}),
+        policy=HighestPriorityFirst() if priorities else FirstComeFirstServed(),
+        preemption_policy=FewestOutputsFirst(),
+    )
+
+
+def decode(num_pages: int = 100, *, page: int = 1, radix: bool = False, reserved: int = 0, **limits) -> DecodeInstance:
+    return DecodeInstance(
+        "d",
+        cache=cache(num_pages, page, radix=radix),
+        limits=DecodeLimits(**{"max_running_requests": 8, "saves_retracted": True, **limits}),
+        admission_policy=ReserveDecodeTokens(reserved_tokens=reserved),
+        preemption_policy=FewestOutputsFirst(),
+    )
+
+
+def prefill_instance(num_pages: int = 100, **limits) -> PrefillInstance:
+    defaults = {"max_running_requests": 8, "chunked_prefill_tokens": 8, "max_prefill_tokens": 1000, "overlap": False}
+    return PrefillInstance(
+        "p",
+        cache=cache(num_pages),
+        limits=PrefillLimits(**{**defaults, **limits}),
+        policy=FirstComeFirstServed(),
+        planner=SendPlanner("p", RankPairLayout(page_size=1, page_bytes=1, num_planes=1), EveryChunk()),
+    )
+
+
+def arrive(instance, i: int, num_tokens: int, max_output: int = 10, *, prompt=None, priority=0, fixed=False) -> None:
+    prompt = Spans.of(i, num_tokens) if prompt is None else prompt
+    instance.on_message(NewRequest(i, i, prompt, max_output, "p", "d", priority, fixed), 0)
+    if isinstance(instance, PrefillInstance):
+        instance.on_message(KvGranted(i, 0, tuple(range(num_tokens))), 0)
+
+
+def begun(instance) -> list[tuple[int, int, int]]:
+    """Chunks of the next step, which is run."""
+    step, _ = instance.next_step(0)
+    if not isinstance(step, PrefillStep):
+        return []
+    instance.on_step_done(step, StepResult(), 0)
+    return [(chunk.request_id, chunk.num_context_tokens, chunk.num_tokens) for chunk in step.chunks]
+
+
+def run(d: DecodeInstance, *ids: int) -> DecodeStep:
+    """The KV of these has come."""
+    d.next_step(0)
+    for i in ids:
+        d.on_message(KvArrived(i, first_token_ends=False), 0)
+    step, _ = d.next_step(0)
+    assert isinstance(step, DecodeStep)
+    return step
+
+
+# Outputs that only their longest ends, where nothing is cached.
+
+
+def test_a_request_that_ignores_eos_begins_only_if_all_can_run_to_their_ends():
+    for fixed, expected in ((False, [(1, 0, 10)]), (True, [])):
+        a = aggregated(62, radix=False, schedule_conservativeness=0.1)
+        for i in range(2):
+            arrive(a, i, 10, max_output=25, fixed=fixed)
+            found = begun(a)
+        assert found == expected  # together they grow to 70 tokens
+
+
+def test_one_that_ends_early_makes_room_for_the_growth_of_the_other():
+    for outputs, num_begun in (((40, 5), 2), ((5, 40), 1)):  # the last of all is put before the last but one
+        a = aggregated(62, radix=False)
+        for i, max_output in enumerate(outputs):
+            arrive(a, i, 10, max_output=max_output, fixed=True)
+        assert len(begun(a)) == num_begun
+
+
+def test_what_is_expected_of_those_that_run_depends_on_the_release():
+    for rules, expected in ((SGLANG_0_5_12, [(1, 0, 10)]), (SGLANG_0_5_23, [])):
+        a = aggregated(100, rules=rules, schedule_conservativeness=0.1)
+        arrive(a, 0, 10, max_output=70, fixed=True)
+        begun(a)
+        arrive(a, 1, 10, max_output=20, fixed=True)
+        assert begun(a) == expected  # 90 tokens are free, of which the first takes 70 if it is believed
+
+
+# Retraction.
+
+
+def test_of_equal_requests_the_last_of_the_batch_is_retracted_and_the_batch_is_sorted():
+    d = decode(15, saves_retracted=False)
+    for i, num_tokens in enumerate((4, 3, 4)):
+        arrive(d, i, num_tokens, max_output=3)
+    d.on_step_done(run(d, 0, 1, 2), StepResult(), 0)
+    _, commands = d.next_step(0)
+    assert commands == [Retracted(2)]
+    assert [request.request_id for request in d.batch.requests()] == [1, 0]
+
+
+def test_outputs_of_a_retracted_request_are_cached_when_it_is_back():
+    d = decode(19, radix=True)
+    for i in range(2):
+        arrive(d, i, 4)
+    d.on_step_done(run(d, 0, 1), StepResult(5), 0)
+    _, commands = d.next_step(0)
+    assert AskOutput("d", 1, 6) in commands
+    d.on_message(PutOut(1, Spans.of(9, 6)), 0)
+    step, _ = d.next_step(0)
+    d.on_step_done(step, StepResult(1, ((0, Spans.of(8, 7)),)), 0)
+    _, commands = d.next_step(0)
+    assert [command.request_id for command in commands if isinstance(command, LoadKv)] == [1]
+    assert d.cache.num_cached_tokens(Spans(((1, 0, 4), (9, 0, 6)))) == 4 + 5  # the last has no KV
+
+
+@OLD_AND_NEW
+def test_a_retracted_request_asks_for_tokens_or_pages(rules):
+    assert decode(page=4, rules=rules).resume_unit_tokens == (1 if rules.resumes_by_tokens else 4)
+
+
+def test_the_ratio_is_the_initial_one_again_only_if_nobody_waits():
+    a = aggregated(40, max_running_requests=1)
+    arrive(a, 0, 10)
+    begun(a)
+    step, _ = a.next_step(0)
+    arrive(a, 1, 10)
+    a.on_step_done(step, StepResult(5, ((0, Spans.of(9, 6)),)), 0)
+    expected = a._ratio.at(5)
+    begun(a)
+    assert a._ratio.at(5) == expected < a._ratio._initial
+
+
+def test_a_prompt_computed_again_reserves_its_whole_longest_output():
+    a = aggregated(60, schedule_conservativeness=0.01)
+    arrive(a, 0, 10, max_output=30)
+    begun(a)
+    (running,) = a.running
+    a.batch.requests()[0].num_output_tokens = 20
+    assert (running.num_growth_tokens, running.num_reserved_tokens) == (10, 30)
+
+
+# A forward that a begun prompt takes for itself.
+
+
+@OLD_AND_NEW
+def test_the_first_that_waits_behind_a_full_chunk_is_looked_at(rules):
+    p = prefill_instance(rules=rules)
+    for i in range(2):
+        arrive(p, i, 6)
+        begun(p)
+    arrive(p, 2, 30)
+    assert begun(p) == [(2, 0, 8)]
+    arrive(p, 3, 7, prompt=Spans(((0, 0, 6), (9, 0, 1))))  # begins like the first
+    begun(p)
+    tree = p.cache.prefix_cache
+    last = {node.sequence.spans[0].stream: node.last_access for node in tree.root.children.values()}
+    assert (last[0] > last[1]) == rules.tries_when_spent
+
+
+@OLD_AND_NEW
+def test_one_that_does_not_fit_behind_a_full_chunk_blocks_the_others(rules):
+    a = aggregated(62, chunked_prefill_tokens=8, rules=rules)
+    arrive(a, 9, 1)
+    begun(a)
+    arrive(a, 0, 16)
+    assert begun(a) == [(0, 0, 8)]
+    arrive(a, 1, 30, max_output=20)
+    assert begun(a) == [(0, 8, 8)]
+    assert a.levels().blocked_by == ("pages" if rules.tries_when_spent else "")
+
+
+@OLD_AND_NEW
+def test_a_long_prompt_begins_behind_others_only_in_the_newer_release(rules):
+    p = prefill_instance(chunked_prefill_tokens=20, max_prefill_tokens=24, rules=rules)
+    arrive(p, 0, 6)
+    arrive(p, 1, 30)
+    assert begun(p) == [(0, 0, 6), *([] if rules.caps_chunked_prompts else [(1, 0, 14)])]
+
+
+# Priorities.
+
+
+def test_a_running_request_gives_way_while_a_partial_prompt_goes_on():
+    a = aggregated(100, max_running_requests=2, chunked_prefill_tokens=8, preemption_threshold=0)
+    arrive(a, 0, 4, max_output=30)
+    begun(a)
+    arrive(a, 1, 10, priority=1)
+    assert begun(a) == [(1, 0, 8)]
+    arrive(a, 2, 4, priority=2)
+    step, commands = a.next_step(0)
+    assert [chunk.request_id for chunk in step.chunks] == [1, 2]
+    assert commands[0] == Retracted(0)
+
+
+def test_ready_requests_join_by_priority():
+    d = decode(max_running_requests=1, extra_slots=2)
+    for i in range(3):
+        arrive(d, i, 4, priority=i)
+    step = run(d, 0, 1, 2)
+    assert step.joined == (2,)
+
+
+# Metadata buffers, and places of a merge.
+
+
+def test_no_more_kv_is_on_its_way_than_there_are_metadata_buffers():
+    d = decode(max_running_requests=1, extra_slots=9)
+    for i in range(4):
+        arrive(d, i, 4)
+    granted = [command for command in d.next_step(0)[1] if isinstance(command, Send)]
+    assert [command.message.request_id for command in granted if isinstance(command.message, KvGranted)] == [0, 1]
+
+
+def test_one_that_ends_with_its_first_token_takes_a_place_of_its_merge():
+    d = decode(max_running_requests=2)
+    for i in range(3):
+        arrive(d, i, 4)
+    d.limits = replace(d.limits, max_running_requests=4)  # or the third would get no pages
+    d.next_step(0)
+    d.limits = replace(d.limits, max_running_requests=2)
+    for i in range(3):
+        d.on_message(KvArrived(i, first_token_ends=i == 0), 0)
+    step, _ = d.next_step(0)
+    assert (step.joined, step.max_steps) == ((1,), 1)
+    d.on_step_done(step, StepResult(), 0)
+    assert d.next_step(0)[0].joined == (2,)
+
+
+# Requests that are given up.
+
+
+def test_a_running_request_that_is_given_up_gets_one_more_token_and_is_cached():
+    a = aggregated()
+    arrive(a, 0, 4)
+    begun(a)
+    a.on_message(Cancel(0, "enough"), 0)
+    step, _ = a.next_step(0)
+    assert (step.num_requests, step.max_steps) == (1, 1)
+    assert a.on_step_done(step, StepResult(), 0) == [AskOutput("a", 0, 2)]
+    a.on_message(PutOut(0, Spans.of(9, 2)), 0)
+    assert a.next_step(0) == (Wait(), [])
+    assert a.requests() == []
+    assert a.cache.num_cached_tokens(Spans(((0, 0, 4), (9, 0, 2)))) == 5
+
+
+def test_its_own_end_is_told_to_nobody():
+    d = decode()
+    arrive(d, 0, 4)
+    step = run(d, 0)
+    d.on_message(Cancel(0, "enough"), 0)
+    assert not any(isinstance(c, Finished) for c in d.on_step_done(step, StepResult(1, ((0, Spans.of(9, 2)),)), 0))
+    assert d.next_step(0) == (Wait(), [])
+    assert d.num_available_pages == 100
+
+
+@OLD_AND_NEW
+def test_a_partial_prompt_that_is_given_up_is_computed_to_its_end_by_the_older_release(rules):
+    p = prefill_instance(rules=rules)
+    arrive(p, 0, 20)
+    chunks = begun(p)
+    p.on_message(Cancel(0, "enough"), 0)
+    while found := begun(p):
+        chunks += found
+    assert len(chunks) == (3 if rules.computes_aborted_prompts else 1)
+
+
+@OLD_AND_NEW
+def test_one_that_is_given_up_in_the_queue_of_decode_keeps_its_place_in_the_older_release(rules):
+    d = decode(11, rules=rules)
+    for i, num_tokens in enumerate((8, 8, 1)):
+        arrive(d, i, num_tokens, max_output=1)
+    d.next_step(0)
+    d.on_message(Cancel(1, "enough"), 0)
+    granted = [command.message.request_id for command in d.next_step(0)[1]]
+    assert granted == ([] if rules.keeps_aborted_places else [2])
+    arrive(d, 3, 1, max_output=1)  # which makes the server look at all of its queue
+    assert [command.message.request_id for command in d.next_step(0)[1]] == ([2, 3] if not granted else [3])
+
+
+# Least frequently used.
+
+
+@OLD_AND_NEW
+def test_an_insert_counts_once_for_each_request_or_each_time(rules):
+    pool = PagePool(20)
+    tree = RadixCache(pool, 1, LeastFrequentlyUsed())
+    kv = KvCache(pool, 1, tree, counts_every_insert=rules.counts_every_insert)
+    prompt = Spans.of(1, 4)
+    lease = kv.open(prompt, 0)
+    kv.grow(lease, 4)
+    kv.checkpoint(lease, prompt, 2, is_chunk=True)
+    kv.checkpoint(lease, prompt, 4)
+    kv.close(lease, prompt, 4)
+    (first,) = tree.root.children.values()
+    assert first.num_hits == (2 if rules.counts_every_insert else 1)
+
+
+def test_the_newest_release_comes_first():
+    assert [next(iter(releases)) for releases in RELEASES.values()] == ["0.5.23", "0.33.0"]
