@@ -145,6 +145,11 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "fixed": "pdsim.workload.lengths:Fixed",
         "uniform": "pdsim.workload.lengths:Uniform",
         "normal": "pdsim.workload.lengths:Normal",
+        "lognormal": "pdsim.workload.lengths:Lognormal",
+        "gamma_lengths": "pdsim.workload.lengths:GammaLengths",
+        "exponential": "pdsim.workload.lengths:Exponential",
+        "empirical": "pdsim.workload.histogram:Empirical",
+        "mixed": "pdsim.workload.lengths:Mixed",
     },
 }
 ROUTING_POLICIES = tuple(BUILT_IN[protocols.RoutingPolicy])
@@ -243,6 +248,8 @@ def _describe(value: Any, dimension: Dimension | None) -> Any:
         return {key: dimension.show(amount) for key, amount in value.items()}
     if dimension is not None and isinstance(value, tuple):
         return [dimension.show(amount) for amount in value]
+    if isinstance(value, tuple) and any(map(is_dataclass, value)):
+        return [describe_component(part) for part in value]
     if dimension is not None and value is not None:
         return dimension.show(value)
     return str(value.absolute()) if isinstance(value, Path) else value
@@ -278,6 +285,8 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
     if value is None and NoneType in options:
         return None
     for seam in BUILT_IN:
+        if get_origin(hint) is tuple and seam in options and isinstance(value, list):
+            return tuple(build_component(seam, one, base) for one in value)
         if seam in options or hint == seam:
             return build_component(seam, value, base)
     if dimension is not None and any(get_origin(option) is Mapping for option in options):

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import ceil
+from itertools import accumulate
+from math import ceil, log, sqrt
 from random import Random
 from typing import Protocol
 
@@ -79,6 +80,101 @@ class Normal:
             return max(1, ceil(value))
 
         return sample
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """Many short lengths and a long tail, as prompts of chats and documents have: the logarithm is normal."""
+
+    mean: float
+    """Mean."""
+    stddev: float
+    """Standard deviation."""
+    most: int | None = None
+    """Longest; what is drawn longer has this length. None: no longest."""
+
+    def __post_init__(self) -> None:
+        _spread(self, self.mean, self.stddev, self.most)
+
+    def sampler(self, random: Random) -> Callable[[], int]:
+        variance = log(1 + (self.stddev / self.mean) ** 2)
+        mu, sigma = log(self.mean) - variance / 2, sqrt(variance)
+        return _rounded(lambda: random.lognormvariate(mu, sigma), self.most)
+
+
+@dataclass(frozen=True)
+class GammaLengths:
+    """Gamma: between exponential (stddev equals mean) and normal (stddev far below mean), and never below 0."""
+
+    mean: float
+    """Mean."""
+    stddev: float
+    """Standard deviation."""
+    most: int | None = None
+    """Longest; what is drawn longer has this length. None: no longest."""
+
+    def __post_init__(self) -> None:
+        _spread(self, self.mean, self.stddev, self.most)
+
+    def sampler(self, random: Random) -> Callable[[], int]:
+        shape = (self.mean / self.stddev) ** 2
+        return _rounded(lambda: random.gammavariate(shape, self.mean / shape), self.most)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Lengths whose end is equally likely at each token: outputs that stop by chance."""
+
+    mean: float
+    """Mean."""
+    most: int | None = None
+    """Longest; what is drawn longer has this length. None: no longest."""
+
+    def __post_init__(self) -> None:
+        _spread(self, self.mean, self.mean, self.most)
+
+    def sampler(self, random: Random) -> Callable[[], int]:
+        return _rounded(lambda: random.expovariate(1 / self.mean), self.most)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Several kinds of lengths, each with its share of the requests."""
+
+    parts: tuple[Lengths, ...]
+    """Distributions."""
+    shares: tuple[float, ...]
+    """Shares, relative to each other, one for each distribution."""
+
+    def __post_init__(self) -> None:
+        if not self.parts or len(self.parts) != len(self.shares):
+            raise ValueError(
+                f"mixed lengths need a share for each part, found {len(self.parts)} and {len(self.shares)}"
+            )
+        if min(self.shares) < 0 or not sum(self.shares):
+            raise ValueError(f"mixed lengths need shares, none below 0 and one above, found {list(self.shares)}")
+
+    def sampler(self, random: Random) -> Callable[[], int]:
+        samplers = [part.sampler(random) for part in self.parts]
+        limits = list(accumulate(self.shares))
+
+        def sample() -> int:
+            (sampler,) = random.choices(samplers, cum_weights=limits)
+            return sampler()
+
+        return sample
+
+
+def _spread(what: object, mean: float, stddev: float, most: int | None) -> None:
+    above_zero(what, mean=mean, stddev=stddev)
+    positive(what, most=most)
+
+
+def _rounded(draw: Callable[[], float], most: int | None) -> Callable[[], int]:
+    """Whole tokens, at least 1 and no more than the most."""
+    if most is None:
+        return lambda: max(1, round(draw()))
+    return lambda: min(most, max(1, round(draw())))
 
 
 @dataclass(frozen=True, kw_only=True)
