@@ -17,6 +17,7 @@ from pdsim import __version__, is_compiled
 from pdsim.core.instance import PolicyError
 from pdsim.inputs import InputError
 from pdsim.scenario.component import imports
+from pdsim.scenario.load_options import LoadOptions
 from pdsim.scenario.room import limited
 from pdsim.system.catalog import VARIABLE, CatalogError, searched
 from pdsim.workload.trace_file import InputWarning
@@ -48,6 +49,8 @@ Trace = Annotated[Path | None, Parameter(help="A trace that replaces the workloa
 Limits = Annotated[
     str, Parameter(help="Limits of ttft, tpot and e2e, for how many requests, and perhaps of which class.")
 ]
+Load = Annotated[LoadOptions, Parameter(name="*", help="Model and load.")]
+NO_LOAD = LoadOptions()
 Force = Annotated[bool, Parameter(help="Write over a run that --out has already.")]
 
 

@@ -3,7 +3,8 @@
 import gc
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from pdsim.cli.command import Force, Json, Out, ScenarioFile, Seed, Set, Tornado, out_at, print_json
+from pdsim.cli.command import NO_LOAD, Force, Json, Load, Out, Seed, Set, Tornado, out_at, print_json
 from pdsim.cli.finished import FinishedRun, fail_if_incomplete, print_warnings
-from pdsim.files import write_whole
+from pdsim.files import temporary_folder, write_whole
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.tail import TailMetric
 from pdsim.scenario.yaml_file import ConfigError
 
 if TYPE_CHECKING:
+    from pdsim.scenario.load_options import LoadOptions
     from pdsim.scenario.schema import Scenario
     from pdsim.show.page import Page
 
@@ -27,8 +29,10 @@ RunOrScenario = Annotated[Path, Parameter(help="A run folder, or a scenario file
 
 
 def run(
-    scenario: ScenarioFile,
+    scenario: Annotated[Path | None, Parameter(help="A scenario file (YAML) [a starter of four H200].")] = None,
+    /,
     *,
+    load: Load = NO_LOAD,
     no_ranges: Annotated[
         bool, Parameter(help="Simulate once, where no server was measured: numbers without their ranges.")
     ] = False,
@@ -47,10 +51,10 @@ def run(
     from pdsim.garbage import garbage_collection_paused
     from pdsim.study.slo import Slo
 
-    with garbage_collection_paused():
-        changes = set_ if seed is None else (*set_, f"seed={seed}")
+    given = set_ if seed is None else (*set_, f"seed={seed}")
+    with garbage_collection_paused(), _file_or_starter(scenario, load, given) as (file, changes):
         wanted = None if slo is None else Slo.parse(slo)
-        finished = run_scenario(scenario, changes, out, quiet=json_, force=force, with_ranges=not no_ranges, slo=wanted)
+        finished = run_scenario(file, changes, out, quiet=json_, force=force, with_ranges=not no_ranges, slo=wanted)
         gc.freeze()  # the process ends soon: what is there need not be searched
     if json_:
         print_json(finished.summary)
@@ -66,6 +70,25 @@ def run(
         if out is not None:
             print(f"run folder: {out}")
     fail_if_incomplete(finished)
+
+
+@contextmanager
+def _file_or_starter(
+    scenario: Path | None, load: "LoadOptions", changes: tuple[str, ...]
+) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """The scenario file and its changes; without a file, a starter of that load. Raises ConfigError."""
+    if scenario is not None:
+        yield scenario, (*load.changes(has_own_load=True), *changes)
+        return
+    from pdsim.scenario.load_options import require_load
+    from pdsim.scenario.starter import StarterOptions, first_scenario
+    from pdsim.scenario.yaml_file import write_yaml
+
+    require_load(load, changes)
+    with temporary_folder("pdsim-run-") as folder:
+        file = folder / "starter.yaml"
+        write_yaml(first_scenario(StarterOptions(**asdict(load)), changes, file=file), file)
+        yield file, ()
 
 
 def compare(

@@ -13,8 +13,9 @@ from typing import Annotated, Any, NoReturn
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from pdsim.cli.command import Engine, Jobs, Json, Limits, Port, Set, Trace, out_at, print_json
+from pdsim.cli.command import NO_LOAD, Engine, Jobs, Json, Limits, Load, Port, Set, Trace, out_at, print_json
 from pdsim.files import temporary_folder
+from pdsim.scenario.load_options import require_load
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
 from pdsim.study.slo import DEFAULT_SLO, Slo
@@ -28,6 +29,7 @@ def ask(
     /,
     *,
     options: Annotated[AskOptions, Parameter(name="*", help="Load and SLO.")] = AskOptions(),  # noqa: B008  it is frozen
+    load: Load = NO_LOAD,
     set_: Set = (),
     seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
     jobs: Jobs = None,
@@ -45,7 +47,9 @@ def ask(
     from pdsim.cli.finished import progress_over
     from pdsim.study.questions.answering import ask as answer
 
-    given = {"changes": set_, "seeds": seeds, "jobs": jobs, "out": out, **asdict(options)}
+    has_load = scenario is not None or options.trace is not None
+    changes = (*load.changes(has_own_load=has_load), *set_)
+    given = {"changes": changes, "seeds": seeds, "jobs": jobs, "out": out, **asdict(options)}
     with _interruptible(name, is_kept=out is not None), progress_over(name, None, quiet=json_) as advance:
         made = answer(name, scenario, **given, progress=advance)
     if json_:
@@ -78,6 +82,7 @@ def plan(
     scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter].")] = None,
     /,
     *,
+    load: Load = NO_LOAD,
     trace: Trace = None,
     check: Annotated[Path | None, Parameter(help="Another trace, on which the plan is judged.")] = None,
     slo: Limits = DEFAULT_SLO,
@@ -114,6 +119,10 @@ def plan(
     from pdsim.study.planning.planning import plan as find
     from pdsim.study.planning.screen import Screen
 
+    has_load = scenario is not None or trace is not None
+    if not has_load:
+        require_load(load, set_)
+
     def report(line: str) -> None:
         if not json_:
             print(line, file=sys.stderr)
@@ -129,7 +138,7 @@ def plan(
             max_gpus=max_gpus,
             tried=fields_of(try_ or ()),
             speedup=speedup,
-            changes=set_,
+            changes=(*load.changes(has_own_load=has_load), *set_),
             seeds=seeds,
             jobs=jobs,
             engine=engine,
@@ -198,6 +207,7 @@ def sweep(
             help="So many points, the best first, are simulated at their fastest and slowest, too.",
         ),
     ] = NUM_RANGES,
+    load: Load = NO_LOAD,
     set_: Set = (),
     json_: Json = False,
 ) -> None:
@@ -206,7 +216,8 @@ def sweep(
     from pdsim.study.sweep import sweep as run_sweep
 
     with _interruptible(str(sweep), is_kept=True), progress_over("sweeping", None, quiet=json_) as advance:
-        result = run_sweep(sweep, out=out, changes=set_, jobs=jobs, engine=engine, ranges=ranges, progress=advance)
+        changes = (*load.changes(has_own_load=True), *set_)
+        result = run_sweep(sweep, out=out, changes=changes, jobs=jobs, engine=engine, ranges=ranges, progress=advance)
     if json_:
         print_json(result.to_json())
     else:

@@ -9,6 +9,7 @@ from textwrap import indent
 from typing import Any
 
 from pdsim.scenario.build import build
+from pdsim.scenario.load_options import LoadOptions
 from pdsim.scenario.loading import apply_change, parse_scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, to_yaml
 from pdsim.system.catalog import load_gpu, load_model
@@ -54,11 +55,9 @@ _NUM_OF_TRACE = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
-class StarterOptions:
+class StarterOptions(LoadOptions):
     """Choices for a first scenario; None: as in the starting point."""
 
-    model: str | None = None
-    """Model, as pdsim catalog lists it."""
     gpu: str | None = None
     """GPU of all servers, as pdsim catalog lists it."""
     prefill: int | None = None
@@ -69,21 +68,14 @@ class StarterOptions:
     """GPUs of each server [the fewest that hold the model]."""
     trace: Path | None = None
     """A trace instead of made-up requests: a file in any format that scenarios read, known by its first line."""
-    rate: str | None = None
-    """Requests per second, such as 4/s, instead of a number in flight or the trace's times."""
-    concurrency: int | None = None
-    """Requests in flight."""
-    requests: int | None = None
-    """Number of requests."""
     input_tokens: int | None = None
-    """Prompt length of made-up requests."""
+    """Prompt length of made-up requests, all alike."""
     output_tokens: int | None = None
-    """Answer length of made-up requests."""
+    """Answer length of made-up requests, all alike."""
 
     def __post_init__(self) -> None:
-        if self.rate is not None and self.concurrency is not None:
-            raise ConfigError("--rate and --concurrency exclude each other: give one")
-        if self.trace is not None and (self.input_tokens is not None or self.output_tokens is not None):
+        super().__post_init__()
+        if self.trace is not None and any((self.input_tokens, self.output_tokens, self.isl, self.osl)):
             raise ConfigError("--trace has the lengths of its requests: leave out --input-tokens and --output-tokens")
 
 
@@ -128,12 +120,10 @@ def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
     if options.trace is not None and Path(workload["path"]).is_relative_to(file.parent.absolute()):
         workload["path"] = str(Path(workload["path"]).relative_to(file.parent.absolute()))
     sizes = {"input_tokens": options.input_tokens, "output_tokens": options.output_tokens}
-    given = {"num_requests": options.requests, **sizes}
-    data["workload"] = workload | {field: value for field, value in given.items() if value is not None}
-    if options.rate is not None:
-        data["client"] = {"use": "open_loop", "arrivals": {"use": "poisson", "rate": options.rate}}
-    elif options.concurrency is not None:
-        data["client"] = {"use": "closed_loop", "concurrency": options.concurrency}
+    given = options.lengths if options.trace is None or options.requests is not None else {}
+    data["workload"] = workload | given | {field: value for field, value in sizes.items() if value is not None}
+    if options.client is not None:
+        data["client"] = options.client
     elif options.trace is not None and workload["use"] not in WITHOUT_TIMES:
         data["client"] = {"use": "open_loop"}
     return data

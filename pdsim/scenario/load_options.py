@@ -1,0 +1,80 @@
+"""A model and a load as flags say them, in place of a file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdsim.scenario.yaml_file import ConfigError
+
+_SPREAD = 0.5
+"""Standard deviation over mean of lengths of which only the mean is known."""
+_LONGEST = 4
+"""Longest of these lengths, in means."""
+_NUM_REQUESTS = 1000
+"""Made-up requests at a rate: the p99 is above the tenth slowest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Model and load, where they are not the scenario's."""
+
+    model: str | None = None
+    """Model, as pdsim catalog lists it."""
+    rate: str | None = None
+    """Requests per second, such as 4/s: Poisson arrivals."""
+    concurrency: int | None = None
+    """Requests in flight, instead of a rate."""
+    requests: int | None = None
+    """Number of requests [1,000 at a rate]."""
+    isl: int | None = None
+    """Mean prompt length in tokens; lengths are lognormal, with a standard deviation of half the mean."""
+    osl: int | None = None
+    """Mean answer length in tokens; spread in the same way."""
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and self.concurrency is not None:
+            raise ConfigError("--rate and --concurrency exclude each other: give one")
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """Fields of a made-up workload."""
+        num_requests = _NUM_REQUESTS if self.requests is None and self.rate is not None else self.requests
+        given = {"num_requests": num_requests, "input_tokens": spread(self.isl), "output_tokens": spread(self.osl)}
+        return {field: value for field, value in given.items() if value is not None}
+
+    @property
+    def client(self) -> dict[str, Any] | None:
+        if self.rate is not None:
+            return {"use": "open_loop", "arrivals": {"use": "poisson", "rate": self.rate}}
+        return None if self.concurrency is None else {"use": "closed_loop", "concurrency": self.concurrency}
+
+    def changes(self, *, has_own_load: bool) -> tuple[str, ...]:
+        """Changes as --set takes them. has_own_load: a file or a trace says how many requests there are."""
+        lengths = self.lengths
+        if has_own_load and self.requests is None:
+            lengths.pop("num_requests", None)
+        fields = {"model": self.model, "client": self.client}
+        fields |= {f"workload.{name}": value for name, value in lengths.items()}
+        return tuple(f"{path}={json.dumps(value)}" for path, value in fields.items() if value is not None)
+
+
+def spread(mean: int | None) -> dict[str, Any] | None:
+    """Lengths around a mean, of which nothing else is known."""
+    if mean is None:
+        return None
+    if mean < 1:
+        raise ConfigError(f"--isl and --osl: at least 1 token, found {mean}")
+    return {"use": "lognormal", "mean": mean, "stddev": _SPREAD * mean, "most": _LONGEST * mean}
+
+
+def require_load(load: LoadOptions, changes: Sequence[str]) -> None:
+    """Raises ConfigError where neither flags nor --set say the load that a cluster is chosen for."""
+    is_set = any(change.startswith(("workload", "client")) for change in changes)
+    has_lengths = load.isl is not None and load.osl is not None
+    if is_set or (has_lengths and load.client is not None):
+        return
+    raise ConfigError(
+        "the load is missing. Give the mean lengths in tokens and the rate (--isl 6000 --osl 250 --rate 3.5/s) or the "
+        "requests in flight (--concurrency 64 instead of --rate), or --trace FILE, or a scenario file"
+    )

@@ -1,0 +1,73 @@
+"""One command without a file: the flags of a model and a load."""
+
+import json
+
+import pytest
+
+from pdsim.cli import main
+from pdsim.scenario.load_options import LoadOptions
+from pdsim.scenario.loading import load_scenario
+from pdsim.workload.client import ClosedLoop, Poisson
+from pdsim.workload.lengths import Lognormal
+
+FLAGS = ("--model", "llama-3.1-8b", "--isl", "300", "--osl", "20", "--rate", "40/s", "--requests", "30")
+
+
+def said(capsys, *words, code=0):
+    with pytest.raises(SystemExit) as exited:
+        main(list(words))
+    assert exited.value.code == code
+    told = capsys.readouterr()
+    return told.err if code else told.out
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_run_needs_no_file(capsys, tmp_path):
+    made = json.loads(said(capsys, "run", *FLAGS, "--no-ranges", "--out", "kept", "--json"))
+    assert made["completed"] == 30
+    kept = load_scenario(tmp_path / "kept" / "scenario.yaml")
+    assert kept.client.arrivals == Poisson(40)
+    assert kept.workload.input_tokens == Lognormal(300, 150, 1200)
+
+
+def test_plan_needs_no_file(capsys):
+    found = json.loads(said(capsys, "plan", *FLAGS, "--max-gpus", "2", "--seeds", "1", "--engine", "here", "--json"))
+    assert "llama-3.1-8b" in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--model", "llama-3.1-8b"), ("--rate", "4/s"), ("--isl", "9", "--rate", "4/s")], ids=str
+)
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_missing_load_is_asked_for(capsys, command, words):
+    told = said(capsys, command, *words, code=2)
+    assert "the load is missing" in told
+    assert "--isl 6000 --osl 250 --rate 3.5/s" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--rate", "4/s", "--concurrency", "3"), "exclude each other"),
+        (("--isl", "0", "--osl", "4", "--rate", "4/s"), "at least 1 token"),
+        (("--isl", "9", "--osl", "4", "--rate", "4"), "bare number 4"),
+    ],
+)
+def test_wrong_flags_are_named(capsys, words, says):
+    assert says in said(capsys, "plan", *words, code=2)
+
+
+def test_flags_change_a_file(capsys, tmp_path):
+    said(capsys, "init", "own.yaml", *FLAGS)
+    assert load_scenario(tmp_path / "own.yaml").workload.output_tokens == Lognormal(20, 10, 80)
+    words = ("--concurrency", "2", "--no-ranges", "--out", "kept", "--json")
+    assert json.loads(said(capsys, "run", "own.yaml", *words))["completed"] == 30
+    assert isinstance(load_scenario(tmp_path / "kept" / "scenario.yaml").client, ClosedLoop)
+
+
+def test_a_file_keeps_its_number_of_requests():
+    assert not any("num_requests" in change for change in LoadOptions(rate="4/s").changes(has_own_load=True))
