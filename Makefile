@@ -19,12 +19,14 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
 
-DEMO_SLO := ttft < 5.5 s and tpot < 25 ms for 90 %
+DEMO_SLO := ttft p99 < 8 s, tpot p99 < 50 ms
+# The obvious guess: all GPUs of one server, half of them for each role.
+DEMO_GUESS := --set prefill.instances=4 --set decode.instances=4
 
 demo: .venv/demo ## the cheapest H100s for a public trace and an SLO, and what they save: an answer and a page
 	@$(BIN)/python -m compileall -q pdsim
-	$(SAY) demo "Qwen3-8B under a conversation trace: does it need six H100?"
-	@$(BIN)/pdsim plan experiments/demo/scenario.yaml --slo "$(DEMO_SLO)" --gpu h100=2.5 --max-gpus 6 --out runs/demo
+	$(SAY) demo "Qwen3-8B, 3 conversations a second of a public trace: does it need all eight H100 of a server?"
+	@$(BIN)/pdsim plan experiments/demo/scenario.yaml $(DEMO_GUESS) --slo "$(DEMO_SLO)" --gpu h100=2.5 --max-gpus 8 --out runs/demo
 	@$(BIN)/pdsim report runs/demo --out runs/demo/report.html
 
 setup: .venv/dev ## make .venv with all tools

@@ -12,13 +12,13 @@ from pdsim.metrics.records import RequestRecord, RunRecords, TransferRecord
 from pdsim.metrics.summary import ttft_ms
 
 STAGES: dict[str, tuple[str, str, str]] = {
-    "front_end": ("arrival_ns", "routed_ns", "passes the front end; attempts that failed"),
-    "decode_bootstrap": ("routed_ns", "admitted_ns", "waits for a slot and pages on decode"),
-    "prefill_waiting": ("admitted_ns", "prefill_start_ns", "waits for its turn on prefill"),
-    "prefill_forward": ("prefill_start_ns", "prefill_end_ns", "is computed, with what its chunks wait for"),
-    "prefill_transfer_kv_cache": ("prefill_end_ns", "transfer_end_ns", "transfer that compute does not hide"),
-    "decode_transferred": ("transfer_end_ns", "streamed_ns", "waits for decode to notice and merge it"),
-    "response": ("streamed_ns", "first_token_ns", "first token passes the gateway"),
+    "front_end": ("arrival_ns", "routed_ns", "front end, failed attempts"),
+    "decode_bootstrap": ("routed_ns", "admitted_ns", "waits for decode memory"),
+    "prefill_waiting": ("admitted_ns", "prefill_start_ns", "waits for prefill"),
+    "prefill_forward": ("prefill_start_ns", "prefill_end_ns", "prefill computes it"),
+    "prefill_transfer_kv_cache": ("prefill_end_ns", "transfer_end_ns", "rest of its KV is sent"),
+    "decode_transferred": ("transfer_end_ns", "streamed_ns", "waits to join the batch"),
+    "response": ("streamed_ns", "first_token_ns", "gateway, first token"),
     "decode_forward": ("first_token_ns", "end_ns", "decodes"),
 }
 """Stages by SGLang's names: from, to, and what happens. They follow each other without a gap."""
@@ -142,7 +142,7 @@ def _groups(requests: Sequence[RequestRecord]) -> list[tuple[dict[str, tuple[str
 
 
 PARTS = {
-    "front end": "passes the front end; attempts that failed",
+    "front end": "front end, failed attempts",
     "handshake": "messages between router, decode and prefill, with nothing missing",
     "admission wait": "the head of decode's queue lacks a slot or pages",
     "prefill queue": "prefill computes or is full, and it is not its turn",

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.inputs import read_json
-from pdsim.metrics.summary_rows import time_text
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.figures import INK, MUTED, FigureBlock, legend, new_figure, tidy
 from pdsim.show.page import Card, Cell, Page, Table, TextList, cell
@@ -129,7 +128,7 @@ def _figures(plan: Row) -> list[FigureBlock]:
         return prices
     panels = [("Load", _draw_load), ("Queue", _draw_queue)]
     groups = [panels] if len(prices) % 2 else [[panel] for panel in panels]
-    begin = time_text(1e3 * found["times_s"][0])
+    begin = f"{found['times_s'][0]:,.0f} s"
     for group in groups:
         figure = new_figure(_WIDTH, _HEIGHT)
         axes: Any = figure.subplots(len(group), 1, sharex=True, squeeze=False)

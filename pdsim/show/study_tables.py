@@ -55,7 +55,7 @@ def _table(made: Answer, count: int, *, spread: bool) -> Table:
 def _name_left_out(table: Table, columns: Sequence[str]) -> None:
     if columns:
         table.caption_justify = "left"
-        table.caption = f"  no room for: {', '.join(columns)}"
+        table.caption = f"  left out at this width (--json has all): {', '.join(columns)}"
 
 
 def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -86,6 +86,8 @@ def _print_head(about: str, text: str, notes: Iterable[str]) -> None:
 
 _MOST = 10
 """Points of one table; the folder has all."""
+_NARROW = 9
+"""Letters of a line of a narrow head: "instances" has as many."""
 _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
 """Columns that are left out where there is no room, the last one first; ranges are found by their point."""
 
@@ -125,7 +127,7 @@ def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo
         rows = [_cells(point, fields, slo, percentile) for point in points]
         columns = [column for column in rows[0] if column not in left_out[:count]] if rows else []
         for column in columns:
-            head = column.replace("_", "_\n") if is_tight else column
+            head = _narrow(column) if is_tight else column
             made.add_column(head, justify="right" if column else "left", vertical="bottom")
         for row in rows:
             made.add_row(*(row[column] if spread else row[column].partition(" ±")[0] for column in columns))
@@ -152,6 +154,12 @@ def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str)
             "-" if point.is_saturated or not latency.mean else _number(latency, decimals)
         )
     return {**cells, "": _note(point, slo)}
+
+
+def _narrow(head: str) -> str:
+    """A head in lines of a few letters, none of which is cut."""
+    parts = head.replace("_", "_\n").split("\n")
+    return "\n".join(line for part in parts for line in wrap(part, _NARROW) or [""])
 
 
 def _percentile(wanted: Slo | None) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from os import environ
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Any
 
 from rich import box
@@ -138,7 +138,7 @@ def print_stages(runs: Mapping[str, RunRecords]) -> None:
         return
     print_first_that_fits(
         [
-            _stages(dict(times[start : start + size]), columns, explained=explained, named=len(runs) > 1)
+            _stages(dict(times[start : start + size]), columns, explained, named=len(runs) > 1)
             for start in range(0, len(times), size)
         ]
         for size in range(len(times), 0, -1)
@@ -146,17 +146,23 @@ def print_stages(runs: Mapping[str, RunRecords]) -> None:
     )
 
 
-_STAGE_COLUMNS: tuple[tuple[bool, tuple[str, ...]], ...] = (
-    (True, ("mean", "median", "slowest 1%", "share")),
-    (False, ("mean", "median", "slowest 1%", "share")),
-    (False, ("mean", "slowest 1%", "share")),
-    (False, ("mean", "share")),
+_WIDE = 99
+_STAGE_COLUMNS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (_WIDE, ("mean", "median", "slowest 1%", "share")),
+    (_WIDE, ("mean", "slowest 1%", "share")),
+    (24, ("mean", "slowest 1%", "share")),
+    (16, ("mean", "slowest 1%", "share")),
+    (0, ("mean", "slowest 1%", "share")),
+    (0, ("mean", "share")),
 )
-"""Forms of the table from wide to narrow: whether stages are explained, and what is said of each run."""
+"""Forms of the table from wide to narrow: letters of a line that explains a stage, and what is said of each run.
+
+What happens in a stage is the last that is left out: names of stages alone say little.
+"""
 
 
 def _stages(
-    by_run: Mapping[str, Mapping[str, StageTimes]], columns: Sequence[str], *, explained: bool, named: bool
+    by_run: Mapping[str, Mapping[str, StageTimes]], columns: Sequence[str], explained: int, *, named: bool
 ) -> Table:
     table = new_table("where the time goes", "stage", "")
     for name in by_run:
@@ -174,7 +180,11 @@ def _stages(
         line = [stage, unit]
         for row in rows:
             line += ["" if row is None else _stage_cell(row, column, unit) for column in columns]
-        table.add_row(*line, *([meaning] if explained else []))
+        table.add_row(*line, *([fill(meaning, explained)] if explained else []))
+    if explained < _WIDE:
+        table.padding = (0, 1, 0, 0)
+    for shown in table.columns:
+        shown.vertical = "top"
     return table
 
 

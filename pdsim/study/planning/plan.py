@@ -11,6 +11,9 @@ from pdsim.study.planning.space import CandidateCluster
 from pdsim.study.planning.trials import LoneRequest
 from pdsim.study.slo import Slo
 
+_MOST_EQUAL = 3
+"""Clusters at the plan's price that are listed, those with most headroom."""
+
 
 class Row(NamedTuple):
     candidate: CandidateCluster
@@ -82,7 +85,7 @@ class Plan:
         found: dict[str, Row] = {}
         own = () if self.own is None else (self.own,)
         safe = () if self.safe is None else (self.safe,)
-        for row in (*own, *self.others, *self.nearest, *safe, *self.faster):
+        for row in (*own, *self.others[:_MOST_EQUAL], *self.nearest, *safe, *self.faster):
             if row.candidate.label not in known:
                 found.setdefault(row.candidate.label, row)
         return sorted(found.values(), key=lambda row: (row.candidate.price_per_h, not row.outcome.meets))

@@ -152,7 +152,7 @@ class Screen:
         if row.candidate.price_per_h == plan.chosen.candidate.price_per_h:
             return f"{yours}same price, less headroom"
         if plan.safe is not None and row.candidate == plan.safe.candidate:
-            return f"{yours}costs more; holds if slow"
+            return f"{yours}costs more; holds on slow servers"
         return f"{yours}costs more, more headroom" if row in plan.faster else f"{yours}costs more"
 
     @property
