@@ -259,6 +259,9 @@ def print_sensitivities(found: Sequence[Sensitivity]) -> None:
     table = new_table("with 10 % more of one resource", "resource", *titles)
     for one in found:
         table.add_row(one.resource, *(percentage(one.changes[name]) for name in MEASURES))
+    noise = found[0].noise
+    if any(band.is_unstable for band in noise.values()):
+        table.add_row("chance alone, up to", *(f"{noise[name].width:.1%}" for name in MEASURES))
     console = new_console()
     console.print(table)
     for limit in limits(found):

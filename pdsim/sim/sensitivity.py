@@ -1,10 +1,11 @@
 """Runs with a little more of one resource, simulated again for each with the same requests.
 
-The resource whose gain moves a metric most is what limits that metric, of its mean as of its tail.
+The resource whose gain moves a metric most is what limits that metric, of its mean as of its tail, unless chance alone
+moves the metric as much.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pdsim.metrics.relief import AGGREGATED_RELIEF, RELIEF
@@ -13,6 +14,7 @@ from pdsim.scenario.network import StagingSettings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.noise import JITTERS, Band, bands, jittered
 from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Simulation
 
@@ -38,6 +40,12 @@ class Sensitivity:
     """Relative change of each metric."""
     relief: str
     """Fields of the scenario that give more of it."""
+    noise: Mapping[str, Band] = field(default_factory=dict)
+    """How far each metric moves by chance."""
+
+    def by_chance(self, metric: str) -> bool:
+        """True if chance alone moves the metric as much."""
+        return metric in self.noise and self.noise[metric].hides(self.changes[metric])
 
     @property
     def effect(self) -> float:
@@ -54,8 +62,15 @@ class Limit(NamedTuple):
     change: float
     """Relative change of the metric."""
     relief: str
+    unstable: str = ""
+    """The least and the most of a metric that chance moves; empty: it is steady."""
 
     def __str__(self) -> str:
+        if not self.resource and self.unstable:
+            return (
+                f"what limits {self.metric}: not known. The metric is unstable: {self.unstable} as messages take up to "
+                f"{JITTERS[-1]:.0%} more or less, and {GAIN:.0%} more of any resource changes it by no more than that"
+            )
         if not self.resource:
             return f"what limits {self.metric}: no resource ({GAIN:.0%} more of any does not improve it)"
         change = f"{GAIN:.0%} more of it: {self.change:+.1%}"
@@ -71,9 +86,18 @@ def limits(found: Sequence[Sensitivity]) -> list[Limit]:
 def _limit(found: Sequence[Sensitivity], metric: str) -> Limit:
     title = MEASURES.get(metric, metric)
     most = max(found, key=lambda one: _better(metric, one.changes[metric]))
-    if round(_better(metric, most.changes[metric]), 3) <= 0:
-        return Limit(title, "", 0.0, "")
-    return Limit(title, most.resource, most.changes[metric], most.relief)
+    unstable = _unstable(found[0].noise.get(metric), metric)
+    if round(_better(metric, most.changes[metric]), 3) <= 0 or most.by_chance(metric):
+        return Limit(title, "", 0.0, "", unstable)
+    return Limit(title, most.resource, most.changes[metric], most.relief, unstable)
+
+
+def _unstable(band: Band | None, metric: str) -> str:
+    """The band of a metric, if chance moves it."""
+    if band is None or not band.is_unstable:
+        return ""
+    unit = "requests/s" if metric == "request_throughput" else "%" if "within " in metric else "ms"
+    return f"{band} {unit}"
 
 
 def _summary(result: RunResult) -> dict[str, float]:
@@ -88,11 +112,16 @@ def sensitivities(
     relief = RELIEF if scenario.aggregated is None else AGGREGATED_RELIEF
     base = measure(Simulation(build(scenario)).run())
     progress()
+    repeated = []
+    for cluster in jittered(lambda: build(scenario)):
+        repeated.append(measure(Simulation(cluster).run()))
+        progress()
+    noise = bands(base, repeated)
     found = []
-    for resource, cluster in _variants(scenario, 1 + GAIN).items():
-        changed = measure(Simulation(cluster()).run())
+    for resource, variant in _variants(scenario, 1 + GAIN).items():
+        changed = measure(Simulation(variant()).run())
         changes = {name: changed[name] / base[name] - 1 if base[name] else 0.0 for name in base}
-        found.append(Sensitivity(resource, changes, relief[resource]))
+        found.append(Sensitivity(resource, changes, relief[resource], noise))
         progress()
     limiting = {limit.resource for limit in limits(found)}
     found = [
@@ -149,7 +178,7 @@ def _better(metric: str, change: float) -> float:
 
 
 def num_runs(scenario: Scenario) -> int:
-    return 1 + len(_variants(scenario, 1 + GAIN))
+    return 1 + len(JITTERS) + len(_variants(scenario, 1 + GAIN))
 
 
 def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Cluster]]:

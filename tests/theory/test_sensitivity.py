@@ -5,6 +5,7 @@ import re
 import pytest
 
 from pdsim.core.sequence import Spans
+from pdsim.sim.noise import JITTERS
 from pdsim.sim.sensitivity import Sensitivity, limits, num_runs, sensitivities
 from tests.support import request, small, small_aggregated
 
@@ -60,13 +61,13 @@ def test_host_memory_and_its_link_are_resources_where_there_are_any():
     assert found["host link"]["mean_ttft_ms"] <= 0
 
 
-def test_each_resource_is_one_run_and_the_base_another():
+def test_each_resource_is_one_run_and_the_base_and_its_repetitions_are_others():
     staged = small(workload=LOAD, client=BUSY, prefill__tp=2, network__staging={"ring": "1 GB"})
     aggregated = small_aggregated(workload=LOAD, client=BUSY)
     for scenario in (staged, aggregated):
         calls = []
         found = sensitivities(scenario, progress=lambda calls=calls: calls.append(1))
-        assert len(calls) == num_runs(scenario) == len(found) + 1
+        assert len(calls) == num_runs(scenario) == len(found) + 1 + len(JITTERS)
     assert "staging ring" in {one.resource for one in sensitivities(staged)}
     assert {one.resource for one in found} == {
         "prefill compute",
