@@ -299,7 +299,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         """
         threshold, running = self.limits.preemption_threshold, self.batch.requests()
         assert threshold is not None
-        lacking: float = waiting.num_tried_tokens + waiting.num_reserved_tokens - num_free_tokens
+        lacking = float(waiting.num_tried_tokens + waiting.num_reserved_tokens - num_free_tokens)
         victims: dict[int, AggregatedRequest] = {}
         for request in sorted(running, key=lambda r: (r.priority, -r.entry)):
             if waiting.priority - request.priority <= threshold or (victims and lacking <= 0):
