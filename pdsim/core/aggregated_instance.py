@@ -194,6 +194,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if not self.limits.overlap:
             self._look_at_arrived()
         step = self._choose(commands)
+        may_preempt = bool(self._arrived) and self.limits.preemption_threshold is not None
         if self._arrived:
             self._look_at_arrived()
             if isinstance(step, m.Wait):
@@ -201,7 +202,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
         may_begin = bool(self._builder.waiting) and (not self._blocked_by or self._tries_anew)
-        if isinstance(step, m.DecodeStep) and (may_begin or self._may_give_way or self.batch.num_aborted):
+        may_begin = may_begin or may_preempt or self._may_give_way
+        if isinstance(step, m.DecodeStep) and (may_begin or self.batch.num_aborted):
             step = replace(step, max_steps=1)
         return step, commands
 

@@ -342,3 +342,17 @@ def test_an_insert_counts_once_for_each_request_or_each_time(rules):
 
 def test_the_newest_release_comes_first():
     assert [next(iter(releases)) for releases in RELEASES.values()] == ["0.5.23", "0.33.0"]
+
+
+def test_one_that_came_behind_the_choice_may_take_a_slot_with_the_next():
+    a = aggregated(max_running_requests=1, overlap=True, preemption_threshold=0)
+    arrive(a, 0, 4)
+    begun(a)
+    arrive(a, 1, 4, priority=0)
+    step, _ = a.next_step(0)
+    a.on_step_done(step, StepResult(), 0)
+    arrive(a, 2, 4, priority=1)
+    step, _ = a.next_step(0)  # chosen before the newcomer is looked at
+    assert (step.num_requests, step.max_steps) == (1, 1)
+    a.on_step_done(step, StepResult(), 0)
+    assert begun(a) == [(2, 0, 4)]
