@@ -59,6 +59,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         )
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready = ReadyQueue()
+        self._max_transferring = limits.max_transferring
         self._arrived: set[int] = set()
         """Requests in `transferring` whose KV has come; next_step sees them, and the cells of the staging ring."""
         self._loading: set[int] = set()
@@ -75,11 +76,11 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def num_active(self) -> int:
-        return self.batch.num_requests + len(self.batch.ended) + len(self.transferring) + len(self.ready)
+        return self.batch.num_requests + len(self.batch.ended) + len(self.transferring) + len(self.ready.requests)
 
     @property
     def active(self) -> list[DecodeRequest]:
-        return [*self.batch.requests(), *self.ready, *self.transferring.values()]
+        return [*self.batch.requests(), *self.ready.requests, *self.transferring.values()]
 
     @property
     def retracted(self) -> Collection[DecodeRequest]:
@@ -145,7 +146,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
         """One iteration of SGLang's loop. None: it has no step, but the next one, which takes no time, may have."""
         ask_again_steps = self._take_in(commands)
-        changed = bool(self.ready) and self._merge(commands)
+        changed = bool(self.ready.requests) and self._merge(commands)
         frees_places = bool(self.batch.ended)
         if frees_places:
             self.batch.ended, changed = [], True
@@ -156,7 +157,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             return _WAIT
         if self.batch.num_requests:
             asks_soon = changed and bool(self.queue.queued or self.queue.retracted)
-            merges_soon = bool(self.ready) and (frees_places or self.batch.num_requests < self._num_places)
+            merges_soon = bool(self.ready.requests) and (frees_places or self.batch.num_requests < self._num_places)
             at_once = asks_soon or merges_soon or self.batch.num_aborted
             return self.batch.step(1 if at_once else ask_again_steps)
         return None if changed else _WAIT
@@ -181,7 +182,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         """Pages of a request's KV, in order. KeyError if it has none."""
         if self.batch.has(request_id):
             return self.batch.page_table(request_id)
-        ready = {request.request_id: request for request in self.ready}
+        ready = {request.request_id: request for request in self.ready.requests}
         return (self.transferring.get(request_id) or ready[request_id]).lease.table
 
     def holding(self) -> list[DecodeRequest | Returning]:
@@ -200,7 +201,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             *self.cache.levels(),
             num_queued=len(self.queue.queued),
             num_transferring=len(self.transferring),
-            num_ready=len(self.ready),
+            num_ready=len(self.ready.requests),
             num_running=self.batch.num_requests,
             num_retracted=len(self.queue.retracted),
             blocked_by=self.queue.blocked_by if self.queue.queued else "",
@@ -215,7 +216,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         lines += [f"{where}: request {i} waits for prefill to compute it" for i in self.queue.uncomputed]
         lines += [f"{where}: request {i} waits for its KV" for i in self.transferring if i not in self._arrived]
         lines += [f"{where}: request {i} is retracted and waits for pages, {have}" for i in self.queue.retracted]
-        return lines + [f"{where}: request {r.request_id} waits for a place in the batch" for r in self.ready]
+        return lines + [f"{where}: request {r.request_id} waits for a place in the batch" for r in self.ready.requests]
 
     # Admission.
 
@@ -224,7 +225,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         if self.queue.retracted:
             self._resume(commands)
             if self.queue.retracted:
-                if not self.batch.num_requests and not self.ready:
+                if not self.batch.num_requests and not self.ready.requests:
                     self._collect_arrived(commands)  # or it would hold its pages for ever: SGLang can lock up here
                 return self.queue.ask_again_steps
         waits_steps = -self.batch.num_steps % self.limits.polling_interval_steps
@@ -246,7 +247,9 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _admit(self, commands: list[m.Command]) -> None:
         aborted: list[DecodeRequest] = []
-        while request := self.queue.admit_next(self, self._num_slots, self._num_buffers - len(aborted)):
+        num_buffers = self._max_transferring - len(self.transferring)
+        while request := self.queue.admit_next(self, self._num_slots, num_buffers):
+            num_buffers -= 1
             if request.is_aborted:  # that is seen only now
                 aborted.append(request)
                 continue
@@ -271,11 +274,6 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     @property
     def _num_slots(self) -> int:
         return self.limits.max_running_requests + self.limits.extra_slots + len(self.batch.ended)
-
-    @property
-    def _num_buffers(self) -> int:
-        """Further requests whose KV may be on its way."""
-        return self.limits.max_transferring - len(self.transferring)
 
     @property
     def _num_places(self) -> int:
@@ -383,8 +381,10 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         for request in self.ready.take(
             self._num_places - self.batch.num_requests
         ):  # each takes a place, if it ends, too
-            sequence = request.sequence
-            self.cache.checkpoint(request.lease, sequence, min(request.num_kv_tokens, len(sequence)))
+            sequence, num_tokens = request.prompt, request.num_prompt_tokens
+            if request.output is not None:
+                sequence, num_tokens = request.sequence, request.num_kv_tokens
+            self.cache.checkpoint(request.lease, sequence, num_tokens)
             merged = True
             if not request.num_output_tokens:
                 request.num_output_tokens = 1

@@ -231,7 +231,8 @@ class ForwardBuilder(Generic[RequestT]):
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
         sequence = request.sequence
-        num_shareable = min(request.num_computed_tokens, len(sequence))
+        num_known = request.num_prompt_tokens if sequence is request.prompt else len(sequence)
+        num_shareable = min(request.num_computed_tokens, num_known)
         self._cache.checkpoint(request.lease, sequence, num_shareable, is_chunk=not chunk.is_last)
         return request
 
@@ -261,17 +262,18 @@ class ForwardBuilder(Generic[RequestT]):
         if self._prefetcher is not None and self._prefetcher.awaits(request.request_id, self.now_ns):
             return None
         num_tokens = request.num_tokens
-        lease = self._cache.open(request.sequence, num_tokens - 1)
+        sequence = request.sequence
+        lease = self._cache.open(sequence, num_tokens - 1)
         num_cached = lease.num_shared * self.page_size
         num_new = request.num_tried_tokens = num_tokens - num_cached
         fits = self._fits(request, num_new, forward)
-        num_loadable = self._cache.num_loadable_pages(lease, request.sequence, num_tokens - 1)
+        num_loadable = self._cache.num_loadable_pages(lease, sequence, num_tokens - 1)
         whole_pages = -(-num_new // self.page_size) * self.page_size - num_loadable * self.page_size
-        if not fits or (self._is_capped(request) and forward.chunks and whole_pages >= forward.prefill_tokens):
+        if not fits or (forward.chunks and whole_pages >= forward.prefill_tokens and self._is_capped(request)):
             self._cache.drop(lease)
             return "" if fits else "pages"
         if num_loadable:
-            self._cache.load(lease, request.sequence, num_loadable, request.request_id)
+            self._cache.load(lease, sequence, num_loadable, request.request_id)
             num_cached += num_loadable * self.page_size
         request.lease = lease
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_cached
@@ -296,7 +298,7 @@ class ForwardBuilder(Generic[RequestT]):
     def _fits(self, request: RequestT, num_new: int, forward: Forward) -> bool:
         """True if there is room for so many new tokens of a prompt, and for what it may grow by."""
         room = self._room_tokens(forward)
-        if request.ignores_eos and self._allows_fixed is not None:
+        if self._allows_fixed is not None and request.ignores_eos:
             whole_pages = -(-num_new // self.page_size) * self.page_size
             if self._rules.expects_fixed_outputs:
                 whole_pages += self.page_size
@@ -307,7 +309,7 @@ class ForwardBuilder(Generic[RequestT]):
 
     def _is_capped(self, request: RequestT) -> bool:
         """True if max_prefill_tokens keeps a prompt from a forward that has others."""
-        if request.ignores_eos and self._allows_fixed is not None:
+        if self._allows_fixed is not None and request.ignores_eos:
             return False
         return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED
 

@@ -11,36 +11,34 @@ from pdsim.core.admission_queue import DecodeRequest
 
 class ReadyQueue:
     def __init__(self) -> None:
-        self._requests: list[DecodeRequest] = []
+        self.requests: list[DecodeRequest] = []
+        """In the order in which they came, or by priority as of the last look."""
         self._num_entries = 0
         """Requests that came for the first time."""
         self._has_priorities = False
 
-    def __len__(self) -> int:
-        return len(self._requests)
-
     def __iter__(self) -> Iterator[DecodeRequest]:
-        return iter(self._requests)
+        return iter(self.requests)
 
     def append(self, request: DecodeRequest) -> None:
         if not request.entry:
             self._num_entries += 1
             request.entry = self._num_entries
         self._has_priorities |= request.priority != 0
-        self._requests.append(request)
+        self.requests.append(request)
 
     def take(self, num_places: int) -> list[DecodeRequest]:
         """As many of the first as there are places. They leave."""
         if self._has_priorities:
-            self._requests.sort(key=lambda request: (-request.priority, request.entry))
+            self.requests.sort(key=lambda request: (-request.priority, request.entry))
         num_places = max(num_places, 0)
-        taken = self._requests[:num_places]
-        del self._requests[:num_places]
+        taken = self.requests[:num_places]
+        del self.requests[:num_places]
         return taken
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
         """A request leaves, if it waits here."""
-        for i, request in enumerate(self._requests):
+        for i, request in enumerate(self.requests):
             if request.request_id == request_id:
-                return self._requests.pop(i)
+                return self.requests.pop(i)
         return None

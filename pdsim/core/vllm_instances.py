@@ -198,6 +198,7 @@ class VllmDecodeInstance(DecodeInstance):
             prompt_tokens=budget.prompt_tokens,
         )
         cache.evict_as_vllm()
+        self._max_transferring = FOREVER
         self.batch.counts_ended = False
         self._num_forwards = 0
         self._preempts = False
@@ -283,11 +284,7 @@ class VllmDecodeInstance(DecodeInstance):
     @property
     def _num_slots(self) -> int:
         """Only running requests count: those whose KV is on its way hold pages, but no slot."""
-        return self._num_places + len(self.transferring) + len(self.ready)
-
-    @property
-    def _num_buffers(self) -> int:
-        return FOREVER
+        return self._num_places + len(self.transferring) + len(self.ready.requests)
 
     @property
     def _num_places(self) -> int:

@@ -79,7 +79,7 @@ class Scaling:
         if isinstance(instance, DecodeInstance):
             num_tokens = instance.batch.num_kv_tokens
             num_tokens += self._simulation.actors[load.instance_id].num_steps_done * instance.batch.num_requests
-            num_tokens += sum(r.num_kv_tokens for r in (*instance.ready, *instance.transferring.values()))
+            num_tokens += sum(r.num_kv_tokens for r in (*instance.ready.requests, *instance.transferring.values()))
         use = min(1.0, num_tokens / instance.cache.capacity_tokens)
         return m.InstanceSeen(load.instance_id, load.num_requests, levels.num_queued, use, is_empty)
 
