@@ -91,7 +91,7 @@ def _simulate(
     if with_ranges and loaded.uncertain and not interrupted:
         summary["pdsim"]["interval"] = _interval(loaded, cluster.requests, summary, quiet=quiet)
     if slo is not None:
-        outcome = outcome_of_run(result.records.requests, scenario.client, slo, failure_text(summary))
+        outcome = outcome_of_run(result.judged.requests, scenario.client, slo, failure_text(summary))
         summary["pdsim"]["slo"] = {"slo": str(slo), **outcome.to_json()}
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if folder is not None and journal is not None:

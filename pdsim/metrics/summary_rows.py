@@ -65,6 +65,7 @@ class SummaryRow:
 
 SUMMARY_ROWS = (
     SummaryRow("completed", "requests completed", "count"),
+    SummaryRow("pdsim.warm_up_requests", "warm-up, left out", "count"),
     SummaryRow("duration", "duration, s", "count", 1),
     SummaryRow("request_throughput", "requests/s", "count", 3, +1),
     SummaryRow("input_throughput", "input tokens/s", "count", 0, +1),
@@ -92,6 +93,7 @@ SUMMARY_ROWS = (
 )
 
 _IF_ANY = {
+    "pdsim.warm_up_requests",
     "accept_length",
     "pdsim.host_hit_tokens",
     "pdsim.retraction_copies_s",

@@ -24,7 +24,7 @@ class LoadOptions:
     rate: str | None = None
     """Requests per second, such as 4/s: Poisson arrivals."""
     concurrency: int | None = None
-    """Requests in flight, instead of a rate."""
+    """Requests in flight, instead of a rate; so many at the start warm up and are not judged."""
     requests: int | None = None
     """Number of requests [1,000 at a rate]."""
     isl: int | None = None
@@ -47,7 +47,9 @@ class LoadOptions:
     def client(self) -> dict[str, Any] | None:
         if self.rate is not None:
             return {"use": "open_loop", "arrivals": {"use": "poisson", "rate": self.rate}}
-        return None if self.concurrency is None else {"use": "closed_loop", "concurrency": self.concurrency}
+        if self.concurrency is None:
+            return None
+        return {"use": "closed_loop", "concurrency": self.concurrency, "warm_up_requests": self.concurrency}
 
     def changes(self, *, has_own_load: bool) -> tuple[str, ...]:
         """Changes as --set takes them. has_own_load: a file or a trace says how many requests there are."""

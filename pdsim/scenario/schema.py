@@ -128,13 +128,15 @@ class Scenario(Section):
     page_size: int = Field(default=1, ge=1)
     """Tokens of a KV page; 16 with engine vllm."""
     engine: Engine = "sglang"
-    engine_version: str | None = None
-    """Release of the engine whose rules the schedulers follow: 0.5.23 or 0.5.12 of sglang, 0.33.0 of vllm. None: the
-    newest."""
     """Engine whose rules and sizes instances follow: sglang or vllm.
 
     With vllm, decode has by default radix_cache true, allocation prefill_complete, admission free_pages and preemption
     last_arrived_first, aggregated instances the same preemption.
+    """
+    engine_version: str | None = None
+    """Release of the engine whose rules the schedulers follow: 0.5.23 or 0.5.12 of sglang, 0.33.0 of vllm.
+
+    None: the newest.
     """
     prefill: PrefillSettings | None = None
     """Prefill servers; they need decode servers."""

@@ -14,6 +14,7 @@ from pdsim.scenario.cost import CostChoice
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import host_caches
+from pdsim.workload.client import warm_up_requests
 
 
 @dataclass
@@ -27,8 +28,18 @@ class RunResult(RunTables):
     stall: list[str] = field(default_factory=list)
     """A line for each request that waits, if the run came to a halt before its last request ended."""
 
+    @property
+    def judged(self) -> RunRecords:
+        """Records without the requests of the client's warm-up."""
+        return without_first(self.records, self._num_warm_up)
+
+    @property
+    def _num_warm_up(self) -> int:
+        return warm_up_requests(self.scenario.client, len(self.records.requests))
+
     def summary(self, skip: int = 0) -> dict[str, Any]:
-        """skip: requests that are left out, the first to arrive."""
+        """skip: requests that are left out besides those of the warm-up, the first to arrive."""
+        num_warm_up = self._num_warm_up
         extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
         extra["device"] = self.scenario.device
         if warnings := self.warnings():
@@ -40,7 +51,9 @@ class RunResult(RunTables):
         if self.scenario.elastic is not None:
             end_ns = max((r.end_ns or 0 for r in self.records.requests), default=0)
             extra |= elastic_fields(self.records.servers, self.scenario.pair.prefill.tp, end_ns)
-        judged = without_first(self.records, skip)
+        if num_warm_up:
+            extra["warm_up_requests"] = num_warm_up
+        judged = without_first(self.records, num_warm_up + skip)
         if failures := failure_rows(judged.requests, has_faults=self.scenario.has_server_faults):
             extra["failures"] = failures
         speculative = self.scenario.acceptance is not None

@@ -24,6 +24,7 @@ from pdsim.study.outcome import cannot_take_load
 from pdsim.study.slo import MissedError, Tally
 from pdsim.study.tasks import Done, Task, with_all_columns
 from pdsim.system.catalog import borrow, lookups_remembered
+from pdsim.workload.client import warm_up_requests
 from pdsim.workload.request_spec import RequestSpec, classes_of
 from pdsim.workload.trace_file import InputWarning
 
@@ -54,7 +55,10 @@ def _run(task: Task) -> dict[str, Any]:
         _requests.clear()
         _requests[workload] = requests_of(scenario)
     cluster = build(scenario, _requests[workload])
-    tally = None if task.slo is None else Tally(task.slo, cluster.requests)
+    judges_all = not warm_up_requests(
+        scenario.client, len(cluster.requests)
+    )  # a tally does not know which requests were sent first
+    tally = Tally(task.slo, cluster.requests) if task.slo is not None and judges_all else None
     return _row(Simulation(cluster, Observation(ended=tally)).run(), cluster.requests)
 
 
@@ -76,7 +80,7 @@ def _failure(status: str, message: str) -> dict[str, Any]:
 def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
     if result.stall:
         return _failure("failed", "stalled; " + "; ".join(result.stall[:3]))
-    summary, requests = result.summary(), result.records.requests
+    summary, requests = result.summary(), result.judged.requests
     done = [r for r in requests if r.outcome == "finished"]
     if not done:
         why = "; ".join(failure.text for failure in failures_in(summary))

@@ -196,13 +196,26 @@ class ClosedLoop:
 
     concurrency: int
     """Sessions in flight; requests that wait for each other are one session."""
+    warm_up_requests: int = 0
+    """Requests that metrics and SLOs leave out: the first to be sent, which wait for each other at the start.
+    No more than half of all requests.
+
+    AIPerf's --warmup-request-count; SGLang's and vLLM's clients count all requests.
+    """
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise ValueError(f"a closed loop needs concurrency >= 1, found {self.concurrency}")
+        if self.warm_up_requests < 0:
+            raise ValueError(f"a closed loop needs warm_up_requests >= 0, found {self.warm_up_requests}")
 
 
 Client = OpenLoop | ClosedLoop
+
+
+def warm_up_requests(client: Client, num_requests: int) -> int:
+    """Requests that metrics leave out, the first to be sent: no more than half of all."""
+    return min(client.warm_up_requests, num_requests // 2) if isinstance(client, ClosedLoop) else 0
 
 
 class Clock(Protocol):

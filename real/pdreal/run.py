@@ -20,11 +20,13 @@ from pdsim.cli.finished import FinishedRun, progress_over, write_run
 from pdsim.files import remove_own
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.failures import failure_rows
+from pdsim.metrics.records import without_first
 from pdsim.metrics.run_folder import LOG_FILES, LOGS, journal_writer, run_replaced
 from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import host_caches
+from pdsim.workload.client import warm_up_requests
 from pdsim.workload.request_spec import RequestSpec
 
 
@@ -62,7 +64,10 @@ def run_scenario(
             extra |= host_cache_fields(records.host_copies, scenario.page_size)
         if failures := failure_rows(records.requests, has_faults=scenario.has_server_faults):
             extra["failures"] = failures
-        summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
+        if num_warm_up := warm_up_requests(scenario.client, len(records.requests)):
+            extra["warm_up_requests"] = num_warm_up
+        judged = without_first(records, num_warm_up)
+        summary = {**scenario.benchmark_fields("pdreal"), **summarize(judged, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:
             try:

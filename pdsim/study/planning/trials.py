@@ -126,7 +126,7 @@ class Trials:
         def measure(result: RunResult) -> Mapping[str, float]:
             if term is None:
                 return {"request_throughput": result.summary()["request_throughput"]}
-            return {str(term): term.reading(Times.of_requests(result.records.requests)).value}
+            return {str(term): term.reading(Times.of_requests(result.judged.requests)).value}
 
         (found,) = limits(sensitivities(scenario, measure=measure))
         return found
