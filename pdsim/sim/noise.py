@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.build import Cluster
 
-JITTERS = (-0.02, -0.01, 0.01, 0.02)
-"""Relative changes of the latency of messages."""
+JITTERS = (-0.1, -0.05, 0.05, 0.1)
+"""Relative changes of the latency of messages: some microseconds, which no host keeps from one run to the next."""
 UNSTABLE = 0.02
 """Relative width from which a band is told."""
 

@@ -174,7 +174,8 @@ _USEFUL = 0.01
 
 def _better(metric: str, change: float) -> float:
     """The change, positive where it is an improvement."""
-    return change if metric == "request_throughput" else -change
+    is_more_better = metric == "request_throughput" or "within " in metric  # a share of requests
+    return change if is_more_better else -change
 
 
 def num_runs(scenario: Scenario) -> int:
