@@ -93,7 +93,6 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
         CycloptsError,
         InputError,  # of which are ConfigError and RunFolderError
         CatalogError,
-        InputError,  # of which are ConfigError and RunFolderError
         PolicyError,
         *mistakes,
     )

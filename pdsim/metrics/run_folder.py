@@ -26,6 +26,7 @@ from pdsim.core.router import Router
 from pdsim.files import files_replaced, write_whole
 from pdsim.inputs import InputError, read_json, shown
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.summary_rows import SUMMARY_ROWS
 from pdsim.metrics.tail import Tail, TailMetric, tail
 
 SUMMARY = "summary.json"
@@ -140,6 +141,7 @@ _SUMMARY_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
 }
 """Fields of a summary that are no metric; each may be missing."""
+_IN_ROWS = {row.field for row in SUMMARY_ROWS}
 _METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*(throughput|duration|concurrency|total_[a-z]+)")
 
 
@@ -149,7 +151,8 @@ def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
     nested = {f"pdsim.{name}": value for name, value in extra.items()} if isinstance(extra, dict) else {}
     for name, value in {**summary, **nested}.items():
         expected, holds = _SUMMARY_TYPES.get(name, ("a number", _is_number_or_none))
-        if (name in _SUMMARY_TYPES or _METRIC.fullmatch(name.rpartition(".")[2])) and not holds(value):
+        is_known = name in _SUMMARY_TYPES or name in _IN_ROWS or _METRIC.fullmatch(name.rpartition(".")[2])
+        if is_known and not holds(value):
             raise RunFolderError(f"{path}: {name} is {shown(value)}, expected {expected}")
 
 

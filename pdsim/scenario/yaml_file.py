@@ -8,9 +8,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from pdsim import inputs
 from pdsim.files import write_whole
-from pdsim.inputs import InputError
+from pdsim.inputs import MOST_YAML_BYTES, InputError, read_text
+from pdsim.inputs import parse_yaml as parse_input
 
 
 class ConfigError(InputError):
@@ -23,7 +23,7 @@ def read_yaml(path: Path) -> Any:
         near = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         raise ConfigError(f"{path} {kind}" + (f"; {path.parent}/ has {', '.join(near)}" if near else ""))
     try:
-        text = inputs.read_text(path, "YAML", inputs.MOST_YAML_BYTES)
+        text = read_text(path, "YAML", MOST_YAML_BYTES)
     except OSError as wrong:
         raise ConfigError(f"{path}: cannot be read: {wrong.strerror}") from None
     except InputError as wrong:
@@ -34,7 +34,7 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(text: str, where: str) -> Any:
     """Raises ConfigError."""
     try:
-        return inputs.parse_yaml(text, where)
+        return parse_input(text, where)
     except InputError as wrong:
         raise ConfigError(str(wrong)) from None
 

@@ -126,6 +126,7 @@ SUMMARIES = [
     ({"tag": 5}, "tag is 5, expected a text"),
 ]
 OWN = [
+    ({"prefill_cache_hit_rate": [[1]]}, "pdsim.prefill_cache_hit_rate is [[1]], expected a number"),
     ({"warnings": 5}, "pdsim.warnings is 5, expected a list of texts"),
     ({"interval": {"mean_ttft_ms": "x"}}, "pdsim.interval is {'mean_ttft_ms': 'x'}, expected an object"),
     ({"failures": 5}, "pdsim.failures is 5, expected a list of objects"),
