@@ -379,7 +379,7 @@ def test_a_broken_trace_line(capsys, scenario, tmp_path):
     [
         (["rnu", "x"], 'Did you mean "run"?'),
         (["rnu", "--help"], 'Did you mean "run"?'),
-        (["run"], "requires an argument"),
+        (["run"], "the load is missing"),
         (["run", "x", "--jsn"], "Did you mean --json?"),
         (["run", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["run", "."], "is a folder, not a file"),

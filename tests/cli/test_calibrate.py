@@ -84,7 +84,7 @@ def test_a_run_outside_the_measured_range_warns_once(capsys, folder):
     (warning,) = warnings_in(output(capsys, "run", "scenario.yaml", *changes))
     assert warning == (
         "warning: scenario: cost: profile measured on qwen3-8b, bf16 weights, bf16 KV, TP1, h200; "
-        "this run: new tokens of a forward 9,000 (measured 16 to 8,192): outside"
+        "this run: new tokens of a forward 16,360 (measured 16 to 8,192): outside"
     )
     assert warnings_in(output(capsys, "run", "scenario.yaml")) == []
 

@@ -67,26 +67,113 @@ def call(*words):
 
 ODD = st.sampled_from(
     [
-        "null", "true", "[]", "{}", "''", "-1", "0", "0.5", "1e300", "-1e300", ".inf", ".nan", "1e999", "'1e999'",
-        "99999999999999999999", "1" * 400, "1" * 5000, "0x" + "f" * 5000, "x", "'\\ud800'", "[1, 2]", "{use: x}",
-        "{use: normal, mean: 1, stddev: 1e300}", "1e300 h", "1e-300 GB/s", "1 B", "5 ms", "1e-9 ns", "{a: {b: {c: 1}}}",
-        "[" * 500, "2020-13-45", "/dev/zero", "/", ".", "..", "!!python/object:os.system x", "&a [*a]", "~", "1_0", "2026-01-01",
+        "null",
+        "true",
+        "[]",
+        "{}",
+        "''",
+        "-1",
+        "0",
+        "0.5",
+        "1e300",
+        "-1e300",
+        ".inf",
+        ".nan",
+        "1e999",
+        "'1e999'",
+        "99999999999999999999",
+        "1" * 400,
+        "1" * 5000,
+        "0x" + "f" * 5000,
+        "x",
+        "'\\ud800'",
+        "[1, 2]",
+        "{use: x}",
+        "{use: normal, mean: 1, stddev: 1e300}",
+        "1e300 h",
+        "1e-300 GB/s",
+        "1 B",
+        "5 ms",
+        "1e-9 ns",
+        "{a: {b: {c: 1}}}",
+        "[" * 500,
+        "2020-13-45",
+        "/dev/zero",
+        "/",
+        ".",
+        "..",
+        "!!python/object:os.system x",
+        "&a [*a]",
+        "~",
+        "1_0",
+        "2026-01-01",
     ]
-)  # fmt: skip
+)
 FIELDS = st.sampled_from(
     [
-        "model", "page_size", "seed", "name", "engine", "priorities", "faults", "health", "router", "client", "elastic",
-        "prefill", "prefill.tp", "prefill.pp", "prefill.dp", "prefill.gpu", "prefill.instances", "prefill.pool_tokens",
-        "prefill.chunked_prefill_tokens", "prefill.mem_fraction", "prefill.layer_groups", "decode", "decode.tp",
-        "decode.pool_tokens", "decode.max_running_requests", "decode.admission", "decode.admission.reserved_tokens",
-        "decode.radix_cache", "decode.speculative_draft_tokens", "decode.speculative_accept_length", "decode.host_cache",
-        "network.bandwidth", "network.message_latency", "network.transport", "network.staging", "network.gpus_per_nic",
-        "network.handover", "cost", "cost.host.slowdown", "cost.graph_sizes", "cost.prefill", "cost.decode", "cost.profile",
-        "workload", "workload.num_requests", "workload.input_tokens", "workload.output_tokens", "workload.path",
-        "client.arrivals", "client.arrivals.rate", "client.concurrency", "front_end", "weight_dtype", "kv_dtype",
-        "context_tokens", "aggregated", "aggregated.gpu", "storage", "health.heartbeat_interval", "retries", "bootstrap_timeout",
+        "model",
+        "page_size",
+        "seed",
+        "name",
+        "engine",
+        "priorities",
+        "faults",
+        "health",
+        "router",
+        "client",
+        "elastic",
+        "prefill",
+        "prefill.tp",
+        "prefill.pp",
+        "prefill.dp",
+        "prefill.gpu",
+        "prefill.instances",
+        "prefill.pool_tokens",
+        "prefill.chunked_prefill_tokens",
+        "prefill.mem_fraction",
+        "prefill.layer_groups",
+        "decode",
+        "decode.tp",
+        "decode.pool_tokens",
+        "decode.max_running_requests",
+        "decode.admission",
+        "decode.admission.reserved_tokens",
+        "decode.radix_cache",
+        "decode.speculative_draft_tokens",
+        "decode.speculative_accept_length",
+        "decode.host_cache",
+        "network.bandwidth",
+        "network.message_latency",
+        "network.transport",
+        "network.staging",
+        "network.gpus_per_nic",
+        "network.handover",
+        "cost",
+        "cost.host.slowdown",
+        "cost.graph_sizes",
+        "cost.prefill",
+        "cost.decode",
+        "cost.profile",
+        "workload",
+        "workload.num_requests",
+        "workload.input_tokens",
+        "workload.output_tokens",
+        "workload.path",
+        "client.arrivals",
+        "client.arrivals.rate",
+        "client.concurrency",
+        "front_end",
+        "weight_dtype",
+        "kv_dtype",
+        "context_tokens",
+        "aggregated",
+        "aggregated.gpu",
+        "storage",
+        "health.heartbeat_interval",
+        "retries",
+        "bootstrap_timeout",
     ]
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +210,25 @@ def damaged(data: bytes, kind: str, at: float, piece: bytes) -> bytes:
 PIECES = st.one_of(
     st.binary(max_size=8),
     st.sampled_from(
-        [b"[" * 20_000, b"1" * 5000, b"Infinity", b"NaN", b"1e999", b"null", b"true", b"-1", b'"x"', b"{}", b"[]", b"\xff\xfe", b"\0", b",", b"0.5"]
+        [
+            b"[" * 20_000,
+            b"1" * 5000,
+            b"Infinity",
+            b"NaN",
+            b"1e999",
+            b"null",
+            b"true",
+            b"-1",
+            b'"x"',
+            b"{}",
+            b"[]",
+            b"\xff\xfe",
+            b"\0",
+            b",",
+            b"0.5",
+        ]
     ),
-)  # fmt: skip
+)
 DAMAGE = st.tuples(st.sampled_from(["cut", "insert", "replace", "line"]), st.floats(0, 1), PIECES)
 FILES = ["summary.json", "requests.parquet", "steps.parquet", "levels.parquet", "journal.jsonl.zst", "scenario.yaml"]
 
@@ -134,8 +237,10 @@ FILES = ["summary.json", "requests.parquet", "steps.parquet", "levels.parquet", 
 @given(
     name=st.sampled_from(FILES),
     damage=DAMAGE,
-    words=st.sampled_from([("explain",), ("explain", "--tail", "ttft"), ("compare",), ("report", "-o", "r.html"), ("replay",)]),
-)  # fmt: skip
+    words=st.sampled_from(
+        [("explain",), ("explain", "--tail", "ttft"), ("compare",), ("report", "-o", "r.html"), ("replay",)]
+    ),
+)
 def test_damaged_run_folders(place, name, damage, words):
     with TemporaryDirectory() as folder:
         run = copytree(place / "run", Path(folder) / "run")
