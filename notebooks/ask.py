@@ -4,8 +4,8 @@
 # **Compared.** Every split of the GPUs, with two routers unless the scenario names one.
 #
 # `name`, `scenario` and `options` are those of `pdsim ask`: another question, a scenario file of yours, and its flags,
-# with underscores, such as `{"trace": "mine.csv", "changes": ["page_size=16"], "ttft_ms": 500}`. The first line of the
-# answer says what it is about.
+# with underscores, such as `{"trace": "mine.csv", "changes": ["page_size=16"], "slo": "ttft p99 < 500 ms"}`. The first
+# line of the answer says what it is about.
 
 # %%
 # %matplotlib inline
@@ -53,5 +53,5 @@ overview(answer.run.records)
 
 # %%
 changes = [*options.get("changes", []), "client={use: closed_loop, concurrency: 16}"]
-again = ask(name, scenario, **options | {"changes": changes, "ttft_ms": 500})
+again = ask(name, scenario, **options | {"changes": changes, "slo": "ttft < 500 ms and tpot < 50 ms for 90 %"})
 again

@@ -218,8 +218,11 @@ class Affine:
         sizes = self.prefill_graph_sizes
         if list(sizes) != sorted({size for size in sizes if size > 0}):
             raise ValueError(f"Affine needs prefill_graph_sizes above 0 that rise, found {list(sizes)}")
-        if not any(getattr(self, field.name) for field in fields(self) if field.name not in _NO_TERMS):
-            raise ValueError("it has no term, so that every step would take no time; give it its times")
+
+    @property
+    def has_terms(self) -> bool:
+        """False if every step would take no time."""
+        return any(getattr(self, field.name) for field in fields(self) if field.name not in _NO_TERMS)
 
     def of_stage(self, share: float) -> "Affine":
         """The lines of a pipeline stage that has this share of the layers."""

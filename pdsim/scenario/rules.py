@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdsim.core.engine_rules import RELEASES
+from pdsim.cost.settings import Affine
 from pdsim.workload.client import ClosedLoop
 
 Engine = Literal["sglang", "vllm"]
@@ -192,6 +193,14 @@ def _of_roles(scenario: "Scenario") -> str:
     return ""
 
 
+def _of_costs(scenario: "Scenario") -> str:
+    """A cost whose lines have no times would make every step free."""
+    costs = {"prefill": scenario.cost.prefill, "decode": scenario.cost.decode}
+    empty = [role for role, cost in costs.items() if isinstance(cost, Affine) and not cost.has_terms]
+    what = "it has no term, so that every step would take no time; give it its times"
+    return "; ".join(f"cost.{role}: {what}" for role in empty)
+
+
 RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_its_engine,
     _of_its_release,
@@ -201,5 +210,6 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_storage,
     _of_elastic_clusters,
     _of_roles,
+    _of_costs,
 )
 """The first that is broken is reported."""

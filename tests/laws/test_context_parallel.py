@@ -78,7 +78,7 @@ def test_one_group_sends(model):
     [
         ({"prefill__layer_groups": 2}, "beside prefill.layer_groups"),
         ({"prefill__host_cache": "auto"}, "beside prefill.host_cache"),
-        ({"prefill__pp": 2}, "prefill.pp 2 is not modelled beside prefill.cp"),
+        ({"prefill__pp": 2}, "does not model prefill.pp 2 beside prefill.cp"),
         ({"prefill__cp": 3}, "does not divide"),
         ({"engine": "vllm"}, "prefill.cp"),
     ],

@@ -92,13 +92,17 @@ def test_copies_take_memory():
     [
         ({"skew": 1, "dp": 1}, "kernels", "aggregated.expert_skew: .* dp > 1 or ep > 1 only, found dp 1"),
         ({"skew": 1, "ep": 1}, "kernels", "aggregated.expert_skew: .* found dp 8 and ep 1"),
-        ({"skew": 0, "ep": 4}, "kernels", "aggregated.ep: 4, but experts lie on 1 or all 8 GPUs of a server"),
+        ({"skew": 0, "ep": 4}, "kernels", "aggregated.ep: 4: pdsim models 1 and all 8 GPUs of a server"),
         ({"skew": 8}, "kernels", "one of 8 GPUs is at most 7 above the mean, found 8"),
         ({"skew": 0, "redundant": 3}, "kernels", r"128 \+ 3 experts do not divide among 8 GPUs; try 0 or 8"),
-        ({"skew": 1}, "affine", "only the costs kernels and roofline tell experts apart"),
+        (
+            {"skew": 1},
+            {"use": "affine", "decode_base": "1 ms"},
+            "only the costs kernels and roofline tell experts apart",
+        ),
     ],
 )
-def test_what_cannot_be_skewed(servers: dict[str, Any], cost: str, wrong: str):
+def test_what_cannot_be_skewed(servers: dict[str, Any], cost: Any, wrong: str):
     scenario = server(**servers).model_copy(update={"cost": small_aggregated(cost=cost).cost})
     with pytest.raises(ConfigError, match=wrong):
         layout_of(scenario, "aggregated")

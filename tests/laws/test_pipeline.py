@@ -174,7 +174,7 @@ def test_a_stage_has_its_part_of_the_weights_and_of_the_cost():
         ({"prefill__host_cache": 0}, "beside prefill.host_cache"),
         ({"network__staging": {}, "prefill__tp": 2}, "beside network.staging"),
         ({"prefill__dp": 2, "prefill__tp": 2}, "beside prefill.dp"),
-        ({"engine": "vllm"}, "NixlConnector"),
+        ({"engine": "vllm"}, "does not model vLLM's pipeline stages"),
         ({"prefill__pp": 29}, "28 layers"),
     ],
 )

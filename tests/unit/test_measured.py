@@ -121,7 +121,10 @@ def test_what_a_profile_was_not_measured_on_is_said(measured, said):
 
 @pytest.mark.parametrize(
     ("cost", "said"),
-    [("roofline", "nothing here was measured: roofline"), ({"use": "affine"}, "affine: the scenario does not say")],
+    [
+        ("roofline", "nothing here was measured: roofline"),
+        ({"use": "affine", "decode_base": "1 ms"}, "affine: the scenario does not say"),
+    ],
 )
 def test_costs_without_a_profile_say_so(cost, said):
     (warning,) = simulate(small(request(0, 8, 2), cost=cost)).warnings()
