@@ -56,11 +56,11 @@ def tables(page: Path) -> Iterator[Table]:
         yield Table(kind, case, tuple(options.split()), text.strip())
 
 
-def validate(case: str) -> dict[str, Report]:
+def validate(case: str, *flags: str) -> dict[str, Report]:
     """Reports by arm; of a matrix, by its name."""
     out = StringIO()
     with redirect_stdout(out), suppress(SystemExit):
-        pdsim(["validate", str(ROOT / "experiments" / case), "--json"])
+        pdsim(["validate", str(ROOT / "experiments" / case), "--json", *flags])
     if is_suite(case, ROOT / "experiments"):
         return {case: json.loads(out.getvalue())}
     within = {arm.name: arm.within for arm in load_case(ROOT / "experiments" / case).arms}

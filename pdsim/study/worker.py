@@ -85,6 +85,7 @@ def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
     if not done:
         why = "; ".join(failure.text for failure in failures_in(summary))
         return _failure("failed", f"every request failed: {why}")
+    judged = {request.request_id for request in requests}
     classes = classes_of(specs)
     in_order = [*done, *(r for r in requests if r.outcome != "finished")]
     return {
@@ -92,7 +93,7 @@ def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
         "gpu_hours": summary["duration"] / 3600 * result.scenario.num_gpus,
         **summary["pdsim"],
         **{f"mean_{stage}_ms": ms for stage, ms in mean_stage_ms(requests).items()},
-        "descriptors": sum(transfer.num_descriptors for transfer in result.records.transfers),
+        "descriptors": sum(sent.num_descriptors for sent in result.records.transfers if sent.request_id in judged),
         "status": "ok",
         "message": "",
         "failures": failure_text(summary),

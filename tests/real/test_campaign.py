@@ -50,6 +50,7 @@ def test_a_campaign_goes_on_where_it_was_and_packs_all(tmp_path, capsys):
     out = tmp_path / "mine"
     shutil.copytree(source / "data" / "c8", out / "data" / "c8")
     shutil.copy(source / "data" / "rows.csv", out / "data")
+    (out / "matrix.yaml").touch()  # as a campaign that was interrupted leaves it
     with pytest.raises(SystemExit) as stop:
         main(["campaign", str(tmp_path / "cpu"), "--out", str(out)])
     assert stop.value.code == 0
@@ -70,6 +71,7 @@ def test_a_step_that_fails_ends_the_campaign(tmp_path, capsys):
     out = tmp_path / "mine"
     (out / "data").mkdir(parents=True)
     (out / "data" / "rows.csv").write_text("kind\n")
+    (out / "matrix.yaml").touch()
     with pytest.raises(SystemExit) as stop:
         main(["campaign", "validation-cpu", "--out", str(out)])
     assert stop.value.code == 2

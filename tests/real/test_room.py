@@ -31,6 +31,7 @@ def is_taken(policy, pool_pages, page_size, request, num_tokens, *, resumes):
     view = SimpleNamespace(
         num_available_pages=pool_pages,
         page_size=page_size,
+        resume_unit_tokens=page_size,
         num_active=0,
         num_ahead_tokens=1,
         num_running_tokens=0,
