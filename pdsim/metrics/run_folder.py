@@ -305,6 +305,7 @@ def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
     """Raises RunFolderError if a column has another type than its field, or lacks values that each record has."""
     from pyarrow import types  # noqa: PLC0415
 
+    hint = int | None if hint is type else hint  # all that a compiled record keeps of a union, and it has no other
     values, kinds = table.column(column.name), get_args(hint) or (hint,)
     holds = {
         int: types.is_integer,
