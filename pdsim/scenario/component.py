@@ -121,7 +121,9 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "bailian_trace": "pdsim.workload.traces:BailianTrace",
         "burstgpt_trace": "pdsim.workload.traces:BurstGptTrace",
         "azure_trace": "pdsim.workload.traces:AzureTrace",
-        "sharegpt": "pdsim.workload.traces:ShareGpt",
+        "sharegpt": "pdsim.workload.prompts:ShareGpt",
+        "chat_trace": "pdsim.workload.prompts:ChatTrace",
+        "weka_trace": "pdsim.workload.agent_plays:WekaTrace",
         "request_table": "pdsim.workload.traces:RequestTable",
     },
     Client: {

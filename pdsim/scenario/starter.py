@@ -13,7 +13,8 @@ from pdsim.scenario.load_options import LoadOptions
 from pdsim.scenario.loading import apply_change, parse_scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, to_yaml
 from pdsim.system.catalog import load_gpu, load_model
-from pdsim.workload.trace_file import WITHOUT_TIMES, TraceError, trace_kind
+from pdsim.workload.trace_file import TraceError
+from pdsim.workload.trace_kind import trace_kind
 
 _COMMENTS = {
     "name": "Shown in tables.",
@@ -116,7 +117,7 @@ def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
     for role, count in (("prefill", options.prefill), ("decode", options.decode)):
         instances = data[role]["instances"] if count is None else count
         data[role] = {"instances": instances, "gpu": options.gpu or data[role]["gpu"]}
-    workload = data["workload"] if options.trace is None else workload_of_trace(options.trace)
+    workload, has_times = (data["workload"], False) if options.trace is None else workload_of_trace(options.trace)
     if options.trace is not None and Path(workload["path"]).is_relative_to(file.parent.absolute()):
         workload["path"] = str(Path(workload["path"]).relative_to(file.parent.absolute()))
     sizes = {"input_tokens": options.input_tokens, "output_tokens": options.output_tokens}
@@ -124,18 +125,18 @@ def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
     data["workload"] = workload | given | {field: value for field, value in sizes.items() if value is not None}
     if options.client is not None:
         data["client"] = options.client
-    elif options.trace is not None and workload["use"] not in WITHOUT_TIMES:
+    elif has_times:
         data["client"] = {"use": "open_loop"}
     return data
 
 
-def workload_of_trace(trace: Path) -> dict[str, Any]:
-    """The workload that reads the first requests of a trace. Raises ConfigError."""
+def workload_of_trace(trace: Path) -> tuple[dict[str, Any], bool]:
+    """The workload that reads the first requests of a trace, and whether they have times. Raises ConfigError."""
     try:
         kind = trace_kind(trace)
     except TraceError as wrong:
         raise ConfigError(f"--trace: {wrong}") from None
-    return {"use": kind, "path": str(trace.absolute()), "num_requests": _NUM_OF_TRACE}
+    return {"use": kind.use, "path": str(trace.absolute()), "num_requests": _NUM_OF_TRACE}, kind.has_times
 
 
 def commented(data: Mapping[str, Any]) -> str:

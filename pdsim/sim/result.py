@@ -27,6 +27,8 @@ class RunResult(RunTables):
     num_events: int
     stall: list[str] = field(default_factory=list)
     """A line for each request that waits, if the run came to a halt before its last request ended."""
+    num_primes: int = 0
+    """Requests of a warm-up that the workload has."""
 
     @property
     def judged(self) -> RunRecords:
@@ -35,7 +37,7 @@ class RunResult(RunTables):
 
     @property
     def _num_warm_up(self) -> int:
-        return warm_up_requests(self.scenario.client, len(self.records.requests))
+        return warm_up_requests(self.scenario.client, len(self.records.requests), self.num_primes)
 
     def summary(self, skip: int = 0) -> dict[str, Any]:
         """skip: requests that are left out besides those of the warm-up, the first to arrive."""

@@ -165,7 +165,8 @@ class Simulation:
             stall = [line for actor in self.actors.values() for line in actor.instance.waiting_for()]
         elif ran_dry:
             check_all_idle(self.machines())
-        return RunResult(self.cluster.scenario, self.recorder.records, self.timeline.num_events, stall)
+        num_primes = sum(spec.primes for spec in self.cluster.requests)
+        return RunResult(self.cluster.scenario, self.recorder.records, self.timeline.num_events, stall, num_primes)
 
     def instance(self, instance_id: str) -> Any:
         """An instance as it is now; the last one of those that have died."""

@@ -55,9 +55,9 @@ def _run(task: Task) -> dict[str, Any]:
         _requests.clear()
         _requests[workload] = requests_of(scenario)
     cluster = build(scenario, _requests[workload])
-    judges_all = not warm_up_requests(
-        scenario.client, len(cluster.requests)
-    )  # a tally does not know which requests were sent first
+    num_primes = sum(spec.primes for spec in cluster.requests)
+    # a tally does not know which requests were sent first
+    judges_all = not warm_up_requests(scenario.client, len(cluster.requests), num_primes)
     tally = Tally(task.slo, cluster.requests) if task.slo is not None and judges_all else None
     return _row(Simulation(cluster, Observation(ended=tally)).run(), cluster.requests)
 

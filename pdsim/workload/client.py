@@ -202,20 +202,26 @@ class ClosedLoop:
 
     AIPerf's --warmup-request-count; SGLang's and vLLM's clients count all requests.
     """
+    duration_ns: int | None = None
+    """Time after which nothing more is sent, from the first request behind the warm-up on. None: all are sent."""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise ValueError(f"a closed loop needs concurrency >= 1, found {self.concurrency}")
         if self.warm_up_requests < 0:
             raise ValueError(f"a closed loop needs warm_up_requests >= 0, found {self.warm_up_requests}")
+        if self.duration_ns is not None and self.duration_ns <= 0:
+            raise ValueError(f"a closed loop needs duration > 0, found {self.duration_ns} ns")
 
 
 Client = OpenLoop | ClosedLoop
 
 
-def warm_up_requests(client: Client, num_requests: int) -> int:
-    """Requests that metrics leave out, the first to be sent: no more than half of all."""
-    return min(client.warm_up_requests, num_requests // 2) if isinstance(client, ClosedLoop) else 0
+def warm_up_requests(client: Client, num_requests: int, num_primes: int = 0) -> int:
+    """Requests that metrics leave out, the first to be sent: those that prime, else no more than half of all."""
+    if num_primes or not isinstance(client, ClosedLoop):
+        return num_primes
+    return min(client.warm_up_requests, num_requests // 2)
 
 
 class Clock(Protocol):
@@ -248,8 +254,12 @@ class ClientDriver:
         for spec in requests:
             for earlier in spec.after:
                 self._followers[earlier].append(spec)
+        self._priming: set[int] = set()
+        self._end_ns: int | None = None
         if isinstance(client, ClosedLoop):
-            sessions = sessions_of(requests)
+            self._primes = [spec for spec in requests if spec.primes]
+            self._priming = {spec.request_id for spec in self._primes}
+            sessions = sessions_of(spec for spec in requests if not spec.primes)
             self._sessions = iter(sessions)
             self._session_of = {spec.request_id: i for i, session in enumerate(sessions) for spec in session}
             self._num_unfinished = [len(session) for session in sessions]
@@ -264,12 +274,16 @@ class ClientDriver:
 
     def start(self) -> None:
         if isinstance(self._client, ClosedLoop):
-            concurrency = self._client.concurrency
-            self._timeline.after(0, lambda _: self._burst(concurrency))
+            self._timeline.after(0, lambda _: self._begin(self._primes) if self._primes else self._burst())
         else:
             self._schedule_next()
 
     def on_end(self, request_id: int) -> None:
+        if request_id in self._priming:
+            self._priming.remove(request_id)
+            if not self._priming:
+                self._burst()
+            return
         for spec in self._followers.pop(request_id, ()):
             self._num_awaited[spec.request_id] -= 1
             if not self._num_awaited[spec.request_id]:
@@ -281,16 +295,25 @@ class ClientDriver:
                 self._begin(next(self._sessions, ()))
 
     def _send_after_pause(self, spec: RequestSpec) -> None:
-        self._timeline.after(spec.think_ns, lambda _: self._send(spec))
+        self._timeline.after(spec.think_ns, lambda _: self._send_in_time(spec))
 
-    def _burst(self, num_sessions: int) -> None:
-        for session in islice(self._sessions, num_sessions):
+    def _send_in_time(self, spec: RequestSpec) -> None:
+        if self._end_ns is None or self._timeline.now_ns < self._end_ns:
+            self._send(spec)
+
+    def _burst(self) -> None:
+        assert isinstance(self._client, ClosedLoop)
+        if self._client.duration_ns is not None:
+            self._end_ns = self._timeline.now_ns + self._client.duration_ns
+        for session in islice(self._sessions, self._client.concurrency):
             self._begin(session)
 
     def _begin(self, session: Iterable[RequestSpec]) -> None:
         for spec in session:
-            if not spec.after:
-                self._send(spec)
+            if spec.think_ns and not spec.after:
+                self._send_after_pause(spec)
+            elif not spec.after:
+                self._send_in_time(spec)
 
     def _schedule_next(self) -> None:
         if self._first:
@@ -303,7 +326,7 @@ class ClientDriver:
 
 
 def sessions_of(requests: Iterable[RequestSpec]) -> list[list[RequestSpec]]:
-    """Requests that follow each other, directly or not. Sessions, and requests within one, stay in order."""
+    """Requests that follow each other, directly or not, or are recorded as one session. All stay in order."""
     requests = list(requests)
     leaders = {spec.request_id: spec.request_id for spec in requests}
 
@@ -313,9 +336,12 @@ def sessions_of(requests: Iterable[RequestSpec]) -> list[list[RequestSpec]]:
             request_id = leaders[request_id]
         return request_id
 
+    recorded: dict[int, int] = {}
     for spec in requests:
         for earlier in spec.after:
             leaders[leader_of(spec.request_id)] = leader_of(earlier)
+        if spec.session >= 0:
+            leaders[leader_of(spec.request_id)] = leader_of(recorded.setdefault(spec.session, spec.request_id))
     sessions: dict[int, list[RequestSpec]] = {}
     for spec in requests:
         sessions.setdefault(leader_of(spec.request_id), []).append(spec)

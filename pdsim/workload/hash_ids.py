@@ -35,9 +35,10 @@ class HashBlocks:
     So there are few spans, however long the prompt and however short the blocks.
     """
 
-    def __init__(self, block_tokens: int) -> None:
-        self._size = block_tokens
-        self._streams = fresh_streams()
+    def __init__(self, block_tokens: int, streams: Iterator[int] | None = None, *, only_whole: bool = False) -> None:
+        """only_whole: what is left of a prompt behind its whole blocks has no id."""
+        self._size, self._only_whole = block_tokens, only_whole
+        self._streams = fresh_streams() if streams is None else streams
         self._first_ids: list[int] = []
         self._runs: list[BlockRun] = []
         """Runs of ids above all before them, as most traces number theirs: sorted."""
@@ -47,19 +48,27 @@ class HashBlocks:
         """Ids at the end of a run whose first child is in another."""
 
     def spec(self, number: int, line: Line, arrival_ns: float) -> RequestSpec:
+        """A request of Mooncake's fields."""
         num_tokens, num_outputs = line.count("input_length"), line.count("output_length")
-        ids, num_blocks = line.value("hash_ids"), -(-num_tokens // self._size)
-        if not isinstance(ids, list) or len(ids) != num_blocks:
-            raise line.error("hash_ids", ids, f"a list of {num_blocks} ids, one per {self._size} input tokens")
-        if not _INT.issuperset(map(type, ids)):
-            raise line.error("hash_ids", ids, "whole numbers")
-        if len(set(ids)) < len(ids):
-            raise line.error("hash_ids", ids, "no id twice: an id stands for its block and all before it")
-        prompt = self._prompt(ids, num_tokens)
+        prompt = self.prompt(line, "hash_ids", num_tokens)
         output = Spans.of(next(self._streams), num_outputs)
         return RequestSpec(number, prompt, output, num_outputs, round(arrival_ns), request_class=line.request_class)
 
-    def _prompt(self, ids: list[int], num_tokens: int) -> Spans:
+    def prompt(self, line: Line, name: str, num_tokens: int) -> Spans:
+        """A prompt by the ids in the named field."""
+        ids, rest = line.value(name), bool(num_tokens % self._size) and not self._only_whole
+        num_blocks = num_tokens // self._size + rest
+        if not isinstance(ids, list) or len(ids) != num_blocks:
+            expected = f"a list of {num_blocks} ids, one per {self._size} input tokens: block_tokens sets their size"
+            raise line.error(name, ids, expected)
+        if not _INT.issuperset(map(type, ids)):
+            raise line.error(name, ids, "whole numbers")
+        if len(set(ids)) < len(ids):
+            raise line.error(name, ids, "no id twice: an id stands for its block and all before it")
+        return self.of_ids(ids, num_tokens)
+
+    def of_ids(self, ids: list[int], num_tokens: int) -> Spans:
+        """A prompt by the ids of its blocks; what they do not cover is shared with none."""
         size = self._size
         spans: list[tuple[int, int, int]] = []
         at = 0
@@ -73,6 +82,8 @@ class HashBlocks:
                 num_blocks = _num_rising(ids, at, run.num_blocks - skipped)
             spans.append((run.stream, run.offset + skipped * size, min(num_blocks * size, num_tokens - at * size)))
             at += num_blocks
+        if at * size < num_tokens:
+            spans.append((next(self._streams), 0, num_tokens - at * size))
         return Spans(spans)
 
     def _known(self, block: int) -> BlockRun | None:
@@ -112,6 +123,29 @@ def _num_rising(ids: list[int], at: int, limit: int) -> int:
         if ids[i] != i + shift:
             return i - at
     return stop - at
+
+
+TEXT_BLOCK = 16
+"""Tokens of a block of text; shared prefixes count in them."""
+
+
+class TextBlocks:
+    """Prompts by what they hold, token by token: equal beginnings are shared, to whole blocks of 16."""
+
+    def __init__(self, streams: Iterator[int], block: int = TEXT_BLOCK) -> None:
+        self._blocks = HashBlocks(TEXT_BLOCK, streams)
+        self._size = block
+        self._known: dict[tuple[int, Hashable], int] = {}
+
+    def prompt(self, units: Sequence[Any], num_tokens: int | None = None) -> Spans:
+        """units: token ids, or characters, `block` of them for 16 tokens. num_tokens: None: one for each unit."""
+        size, num_tokens = self._size, len(units) if num_tokens is None else num_tokens
+        ids: list[int] = []
+        for start in range(0, min(len(units), num_tokens * size // TEXT_BLOCK) - size + 1, size):
+            part = units[start : start + size]
+            key = (ids[-1] if ids else -1, part if isinstance(part, str) else tuple(part))
+            ids.append(self._known.setdefault(key, len(self._known)))
+        return self._blocks.of_ids(ids[: num_tokens // TEXT_BLOCK], num_tokens)
 
 
 class NotASessionError(ValueError):

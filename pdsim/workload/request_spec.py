@@ -23,6 +23,10 @@ class RequestSpec(NamedTuple):
     """Pause after the last of these ends."""
     request_class: str = ""
     """Class in a trace: an SLO may have limits for it. No policy sees it."""
+    session: int = -1
+    """Recorded session: a closed loop counts its requests as one, also those that follow none. -1: none is recorded."""
+    primes: bool = False
+    """Sent by a closed loop before all others, which wait for its end; metrics leave it out."""
 
 
 def alone(number: int, num_prompt_tokens: int, num_output_tokens: int, arrival_ns: int = 0) -> RequestSpec:

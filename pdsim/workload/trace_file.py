@@ -4,7 +4,7 @@ import csv
 import gzip
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
@@ -14,10 +14,15 @@ from typing import IO, Any
 from pdsim.inputs import MOST_SECONDS, MOST_TOKENS, InputError, finite, parse_json, shown, whole
 from pdsim.workload.lengths import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, Streams
+from pdsim.workload.trace_fields import INPUT
 
 
 class TraceError(InputError):
     """A trace that cannot be read: says where and what would be right."""
+
+
+LONGEST_LINE = 2**24
+"""Characters of a first line that is looked at."""
 
 
 class InputWarning(UserWarning):
@@ -33,6 +38,22 @@ class Line:
 
     def get(self, name: str) -> Any:
         return self._fields.get(name)
+
+    @property
+    def where(self) -> str:
+        return self._where
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        return self._fields
+
+    def flat(self) -> "Line":
+        """The same with what nested objects hold beside its own fields; of {value, unit} the value stands for it."""
+        if not any(isinstance(value, dict) for value in self._fields.values()):
+            return self
+        flat: dict[str, Any] = {}
+        _flatten(self._fields, flat)
+        return Line(self._where, flat)
 
     @property
     def request_class(self) -> str:
@@ -86,6 +107,17 @@ class Line:
         return TraceError(f"{self._where}: {name} is {shown(found)}, expected {expected}")
 
 
+def _flatten(fields: Mapping[str, Any], into: dict[str, Any]) -> None:
+    inside = []
+    for name, value in fields.items():
+        has_value = isinstance(value, dict) and "value" in value
+        into.setdefault(name, value["value"] if has_value else value)
+        if isinstance(value, dict) and not has_value:
+            inside.append(value)
+    for part in inside:
+        _flatten(part, into)
+
+
 def json_lines(path: Path) -> Iterator[Line]:
     with open_trace(path) as file:
         for number, text in enumerate(file, 1):
@@ -97,16 +129,37 @@ def json_lines(path: Path) -> Iterator[Line]:
             yield Line(f"{path}, line {number}", fields)
 
 
+_LISTS = ("requests", "records", "data", "results", "traces", "conversations")
+"""Fields of a JSON object whose list are its records."""
+
+
 def json_records(path: Path) -> Iterator[Line]:
-    """Records of one JSON list."""
+    """Records of one JSON list, of an object with such a list or with columns of equal length."""
     with open_trace(path) as file:
         found = _parsed(file.read(), str(path))
+    if isinstance(found, dict):
+        found = _rows_of(found)
     if not isinstance(found, list):
         raise TraceError(f"{path}: expected a JSON list, found {type(found).__name__}")
     for number, fields in enumerate(found, 1):
         if not isinstance(fields, dict):
             raise TraceError(f"{path}, record {number}: expected a JSON object, found {str(fields)[:40]!r}")
         yield Line(f"{path}, record {number}", fields)
+
+
+def _rows_of(found: dict[str, Any]) -> Any:
+    """The list of records inside, the rows of its longest columns, or the object itself."""
+    if "block_size" in found or "hash_id_scope" in found:  # a session of agents
+        return [found]
+    for name in _LISTS:
+        if isinstance(found.get(name), list) and found[name] and isinstance(found[name][0], dict):
+            return found[name]
+    columns = {name: column for name, column in found.items() if isinstance(column, list) and column}
+    longest = max(map(len, columns.values()), default=0)
+    columns = {name: column for name, column in columns.items() if len(column) == longest}
+    if not INPUT.names.keys() & columns.keys():
+        return found
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -116,10 +169,49 @@ def _parsed(text: str, where: str) -> Any:
         raise TraceError(str(wrong)) from None
 
 
+_DELIMITERS = ",;\t|"
+
+
 def csv_lines(path: Path) -> Iterator[Line]:
+    """Lines of a table whose first line has the names, between commas, semicolons, tabs or bars."""
     with open_trace(path) as file:
-        for number, fields in enumerate(csv.DictReader(file), 2):
-            yield Line(f"{path}, line {number}", {name: value for name, value in fields.items() if name is not None})
+        head = file.readline(LONGEST_LINE)
+        delimiter = max(_DELIMITERS, key=head.count)
+        for number, fields in enumerate(csv.DictReader(chain([head], file), delimiter=delimiter), 2):
+            named = {name.strip(): value for name, value in fields.items() if name is not None}
+            yield Line(f"{path}, line {number}", named)
+
+
+def records(path: Path) -> Iterator[Line]:
+    """Records of a file by its first character: JSON lines, one JSON value, or a table."""
+    with open_trace(path) as file:
+        first = _first_line(file)
+    if not first.startswith(("{", "[")):
+        return csv_lines(path)
+    return json_lines(path) if _is_whole(first) else json_records(path)
+
+
+def _first_line(file: IO[str]) -> str:
+    while (line := file.readline(LONGEST_LINE)).isspace():
+        pass
+    return line.strip()
+
+
+def _is_whole(line: str) -> bool:
+    """A JSON object of its own, so that others follow on their lines; a cut one is taken for such a line."""
+    if not line.startswith("{"):
+        return False
+    if len(line) >= LONGEST_LINE:
+        return True
+    try:
+        return not _has_rows(parse_json(line, ""))
+    except InputError:
+        return line.endswith("}")
+
+
+def _has_rows(found: Any) -> bool:
+    """An object that is a file of its own: the results of a client, with a column for each field."""
+    return isinstance(found, dict) and "requests" not in found and _rows_of(found) not in (found, [found])
 
 
 @contextmanager
@@ -133,32 +225,6 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
             yield file
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError, csv.Error) as broken:
         raise TraceError(f"{path}: cannot be read as text: {broken}") from None
-
-
-LONGEST_LINE = 2**20
-WITHOUT_TIMES = ("applied_compute_trace", "sharegpt")
-"""Kinds whose requests have no arrival times."""
-_SIGNS = {
-    "chat_id": "bailian_trace",
-    "hash_ids": "mooncake_trace",
-    "tool_call_latency": "applied_compute_trace",
-    "ContextTokens": "azure_trace",
-    "Request tokens": "burstgpt_trace",
-}
-"""Fields of first lines, the rarer ones first; a table of requests has none of them."""
-_WAITS = '"wait_for"'
-
-
-def trace_kind(path: Path) -> str:
-    """Name of the workload that reads the file. Later lines tell whether requests wait for others."""
-    with open_trace(path) as file:
-        first = file.readline(LONGEST_LINE)
-        kind = next((kind for sign, kind in _SIGNS.items() if sign in first), "request_table")
-        if first.lstrip().startswith("["):
-            kind = "sharegpt"
-        elif kind == "mooncake_trace" and any(_WAITS in line for line in chain([first], file)):
-            kind = "agentic_mooncake_trace"
-    return kind
 
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
@@ -217,15 +283,3 @@ class TimedTrace(Trace):
     def __post_init__(self) -> None:
         super().__post_init__()
         above_zero(self, speedup=self.speedup)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockTrace(TimedTrace):
-    """Prompts are hash ids, one for each block."""
-
-    block_tokens: int = 512
-    """Tokens of one hash id."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, block_tokens=self.block_tokens)

@@ -32,7 +32,7 @@ WRONG = [
         ["staging-ring", "--set", "model=deepseek-r1", "--set", "prefill.tp=8", "--set", "decode.tp=8"],
         "deepseek-r1 has latent KV, which every rank holds whole",
     ),
-    (["pd-ratio", "--trace", "empty.csv"], "pdsim: workload: "),
+    (["pd-ratio", "--trace", "empty.csv"], "pdsim: --trace: empty.csv: no requests in it"),
     (["pd-ratio", "--set", "model=llama-3.1-405b"], "pdsim: --set: no point is possible; the first: prefill: llama"),
     (["pd-ratio", "x.yaml"], "x.yaml does not exist"),
     (["pd-ratio", "aggregated.yaml"], "questions are about prefill and decode instances"),

@@ -6,6 +6,7 @@ import pytest
 
 from pdsim.study.questions.base import AskOptions, base_of
 from pdsim.workload.client import ClosedLoop, OpenLoop
+from pdsim.workload.prompts import ShareGpt
 from pdsim.workload.traces import (
     AgenticMooncakeTrace,
     AppliedComputeTrace,
@@ -14,7 +15,6 @@ from pdsim.workload.traces import (
     BurstGptTrace,
     MooncakeTrace,
     RequestTable,
-    ShareGpt,
 )
 
 STARTER = {"client": {"use": "closed_loop", "concurrency": 64}}

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from pdsim.workload.prompts import ShareGpt
 from pdsim.workload.request_spec import Streams
 from pdsim.workload.trace_file import TraceError
-from pdsim.workload.traces import AgenticMooncakeTrace, AppliedComputeTrace, MooncakeTrace, ShareGpt
+from pdsim.workload.traces import AgenticMooncakeTrace, AppliedComputeTrace, MooncakeTrace
 
 
 def node(name, *awaited, **more):

@@ -260,7 +260,7 @@ def test_request_tables(tmp_path, kind, packed, encoding):
         (mooncake("soon", 6, [1]), "timestamp is 'soon', expected a time"),
         (mooncake(0, 0, []), "input_length is 0, expected at least 1"),
         (mooncake(0, "x", []), "input_length is 'x', expected a whole number of tokens"),
-        ({"timestamp": 0}, "no field 'input_length'; the line has timestamp"),
+        ({"timestamp": 0}, "no field of prompt tokens: input_length, in_tokens, input_tokens"),
         ([1], "expected a JSON object"),
     ],
 )

@@ -20,7 +20,7 @@ from pdsim.study.slo import Slo
 from pdsim.study.tasks import shown
 from pdsim.workload.client import ClosedLoop
 from pdsim.workload.request_spec import classes_of
-from pdsim.workload.trace_file import LONGEST_LINE, WITHOUT_TIMES, open_trace
+from pdsim.workload.trace_file import LONGEST_LINE, open_trace
 
 NUM_SEEDS = 3
 """Runs of each arm."""
@@ -236,13 +236,15 @@ def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, f
 def _trace_changes(path: Path | None) -> list[str]:
     if path is None:
         return []
-    workload = workload_of_trace(path)
+    workload, has_times = workload_of_trace(path)
     made = [f"workload={json.dumps(workload)}"]
-    return made if workload["use"] in WITHOUT_TIMES else [*made, "client=open_loop"]
+    return [*made, "client=open_loop"] if has_times else made
 
 
 def trace_lines(path: Path) -> int:
-    """Records of a trace, one a line; 0 of a JSON list."""
+    """Records of a trace, one a line; 0 of a JSON list or a folder."""
+    if path.is_dir():
+        return 0
     with open_trace(path) as file:
         first = file.readline(LONGEST_LINE)
         if first.lstrip().startswith("["):

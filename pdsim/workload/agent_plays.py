@@ -1,0 +1,213 @@
+"""Recorded sessions of agents with their sub-agents, a JSON object each: Weka's format, which AgentX plays."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
+from random import Random
+from typing import NamedTuple
+
+from pdsim.core.sequence import Spans
+from pdsim.workload.hash_ids import HashBlocks
+from pdsim.workload.lengths import positive
+from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
+from pdsim.workload.trace_file import Line, Trace, TraceError, records
+
+_SUBAGENT = "subagent"
+_BLOCK_TOKENS = 64
+"""Of recordings that do not say it."""
+_INT = frozenset({int})
+
+
+class Call(NamedTuple):
+    """A recorded request of a session."""
+
+    prompt: Spans
+    num_outputs: int
+    start_ns: int
+    end_ns: int
+    agent: int
+    """0: the session's own; each sub-agent has another."""
+
+
+class Interval(NamedTuple):
+    """A call, or a sub-agent as the calls of its parent see it."""
+
+    start_ns: int
+    end_ns: int
+    calls: tuple[int, ...]
+    """Positions of the call, or of those with which the sub-agent ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WekaTrace(Trace):
+    """Weka's sessions of agents, which AgentX plays: requests with t (s), in, out, hash_ids, api_time; sub-agents.
+
+    A request waits for those that had ended when it was recorded, then as long as it did then: AIPerf's interval order.
+    The file is JSON lines, one JSON object, or a folder of such files. Prompts share nothing between sessions, which
+    have no times beside each other: a closed loop keeps so many of them in flight.
+    """
+
+    num_sessions: int | None = None
+    """Sessions, begun again after the last with prompts that share nothing with those before. None: each once."""
+    lanes: int | None = None
+    """The first so many sessions go on from a random moment of theirs, as AgentX begins: the last prompt of each agent
+    that goes on is sent first, for one token, and what follows begins when all these have ended. Give the closed loop
+    as many in flight. None: all begin at their begin."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, num_sessions=self.num_sessions, lanes=self.lanes)
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        """Session by session."""
+        random, streams = rng.named("lanes"), fresh_streams()
+        specs: list[RequestSpec] = []
+        for number, line in enumerate(self._sessions()):
+            session = Session(line, streams)
+            is_cut = self.lanes is not None and number < self.lanes
+            specs += session.specs(number, len(specs), session.moment_ns(random) if is_cut else None)
+            if self.num_requests is not None and len(specs) >= self.num_requests:
+                break
+        if not specs:
+            raise TraceError(f"{self.path}: no requests in it")
+        return specs[: self.num_requests]
+
+    def _sessions(self) -> Iterator[Line]:
+        if self.num_sessions is None:
+            yield from self._lines()
+            return
+        lines = list(islice(self._lines(), self.num_sessions))
+        if not lines:
+            raise TraceError(f"{self.path}: no sessions in it")
+        yield from (lines[i % len(lines)] for i in range(self.num_sessions))
+
+    def _lines(self) -> Iterator[Line]:
+        is_folder = self.path.is_dir()
+        paths = sorted(self.path.iterdir()) if is_folder else [self.path]
+        for path in paths:
+            if not is_folder or path.suffix in (".json", ".jsonl"):
+                yield from records(path)
+
+
+class Session:
+    """Calls of one session, and which of them each waits for."""
+
+    def __init__(self, line: Line, streams: Iterator[int]) -> None:
+        if line.get("hash_id_scope") not in (None, "local"):
+            raise line.error("hash_id_scope", line.get("hash_id_scope"), "local: ids of one session")
+        self._block_tokens = line.count("block_size") if line.get("block_size") is not None else _BLOCK_TOKENS
+        self._blocks = HashBlocks(self._block_tokens, streams)
+        self._streams = streams
+        self.calls: list[Call] = []
+        self._num_agents = 0
+        self._after: dict[int, tuple[int, ...]] = {}
+        self._read(line)
+
+    def moment_ns(self, random: Random) -> int:
+        """Between the starts of its first and its last call."""
+        starts = [call.start_ns for call in self.calls]
+        return round(random.uniform(min(starts), max(starts)))
+
+    def specs(self, session: int, first: int, moment_ns: int | None) -> list[RequestSpec]:
+        """Requests numbered from `first` on, each behind those that it waits for; from a moment on: what goes on."""
+        places = sorted(range(len(self.calls)), key=lambda i: (self.calls[i].start_ns, i))
+        from_ns = min((call.start_ns for call in self.calls), default=0) if moment_ns is None else moment_ns
+        goes_on = [place for place in places if self.calls[place].start_ns >= from_ns]
+        primes = self._last_before(places, goes_on)
+        made = [self._spec(place, first + i, session)._replace(primes=True) for i, place in enumerate(primes)]
+        made = [spec._replace(output=spec.output.first(1), max_output_tokens=1) for spec in made]
+        numbers = {place: first + len(made) + i for i, place in enumerate(goes_on)}
+        for place, number in numbers.items():
+            call = self.calls[place]
+            after = [one for one in self._after.get(place, ()) if one in numbers]
+            begin_ns = max((self.calls[one].end_ns for one in after), default=from_ns)
+            spec = self._spec(place, number, session)
+            ids = tuple(sorted(numbers[one] for one in after))
+            made.append(spec._replace(after=ids, think_ns=max(0, call.start_ns - begin_ns)))
+        return made
+
+    def _last_before(self, places: Sequence[int], goes_on: Sequence[int]) -> list[int]:
+        """The last call of each agent that goes on, before it does."""
+        agents = {self.calls[place].agent for place in goes_on}
+        return list(
+            {
+                self.calls[i].agent: i for i in places[: len(places) - len(goes_on)] if self.calls[i].agent in agents
+            }.values()
+        )
+
+    def _spec(self, place: int, number: int, session: int) -> RequestSpec:
+        call = self.calls[place]
+        output = Spans.of(next(self._streams), call.num_outputs)
+        return RequestSpec(number, call.prompt, output, call.num_outputs, call.start_ns, session=session)
+
+    def _read(self, line: Line) -> None:
+        own, subagents = [], []
+        for entry in _entries(line):
+            if entry.get("type") == _SUBAGENT:
+                subagents.append(self._subagent(entry))
+            else:
+                own.append(self._call(entry, 0, 0))
+        ends = [interval for interval, _ in subagents if interval.calls]
+        begins = [(call, interval) for interval, calls in subagents for call in calls]
+        self._after |= frontiers([*own, *ends], own)
+        first = [call for call, _ in begins if not self._after.get(call.calls[0])]
+        self._after |= frontiers([*own, *ends], first)
+
+    def _subagent(self, entry: Line) -> tuple[Interval, list[Interval]]:
+        """As its parent sees it, and its calls. Times before its own are relative to it, as in older files."""
+        self._num_agents += 1
+        start_ns = round(entry.time_ns("t", 1e9))
+        calls = [self._call(one, start_ns, self._num_agents) for one in _entries(entry)]
+        self._after |= frontiers(calls, calls)
+        end_ns = max((call.end_ns for call in calls), default=start_ns)
+        if entry.get("duration_ms") is not None:
+            end_ns = start_ns + round(entry.time_ns("duration_ms", 1e6))
+        last_ns = max((call.start_ns for call in calls), default=0)
+        last = tuple(call.calls[0] for call in calls if call.end_ns > last_ns or call.start_ns == last_ns)
+        return Interval(start_ns, end_ns, last), calls
+
+    def _call(self, entry: Line, spawned_ns: int, agent: int) -> Interval:
+        start_ns = round(entry.time_ns("t", 1e9))
+        start_ns += spawned_ns if start_ns < spawned_ns else 0
+        took_ns = 0 if entry.get("api_time") is None else round(entry.time_ns("api_time", 1e9))
+        num_tokens, ids = entry.count("in"), entry.get("hash_ids") or []
+        if not isinstance(ids, list) or not _INT.issuperset(map(type, ids)):
+            raise entry.error("hash_ids", ids, "a list of whole numbers")
+        prompt = self._blocks.of_ids(ids[: -(-num_tokens // self._block_tokens)], num_tokens)
+        call = Call(prompt, max(1, entry.count("out", least=0)), start_ns, start_ns + took_ns, agent)
+        self.calls.append(call)
+        return Interval(call.start_ns, call.end_ns, (len(self.calls) - 1,))
+
+
+def _entries(line: Line) -> Iterator[Line]:
+    found = line.value("requests")
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise line.error("requests", found, "a list of requests")
+    yield from (Line(f"{line.where}, requests[{i}]", one) for i, one in enumerate(found))
+
+
+def frontiers(intervals: Sequence[Interval], waiting: Sequence[Interval]) -> Mapping[int, tuple[int, ...]]:
+    """Calls that each waiting call follows: those that had ended by its start, and behind which none of these began.
+
+    An interval that ends when another begins comes before; equal starts have no order (AIPerf's
+    `infer_cross_stream_predecessors`). Waiting calls need not be among the intervals.
+    """
+    after: dict[int, tuple[int, ...]] = {}
+    running: list[tuple[int, int]] = []
+    frontier: list[Interval] = []
+    begun = sorted(range(len(intervals)), key=lambda i: intervals[i].start_ns)
+    at = 0
+    for target in sorted(waiting):
+        while at < len(begun) and intervals[begun[at]].start_ns < target.start_ns:
+            heappush(running, (intervals[begun[at]].end_ns, begun[at]))
+            at += 1
+        ended = []
+        while running and running[0][0] <= target.start_ns:
+            ended.append(intervals[heappop(running)[1]])
+        if ended:
+            frontier += ended
+            last_ns = max(one.start_ns for one in frontier)
+            frontier = [one for one in frontier if one.end_ns > last_ns or one.start_ns == last_ns]
+        after[target.calls[0]] = tuple(call for one in frontier for call in one.calls)
+    return after

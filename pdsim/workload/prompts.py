@@ -1,0 +1,290 @@
+"""Traces of texts: chat messages and prompts. A tokenizer counts them, or a rule of thumb that is said."""
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from pdsim.core.sequence import Spans
+from pdsim.inputs import InputError, parse_json
+from pdsim.workload import trace_fields as names
+from pdsim.workload.hash_ids import TEXT_BLOCK, TextBlocks
+from pdsim.workload.lengths import above_zero, positive
+from pdsim.workload.request_spec import RequestSpec, alone
+from pdsim.workload.trace_file import Line, Trace, TraceError, json_records, records
+from pdsim.workload.trace_rows import RowReader, RowTrace, value_of, warn
+
+_LEAST_TOKENS = 2
+"""Least tokens of a prompt and of an answer: SGLang's client drops shorter ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareGpt(Trace):
+    """A JSON list of conversations: the first turn is the prompt, the second its answer.
+
+    Conversations of fewer turns are left out. There is no tokenizer: a length is characters times tokens_per_character.
+    There are no arrival times: set the client's.
+    """
+
+    tokens_per_character: float = 0.25
+    """English has about four characters a token; code and other languages have fewer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above_zero(self, tokens_per_character=self.tokens_per_character)
+
+    def specs(self) -> Iterator[RequestSpec]:
+        lengths = (
+            [self._num_tokens(record, turn) for turn in _first_two(record)] for record in json_records(self.path)
+        )
+        answered = (pair for pair in lengths if len(pair) == 2 and min(pair) >= _LEAST_TOKENS)  # noqa: PLR2004
+        for i, (num_inputs, num_outputs) in enumerate(answered):
+            yield alone(i, num_inputs, num_outputs)
+
+    def _num_tokens(self, record: Line, turn: object) -> int:
+        if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
+            raise record.error("conversations", str(turn)[:40], "turns such as {'from': 'human', 'value': 'text'}")
+        return round(len(turn["value"]) * self.tokens_per_character)
+
+
+def _first_two(record: Line) -> list[object]:
+    turns = record.value("conversations")
+    if not isinstance(turns, list):
+        raise record.error("conversations", turns, "a list of turns")
+    return turns[:2]
+
+
+PROMPTS = ("messages", "prompt", "text_input", "text", "texts", "question", "instruction", "input", "turns")
+"""Fields with the text of a prompt, those looked for first at the left."""
+ANSWERS = ("completion", "response", "answer", "output", "chosen", "generated_text", "choices")
+_IN_THE_BODY = ("body", "request", "payload", "endpointInput", "captureData", "kwargs", "data")
+"""Fields with the request as it was sent, an object or its text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTrace(RowTrace):
+    """Requests as they were sent, with chat messages or a prompt, of which equal beginnings are shared: OpenAI's batch
+    files, AIPerf's single and multi turn, captured bodies, vLLM's custom data sets.
+
+    A recorded length is taken; else a tokenizer counts; else a length is characters times tokens_per_character. An
+    answer is what is recorded, or else the limit that was sent, or else output_tokens.
+    """
+
+    tokenizer: Path | None = None
+    """A tokenizer.json, which needs the package tokenizers."""
+    tokens_per_character: float = 0.25
+    """English has about four characters a token; code and other languages have fewer."""
+    image_tokens: int = 1000
+    """Tokens of each image."""
+    output_tokens: int | None = None
+    """Tokens of answers whose length is not recorded."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above_zero(self, tokens_per_character=self.tokens_per_character)
+        positive(self, output_tokens=self.output_tokens)
+
+    def specs(self) -> Iterator[RequestSpec]:
+        rows = (one for line in records(self.path) for one in _requests_of(line))
+        first = list(islice(rows, 1))
+        yield from _ChatReader(self, first).read(chain(first, rows))
+
+    @cached_property
+    def _encode(self) -> Any:
+        try:
+            tokenizers = import_module("tokenizers")
+        except ImportError:
+            raise TraceError("tokenizer: the package tokenizers is not installed: pip install tokenizers") from None
+        try:
+            return tokenizers.Tokenizer.from_file(str(self.tokenizer))
+        except Exception as wrong:  # noqa: BLE001  its errors have no class of their own
+            raise TraceError(f"tokenizer: {self.tokenizer} is no tokenizer.json: {wrong}") from None
+
+    def units(self, text: str) -> Sequence[Any]:
+        """Token ids, or characters."""
+        if self.tokenizer is None:
+            return text
+        ids: list[int] = self._encode.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+class _ChatReader(RowReader):
+    trace: ChatTrace
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        block = TEXT_BLOCK if self.trace.tokenizer else max(1, round(TEXT_BLOCK / self.trace.tokens_per_character))
+        self._texts = TextBlocks(self.streams, block)
+        self._num_estimated = 0
+
+    def say(self) -> None:
+        super().say()
+        if self._num_estimated:
+            warn(
+                f"{self.trace.path}: lengths are estimated, {self.trace.tokens_per_character:g} tokens a character: "
+                "tokenizer (a tokenizer.json) counts them"
+            )
+        if self.num_images:
+            each = self.trace.image_tokens
+            warn(f"{self.trace.path}: images are counted as {each} tokens each (image_tokens): {self.num_images}")
+
+    def prompt(self, line: Line) -> Spans:
+        text, images = _text_of(line)
+        recorded = value_of(line, names.INPUT)
+        self.num_images += len(images)
+        units = self.trace.units(text)
+        if recorded is not None:
+            return self._texts.prompt(units, line.count(recorded[0]))
+        num_tokens = max(1, self._num_tokens(units))
+        prompt = self._texts.prompt(units, num_tokens)
+        return prompt.then(Spans.of(next(self.streams), len(images) * self.trace.image_tokens)) if images else prompt
+
+    def num_outputs(self, line: Line) -> int:
+        recorded = [
+            name for name in names.OUTPUT.names if line.get(name) not in (None, "") and name not in names.LIMITS
+        ]
+        if recorded:
+            return line.count(recorded[0])
+        if answer := _answer_of(line):
+            return max(1, self._num_tokens(self.trace.units(answer)))
+        if (limit := value_of(line, names.OUTPUT)) is not None:
+            return line.count(limit[0])
+        if self.trace.output_tokens is None:
+            raise TraceError(f"{line.where}: nothing says how long the answer is: output_tokens sets it for all")
+        return self.trace.output_tokens
+
+    def _num_tokens(self, units: Sequence[Any]) -> int:
+        if self.trace.tokenizer is not None:
+            return len(units)
+        self._num_estimated += 1
+        return round(len(units) * self.trace.tokens_per_character)
+
+
+def has_text(fields: Mapping[str, Any]) -> bool:
+    """A record whose prompt is a text."""
+    return _body_of(Line("", dict(fields))) is not None
+
+
+def _requests_of(line: Line) -> Iterator[Line]:
+    """The requests of a record: one, or a session's turns or payloads, of which each repeats those before."""
+    turns, session = line.get("turns") or line.get("payloads"), line.get("session_id") or line.get("question_id")
+    if not isinstance(turns, list):
+        yield _with_body(line)
+        return
+    said: list[Any] = []
+    for i, turn in enumerate(turns):
+        fields = dict(turn) if isinstance(turn, dict) else {"text": turn}
+        if "messages" not in fields:
+            said.append({"role": "user", "content": fields.get("text") or fields.get("texts") or ""})
+            fields["messages"] = list(said)
+            said.append({"role": "assistant", "content": ""})
+        yield Line(f"{line.where}, turn {i + 1}", {"session_id": session or line.where, **fields})
+
+
+def _with_body(line: Line) -> Line:
+    """The record with the fields of the request that it holds beside its own."""
+    body = _body_of(line)
+    if body is None:
+        there = ", ".join(map(str, line.fields))
+        raise TraceError(f"{line.where}: no prompt: {', '.join(PROMPTS[:5])} or the like; the line has {there}")
+    return Line(line.where, {**line.flat().fields, **body})
+
+
+def _body_of(line: Line) -> Mapping[str, Any] | None:
+    if any(_is_text(line.get(name)) for name in PROMPTS):
+        return line.fields
+    for name in _IN_THE_BODY:
+        inside = _opened(line.get(name))
+        if inside is not None and (found := _body_of(Line(line.where, inside))) is not None:
+            return found
+    return None
+
+
+def _opened(found: Any) -> dict[str, Any] | None:
+    """An object, also one written as text, plain or in base 64."""
+    if isinstance(found, dict):
+        return found
+    if not isinstance(found, str):
+        return None
+    if not found.lstrip().startswith("{"):
+        try:
+            found = base64.b64decode(found, validate=True).decode()
+        except (binascii.Error, ValueError):
+            return None
+    try:
+        inside = parse_json(found, "") if found.lstrip().startswith("{") else None
+    except InputError:
+        return None
+    return inside if isinstance(inside, dict) else None
+
+
+def _is_text(found: Any) -> bool:
+    if isinstance(found, list):
+        return bool(found) and isinstance(found[0], str | dict)
+    return isinstance(found, str) and bool(found)
+
+
+def _text_of(line: Line) -> tuple[str, list[str]]:
+    """All that a prompt says, and its images."""
+    texts: list[str] = []
+    images: list[str] = []
+    if isinstance(line.get("tools"), list):
+        texts.append(str(line.get("tools")))
+    name = next((name for name in PROMPTS if _is_text(line.get(name))), None)
+    if name is None:
+        raise TraceError(f"{line.where}: no prompt: the line has {', '.join(map(str, line.fields))}")
+    messages = _without_answer(line.get(name))
+    for message in messages if isinstance(messages, list) else [messages]:
+        _add_message(message, texts, images)
+    if name == "instruction" and isinstance(line.get("input"), str):
+        texts.append(line.get("input"))
+    own = value_of(line, names.IMAGES)
+    if own is not None:
+        images += map(str, own[1]) if isinstance(own[1], list) else [str(own[1])]
+    return "\n".join(texts), images
+
+
+def _without_answer(messages: Any) -> Any:
+    """Messages up to the last answer, if they end with one."""
+    return messages[:-1] if _ends_with_answer(messages) and len(messages) > 1 else messages
+
+
+def _ends_with_answer(messages: Any) -> bool:
+    return isinstance(messages, list) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+
+
+def _add_message(message: Any, texts: list[str], images: list[str]) -> None:
+    if not isinstance(message, dict):
+        texts.append(str(message))
+        return
+    texts.append(f"{message.get('role', 'user')}:")
+    content = message.get("content")
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, dict) and "text" not in part:
+            images.append(str(part)[:200])
+        elif part is not None:
+            texts.append(str(part["text"]) if isinstance(part, dict) else str(part))
+    if message.get("tool_calls"):
+        texts.append(str(message["tool_calls"]))
+
+
+def _answer_of(line: Line) -> str:
+    messages = line.get("messages")
+    if _ends_with_answer(messages) and len(messages) > 1:
+        texts: list[str] = []
+        _add_message(messages[-1], texts, [])
+        return "\n".join(texts[1:])
+    for name in ANSWERS:
+        found = line.get(name)
+        if isinstance(found, str) and found:
+            return found
+        if isinstance(found, list) and found:
+            texts = []
+            _add_message(found[0].get("message") or found[0] if isinstance(found[0], dict) else found[0], texts, [])
+            return "\n".join(texts)
+    return ""

@@ -1,0 +1,64 @@
+"""Which workload reads a trace: by the fields of its first record."""
+
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from pdsim.workload import trace_fields as names
+from pdsim.workload.prompts import has_text
+from pdsim.workload.trace_file import Line, TraceError, open_trace, records
+from pdsim.workload.trace_rows import value_of
+
+_WAITS = '"wait_for"'
+
+
+class TraceKind(NamedTuple):
+    use: str
+    """Name of the workload."""
+    has_times: bool
+    """Requests have arrival times, so that an open loop sends them by these."""
+
+
+def trace_kind(path: Path) -> TraceKind:
+    """Raises TraceError, also for records that no workload reads."""
+    if path.is_dir():
+        return TraceKind("weka_trace", has_times=False)
+    first = next(records(path), None)
+    if first is None:
+        raise TraceError(f"{path}: no requests in it")
+    fields = first.fields
+    if isinstance(fields.get("requests"), list):
+        return TraceKind("weka_trace", has_times=False)
+    if "tool_call_latency" in fields:
+        return TraceKind("applied_compute_trace", has_times=False)
+    if "conversations" in fields:
+        return TraceKind("sharegpt", has_times=False)
+    row = first.flat()
+    has_times = value_of(row, names.ARRIVAL) is not None
+    return TraceKind(_use_of(row, first, path), has_times)
+
+
+def _use_of(row: Line, first: Line, path: Path) -> str:
+    if "chat_id" in row.fields and "hash_ids" in row.fields:
+        return "bailian_trace"
+    if "ContextTokens" in row.fields:
+        return "azure_trace"
+    if "Request tokens" in row.fields:
+        return "burstgpt_trace"
+    if "request_id" in row.fields and "hash_ids" in row.fields and _has_waits(path):
+        return "agentic_mooncake_trace"
+    if value_of(row, names.TOKEN_IDS) is None and has_text(first.fields):
+        return "chat_trace"
+    if value_of(row, names.INPUT) is None and value_of(row, names.TOKEN_IDS) is None:
+        some = ", ".join(islice(names.INPUT.names, 4))
+        there = ", ".join(map(str, islice(first.fields, 20)))
+        raise TraceError(
+            f"{first.where}: no request of a trace: neither prompt tokens ({some} or the like) nor a text (messages, "
+            f"prompt or the like); it has {there}"
+        )
+    return "mooncake_trace" if "input_length" in row.fields else "request_table"
+
+
+def _has_waits(path: Path) -> bool:
+    with open_trace(path) as file:
+        return any(_WAITS in line for line in file)

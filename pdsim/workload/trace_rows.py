@@ -1,0 +1,325 @@
+"""Traces of one request a row, whatever a tool calls its fields: `trace_fields.py` has their names."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import chain, islice
+from math import inf
+from typing import Any, ClassVar
+
+from pdsim.core.sequence import Spans
+from pdsim.inputs import finite
+from pdsim.workload import trace_fields as names
+from pdsim.workload.hash_ids import HashBlocks, TextBlocks
+from pdsim.workload.lengths import positive
+from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
+from pdsim.workload.trace_fields import Quantity
+from pdsim.workload.trace_file import InputWarning, Line, TimedTrace, TraceError, records
+
+_USUAL_BLOCK_TOKENS = 512
+"""Mooncake's."""
+_LOOKED_AT = 1000
+"""Rows from which the size of blocks and the unit of times are found out."""
+_EPOCH_S = 1e9
+"""Times from this on count from 1970; a trace's hours do not come near."""
+_EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
+"""Units of times since 1970, by what they are below."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTrace(TimedTrace):
+    """Base: rows are CSV, JSON lines, a JSON list, or columns of one JSON object."""
+
+    block_tokens: int | None = None
+    """Tokens of one hash id. None: as the file says it, or found from lengths and numbers of ids."""
+    time_unit: str = ""
+    """Unit of arrival times whose name has none: s, ms, us or ns. Empty: found from the values, and said."""
+    image_tokens: int = 0
+    """Tokens that each image adds to its prompt's length."""
+
+    unit: ClassVar[str] = ""
+    """Unit of `timestamp` in this format."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, block_tokens=self.block_tokens)
+        if self.time_unit not in ("", *names.UNITS):
+            raise ValueError(f"{type(self).__name__} needs time_unit of {', '.join(names.UNITS)}")
+        if self.image_tokens < 0:
+            raise ValueError(f"{type(self).__name__} needs image_tokens >= 0, found {self.image_tokens}")
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        """By arrival; times that count from 1970 count from the first request."""
+        ordered = super().requests(rng)
+        begin_ns = ordered[0].arrival_ns
+        if begin_ns * self.speedup < _EPOCH_S * 1e9:
+            return ordered
+        return [spec._replace(arrival_ns=spec.arrival_ns - begin_ns) for spec in ordered]
+
+    def specs(self) -> Iterator[RequestSpec]:
+        rows = (line.flat() for line in records(self.path))
+        first = list(islice(rows, _LOOKED_AT))
+        reader = RowReader(self, first)
+        yield from reader.read(chain(first, rows))
+
+
+def value_of(line: Line, quantity: Quantity) -> tuple[str, Any] | None:
+    """The quantity under the first of its names that the row has."""
+    for name in quantity.names:
+        if (found := line.get(name)) is not None and found != "":
+            return name, found
+    return None
+
+
+def _name_of(line: Line, quantity: Quantity) -> str:
+    """The name under which the row has it. Raises TraceError."""
+    if (found := value_of(line, quantity)) is None:
+        some = ", ".join(islice(quantity.names, 6))
+        there = ", ".join(map(str, line.fields))
+        raise TraceError(f"{line.where}: no field of {quantity.what}: {some} or the like; the line has {there}")
+    return found[0]
+
+
+@dataclass
+class RowReader:
+    """Makes requests of rows."""
+
+    trace: RowTrace
+    first: Sequence[Line]
+    """Some of the rows, from which sizes and units are found out."""
+    streams: Iterator[int] = field(default_factory=fresh_streams)
+
+    def __post_init__(self) -> None:
+        self._blocks: HashBlocks | None = None
+        self._token_ids = TextBlocks(self.streams)
+        self._prefixes: dict[str, int] = {}
+        self._turns: dict[str, tuple[RequestSpec, int | None]] = {}
+        """Last turn of each session, and when it ended in the trace."""
+        self._units_ns: dict[str, float] = {}
+        self._has_times = any(value_of(line, names.ARRIVAL) for line in self.first)
+        self._skipped = self.num_images = self._blind_turns = 0
+
+    def read(self, rows: Iterable[Line]) -> Iterator[RequestSpec]:
+        number = 0
+        for line in rows:
+            if _is_left_out(line):
+                self._skipped += 1
+                continue
+            yield self._spec(number, line)
+            number += 1
+        self.say()
+
+    def say(self) -> None:
+        path = self.trace.path
+        if self._skipped:
+            warn(f"{path}: left out are requests that failed or warmed the server up: {self._skipped}")
+        if self.num_images and not self.trace.image_tokens:
+            warn(f"{path}: prompts' lengths are taken to hold their images; image_tokens adds more: {self.num_images}")
+        if self._blind_turns:
+            warn(
+                f"{path}: {self._blind_turns} later turns of sessions have no hash_ids: what they share with the turns "
+                "before is not known, so they share nothing"
+            )
+
+    def _spec(self, number: int, line: Line) -> RequestSpec:
+        if line.get("wait_for"):
+            raise line.error("wait_for", line.get("wait_for"), "none: agentic_mooncake_trace reads it")
+        prompt = self.prompt(line)
+        num_outputs = self.num_outputs(line)
+        output = Spans.of(next(self.streams), num_outputs)
+        request_class = value_of(line, names.CLASS)
+        spec = RequestSpec(
+            number,
+            prompt,
+            output,
+            num_outputs,
+            request_class="" if request_class is None else str(request_class[1]).strip(),
+        )
+        return self._at_its_time(spec, line)
+
+    def prompt(self, line: Line) -> Spans:
+        token_ids, blocks = value_of(line, names.TOKEN_IDS), value_of(line, names.BLOCKS)
+        if token_ids is not None and isinstance(token_ids[1], list):
+            return self._token_ids.prompt(token_ids[1])
+        num_tokens = line.count(_name_of(line, names.INPUT))
+        if blocks is not None and blocks[1] != []:
+            prompt = self._hash_blocks.prompt(line, blocks[0], num_tokens)
+        else:
+            prompt = Spans(self._spans(line, num_tokens))
+        num_images = _num_images(line)
+        self.num_images += num_images
+        if added := num_images * self.trace.image_tokens:
+            prompt = prompt.then(Spans.of(next(self.streams), added))
+        return prompt
+
+    def num_outputs(self, line: Line) -> int:
+        return line.count(_name_of(line, names.OUTPUT))
+
+    @property
+    def _hash_blocks(self) -> HashBlocks:
+        if self._blocks is None:
+            size = self.trace.block_tokens or block_tokens_of(self.first, str(self.trace.path))
+            self._blocks = HashBlocks(size, self.streams, only_whole=has_only_whole(self.first, size))
+        return self._blocks
+
+    def _spans(self, line: Line, num_tokens: int) -> Iterator[tuple[int, int, int]]:
+        """A prompt that shares what prefix_id and prefix_tokens say."""
+        shared = 0
+        if (prefix_id := line.get("prefix_id")) not in (None, ""):
+            shared = line.count("prefix_tokens", least=0)
+            if shared > num_tokens:
+                raise line.error("prefix_tokens", shared, f"at most the prompt's tokens, which are {num_tokens}")
+            stream = self._prefixes.get(str(prefix_id))
+            if stream is None:
+                stream = self._prefixes[str(prefix_id)] = next(self.streams)
+            yield (stream, 0, shared)
+        yield (next(self.streams), 0, num_tokens - shared)
+
+    def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
+        """With its arrival, and behind the turn before it. A later turn may have a pause and no arrival."""
+        session = value_of(line, names.SESSION)
+        before, ended_ns = (None, None) if session is None else self._turns.get(str(session[1]), (None, None))
+        delay = value_of(line, names.DELAY)
+        if before is None:
+            spec = spec._replace(arrival_ns=self._arrival_ns(line))
+        else:
+            is_timed = value_of(line, names.ARRIVAL) is not None or (delay is None and self._has_times)
+            arrival_ns = self._arrival_ns(line) if is_timed else before.arrival_ns
+            if arrival_ns < before.arrival_ns:
+                name, found = value_of(line, names.ARRIVAL) or ("", None)
+                raise line.error(name, found, "one not before that of the session's turn before")
+            think_ns = arrival_ns - (before.arrival_ns if ended_ns is None else min(ended_ns, arrival_ns))
+            if delay is not None:
+                think_ns = round(line.time_ns(delay[0], names.DELAY.names[delay[0]] or names.MS))
+            spec = spec._replace(arrival_ns=arrival_ns, after=(before.request_id,), think_ns=think_ns)
+            self._blind_turns += len(spec.prompt.spans) == 1 and value_of(line, names.BLOCKS) is None
+        if session is not None:
+            self._turns[str(session[1])] = spec, self._end_ns(line)
+        return spec
+
+    def _arrival_ns(self, line: Line) -> int:
+        if not self._has_times:
+            return 0
+        name = _name_of(line, names.ARRIVAL)
+        found = line.value(name)
+        if isinstance(found, str) and not _is_number(found):
+            return self._scaled(_date_ns(line, name, found))
+        unit_ns = names.ARRIVAL.names[name]
+        return self._scaled(line.time_ns(name, self._found_unit_ns(name) if unit_ns is None else unit_ns))
+
+    def _end_ns(self, line: Line) -> int | None:
+        found = value_of(line, names.END)
+        if found is None:
+            return None
+        return self._scaled(line.time_ns(found[0], names.END.names[found[0]] or names.NS))
+
+    def _scaled(self, time_ns: float) -> int:
+        return round(time_ns if self.trace.speedup == 1 else time_ns / self.trace.speedup)
+
+    def _found_unit_ns(self, name: str) -> float:
+        """Times since 1970 tell their unit. Else fractions are taken for seconds, whole numbers for milliseconds."""
+        if name not in self._units_ns:
+            unit = self.trace.time_unit or self.trace.unit
+            if not unit:
+                values = [value for line in self.first if (value := _number(line.get(name))) is not None]
+                unit, is_sure = unit_of(values)
+                if not is_sure:
+                    warn(f"{self.trace.path}: {name} is taken to be in {unit}; time_unit says it otherwise")
+            self._units_ns[name] = names.UNITS[unit]
+        return self._units_ns[name]
+
+
+def _is_left_out(line: Line) -> bool:
+    """Failures, what had no answer, and the warm-up of AIPerf's records."""
+    if line.get("benchmark_phase") not in (None, "", "profiling"):
+        return True
+    failure = value_of(line, names.FAILURE)
+    if failure is not None and failure[1] not in (False, "0", 0, [], "None", "null"):
+        return True
+    return line.get("Response tokens") == "0" or line.get("success") in (False, "False", "false")
+
+
+def _num_images(line: Line) -> int:
+    found = value_of(line, names.IMAGES)
+    if found is None:
+        return 0
+    name, value = found
+    if isinstance(value, list):
+        return len(value)
+    return line.count(name, least=0) if _is_number(value) else 1
+
+
+def unit_of(times: Sequence[float]) -> tuple[str, bool]:
+    """The unit of times whose name does not tell it, and whether they leave no doubt."""
+    if not times or max(times) < _EPOCH_S:
+        return ("s" if any(value != int(value) for value in times) else "ms"), False
+    return next(unit for unit, below in _EPOCHS if max(times) < below), True
+
+
+def has_only_whole(lines: Iterable[Line], block_tokens: int) -> bool:
+    """All prompts have an id for each whole block and none for the rest, as engines' own hashes do."""
+    sizes = [
+        (line.count(length[0]), len(ids[1]))
+        for line in lines
+        if (ids := value_of(line, names.BLOCKS))
+        and (length := value_of(line, names.INPUT))
+        and isinstance(ids[1], list)
+    ]
+    has_rest = any(num_tokens % block_tokens for num_tokens, _ in sizes)
+    return has_rest and len(sizes) > 1 and all(num_ids == num // block_tokens for num, num_ids in sizes)
+
+
+def block_tokens_of(lines: Iterable[Line], path: str) -> int:
+    """Tokens of a block: as the rows say it, or such that each prompt has as many blocks as ids. Raises TraceError."""
+    whole_low, whole_high, cut_low, cut_high = 1, inf, 1, inf
+    for line in lines:
+        if (said := value_of(line, names.BLOCK_TOKENS)) is not None:
+            return line.count(said[0])
+        ids, length = value_of(line, names.BLOCKS), value_of(line, names.INPUT)
+        if ids is None or length is None or not isinstance(ids[1], list) or not ids[1]:
+            continue
+        num_tokens, num_ids = line.count(length[0]), len(ids[1])
+        cut_low = max(cut_low, -(-num_tokens // num_ids))
+        cut_high = min(cut_high, (num_tokens - 1) // (num_ids - 1) if num_ids > 1 else inf)
+        whole_low = max(whole_low, num_tokens // (num_ids + 1) + 1)
+        whole_high = min(whole_high, num_tokens // num_ids)
+    if cut_low <= _USUAL_BLOCK_TOKENS <= cut_high or cut_high == inf:  # with no bound above, a wrong line says so
+        return _USUAL_BLOCK_TOKENS
+    for low, high in ((cut_low, cut_high), (whole_low, whole_high)):
+        size = 1 << (low - 1).bit_length()
+        if size <= high:
+            warn(f"{path}: blocks are taken to have {size} tokens, as lengths and hash_ids say; block_tokens sets it")
+            return size
+    if cut_low == cut_high:
+        return cut_low
+    raise TraceError(f"{path}: no size of blocks fits all lengths and hash_ids: block_tokens sets it")
+
+
+def _date_ns(line: Line, name: str, text: str) -> int:
+    """Of UTC where it has no zone. Azure has seven fractional digits, one more than datetime reads, or none."""
+    head, point, rest = text.strip().partition(".")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    try:
+        at = datetime.fromisoformat(head + rest[len(digits) :] if point else head)
+    except ValueError:
+        at = None
+    if at is None or (point and not digits):
+        raise line.error(name, text, "a time such as 2023-11-16 18:17:03.9799600")
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return int(at.timestamp()) * 10**9 + int(digits[:9].ljust(9, "0"))
+
+
+def _is_number(value: Any) -> bool:
+    return _number(value) is not None
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return finite(value)
+    except ValueError:
+        return None
+
+
+def warn(text: str) -> None:
+    warnings.warn(text, InputWarning, stacklevel=4)

@@ -1,0 +1,151 @@
+"""Traces as tools write them: each is known, and its lengths, times and prefixes are read."""
+
+import json
+
+import pytest
+
+from pdsim.scenario.component import BUILT_IN, build_component
+from pdsim.workload.request_spec import Streams, Workload
+from pdsim.workload.trace_file import InputWarning, TraceError
+from pdsim.workload.trace_kind import trace_kind
+from pdsim.workload.traces import MooncakeTrace, RequestTable
+
+
+def read(path, **settings):
+    kind = trace_kind(path)
+    assert kind.use in BUILT_IN[Workload]
+    workload = build_component(Workload, {"use": kind.use, "path": str(path), **settings}, path.parent)
+    return workload.requests(Streams(0))
+
+
+def seen(specs):
+    return [(len(spec.prompt), len(spec.output), spec.arrival_ns / 1e9) for spec in specs]
+
+
+def lines(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def record(name, at_ns, **more):
+    metrics = {"input_sequence_length": {"value": 500, "unit": "tokens"}, "output_sequence_length": {"value": 20}}
+    metadata = {
+        "conversation_id": name,
+        "turn_index": 0,
+        "request_start_ns": at_ns,
+        "request_end_ns": at_ns + 300_000_000,
+    }
+    return {"metadata": {**metadata, "benchmark_phase": "profiling", **more}, "metrics": metrics, "error": None}
+
+
+EPOCH_NS = 1_700_000_000_000_000_000
+
+
+def test_records_of_aiperf_count_from_the_first(tmp_path):
+    path = lines(tmp_path / "t.jsonl", record("a", EPOCH_NS), record("b", EPOCH_NS + 700_000_000))
+    assert trace_kind(path) == ("request_table", True)
+    assert seen(read(path)) == [(500, 20, 0.0), (500, 20, 0.7)]
+    failed = {**record("c", EPOCH_NS), "error": {"code": 500}}
+    path = lines(tmp_path / "t.jsonl", record("w", EPOCH_NS, benchmark_phase="warmup"), failed, record("a", EPOCH_NS))
+    with pytest.warns(InputWarning, match="left out are requests that failed or warmed the server up: 2"):
+        assert seen(read(path)) == [(500, 20, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,100,7\n1.25,90,3\n", [(100, 7, 0.5), (90, 3, 1.25)]),
+        ("request_id;arrival_timestamp;prompt_size;token_size\n0;2;10;3\n", [(10, 3, 2)]),
+        ('{"input_lens": [5, 6], "output_lens": [2, 3], "duration": 4, "ttfts": [0.1, 0.2]}', [(5, 2, 0), (6, 3, 0)]),
+        ('[{"start_time": 1700000000.5, "info": {"input_tokens": 4, "output_tokens": 2}}]', [(4, 2, 0)]),
+        ('{"created_time": 1700000000500, "input_tokens": 4, "output_tokens": 2}', [(4, 2, 0)]),
+        ('{"usage": {"prompt_tokens": 8, "completion_tokens": 2}, "created": 1700000000}', [(8, 2, 0)]),
+    ],
+)
+def test_rows_of_other_tools(tmp_path, text, found):
+    path = tmp_path / "t.any"
+    path.write_text(text)
+    assert seen(read(path)) == found
+
+
+def test_the_size_of_blocks_is_found_out(tmp_path):
+    rows = [
+        {"timestamp": 0, "input_length": 200, "output_length": 4, "hash_ids": [0, 1, 2, 3]},
+        {"timestamp": 9, "input_length": 180, "output_length": 4, "hash_ids": [0, 1, 4]},
+    ]
+    with pytest.warns(InputWarning, match="blocks are taken to have 64 tokens"):
+        first, second = read(lines(tmp_path / "t.jsonl", *rows))
+    assert first.prompt.common_prefix(0, second.prompt, 0) == 128
+    first, second = read(lines(tmp_path / "t.jsonl", *({"block_size": 60, **row} for row in rows)))
+    assert first.prompt.common_prefix(0, second.prompt, 0) == 120
+    with pytest.raises(TraceError, match=r"no size of blocks fits all lengths and hash_ids: block_tokens sets it"):
+        read(lines(tmp_path / "t.jsonl", rows[0], {**rows[1], "input_length": 20}))
+
+
+def test_only_whole_blocks_may_have_ids(tmp_path):
+    rows = [
+        {"timestamp": 0, "input_length": n, "output_length": 4, "hash_ids": [0, i + 1]} for i, n in enumerate((40, 39))
+    ]
+    first, second = MooncakeTrace(path=lines(tmp_path / "t.jsonl", *rows), block_tokens=16).requests(Streams(0))
+    assert (len(first.prompt), len(second.prompt)) == (40, 39)
+    assert first.prompt.common_prefix(0, second.prompt, 0) == 16
+
+
+def test_token_ids_are_shared_to_whole_blocks(tmp_path):
+    ids = list(range(40))
+    rows = [
+        {"arrival_time_ns": 5, "input_toks": 40, "output_toks": 2, "input_tok_ids": each}
+        for each in (ids, [*ids[:36], 7])
+    ]
+    first, second = read(lines(tmp_path / "t.jsonl", *rows))
+    assert (len(first.prompt), len(second.prompt)) == (40, 37)
+    assert first.prompt.common_prefix(0, second.prompt, 0) == 32
+
+
+def test_a_unit_is_said_where_it_is_guessed(tmp_path):
+    path = lines(tmp_path / "t.jsonl", *({"timestamp": at, "in": 9, "out": 9} for at in (0, 1.5)))
+    with pytest.warns(InputWarning, match="timestamp is taken to be in s; time_unit says it otherwise"):
+        assert RequestTable(path=path).requests(Streams(0))[1].arrival_ns == 1.5e9
+    assert RequestTable(path=path, time_unit="ms").requests(Streams(0))[1].arrival_ns == 1.5e6
+
+
+SYSTEM = {"role": "system", "content": "You are helpful. " * 40}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+def chat(*messages, **more):
+    return {"messages": [SYSTEM, *({"role": "user", "content": text} for text in messages)], **more}
+
+
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+def test_chats_share_what_they_begin_with(tmp_path):
+    path = lines(tmp_path / "t.jsonl", chat("a" * 400, max_tokens=50), chat("b" * 400, max_tokens=60))
+    assert trace_kind(path) == ("chat_trace", False)
+    first, second = read(path)
+    assert [len(first.output), len(second.output)] == [50, 60]
+    assert 160 <= first.prompt.common_prefix(0, second.prompt, 0) <= 180
+    assert 260 <= len(first.prompt) <= 285
+
+
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+@pytest.mark.parametrize(
+    ("row", "lengths"),
+    [
+        ({"prompt": "x" * 400, "output_tokens": 9}, [(100, 9)]),
+        ({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": chat(max_tokens=9)}, [(172, 9)]),
+        ({"request": json.dumps({"prompt": "x" * 400}), "info": {"input_tokens": 90, "output_tokens": 7}}, [(90, 7)]),
+        ({"turns": [{"text": "x" * 400}, {"text": "y" * 80, "delay": 1000}]}, [(102, 5), (126, 5)]),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 394}, IMAGE]}]}, [(1100, 5)]),
+        ({"prompt": "x" * 40, "completion": "y" * 80}, [(10, 20)]),
+    ],
+)
+def test_texts_of_other_tools(tmp_path, row, lengths):
+    found = read(lines(tmp_path / "t.jsonl", row), **({"output_tokens": 5} if lengths[0][1] == 5 else {}))
+    assert [(len(spec.prompt), len(spec.output)) for spec in found] == lengths
+
+
+def test_an_answer_of_no_length_names_the_setting(tmp_path):
+    with pytest.raises(TraceError, match="line 1: nothing says how long the answer is: output_tokens sets it for all"):
+        read(lines(tmp_path / "t.jsonl", chat("a")))
