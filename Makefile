@@ -31,6 +31,9 @@ demo: .venv/demo ## the cheapest H100s for a public trace and an SLO, and what t
 
 setup: .venv/dev ## make .venv with all tools
 
+# Without compiled bytecode, each of the hundreds of commands that tests start would compile pdsim anew.
+test test-compiled docs golden: export PYTHONDONTWRITEBYTECODE :=
+
 # Tests of real mode start processes of their own. Worksteal keeps neighbours together, which share what they set up.
 WORKERS ?= 2
 

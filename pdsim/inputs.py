@@ -35,6 +35,16 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too long to print"
 
 
+def shortened(message: str) -> str:
+    """A message that names parts of a damaged file is cut in its middle where it is longer than a page."""
+    left_out = len(message) - 2 * _HALF_A_PAGE
+    return message if left_out <= 0 else f"{message[:_HALF_A_PAGE]} [{left_out} characters] {message[-_HALF_A_PAGE:]}"
+
+
+_HALF_A_PAGE = 900
+"""Characters."""
+
+
 def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> str:
     """Text of a regular file, a BOM left out. Raises InputError; FileNotFoundError and the like pass."""
     if path.exists() and not path.is_file():

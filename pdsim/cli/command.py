@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 
 from pdsim import __version__, is_compiled
 from pdsim.core.instance import PolicyError
-from pdsim.inputs import InputError
+from pdsim.inputs import InputError, shortened
 from pdsim.scenario.component import imports
 from pdsim.scenario.load_options import LoadOptions
 from pdsim.scenario.room import limited
@@ -131,7 +131,7 @@ def _warnings_shown(name: str) -> Iterator[None]:
                 show(message, category, *where)
             elif str(message) not in shown:
                 shown.add(str(message))
-                print(f"{name}: warning: {message}", file=sys.stderr)
+                print(f"{name}: warning: {shortened(str(message))}", file=sys.stderr)
 
         warnings.simplefilter("always", InputWarning)
         warnings.showwarning = tell  # type: ignore[assignment]
@@ -139,7 +139,7 @@ def _warnings_shown(name: str) -> Iterator[None]:
 
 
 def _fail(app: App, message: str) -> NoReturn:
-    print(f"{app.name[0]}: {message}", file=sys.stderr)
+    print(f"{app.name[0]}: {shortened(message)}", file=sys.stderr)
     raise SystemExit(2) from None
 
 

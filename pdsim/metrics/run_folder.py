@@ -141,8 +141,13 @@ _SUMMARY_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
 }
 """Fields of a summary that are no metric; each may be missing."""
+_COUNTED = re.compile(
+    r"duration|total_\w+|\w+_throughput|pdsim\.(failed|unfinished|retractions|retries|events|transfers|\w+_steps)"
+)
+"""Numbers that each run has."""
+_METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*concurrency|pdsim\.\w+_(tokens|bytes|s|rate)")
 _IN_ROWS = {row.field for row in SUMMARY_ROWS}
-_METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*(throughput|duration|concurrency|total_[a-z]+)")
+"""These and the metrics are null where nothing was measured, such as the TPOT of requests of one token."""
 
 
 def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
@@ -150,18 +155,26 @@ def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
     extra = summary.get("pdsim", {})
     nested = {f"pdsim.{name}": value for name, value in extra.items()} if isinstance(extra, dict) else {}
     for name, value in {**summary, **nested}.items():
-        expected, holds = _SUMMARY_TYPES.get(name, ("a number", _is_number_or_none))
-        is_known = name in _SUMMARY_TYPES or name in _IN_ROWS or _METRIC.fullmatch(name.rpartition(".")[2])
-        if is_known and not holds(value):
-            raise RunFolderError(f"{path}: {name} is {shown(value)}, expected {expected}")
+        if (wanted := _type_of(name)) and not wanted[1](value):
+            raise RunFolderError(f"{path}: {name} is {shown(value)}, expected {wanted[0]}")
 
 
-def _is_number_or_none(found: Any) -> bool:
-    return found is None or (isinstance(found, int | float) and not isinstance(found, bool))
+def _type_of(field: str) -> tuple[str, Callable[[Any], bool]] | None:
+    if field in _SUMMARY_TYPES:
+        return _SUMMARY_TYPES[field]
+    if _COUNTED.fullmatch(field):
+        return "a number", _is_number
+    if field in _IN_ROWS or _METRIC.fullmatch(field):
+        return "a number or null", lambda found: found is None or _is_number(found)
+    return None
+
+
+def _is_number(found: Any) -> bool:
+    return isinstance(found, int | float) and not isinstance(found, bool)
 
 
 def _is_interval(found: Any) -> bool:
-    return isinstance(found, list) and len(found) == 2 and all(map(_is_number_or_none, found))  # noqa: PLR2004
+    return isinstance(found, list) and len(found) == 2 and all(map(_is_number, found))  # noqa: PLR2004
 
 
 def _all_are(found: Any, kind: type) -> bool:
@@ -336,9 +349,12 @@ def _stored_table(folder: Path, name: str) -> Any:
     if not path.is_file():
         raise RunFolderError(f"{folder} has no {path.name}")
     try:
-        return parquet.read_table(path)
-    except (pa.ArrowException, OSError) as broken:
+        table = parquet.read_table(path)
+        table.validate(full=True)  # texts are UTF-8
+        _ = table.column_names  # so are names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
         raise RunFolderError(f"{path}: damaged, or no table of a run: {broken}") from None
+    return table
 
 
 class PandasMissingError(ImportError):

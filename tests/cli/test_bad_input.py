@@ -32,6 +32,10 @@ CHANGES = [
     ("modle=x", "unknown field 'modle' (did you mean 'model'?)"),
     ("network.bandwidth=3", "network.bandwidth: bare number 3: write a bandwidth with its unit, such as '50 GB/s'"),
     ("network.bandwidth=3 GiBs", "'GiBs' is no unit of a bandwidth; there are B/s"),
+    (
+        "faults=[{at: 1 s, kill: prefill-0, restart_after: 1e300 h}]",
+        "kill.restart_after: a duration is 0 or from 1e-09 ns to 100000 h, found '1e300 h'",
+    ),
     ("network.bandwidth=5 ms", "'ms' is no unit of a bandwidth"),
     ("network.message_latency=-1 ms", "a duration cannot be negative, found '-1 ms'"),
     ("network.message_latency=0", "network.message_latency: Input should be greater than or equal to 1"),

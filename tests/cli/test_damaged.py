@@ -66,6 +66,14 @@ def test_a_line_of_a_trace(capsys, scenario, tmp_path, line, said):
     assert f"{path}, {said}" in refusal(capsys, "run", scenario, "--set", change)
 
 
+def test_a_message_that_quotes_a_damaged_file_is_at_most_a_page(capsys, scenario, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({"[" * 20_000: 1, **{name: 1 for name in SOON if name != "output_length"}}) + "\n")
+    said = refusal(capsys, "run", scenario, "--set", f"workload={{use: mooncake_trace, path: {path}}}")
+    assert "line 1: no field 'output_length'" in said
+    assert "characters]" in said
+
+
 def test_a_trace_whose_compressed_bytes_are_damaged(capsys, scenario, tmp_path):
     path = tmp_path / "trace.jsonl.gz"
     data = bytearray(gzip.compress((json.dumps(SOON) + "\n").encode() * 1000))
@@ -117,6 +125,16 @@ def test_a_column_of_a_foreign_type(capsys, whole_run, tmp_path, words, table, c
     assert f"{path}: {said}" in refusal(capsys, *words, folder, *more)
 
 
+@pytest.mark.parametrize("name", ["time_ns", "decode-0"])
+def test_a_table_whose_text_is_no_utf8(capsys, whole_run, tmp_path, name):
+    folder = copytree(whole_run, tmp_path / "run")
+    path = folder / "levels.parquet"
+    data = path.read_bytes()
+    assert name.encode() in data
+    path.write_bytes(data.replace(name.encode(), b"\x80" + name[1:].encode()))
+    assert f"{path}: " in refusal(capsys, "explain", folder)
+
+
 SUMMARIES = [
     ({"completed": "x"}, "completed is 'x', expected a whole number"),
     ({"completed": None}, "completed is None, expected a whole number"),
@@ -124,11 +142,15 @@ SUMMARIES = [
     ({"pdsim": []}, "pdsim is [], expected an object"),
     ({"mean_ttft_ms": "slow"}, "mean_ttft_ms is 'slow', expected a number"),
     ({"tag": 5}, "tag is 5, expected a text"),
+    ({"duration": None}, "duration is None, expected a number"),
+    ({"total_output_tokens": []}, "total_output_tokens is [], expected a number"),
 ]
 OWN = [
     ({"prefill_cache_hit_rate": [[1]]}, "pdsim.prefill_cache_hit_rate is [[1]], expected a number"),
     ({"warnings": 5}, "pdsim.warnings is 5, expected a list of texts"),
     ({"interval": {"mean_ttft_ms": "x"}}, "pdsim.interval is {'mean_ttft_ms': 'x'}, expected an object"),
+    ({"unfinished": [[1]]}, "pdsim.unfinished is [[1]], expected a number"),
+    ({"interval": {"mean_ttft_ms": [1, None]}}, "pdsim.interval is {'mean_ttft_ms': [1, None]}, expected an object"),
     ({"failures": 5}, "pdsim.failures is 5, expected a list of objects"),
 ]
 

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import warnings
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
@@ -282,3 +282,96 @@ def test_damaged_traces(place, damage, kind):
         path = Path(folder) / "trace.jsonl"
         path.write_bytes(damaged((place / "trace.jsonl").read_bytes(), *damage))
         call("run", place / "s.yaml", "--no-ranges", "--set", f"workload={{use: {kind}, path: {path}}}")
+
+
+SWEEP = "scenario: s.yaml\nslos: {chat: ttft < 2 s for 99 %}\ngrid: {page_size: [4, 8], prefill.instances: [1, 2]}\n"
+MATRIX = "scenario: s.yaml\nruns: real\nvariants: {one: {}, two: {page_size: 8}}\n"
+SMALL = ("--max-gpus", "2", "--slo", "ttft p99 < 5 s", "--gpu", "h100=2.5")
+READERS = [
+    ("run", "--no-ranges"),
+    ("sweep",),
+    ("plan", *SMALL),
+    ("launch", "--engine", "sglang"),
+    ("launch", "--engine", "vllm", "--kubernetes"),
+    ("validate",),
+    ("compare",),
+    ("calibrate",),
+    ("observe",),
+    ("ask", "pd-or-not"),
+    ("report",),
+]
+
+
+@many
+@given(text=st.sampled_from([GOOD, SWEEP, MATRIX]), damage=DAMAGE, words=st.sampled_from(READERS))
+def test_damaged_yaml_files(text, damage, words):
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "s.yaml").write_text(GOOD)
+        path = Path(folder) / "hostile.yaml"
+        path.write_bytes(damaged(text.encode(), *damage))
+        before = {child.name for child in Path(folder).iterdir()}
+        with chdir(folder):
+            call(*words, path)
+        assert before <= {child.name for child in Path(folder).iterdir()}
+
+
+FLAGS = st.sampled_from(
+    [
+        "--slo",
+        "--gpu",
+        "--max-gpus",
+        "--set",
+        "--seed",
+        "--rate",
+        "--isl",
+        "--osl",
+        "--concurrency",
+        "--requests",
+        "--model",
+        "--out",
+        "--try",
+        "--workers",
+        "--tail",
+        "--request",
+        "--engine",
+        "--json",
+        "--details",
+        "--profile",
+    ]
+)
+ODD_WORDS = st.sampled_from(
+    [
+        "",
+        "-1",
+        "0",
+        "1e9",
+        "1e999",
+        "nan",
+        "x",
+        "h100",
+        "h100=",
+        "h100=-1",
+        "=",
+        "page_size=",
+        "a.b.c=1",
+        "/",
+        "/dev/null",
+        "ttft < 1",
+        "ttft p99 < -1 s",
+        "p200 < 1 s",
+        "3/s",
+        "-3/s",
+        "1e400/s",
+        "prefill.tp=[1",
+        "\\udc80",
+        "--",
+        "9" * 400,
+    ]
+)
+
+
+@many
+@given(command=st.sampled_from(READERS), flags=st.lists(st.tuples(FLAGS, ODD_WORDS), min_size=1, max_size=2))
+def test_odd_flags(place, command, flags):
+    with TemporaryDirectory() as folder, chdir(folder):
+        call(command[0], place / "s.yaml", *(word for pair in flags for word in pair))

@@ -211,6 +211,7 @@ REFUSED = [
     ("/v1/completions", b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "body is not JSON: Exceeds the limit"),
     ("/v1/completions", {"prompt": "a", "temperature": -3}, "temperature must be from 0 to 1000000.0, not -3"),
     ("/v1/completions", {"prompt": "a", "temperature": float("nan")}, "body is not JSON: NaN is no number"),
+    ("/v1/completions", b'{"prompt": "a", "temperature": 1e999}', "1e999"),
     ("/v1/completions", {"prompt": "a", "top_p": float("inf")}, "body is not JSON: Infinity is no number"),
     ("/v1/completions", {"prompt": "a", "top_p": 1.5}, "top_p must be from 0 to 1, not 1.5"),
     ("/v1/completions", {"prompt": "a", "top_k": "all"}, "top_k must be a number, not a string"),

@@ -24,6 +24,10 @@ WRONG = [
     ),
     (HEAD + "grid: {'prefill.tp, page_size': [[1, 2]], page_size: [4]}", "page_size stands there twice"),
     (HEAD + "sobol: {count: 12, fields: {page_size: [4]}}", "sobol.count: 12 is no power of two; near are 8 and 16"),
+    (
+        HEAD + "sobol: {count: 4, seed: -1, fields: {page_size: [4]}}",
+        "sobol.seed: Input should be greater than or equal to 0, found -1",
+    ),
     (HEAD + "random: {fields: {page_size: [4]}}", "random.count is missing"),
     (HEAD + "random: {count: 4, field: {page_size: [4]}}", "unknown field 'random.field' (did you mean 'fields'?)"),
     (
