@@ -72,7 +72,7 @@ def test_a_message_that_quotes_a_damaged_file_is_at_most_a_page(capsys, scenario
     del line["output_length"]
     path.write_text(json.dumps(line) + "\n")
     said = refusal(capsys, "run", scenario, "--set", f"workload={{use: mooncake_trace, path: {path}}}")
-    assert "line 1: no field 'output_length'" in said
+    assert "line 1: no field" in said
     assert "characters]" in said
 
 
