@@ -21,7 +21,7 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    folders = [ROOT, ROOT / "docs", ROOT / "docs" / "decisions", *(ROOT / "experiments").glob("*/")]
+    folders = [ROOT, *(ROOT / "docs").glob("**/"), *(ROOT / "experiments").glob("*/")]
     return sorted(path for folder in folders for path in folder.glob("*.md"))
 
 

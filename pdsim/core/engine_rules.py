@@ -1,4 +1,4 @@
-"""Rules in which engines, and releases of one engine, decide differently: docs/behaviour.md has the source of each."""
+"""Rules in which engines, and releases of one engine, decide differently: docs/behaviour has the source of each."""
 
 from dataclasses import dataclass, replace
 
