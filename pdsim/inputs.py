@@ -91,11 +91,22 @@ _FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 def parse_yaml(text: str, where: str) -> Any:
     """YAML 1.2. Raises InputError, also for a text whose aliases multiply or contain themselves."""
+    return _parsed_yaml(text, where, one=True)
+
+
+def parse_yaml_documents(text: str, where: str) -> list[Any]:
+    """The same of a file with several documents, as manifests have them."""
+    documents: list[Any] = _parsed_yaml(text, where, one=False)
+    return documents
+
+
+def _parsed_yaml(text: str, where: str, *, one: bool) -> Any:
     from ruamel.yaml import YAML  # noqa: PLC0415  a fifth of the start of commands that read none
     from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415
 
     try:
-        data = YAML(typ="safe", pure=True).load(text)
+        parser = YAML(typ="safe", pure=True)
+        data = parser.load(text) if one else list(parser.load_all(text))
         _require_size(data, where)
     except MarkedYAMLError as wrong:
         mark = wrong.problem_mark

@@ -29,11 +29,12 @@ for path in (
     "studies:sweep",
     "runs:export",
     "scenarios:launch",
+    "importing:import_",
     "catalog:catalog",
     "scenarios:schema",
     "scenarios:fields",
 ):
-    app.command(f"pdsim.cli.{path}", name=path.partition(":")[2])  # imported when it is called
+    app.command(f"pdsim.cli.{path}", name=path.partition(":")[2].rstrip("_"))  # imported when it is called
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

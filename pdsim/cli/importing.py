@@ -1,0 +1,68 @@
+"""The command that reads deployments."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from pdsim.cli.command import Json, Set, out_at, print_json
+from pdsim.scenario.yaml_file import ConfigError, to_yaml
+
+if TYPE_CHECKING:
+    from pdsim.formats.deployments.importing import Imported
+
+
+def import_(
+    *files: Annotated[
+        Path,
+        Parameter(
+            help="Scripts, manifests or values with commands of SGLang, vLLM or Dynamo, or a folder of them; beside "
+            "these a trace or a client's result for the load."
+        ),
+    ],
+    out: Annotated[Path, out_at("Write the scenario here.")] = Path("imported.yaml"),
+    model: Annotated[str | None, Parameter(help="In the catalog, where the files name another.")] = None,
+    gpu: Annotated[str | None, Parameter(help="In the catalog, where the files do not name it.")] = None,
+    set_: Set = (),
+    json_: Json = False,
+) -> None:
+    """Read a deployment as a scenario: say what was understood, what is left aside, and what is assumed."""
+    from pdsim.formats.deployments.importing import changed, import_deployment
+    from pdsim.scenario.build import build
+    from pdsim.scenario.loading import parse_scenario
+
+    if not files:
+        raise ConfigError("import needs files of a deployment")
+    if out.exists():
+        raise ConfigError(f"{out}: exists already, and is kept; name another file with --out")
+    found = import_deployment(files, model=model, gpu=gpu)
+    data = changed(found.data, set_)
+    problem = ""
+    try:
+        build(parse_scenario(data, base=out.parent, where=str(out)))
+    except ConfigError as wrong:
+        problem = str(wrong)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("x", encoding="utf-8") as new:
+        new.write(_text(found, data))
+    if json_:
+        print_json({"scenario": str(out), **_said(found), "problem": problem})
+    else:
+        for title, lines in _said(found).items():
+            print(f"{title}:" if lines else f"{title}: nothing")
+            print("".join(f"  {line}\n" for line in lines), end="")
+        print(f"scenario: {out}")
+    if problem:
+        raise ConfigError(f"{out} is written, and does not run as it is: {problem}")
+
+
+def _said(found: "Imported") -> dict[str, list[str]]:
+    return {"understood": found.understood, "left aside": found.aside, "assumed": found.assumed}
+
+
+def _text(found: "Imported", data: object) -> str:
+    """The scenario, with what is left aside and assumed as comments."""
+    from pdsim.launch.words import comment
+
+    notes = [*(f"assumed: {line}" for line in found.assumed), *(f"left aside: {line}" for line in found.aside)]
+    return "".join(map(comment, ["read by pdsim import", *notes])) + to_yaml(data)

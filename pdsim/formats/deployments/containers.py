@@ -1,0 +1,172 @@
+"""Containers of manifests and of charts' values, with what stands around them: replicas, hosts, GPUs, roles."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+_ROLES = ("prefill", "decode")
+_GPU_LABELS = ("pdsim/gpu", "nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
+_PARALLEL = {
+    "tensor": "tensor-parallel-size",
+    "data": "data-parallel-size",
+    "pipeline": "pipeline-parallel-size",
+    "dataLocal": "data-parallel-size-local",
+}
+"""Sizes of llm-d's and KServe's values by vLLM's flags."""
+
+
+@dataclass(frozen=True)
+class Container:
+    where: str
+    words: list[str] = field(default_factory=list)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    replicas: int = 1
+    hosts: int = 1
+    gpus: int | None = None
+    gpu: str | None = None
+    role: str | None = None
+    parallel: Mapping[str, int] = field(default_factory=dict)
+    engine: str | None = None
+    """Program that a chart starts by itself."""
+    model: str | None = None
+    framework: str | None = None
+    """Engine of a graph's workers."""
+
+
+_OF_IMAGES = {
+    "vllm-runtime": "dynamo.vllm",
+    "sglang-runtime": "dynamo.sglang",
+    "tensorrtllm-runtime": "dynamo.trtllm",
+    "trtllm-runtime": "dynamo.trtllm",
+    "vllm-openai": "vllm",
+    "llm-d": "vllm",
+}
+"""Programs that images start by themselves."""
+
+
+def containers_of(document: Any, where: str) -> Iterator[Container]:
+    """All containers below a document, in order."""
+    yield from _inside(document, Container(where))
+
+
+def _inside(found: Any, around: Container) -> Iterator[Container]:
+    if isinstance(found, list):
+        for i, one in enumerate(found):
+            yield from _inside(one, replace(around, where=f"{around.where}[{i}]"))
+    if not isinstance(found, dict):
+        return
+    around = _described(found, around)
+    for name, inside in found.items():
+        path = replace(around, where=f"{around.where}: {name}" if around.where else str(name))
+        if name in ("containers", "mainContainer"):
+            for one in inside if isinstance(inside, list) else [inside]:
+                if isinstance(one, dict):
+                    yield _container(one, path)
+        elif (name == "workerTemplate" and "leaderTemplate" in found) or name == "initContainers":
+            continue
+        elif name == "command" and "image" in found and "containers" not in found and _is_compose(found):
+            yield _container(found, around)
+        else:
+            yield from _inside(inside, _named(str(name), path))
+
+
+def _is_compose(found: Mapping[str, Any]) -> bool:
+    return not {"name", "resources"} & found.keys() or "deploy" in found
+
+
+def _named(name: str, around: Container) -> Container:
+    """The role that a name says, if it says one."""
+    found = [role for role in _ROLES if role in name.lower()]
+    return replace(around, role=found[0]) if len(found) == 1 else around
+
+
+def _described(found: Mapping[str, Any], around: Container) -> Container:
+    """What a mapping says of all below it."""
+    for text in _names(found):
+        around = _named(text, around)
+    changes: dict[str, Any] = {}
+    for name, ours in (("replicas", "replicas"), ("size", "hosts"), ("nodeCount", "hosts"), ("numberOfNodes", "hosts")):
+        value = found.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            changes[ours] = value
+    if found.get("create") is False:
+        changes["replicas"] = 0
+    if isinstance(multinode := found.get("multinode"), dict) and isinstance(multinode.get("nodeCount"), int):
+        changes["hosts"] = multinode["nodeCount"]
+    if isinstance(selector := found.get("nodeSelector"), dict):
+        changes["gpu"] = next((str(selector[label]) for label in _GPU_LABELS if label in selector), around.gpu)
+    if (gpus := _gpus(found.get("resources"))) is not None:
+        changes["gpus"] = gpus
+    if isinstance(sizes := found.get("parallelism"), dict):
+        sizes = {_PARALLEL[name]: size for name, size in sizes.items() if name in _PARALLEL and isinstance(size, int)}
+        changes["parallel"] = sizes
+    if isinstance(artifacts := found.get("modelArtifacts") or found.get("model"), dict):
+        named = artifacts.get("name") or artifacts.get("uri")
+        changes["model"] = named.removeprefix("hf://") if isinstance(named, str) else around.model
+    if isinstance(found.get("backendFramework"), str):
+        changes["framework"] = f"dynamo.{found['backendFramework']}"
+    if "frontend" in (found.get("componentType"), found.get("type")):
+        changes["framework"] = "frontend"
+    if isinstance(envs := found.get("envs"), list):
+        changes["variables"] = {**around.variables, **_variables(envs)}
+    return replace(around, **changes)
+
+
+def _names(found: Mapping[str, Any]) -> Iterator[str]:
+    """Words of a mapping that may say a role."""
+    metadata = found.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    labels = metadata.get("labels")
+    texts = [metadata.get("name"), *(labels.values() if isinstance(labels, dict) else ())]
+    texts += [found.get(name) for name in ("componentType", "subComponentType", "type", "role")]
+    texts += [found.get("name")] if found.get("name") in _ROLES else []
+    yield from (text for text in texts if isinstance(text, str))
+
+
+def _gpus(resources: Any) -> int | None:
+    if not isinstance(resources, dict):
+        return None
+    for part in (resources.get("limits"), resources.get("requests")):
+        if isinstance(part, dict):
+            for name, count in part.items():
+                if str(name).rsplit("/", 1)[-1] in ("gpu", "gpu_count") and str(count).isdecimal():
+                    return int(count)
+    return None
+
+
+def _variables(envs: Any) -> dict[str, str]:
+    if isinstance(envs, dict):
+        return {str(name): str(value) for name, value in envs.items()}
+    if not isinstance(envs, list):
+        return {}
+    found = dict(one.split("=", 1) for one in envs if isinstance(one, str) and "=" in one)
+    return found | {
+        str(one["name"]): str(one["value"])
+        for one in envs
+        if isinstance(one, dict) and "name" in one and "value" in one
+    }
+
+
+def _words(found: Any) -> list[str]:
+    if isinstance(found, str):
+        return [found]
+    return [str(one) for one in found] if isinstance(found, list) else []
+
+
+def _container(found: Mapping[str, Any], around: Container) -> Container:
+    words = [*_words(found.get("command")), *_words(found.get("args"))]
+    engine = "vllm" if found.get("modelCommand") in ("vllmServe", "imageDefault") else None
+    if engine is None and not found.get("command") and (not words or words[0].startswith("-")):
+        image = str(found.get("image", "")).rsplit("/", 1)[-1].partition(":")[0]
+        engine = "frontend" if around.framework == "frontend" else _OF_IMAGES.get(image, around.framework)
+    if engine in ("vllm", "dynamo.vllm") and around.model is not None and not {"--model"} & set(words):
+        words = [around.model, *words]
+    gpus = _gpus(found.get("resources"))
+    own = _variables(found.get("env") or found.get("environment"))
+    return replace(
+        around,
+        words=words,
+        engine=engine,
+        gpus=around.gpus if gpus is None else gpus,
+        variables={**around.variables, **own},
+    )

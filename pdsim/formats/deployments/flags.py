@@ -1,0 +1,349 @@
+"""Flags of servers as fields of a scenario: the inverse of what `pdsim launch` writes, and older names of flags."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdsim.inputs import finite, whole
+from pdsim.launch import sglang, vllm
+
+Value = str | bool | list[str]
+
+
+def parsed(words: Sequence[str]) -> tuple[list[str], dict[str, Value]]:
+    """Words that belong to no flag, and flags with their values: `--tp-size 4` and `--tp_size=4` are one."""
+    alone: list[str] = []
+    flags: dict[str, Value] = {}
+    name = None
+    for word in words:
+        if (word.startswith("--") and len(word) > 2) or word in _SHORT:  # noqa: PLR2004
+            name, equals, value = _SHORT.get(word, word[2:]).partition("=")
+            name = name.replace("_", "-")
+            flags[name] = value if equals else True
+            name = None if equals else name
+        elif name is None:
+            alone.append(word)
+        else:
+            before = flags[name]
+            flags[name] = (
+                word if before is True else [*before, word] if isinstance(before, list) else [str(before), word]
+            )
+    return alone, flags
+
+
+_SHORT = {
+    "-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size", "-pp": "--pipeline-parallel-size",
+    "-O": "--compilation-config", "-n": "--nnodes", "-r": "--node-rank", "-ep": "--enable-expert-parallel",
+    "-asc": "--api-server-count", "-dpl": "--data-parallel-size-local", "-dph": "--data-parallel-hybrid-lb",
+}  # fmt: skip
+
+
+@dataclass
+class Read:
+    """What the flags of one server say."""
+
+    server: dict[str, Any] = field(default_factory=dict)
+    """Fields of its role."""
+    common: dict[str, Any] = field(default_factory=dict)
+    """Fields of the scenario, by path."""
+    understood: list[str] = field(default_factory=list)
+    aside: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+
+
+Reader = Callable[[Read, Value], None]
+
+
+def _text(value: Value) -> str:
+    if not isinstance(value, str):
+        raise ValueError("one value")
+    return value
+
+
+def _count(value: Value) -> int:
+    return whole(_text(value))
+
+
+def _server(name: str, convert: Callable[[Value], Any] = _count) -> Reader:
+    return lambda read, value: read.server.__setitem__(name, convert(value))
+
+
+def _common(name: str, convert: Callable[[Value], Any] = _count) -> Reader:
+    return lambda read, value: read.common.__setitem__(name, convert(value))
+
+
+def _number(value: Value) -> float:
+    return finite(_text(value))
+
+
+def _is(found: bool) -> Callable[[Value], bool]:
+    """A flag that stands alone, or with true or false behind it."""
+
+    def convert(value: Value) -> bool:
+        return found if value is True or _text(value).lower() in ("true", "1") else not found
+
+    return convert
+
+
+def _one_of(names: Mapping[str, Any]) -> Callable[[Value], Any]:
+    def convert(value: Value) -> Any:
+        if _text(value) not in names:
+            raise ValueError(", ".join(names))
+        return names[_text(value)]
+
+    return convert
+
+
+def _nothing(read: Read, value: Value) -> None:
+    del read, value
+
+
+def _inverse(names: Mapping[str, Any]) -> dict[str, Any]:
+    return {theirs: ours for ours, theirs in names.items() if theirs is not None}
+
+
+_KV_DTYPES: dict[str, Any] = {
+    **dict.fromkeys(("auto", "None"), None),
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"), "fp8"),
+    **dict.fromkeys(("fp4_e2m1", "fp4_mx_block16", "nvfp4"), "fp4"),
+}
+_STATE_DTYPES = {"float32": "fp32", "auto": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def _kv_dtype(read: Read, value: Value) -> None:
+    if (dtype := _one_of(_KV_DTYPES)(value)) is not None:
+        read.common["kv_dtype"] = dtype
+
+
+def _quantization(read: Read, value: Value) -> None:
+    """fp8 is cast while a checkpoint is loaded; other names say what the checkpoint has."""
+    if value == "fp8":
+        read.common["weight_dtype"] = "fp8"
+    else:
+        read.aside.append(f"--quantization {value}: the catalog's entry of the model says its types")
+
+
+def _sizes(value: Value) -> list[int]:
+    words = value if isinstance(value, list) else _text(value).replace(",", " ").split()
+    return [whole(word) for word in words]
+
+
+def _ep(read: Read, value: Value) -> None:
+    read.server["ep"] = _count(value)
+
+
+def _reserved(read: Read, value: Value) -> None:
+    read.server["admission"] = {"reserved_tokens": _count(value)}
+
+
+def _host_bytes(read: Read, value: Value) -> None:
+    size = _number(value)
+    if size:
+        read.server["host_cache"] = f"{size:g} GB"
+
+
+def _write_policy(read: Read, value: Value) -> None:
+    read.server["host_cache_write"] = _text(value)
+
+
+def _host_cache(read: Read, value: Value) -> None:
+    if _is(found=True)(value):
+        read.server.setdefault("host_cache", "auto")
+
+
+def _storage_extra(read: Read, value: Value) -> None:
+    found = json.loads(_text(value))
+    if isinstance(found, dict) and "prefetch_threshold" in found:
+        read.common["storage.prefetch_threshold"] = found["prefetch_threshold"]
+
+
+def _backup(read: Read, value: Value) -> None:
+    read.server["retracts_to_host_cache"] = value == "host_pool"
+
+
+def _cp_size(read: Read, value: Value) -> None:
+    if (size := _count(value)) > 1:
+        read.server["cp"] = size
+
+
+def _transport(value: Value) -> str:
+    backend = _text(value)
+    return backend if backend in ("ascend", "mori") else f"{backend}-rdma"
+
+
+SGLANG: dict[str, Reader] = {
+    **dict.fromkeys(("tp-size", "tensor-parallel-size", "tp"), _server("tp")),
+    **dict.fromkeys(("dp-size", "data-parallel-size", "dp"), _server("dp")),
+    **dict.fromkeys(("pp-size", "pipeline-parallel-size", "pp"), _server("pp")),
+    **dict.fromkeys(("ep-size", "expert-parallel-size", "ep"), _ep),
+    "enable-dp-attention": _server("dp_attention", _is(found=True)),
+    "enable-eplb": _server("eplb", _is(found=True)),
+    "ep-num-redundant-experts": _server("redundant_experts"),
+    "page-size": _common("page_size"),
+    "context-length": _common("context_tokens"),
+    "kv-cache-dtype": _kv_dtype,
+    "quantization": _quantization,
+    "mamba-ssm-dtype": _common("state_dtype", _one_of(_STATE_DTYPES)),
+    "mem-fraction-static": _server("mem_fraction", _number),
+    "max-total-tokens": _server("pool_tokens"),
+    "max-running-requests": _server("max_running_requests"),
+    "radix-eviction-policy": _server("eviction", _text),
+    "enable-hierarchical-cache": _host_cache,
+    "hicache-size": _host_bytes,
+    "hicache-write-policy": _write_policy,
+    "hicache-storage-backend": _common("storage.shared", lambda value: value != "file"),
+    "hicache-storage-prefetch-policy": _common("storage.prefetch", _text),
+    "hicache-storage-backend-extra-config": _storage_extra,
+    "cuda-graph-bs": _common("cost.graph_sizes", _sizes),
+    "cuda-graph-bs-decode": _common("cost.graph_sizes", _sizes),
+    "chunked-prefill-size": _server("chunked_prefill_tokens"),
+    "max-prefill-tokens": _server("max_prefill_tokens"),
+    "schedule-policy": _server(
+        "policy", _one_of(_inverse({k: v for k, v in sglang.SCHEDULE_POLICIES.items() if k != "priority"}))
+    ),
+    "enable-priority-scheduling": _server("has_priorities", _is(found=True)),
+    "disable-radix-cache": _server("radix_cache", _is(found=False)),
+    "disable-overlap-schedule": _server("overlap", _is(found=False)),
+    "schedule-conservativeness": _server("schedule_conservativeness", _number),
+    "priority-scheduling-preemption-threshold": _server("priority_preemption_threshold"),
+    "disaggregation-mode": _server("role", _text),
+    "disaggregation-transfer-backend": _common("network.transport", _transport),
+    "enable-dynamic-chunking": _server("dynamic_chunks", _is(found=True)),
+    "enable-prefill-cp": _nothing,
+    "cp-strategy": _nothing,
+    "attn-cp-size": _cp_size,
+    "optimistic-prefill-attempts": _server("optimistic_attempts"),
+    "disaggregation-decode-enable-radix-cache": _server("radix_cache", _is(found=True)),
+    "disaggregation-decode-polling-interval": _server("polling_interval"),
+    "disaggregation-decode-extra-slots": _server("extra_slots"),
+    "disaggregation-decode-retraction-backup": _backup,
+    "disaggregation-decode-allocation-policy": _server("allocation", _text),
+    "num-reserved-decode-tokens": _reserved,
+    "speculative-num-draft-tokens": _server("speculative_draft_tokens"),
+}
+"""Flags of SGLang's servers, 0.4 to 0.5.23."""
+
+
+def _blocks(read: Read, value: Value) -> None:
+    read.server["num_blocks"] = _count(value)
+
+
+def _eplb(read: Read, value: Value) -> None:
+    found = json.loads(_text(value))
+    if isinstance(found, dict) and "num_redundant_experts" in found:
+        read.server["redundant_experts"] = found["num_redundant_experts"]
+
+
+def _speculative(read: Read, value: Value) -> None:
+    found = json.loads(_text(value))
+    if isinstance(found, dict) and isinstance(found.get("num_speculative_tokens"), int):
+        read.server["speculative_draft_tokens"] = found["num_speculative_tokens"] + 1
+
+
+_CONNECTORS = {
+    "NixlConnector": "nixl-rdma",
+    "MooncakeConnector": "mooncake-rdma",
+    "MooncakeConnectorV1": "mooncake-rdma",
+    "P2pNcclConnector": "p2p-nccl",
+    "LMCacheConnectorV1": "lmcache",
+    "MoRIIOConnector": "mori-rdma",
+}
+_KV_ROLES = _inverse(vllm.KV_ROLES)
+
+
+def _transfer_config(read: Read, value: Value) -> None:
+    found = json.loads(_text(value))
+    for config in _configs(found):
+        if config.get("kv_connector") in _CONNECTORS:
+            read.common.setdefault("network.transport", _CONNECTORS[config["kv_connector"]])
+        if config.get("kv_role") in _KV_ROLES:
+            read.server.setdefault("role", _KV_ROLES[config["kv_role"]])
+        extra = config.get("kv_connector_extra_config")
+        if isinstance(extra, dict) and isinstance(extra.get("kv_lease_duration"), int):
+            read.server["hold_timeout"] = f"{extra['kv_lease_duration']} s"
+    read.server["has_connector"] = True
+
+
+def _configs(found: Any) -> list[dict[str, Any]]:
+    """A connector, and those inside of one that has several."""
+    if not isinstance(found, dict):
+        raise ValueError("a JSON object")
+    extra = found.get("kv_connector_extra_config")
+    inside = extra.get("connectors") if isinstance(extra, dict) else None
+    return [found, *(one for one in inside or [] if isinstance(one, dict))]
+
+
+VLLM: dict[str, Reader] = {
+    **dict.fromkeys(("tensor-parallel-size", "tp"), _server("tp")),
+    **dict.fromkeys(("data-parallel-size", "dp"), _server("dp")),
+    **dict.fromkeys(("pipeline-parallel-size", "pp"), _server("pp")),
+    "enable-expert-parallel": _server("whole_experts", _is(found=True)),
+    "enable-eplb": _server("eplb", _is(found=True)),
+    "eplb-config": _eplb,
+    "num-redundant-experts": _server("redundant_experts"),
+    "block-size": _common("page_size"),
+    "max-model-len": _common("context_tokens", lambda value: _shortened(_text(value))),
+    "kv-cache-dtype": _kv_dtype,
+    "quantization": _quantization,
+    "mamba-ssm-cache-dtype": _common("state_dtype", _one_of(_STATE_DTYPES)),
+    "gpu-memory-utilization": _server("mem_fraction", _number),
+    "num-gpu-blocks-override": _blocks,
+    "max-num-seqs": _server("max_running_requests"),
+    "enable-prefix-caching": _server("radix_cache", _is(found=True)),
+    "no-enable-prefix-caching": _server("radix_cache", _is(found=False)),
+    "max-num-batched-tokens": _server("rank_chunk_tokens", lambda value: _shortened(_text(value))),
+    "no-enable-chunked-prefill": _server("rank_chunk_tokens", lambda _: 0),
+    "enable-chunked-prefill": _nothing,
+    "scheduling-policy": _server("has_priorities", lambda value: value == "priority"),
+    "long-prefill-token-threshold": _server("long_prefill_tokens"),
+    "no-async-scheduling": _server("overlap", _is(found=False)),
+    "async-scheduling": _nothing,
+    "cudagraph-capture-sizes": _common("cost.graph_sizes", _sizes),
+    "cuda-graph-sizes": _common("cost.graph_sizes", _sizes),
+    "speculative-config": _speculative,
+    "kv-transfer-config": _transfer_config,
+    "disaggregation-mode": _server("role", _text),
+    "is-prefill-worker": _server("role", lambda _: "prefill"),
+    "is-decode-worker": _server("role", lambda _: "decode"),
+}
+"""Flags of vLLM's servers, 0.6 to 0.33, and of Dynamo's workers of vLLM."""
+
+_FACTORS = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+"""vLLM's letters behind a number (arg_utils.human_readable_int)."""
+
+
+def _shortened(text: str) -> int:
+    if text[-1:] in _FACTORS:
+        return round(finite(text[:-1]) * _FACTORS[text[-1]])
+    return whole(text)
+
+
+SILENT = {
+    "host", "port", "model", "model-path", "served-model-name", "trust-remote-code", "log-level", "log-requests",
+    "base-gpu-id", "dist-init-addr", "nnodes", "node-rank", "disaggregation-bootstrap-port", "kv-events-config",
+    "stream-interval", "tokenizer", "tokenizer-path", "download-dir", "api-key", "disable-log-requests",
+    "enable-metrics", "seed", "decode-log-interval", "watchdog-timeout", "uvicorn-log-level", "disable-log-stats",
+    "no-enable-log-requests", "enable-log-requests", "load-format", "random-seed", "skip-tokenizer-init", "dtype",
+}  # fmt: skip
+"""Flags that change neither bytes nor times: they are not mentioned."""
+TABLES = {"sglang": SGLANG, "vllm": VLLM, "dynamo.sglang": {**VLLM, **SGLANG}, "dynamo.vllm": VLLM}
+
+
+def read_flags(program: str, flags: Mapping[str, Value]) -> Read:
+    """Fields by the flags of a program. Raises ValueError with the flag, what was found and what is possible."""
+    read, table = Read(), TABLES[program]
+    for name, value in flags.items():
+        shown = f"--{name}" if value is True else f"--{name} {' '.join(value) if isinstance(value, list) else value}"
+        if name in table:
+            before = len(read.aside)
+            try:
+                table[name](read, value)
+            except (ValueError, TypeError) as wrong:
+                raise ValueError(f"{shown}: expected {wrong or 'another value'}") from None
+            if len(read.aside) == before:
+                read.understood.append(shown)
+        elif name not in SILENT:
+            read.aside.append(shown)
+    return read

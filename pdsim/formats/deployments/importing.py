@@ -1,0 +1,292 @@
+"""A deployment as plain data of a scenario: what was understood, what is left aside, and what is assumed."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pdsim.formats.deployments.environment import of_environment
+from pdsim.formats.deployments.flags import Read, Value, parsed, read_flags
+from pdsim.formats.deployments.loads import load_of
+from pdsim.formats.deployments.names import gpu_named, model_named
+from pdsim.formats.deployments.processes import Process, merged, read_processes
+from pdsim.formats.deployments.routers import router_of
+from pdsim.inputs import read_text
+from pdsim.scenario.loading import apply_change
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import AggregatedSettings, DecodeSettings, PrefillSettings, ServerSettings
+from pdsim.scenario.starter import starting_point
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import load_model
+
+_SERVERS = ("sglang", "vllm", "dynamo.sglang", "dynamo.vllm")
+_OTHERS = ("trtllm", "dynamo.trtllm")
+_USUAL_GPU = "h100"
+_NOTE = re.compile(r"#\s*(prefill|decode|aggregated): instances \d+, .*\bgpu (\S+)")
+"""A note of `pdsim launch`."""
+
+
+@dataclass
+class Imported:
+    """A scenario of a deployment."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    understood: list[str] = field(default_factory=list)
+    aside: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+
+    def take(self, path: str, value: Any) -> None:
+        """Sets a field by its path."""
+        inner = self.data
+        *outer, last = path.split(".")
+        for name in outer:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+
+
+@dataclass
+class _Server:
+    process: Process
+    read: Read
+    model: str
+    role: str | None
+
+
+def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: str | None = None) -> Imported:
+    """Files, or folders of them. Raises ConfigError or InputError."""
+    files = list(_files(paths))
+    processes = [process for path in files if path.suffix != ".txt" for process in read_processes(path)]
+    found = Imported()
+    servers = [_read(process) for process in _chosen(merged(processes), found)]
+    if not servers:
+        others = sorted({one.program for one in processes if one.program in _OTHERS})
+        why = f"; {', '.join(others)} is none that pdsim models" if others else ""
+        raise ConfigError(f"{', '.join(map(str, paths))}: no server of SGLang or vLLM is started there{why}")
+    _take_model(found, servers, model)
+    by_role = _by_role(servers, found)
+    notes = _noted_gpus(files)
+    for role, group in by_role.items():
+        _take_role(found, role, group, gpu or notes.get(role))
+    for one in servers:
+        for path, value in of_environment(one.process.variables, found.data.get("network", {})).items():
+            found.take(path, value)
+    if len(by_role) > 1 and "transport" not in found.data.get("network", {}):
+        _take_usual_transport(found, servers)
+    _take_router(found, processes, is_pair=len(by_role) > 1)
+    _take_load(found, processes)
+    found.data = _in_order(found.data)
+    return found
+
+
+def _take_usual_transport(found: Imported, servers: Sequence[_Server]) -> None:
+    transport = "mooncake-rdma" if found.data["engine"] == "sglang" else "nixl-rdma"
+    found.take("network.transport", transport)
+    program = servers[0].process.program
+    found.assumed.append(f"network.transport: {transport}: no flag says it, and {program} takes this one")
+
+
+def _in_order(data: dict[str, Any]) -> dict[str, Any]:
+    """Sections as in the schema."""
+    order = list(Scenario.model_fields)
+    return dict(sorted(data.items(), key=lambda item: order.index(item[0])))
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path} does not exist")
+        yield from sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+
+
+def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
+    """Those of servers. Scripts stand before manifests that say the same, as `pdsim launch` writes these."""
+    servers = [one for one in processes if one.program in _SERVERS and one.replicas and not _is_headless(one)]
+    scripts = [one for one in servers if ".sh, line" in one.where]
+    if (
+        scripts
+        and len(scripts) < len(servers)
+        and all("graph.yaml" in one.where for one in servers if one not in scripts)
+    ):
+        found.aside.append("graph.yaml: the same as the scripts beside it")
+        return scripts
+    return servers
+
+
+def _is_headless(process: Process) -> bool:
+    """A part of a server that another host's process stands for."""
+    _, flags = parsed(process.words)
+    return "headless" in flags or flags.get("data-parallel-start-rank", "0") not in ("0", True)
+
+
+def _read(process: Process) -> _Server:
+    alone, flags = parsed(process.words)
+    sizes: dict[str, Value] = {name: str(size) for name, size in process.parallel.items() if name not in flags}
+    try:
+        read = read_flags(process.program, {**sizes, **flags})
+    except ValueError as wrong:
+        raise ConfigError(f"{process.where}: {wrong}") from None
+    named = flags.get("model-path") or flags.get("model") or (alone[0] if alone else "")
+    role = read.server.pop("role", None) or process.role
+    return _Server(
+        process, read, named if isinstance(named, str) else "", role if role in ("prefill", "decode") else None
+    )
+
+
+def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) -> None:
+    names = dict.fromkeys(one.model for one in servers if one.model)
+    if given is None and not names:
+        raise ConfigError("no server says its model: give --model NAME")
+    if len(names) > 1:
+        found.aside.append(f"models beside the first: {', '.join(list(names)[1:])}")
+    if given is not None:
+        found.data["model"] = given
+        return
+    name, dtype, assumed = model_named(next(iter(names)))
+    found.data["model"] = name
+    found.understood.append(f"model {next(iter(names))}")
+    found.assumed += [assumed] if assumed else []
+    if dtype is not None and load_model(name).weight_dtype != dtype:
+        found.data["weight_dtype"] = dtype
+
+
+def _by_role(servers: Sequence[_Server], found: Imported) -> dict[str, list[_Server]]:
+    """Servers of prefill and decode; all of one kind if none is of prefill."""
+    engines = {one.process.program.removeprefix("dynamo.") for one in servers}
+    if len(engines) > 1:
+        raise ConfigError(f"servers of {' and '.join(sorted(engines))}: pdsim simulates one engine at a time")
+    found.data["engine"] = engines.pop()
+    if not any(one.role == "prefill" for one in servers):
+        return {"aggregated": list(servers)}
+    prefill = [one for one in servers if one.role == "prefill"]
+    decode = [one for one in servers if one.role != "prefill"]
+    if not decode:
+        raise ConfigError("servers of prefill, and none of decode: give the files of both")
+    return {"prefill": prefill, "decode": decode}
+
+
+def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | None) -> None:
+    first = group[0]
+    fields, copies = server_fields(first, role, found)
+    for one in group[1:]:
+        others = [flag for flag in one.read.understood if flag not in first.read.understood]
+        if others:
+            found.aside.append(f"{one.process.where}: {', '.join(others)}: all servers of {role} are as the first")
+    instances = sum(one.process.replicas for one in group) * copies
+    label = first.process.gpu
+    named = gpu or (gpu_named(label) if label else None)
+    if named is None:
+        said = f"{label} is not in the catalog" if label else "no file names it"
+        found.assumed.append(f"{role}.gpu: {_USUAL_GPU}: {said}; --gpu NAME has it right")
+    found.data[role] = {"instances": instances, "gpu": named or _USUAL_GPU, **fields}
+    found.understood.append(f"{role}: {instances} of {' '.join(first.read.understood)}")
+    found.aside += [f"{role}: {flag}" for flag in first.read.aside]
+    found.assumed += first.read.assumed
+    for path, value in first.read.common.items():
+        found.take(path, value)
+
+
+def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str, Any], int]:
+    """Fields of a role by what its flags say, and how many servers one process is."""
+    given = dict(server.read.server)
+    is_vllm = found.data["engine"] == "vllm"
+    dp, copies = given.pop("dp", 1), 1
+    tp = given.pop("tp", 1) * (dp if is_vllm else 1)
+    has_dp_attention = given.pop("dp_attention", False)
+    if not is_vllm and dp > 1 and not has_dp_attention:
+        dp, copies = 1, dp
+    if given.get("pp", 1) > 1 and role != "prefill":
+        tp *= given["pp"]
+        found.assumed.append(
+            f"{role}.tp: {tp}: pdsim has pipeline stages of prefill alone; its {given['pp']} are tp here"
+        )
+    if role != "prefill":
+        given.pop("pp", None)
+    fields: dict[str, Any] = {"tp": tp, **({"dp": dp} if dp > 1 else {})}
+    _take_experts(given, fields, is_vllm=is_vllm, has_experts=load_model(found.data["model"]).experts is not None)
+    if (chunk := given.pop("rank_chunk_tokens", None)) is not None:
+        fields["chunked_prefill_tokens"] = chunk * dp
+    if (blocks := given.pop("num_blocks", None)) is not None:
+        fields["pool_tokens"] = blocks * server.read.common.get("page_size", 16)
+    if is_vllm and "max_running_requests" in given:
+        given["max_running_requests"] *= dp
+    if given.pop("has_priorities", False):
+        server.read.aside.append("priorities: classes and their priorities are those of the load")
+    if (drafts := given.pop("speculative_draft_tokens", None)) is not None:
+        server.read.aside.append(
+            f"{drafts} draft tokens: how many are accepted is not known; speculative_accept_length says it"
+        )
+    given.pop("has_connector", None)
+    for name in [name for name in given if name not in _FIELDS[role]]:
+        server.read.aside.append(f"{name}: {role} has no such field")
+        del given[name]
+    return {**fields, **given}, copies
+
+
+def _take_experts(given: dict[str, Any], fields: dict[str, Any], *, is_vllm: bool, has_experts: bool) -> None:
+    """ep, where it is not the default: whole experts with data-parallel attention, else parts of all."""
+    tp, dp = fields["tp"], fields.get("dp", 1)
+    is_whole = given.pop("whole_experts", False) if is_vllm else given.pop("ep", 1) > 1
+    if has_experts and is_whole != (dp > 1):
+        fields["ep"] = tp if is_whole else 1
+    given.pop("ep", None)
+    if not given.pop("eplb", False):
+        given.pop("redundant_experts", None)
+    elif has_experts and is_whole:
+        given.setdefault("redundant_experts", 0)
+
+
+def _fields() -> dict[str, frozenset[str]]:
+    kinds: dict[str, type[ServerSettings]] = {
+        "prefill": PrefillSettings,
+        "decode": DecodeSettings,
+        "aggregated": AggregatedSettings,
+    }
+    return {role: frozenset(kind.model_fields) for role, kind in kinds.items()}
+
+
+_FIELDS = _fields()
+
+
+def _noted_gpus(files: Sequence[Path]) -> Mapping[str, str]:
+    """GPUs that notes of `pdsim launch` beside the commands say."""
+    notes = [read_text(path) for path in files if path.suffix == ".txt"]
+    return {role: gpu for text in notes for role, gpu in _NOTE.findall(text)}
+
+
+def _take_router(found: Imported, processes: Sequence[Process], *, is_pair: bool) -> None:
+    for process in processes:
+        if process.program in ("gateway", "frontend"):
+            _, flags = parsed(process.words)
+            router, aside = router_of(process.program, flags, process.variables, is_pair=is_pair)
+            found.aside += [f"{process.where}: {flag}" for flag in aside]
+            if router:
+                found.data["router"] = router
+                found.understood.append(f"router of {process.where}")
+            return
+    found.assumed.append("router: cache_aware: no gateway is started there that pdsim reads")
+
+
+def _take_load(found: Imported, processes: Sequence[Process]) -> None:
+    for process in processes:
+        if process.program.endswith("-load"):
+            _, flags = parsed(process.words)
+            try:
+                load, aside = load_of(process.program, flags)
+            except ValueError as wrong:
+                found.aside.append(f"{process.where}: load: {wrong}")
+                continue
+            found.aside += [f"{process.where}: {flag}" for flag in aside]
+            found.data |= load
+            found.understood.append(f"load of {process.where}")
+            return
+    start = starting_point()
+    found.data |= {"workload": start["workload"], "client": start["client"]}
+    found.assumed.append("workload, client: pdsim's starter: no load is sent there; give a trace or a result beside it")
+
+
+def changed(data: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Data with changes as --set takes them."""
+    for change in changes:
+        apply_change(data, change)
+    return data

@@ -1,0 +1,61 @@
+"""Models and GPUs as deployments name them, by their names in the catalog."""
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import names
+
+_WORDS = re.compile(
+    r"-(instruct|chat|hf|it|base|dynamic|block|kv|w8a8|bf16|fp16|redhatai|\d{4}|tput|v\d+|preview|nvfp4|fp8|fp4|awq|gptq|int4|int8)(?=-|$)"
+)
+"""Words of a checkpoint's name that say nothing of its sizes."""
+_DTYPES = {"nvfp4": "fp4", "fp4": "fp4", "fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4"}
+_SAME_SIZES = {"llama-3.3-70b": "llama-3.1-70b", "llama-3-70b": "llama-3.1-70b", "llama-3-8b": "llama-3.1-8b"}
+"""Models of equal sizes."""
+_STAND_INS = {
+    8: "llama-3.1-8b",
+    7: "llama-3.1-8b",
+    14: "qwen3-14b",
+    32: "qwen3-32b",
+    70: "llama-3.1-70b",
+    72: "llama-3.1-70b",
+}
+"""Dense models by their parameters, in billions, for models that the catalog does not have."""
+
+
+def model_named(given: str) -> tuple[str, str | None, str]:
+    """Name in the catalog, type of the weights if the name says one, and what is assumed, or nothing.
+
+    Raises ConfigError.
+    """
+    known = names("models")
+    base = given.rstrip("/").rsplit("/", 1)[-1].lower().replace("_", "-")
+    if base in known:
+        return base, None, ""
+    plain = _WORDS.sub("", base).removeprefix("meta-")
+    dtype = next((dtype for word, dtype in _DTYPES.items() if f"-{word}" in base), None)
+    if plain in known:
+        return plain, dtype, ""
+    if _SAME_SIZES.get(plain) in known:
+        return _SAME_SIZES[plain], dtype, f"model: {given} has the sizes of {_SAME_SIZES[plain]}"
+    size = re.search(r"(?<![\d.])(\d+)b(?!\w)", plain)
+    stand_in = _STAND_INS.get(int(size[1])) if size and not re.search(r"-a\d", plain) else None
+    if stand_in in known and stand_in is not None:
+        right = "--model NAME, or pdsim catalog add, has it right"
+        said = f"model: the catalog has no {given}: {stand_in} stands for it; {right}"
+        return stand_in, dtype, said
+    near = get_close_matches(plain, known, n=1)
+    hint = f"; did you mean --model {near[0]}?" if near else ""
+    raise ConfigError(f"model {given}: not in the catalog: give --model NAME, or add it by pdsim catalog add{hint}")
+
+
+def gpu_named(label: str) -> str | None:
+    """The longest name in the catalog that the label holds, such as h100 in NVIDIA-H100-80GB-HBM3."""
+    text = re.sub(r"[^a-z0-9]", "", label.lower())
+    return _longest(name for name in names("gpus") if re.sub(r"[^a-z0-9]", "", name) in text)
+
+
+def _longest(found: Iterable[str]) -> str | None:
+    return max(found, key=len, default=None)

@@ -1,0 +1,216 @@
+"""Commands that a deployment runs: in scripts, in manifests, and in values of charts."""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pdsim.formats.deployments.containers import containers_of
+from pdsim.inputs import InputError, parse_yaml_documents, read_text
+
+PROGRAMS = {
+    ("sglang.launch_server",): "sglang",
+    ("sglang", "serve"): "sglang",
+    ("vllm", "serve"): "vllm",
+    ("vllm.entrypoints.openai.api_server",): "vllm",
+    ("dynamo.sglang",): "dynamo.sglang",
+    ("dynamo.vllm",): "dynamo.vllm",
+    ("dynamo.trtllm",): "dynamo.trtllm",
+    ("trtllm-serve",): "trtllm",
+    ("sglang_router.launch_router",): "gateway",
+    ("sglang-router",): "gateway",
+    ("vllm-router",): "gateway",
+    ("dynamo.frontend",): "frontend",
+    ("sglang.bench_serving",): "sglang-load",
+    ("vllm", "bench", "serve"): "vllm-load",
+    ("benchmark_serving.py",): "vllm-load",
+    ("aiperf", "profile"): "aiperf-load",
+    ("genai-perf", "profile"): "aiperf-load",
+}
+"""Programs by the words that start them, and what they are."""
+_BY_LENGTH = sorted(PROGRAMS, key=len, reverse=True)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A program that a deployment runs."""
+
+    where: str
+    """File, and the line or what in it."""
+    program: str
+    words: Sequence[str]
+    """What stands behind the program."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    replicas: int = 1
+    hosts: int = 1
+    """Hosts of each replica."""
+    gpus: int | None = None
+    """GPUs of each host."""
+    gpu: str | None = None
+    """As a node's label names it."""
+    role: str | None = None
+    """As names around it say it: prefill or decode."""
+    parallel: Mapping[str, int] = field(default_factory=dict)
+    """Flags of sizes that a chart's values give beside the command."""
+
+
+def read_processes(path: Path) -> list[Process]:
+    """Raises InputError; a file without any of these programs gives none."""
+    text = read_text(path)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return list(_of_manifests(text, str(path)))
+    return list(_of_script(text, str(path)))
+
+
+def _of_script(text: str, where: str) -> Iterator[Process]:
+    variables: dict[str, str] = {}
+    exported: dict[str, str] = {}
+    for number, line in _whole_lines(text):
+        for words in _commands(_expanded(line, variables), f"{where}, line {number}"):
+            own = _leading_variables(words)
+            rest = words[len(own) :]
+            if rest[:1] == ["export"]:
+                own = _leading_variables(rest[1:])
+                exported |= own
+            if len(own) + (rest[:1] == ["export"]) >= len(words):
+                variables |= own
+            elif (found := program_in(rest)) is not None:
+                program, behind = found
+                yield Process(f"{where}, line {number}", program, behind, {**exported, **own})
+
+
+def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with those that go on behind a backslash, and the number of the first."""
+    begun, parts = 0, list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("#"):
+            continue
+        begun = begun or number
+        if line.rstrip().endswith("\\"):
+            parts.append(line.rstrip()[:-1])
+            continue
+        yield begun, " ".join([*parts, line])
+        begun, parts = 0, []
+    if parts:
+        yield begun, " ".join(parts)
+
+
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """With variables that are set before, or that have a default; others stay as they are."""
+
+    def value(found: re.Match[str]) -> str:
+        name, default, bare = found.groups()
+        known = variables.get(name or bare, default)
+        return found.group() if known is None else known
+
+    return _VARIABLE.sub(value, text)
+
+
+_REDIRECTION = re.compile(r"(?<=\s)(?:\d|&)?>{1,2}\s*(?:&\d|[^\s;&|]+)")
+_ENDS = {";", "&&", "||", "|", "&", ";;"}
+
+
+def _commands(line: str, where: str) -> Iterator[list[str]]:
+    """Commands of a line, each as words."""
+    lexer = shlex.shlex(_REDIRECTION.sub(" ", line), posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    words: list[str] = []
+    try:
+        for word in lexer:
+            if word in _ENDS:
+                yield from [words] if words else []
+                words = []
+            else:
+                words.append(word)
+    except ValueError as wrong:
+        if any(name[-1] in line for name in PROGRAMS):
+            raise InputError(f"{where}: no line of a shell: {wrong}") from None
+        return
+    if words:
+        yield words
+
+
+def _leading_variables(words: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        if not re.match(r"[A-Za-z_]\w*=", word):
+            break
+        name, _, value = word.partition("=")
+        found[name] = value
+    return found
+
+
+def program_in(words: Sequence[str]) -> tuple[str, list[str]] | None:
+    """The first of these programs among the words, and what stands behind it; a word may be a command itself."""
+    for at in range(len(words)):
+        for starts in _BY_LENGTH:
+            if [*map(_base, words[at : at + len(starts)])] == [*starts]:
+                return PROGRAMS[starts], list(words[at + len(starts) :])
+    for word in words:
+        if " " in word or "\n" in word:
+            for _, line in _whole_lines(word):
+                for inner in _commands(line, ""):
+                    if (found := program_in(inner)) is not None:
+                        return found
+    return None
+
+
+def _base(word: str) -> str:
+    return word.rsplit("/", 1)[-1]
+
+
+def _of_manifests(text: str, where: str) -> Iterator[Process]:
+    for document in parse_yaml_documents(text, where):
+        for one in containers_of(document, where):
+            words = [_of_kubernetes(word) for word in one.words]
+            found = program_in(_with_variables(words, one.variables))
+            if found is None and one.engine is not None:
+                found = one.engine, _with_variables(words, one.variables)
+            if found is None:
+                continue
+            program, behind = found
+            yield Process(
+                one.where,
+                program,
+                behind,
+                one.variables,
+                one.replicas,
+                one.hosts,
+                one.gpus,
+                one.gpu,
+                one.role,
+                one.parallel,
+            )
+
+
+def _of_kubernetes(word: str) -> str:
+    return word.replace("$$", "$")
+
+
+def _with_variables(words: Iterable[str], variables: Mapping[str, str]) -> list[str]:
+    """With $(NAME) and ${NAME} of the container's own variables replaced."""
+    return [
+        _expanded(re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), word), variables)
+        for word in words
+    ]
+
+
+def merged(processes: Sequence[Process]) -> list[Process]:
+    """Processes of one server on several hosts as one: those of ranks above 0 are left out."""
+    return [one for one in processes if _rank(one) == 0]
+
+
+def _rank(process: Process) -> int:
+    words = list(process.words)
+    for flag in ("--node-rank", "--node_rank"):
+        if flag in words and (at := words.index(flag) + 1) < len(words) and words[at].isdecimal():
+            return int(words[at])
+        for word in words:
+            if word.startswith(f"{flag}=") and word.partition("=")[2].isdecimal():
+                return int(word.partition("=")[2])
+    return 0

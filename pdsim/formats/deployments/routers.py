@@ -1,0 +1,56 @@
+"""Flags of gateways and frontends as policies of the router."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdsim.formats.deployments.flags import Value
+from pdsim.inputs import finite
+from pdsim.launch.commands import THRESHOLDS
+from pdsim.launch.dynamo import ROUTER_MODES
+
+_MODES = {theirs: ours for ours, theirs in ROUTER_MODES.items()}
+_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
+_SILENT = {
+    "host", "port", "http-host", "http-port", "pd-disaggregation", "vllm-pd-disaggregation", "prefill",
+    "decode", "worker-urls", "kv-connector", "model-path", "service-discovery", "service-discovery-port",
+    "service-discovery-namespace", "selector", "prefill-selector", "decode-selector", "intra-node-data-parallel-size",
+    "log-level", "model-name",
+}  # fmt: skip
+
+
+def router_of(
+    program: str, flags: Mapping[str, Value], variables: Mapping[str, str], *, is_pair: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """The section router, empty where it is as the default, and flags that are not understood."""
+    if program == "frontend":
+        mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"
+        aside = [f"--{name}" for name in flags if name not in {*_SILENT, "router-mode"}]
+        if mode not in _MODES:
+            return {}, [*aside, f"--router-mode {mode}"]
+        return _of_roles({role: _MODES[str(mode)] for role in ("prefill", "decode")}, {}, is_pair=is_pair), aside
+    known = {*_SILENT, "policy", "prefill-policy", "decode-policy", *THRESHOLDS}
+    aside = [f"--{name}" for name in flags if name not in known]
+    both = flags.get("policy", "cache_aware")
+    names = {role: str(flags.get(f"{role}-policy", both)) for role in ("prefill", "decode")}
+    unknown = [name for name in names.values() if name not in _POLICIES]
+    if unknown:
+        return {}, [*aside, f"policy {unknown[0]}: pdsim has {', '.join(_POLICIES)}"]
+    settings = {ours: finite(flags[flag]) for flag, ours in THRESHOLDS.items() if isinstance(flags.get(flag), str)}
+    return _of_roles(names, settings, is_pair=is_pair), aside
+
+
+def _of_roles(names: Mapping[str, str], settings: Mapping[str, float], *, is_pair: bool) -> dict[str, Any]:
+    """cache_aware whose matches are never enough is least_loaded, as `pdsim launch` writes that."""
+    found: dict[str, Any] = {}
+    for role, name in names.items():
+        policy: Any = name
+        if name == "cache_aware" and settings.get("match_threshold") == 1:
+            policy = "least_loaded"
+        elif name == "cache_aware" and settings:
+            numbers = {
+                ours: int(value) if ours == "balance_abs_threshold" else value for ours, value in settings.items()
+            }
+            policy = {"use": name, **numbers}
+        if policy != "cache_aware" and (is_pair or role == "prefill"):
+            found[role] = policy
+    return found

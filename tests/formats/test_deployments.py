@@ -1,0 +1,223 @@
+"""Deployments as their projects write them: each becomes a scenario that runs, and nothing is guessed in silence."""
+
+import pytest
+
+from pdsim.formats.deployments.importing import import_deployment
+from pdsim.inputs import InputError
+from pdsim.scenario.build import build
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.yaml_file import ConfigError
+
+
+def imported(tmp_path, name, text, *, is_built=True, **given):
+    path = tmp_path / name
+    path.write_text(text)
+    found = import_deployment([path], **given)
+    scenario = parse_scenario(found.data, base=tmp_path)
+    if is_built:
+        build(scenario)
+    return found
+
+
+def sizes(found):
+    """Instances, tp and dp by role."""
+    return {
+        role: (servers["instances"], servers["tp"], servers.get("dp", 1))
+        for role, servers in found.data.items()
+        if role in ("prefill", "decode", "aggregated")
+    }
+
+
+GRAPH = """
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: demo-disagg}
+spec:
+  backendFramework: vllm
+  services:
+    Frontend: {componentType: frontend, replicas: 1, envs: [{name: DYN_ROUTER_MODE, value: kv}],
+      extraPodSpec: {mainContainer: {image: "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.0"}}}
+    VllmPrefillWorker:
+      componentType: worker
+      subComponentType: prefill
+      replicas: 2
+      resources: {limits: {gpu: "2"}}
+      extraPodSpec: {mainContainer: {command: [/bin/sh, -c], args: ["exec python3 -m dynamo.vllm --model Qwen/Qwen3-32B
+        --tensor-parallel-size 2 --is-prefill-worker --gpu-memory-utilization 0.95 --no-enable-prefix-caching
+        --block-size 128"]}}
+    VllmDecodeWorker:
+      componentType: worker
+      subComponentType: decode
+      replicas: 1
+      extraPodSpec:
+        mainContainer:
+          image: nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.0
+          args: [--model, Qwen/Qwen3-32B, --tensor-parallel-size, "4", --gpu-memory-utilization=0.90, --block-size=128]
+"""
+
+
+def test_a_graph_deployment(tmp_path):
+    found = imported(tmp_path, "dgd.yaml", GRAPH, gpu="h200")
+    assert sizes(found) == {"prefill": (2, 2, 1), "decode": (1, 4, 1)}
+    prefill, decode = found.data["prefill"], found.data["decode"]
+    assert (prefill["mem_fraction"], decode["mem_fraction"]) == (0.95, 0.9)
+    assert prefill["radix_cache"] is False
+    assert "radix_cache" not in decode
+    assert (found.data["page_size"], found.data["engine"]) == (128, "vllm")
+    assert found.data["network"] == {"transport": "nixl-rdma"}
+    assert any("no flag says it" in line for line in found.assumed)
+
+
+COMPONENTS = """
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {name: sglang-disagg}
+spec:
+  components:
+  - name: Frontend
+    type: frontend
+    podTemplate: {spec: {containers: [{name: main, command: [python3, -m, dynamo.frontend]}]}}
+  - name: decode
+    type: decode
+    replicas: 1
+    podTemplate:
+      spec:
+        containers:
+        - name: main
+          command: [python3, -m, dynamo.sglang]
+          args: [--model-path, Qwen/Qwen3-8B, --page-size, "16", --tp, "2", --disaggregation-mode, decode,
+            --disaggregation-transfer-backend, nixl, --skip-tokenizer-init]
+  - name: prefill
+    type: prefill
+    replicas: 3
+    podTemplate:
+      spec:
+        containers:
+        - name: main
+          command: [python3, -m, dynamo.sglang]
+          args: [--model-path, Qwen/Qwen3-8B, --page-size, "16", --tp, "1", --disaggregation-mode, prefill,
+            --disaggregation-transfer-backend, nixl]
+"""
+
+
+def test_a_graph_of_components(tmp_path):
+    found = imported(tmp_path, "dgd.yaml", COMPONENTS)
+    assert sizes(found) == {"prefill": (3, 1, 1), "decode": (1, 2, 1)}
+    assert found.data["network"] == {"transport": "nixl-rdma"}
+    assert found.data["router"] == {"prefill": "round_robin", "decode": "round_robin"}
+
+
+VALUES = """
+modelArtifacts: {uri: "hf://RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic"}
+decode:
+  create: true
+  replicas: 1
+  containers:
+  - name: vllm
+    image: ghcr.io/llm-d/llm-d:v0.2.0
+    modelCommand: vllmServe
+    args: [--tensor-parallel-size, "4", --block-size, "128", --kv-transfer-config,
+      '{"kv_connector":"NixlConnector", "kv_role":"kv_both"}', --disable-log-requests, --max-model-len, "32000"]
+    resources: {limits: {nvidia.com/gpu: "4"}}
+prefill:
+  create: true
+  replicas: 4
+  parallelism: {tensor: 2}
+  containers:
+  - name: vllm
+    modelCommand: vllmServe
+    args: [--block-size, "128", --kv-transfer-config, '{"kv_connector":"NixlConnector", "kv_role":"kv_both"}']
+"""
+
+
+def test_values_of_a_chart(tmp_path):
+    found = imported(tmp_path, "values.yaml", VALUES)
+    assert sizes(found) == {"prefill": (4, 2, 1), "decode": (1, 4, 1)}
+    assert found.data["model"] == "llama-3.1-70b"
+    assert found.data["weight_dtype"] == "fp8"
+    assert any("has the sizes of llama-3.1-70b" in line for line in found.assumed)
+    assert found.data["context_tokens"] == 32000
+    alone = imported(tmp_path, "alone.yaml", VALUES.replace("prefill:\n  create: true", "prefill:\n  create: false"))
+    assert sizes(alone) == {"aggregated": (1, 4, 1)}
+
+
+GROUPS = """
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: sglang}
+spec:
+  replicas: 2
+  leaderWorkerTemplate:
+    size: 2
+    leaderTemplate:
+      spec: &pod
+        nodeSelector: {nvidia.com/gpu.product: NVIDIA-H200}
+        containers:
+        - name: sglang
+          image: lmsysorg/sglang:latest
+          command: [python3, -m, sglang.launch_server, --model-path, deepseek-ai/DeepSeek-V3, --tp, "16", --dp, "16",
+            --enable-dp-attention, --dist-init-addr, "$(LWS_LEADER_ADDRESS):20000", --nnodes, $(LWS_GROUP_SIZE),
+            --node-rank, $(LWS_WORKER_INDEX), --trust-remote-code, --max-running-requests, "2048"]
+          resources: {limits: {nvidia.com/gpu: "8"}}
+    workerTemplate: {spec: *pod}
+"""
+
+
+def test_groups_of_hosts(tmp_path):
+    found = imported(tmp_path, "lws.yaml", GROUPS, is_built=False)
+    assert sizes(found) == {"aggregated": (2, 16, 16)}
+    assert found.data["aggregated"]["gpu"] == "h200"
+    assert found.data["aggregated"]["max_running_requests"] == 2048
+
+
+SCRIPT = """
+#!/bin/bash
+MODEL=${1:-meta-llama/Llama-3.1-8B-Instruct}
+TP=2
+export SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE=3
+# python -m sglang.launch_server --model-path commented-out
+CUDA_VISIBLE_DEVICES=0,1 python3 -m sglang.launch_server \\
+  --model-path meta-llama/Llama-3.1-8B-Instruct --disaggregation-mode prefill --port 30000 \\
+  --tp-size $TP --page-size 32 --disable-radix-cache --attention-backend fa3 &
+docker run --gpus all lmsysorg/sglang:latest python3 -m sglang.launch_server --model-path ${MODEL:-x} \\
+  --disaggregation-mode=decode --tp=${TP} --page-size 32 2>&1 | tee log &
+python3 -m sglang_router.launch_router --pd-disaggregation --policy round_robin --prefill http://a:1 &
+python3 -m sglang.bench_serving --dataset-name random --random-input-len 2000 --random-output-len 100 \\
+  --random-range-ratio 0.5 --num-prompts 64 --request-rate 4
+"""
+
+
+def test_a_script_of_a_shell(tmp_path):
+    found = imported(tmp_path, "run.sh", SCRIPT)
+    assert sizes(found) == {"prefill": (1, 2, 1), "decode": (1, 2, 1)}
+    assert found.data["health"] == {"heartbeat_failures": 3}
+    assert found.data["workload"]["input_tokens"] == {"use": "uniform", "low": 1000, "high": 2000}
+    assert found.data["client"] == {"use": "open_loop", "arrivals": {"use": "poisson", "rate": "4 /s"}}
+    assert any("--attention-backend fa3" in line for line in found.aside)
+
+
+def test_wide_experts_of_vllm(tmp_path):
+    line = "vllm serve deepseek-ai/DeepSeek-R1 --data-parallel-size 16 --data-parallel-size-local 8"
+    more = "--enable-expert-parallel --max-num-batched-tokens 4k"
+    text = f"{line} {more}\n{line} --data-parallel-start-rank 8 --headless\n"
+    found = imported(tmp_path, "run.sh", text, is_built=False, gpu="b200")
+    assert sizes(found) == {"aggregated": (1, 16, 16)}
+    assert found.data["aggregated"]["chunked_prefill_tokens"] == 16 * 4000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "a: {{ .Values.x }}", "not YAML"),
+        ("a.sh", "echo hello\n", "no server of SGLang or vLLM is started there"),
+        ("a.sh", "python -m dynamo.trtllm --model-path x\n", "dynamo.trtllm is none that pdsim models"),
+        ("a.sh", "vllm serve org/new-moe-9b-a1b\n", "model org/new-moe-9b-a1b: not in the catalog: give --model NAME"),
+        ("a.sh", "vllm serve Qwen/Qwen3-8B --block-size many\n", "a.sh, line 1: --block-size many: expected"),
+        ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-transfer-config '{\n", "no line of a shell: No closing quotation"),
+    ],
+)
+def test_what_cannot_be_read_says_where_and_why(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises((ConfigError, InputError)) as error:
+        import_deployment([tmp_path / name])
+    assert message in str(error.value)

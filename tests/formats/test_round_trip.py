@@ -1,0 +1,150 @@
+"""What `pdsim launch` writes, `pdsim import` reads back: the scenario read launches the same commands."""
+
+import json
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from pdsim.cli import main
+from pdsim.formats.deployments.importing import import_deployment
+from pdsim.launch import ENGINES
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError
+
+MOE, DENSE = "qwen3-30b-a3b", "qwen3-8b"
+COUNTS = st.integers(1, 3)
+SERVERS = {
+    "mem_fraction": st.floats(0.85, 0.95).map(lambda share: round(share, 3)),
+    "max_running_requests": st.integers(1, 64),
+    "radix_cache": st.booleans(),
+}
+PREFILL = {**SERVERS, "chunked_prefill_tokens": st.sampled_from([2048, 8192])}
+OF_SGLANG = {
+    "prefill": {
+        **PREFILL, "pool_tokens": st.integers(4000, 200_000), "eviction": st.sampled_from(["lru", "lfu"]),
+        "max_prefill_tokens": st.integers(1000, 30_000), "overlap": st.booleans(),
+        "optimistic_attempts": st.integers(0, 3),
+    },
+    "decode": {
+        **SERVERS, "polling_interval": st.integers(1, 4), "extra_slots": st.integers(0, 9),
+        "admission": st.integers(0, 900).map(lambda tokens: {"reserved_tokens": tokens}),
+    },
+    "aggregated": {**PREFILL, "schedule_conservativeness": st.sampled_from([0.5, 1.0])},
+}  # fmt: skip
+OF_VLLM = {
+    "prefill": {**PREFILL, "long_prefill_tokens": st.integers(100, 900)},
+    "decode": SERVERS,
+    "aggregated": {**PREFILL, "overlap": st.booleans()},
+}
+LOADS = st.sampled_from(
+    [
+        {"use": "random_lengths", "num_requests": 40, "input_tokens": 900, "output_tokens": 30},
+        {
+            "use": "shared_prefix_groups",
+            "num_groups": 3,
+            "prompts_per_group": 4,
+            "system_prompt_tokens": 200,
+            "question_tokens": 20,
+            "output_tokens": 9,
+        },
+    ]
+)
+CLOSED = {"use": "closed_loop", "concurrency": 4}
+CLIENTS = st.sampled_from(
+    [
+        CLOSED,
+        {"use": "open_loop", "arrivals": {"use": "poisson", "rate": "3 /s"}},
+    ]
+)
+
+
+@st.composite
+def clusters(draw, fields, engine):
+    model = draw(st.sampled_from([MOE, DENSE]))
+    data = {"name": "s", "model": model, "engine": engine, "page_size": draw(st.sampled_from([16, 64]))}
+    data |= {"workload": draw(LOADS), "client": draw(CLIENTS)}
+    roles = ("aggregated",) if draw(st.booleans()) else ("prefill", "decode")
+    tp = draw(st.sampled_from([1, 2, 4]))
+    dp = draw(st.sampled_from([1, tp])) if model == MOE else 1
+    for role in roles:
+        given_fields = draw(st.fixed_dictionaries({}, optional=fields[role]))
+        data[role] = {
+            "instances": draw(COUNTS),
+            "gpu": draw(st.sampled_from(["h100", "h200"])),
+            "tp": tp,
+            **given_fields,
+        }
+        data[role] |= {"dp": dp} if dp > 1 else {}
+        if model == MOE and draw(st.booleans()) and tp > 1:
+            data[role]["ep"] = draw(st.sampled_from([1, tp]))
+    if len(roles) > 1:
+        transports = ["nixl-rdma"] if engine == "vllm" else ["mooncake-rdma", "nixl-rdma", "mooncake-tcp"]
+        data["network"] = {"transport": draw(st.sampled_from(transports))}
+    return data
+
+
+def check(data, engine, tmp_path_factory):
+    """Two ways through files: as commands or manifests, and back."""
+    scenario = parse_scenario(data, base=tmp_path_factory.getbasetemp())
+    try:
+        made = ENGINES[engine](scenario, ["s.yaml"], scenario.model)
+    except ConfigError:  # what does not fit, or what no such server can be
+        reject()
+    folder = tmp_path_factory.mktemp("launched")
+    for name, command in made.commands.items():
+        (folder / f"{name}.sh").write_text(f"{command}\n")
+    for name, text in made.manifests.items():
+        (folder / name).write_text(text)
+    (folder / "notes.txt").write_text("".join(f"# {note}\n" for note in made.notes))
+    found = import_deployment([folder])
+    read = parse_scenario(found.data, base=folder)
+    again = ENGINES[engine](read, ["s.yaml"], read.model)
+    assert again.commands == made.commands
+    assert again.manifests == made.manifests
+    assert read.workload == scenario.workload
+    assert read.client == scenario.client
+    for role, servers in scenario.roles.items():
+        back = read.roles[role]
+        assert (back.instances, back.gpu, back.split, back.dp) == (
+            servers.instances,
+            servers.gpu,
+            servers.split,
+            servers.dp,
+        )
+    return read
+
+
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("engine", ["sglang", "dynamo", "kubernetes"])
+@given(data=clusters(OF_SGLANG, "sglang"))
+def test_of_sglang(engine, data, tmp_path_factory):
+    check(data, engine, tmp_path_factory)
+
+
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+@given(data=clusters(OF_VLLM, "vllm"))
+def test_of_vllm(engine, data, tmp_path_factory):
+    read = check(data, engine, tmp_path_factory)
+    assert isinstance(read, Scenario)
+
+
+def test_the_commands_are_each_others_inverse(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = {"model": DENSE, "page_size": 16, "prefill": {"gpu": "h100"}, "decode": {"gpu": "h100"}}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    (tmp_path / "s.yaml").write_text(json.dumps({**data, "workload": load, "client": CLOSED}))
+    for words in (
+        ["launch", "s.yaml", "--out", "launched"],
+        ["import", "launched", "--out", "read.yaml", "--json"],
+        ["launch", "read.yaml", "--out", "again"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert not ended.value.code
+    said = json.loads(capsys.readouterr().out.partition("\n")[2].rpartition("\n}")[0] + "\n}")
+    assert (said["problem"], said["assumed"]) == ("", [])
+    for path in (tmp_path / "launched").glob("prefill*"):
+        assert path.read_text() == (tmp_path / "again" / path.name).read_text()
