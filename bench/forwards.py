@@ -65,7 +65,7 @@ def measure(model: str, lengths: list[int]) -> tuple[float, dict[int, float]]:
     from pdreal.measure.forwards import DecodeCase, PrefillCase  # noqa: PLC0415  needs torch
     from pdreal.measure.plan import FULL  # noqa: PLC0415
     from pdreal.measure.run import measurement  # noqa: PLC0415
-    from pdreal.options import Options  # noqa: PLC0415
+    from pdreal.settings.options import Options  # noqa: PLC0415
 
     cases = {
         "prefill": tuple(PrefillCase(1, tokens) for tokens in lengths),

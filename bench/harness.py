@@ -13,7 +13,7 @@ from pdreal.measure.forwards import DecodeCase
 from pdreal.measure.plan import FULL
 from pdreal.measure.rows import Row
 from pdreal.measure.run import measurement
-from pdreal.options import Options
+from pdreal.settings.options import Options
 
 
 def main() -> None:

@@ -14,14 +14,14 @@ from functools import partial
 from itertools import accumulate
 
 import torch
-from pdreal.graphs import PrefillGraphs
+from pdreal.control.tasks import PrefillBatch, PrefillInput
 from pdreal.measure.rows import driver_version, machine_name
 from pdreal.model import transformer
-from pdreal.model.config import from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import ExpertWeights, RandomWeights
-from pdreal.runner import ModelRunner
-from pdreal.tasks import PrefillBatch, PrefillInput
+from pdreal.rank.graphs import PrefillGraphs
+from pdreal.rank.runner import ModelRunner
+from pdreal.settings.model import from_catalog
 from torch import Tensor
 from torch.nn.functional import linear
 

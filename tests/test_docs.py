@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from matplotlib.figure import Figure
 from pdreal.cli import app as pdreal_app
-from pdreal.hosts import Hosts
+from pdreal.settings.host import Hosts
 from pyarrow import parquet
 
 import pdsim

@@ -18,11 +18,11 @@ import torch
 from pdreal.measure.forwards import ForwardBench, PrefillCase, kv_page_bytes
 from pdreal.measure.rows import Provenance, once_us
 from pdreal.measure.transfers import opened, scattered_ranges
-from pdreal.model.config import from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
-from pdreal.runner import ModelRunner
-from pdreal.streams import compute_stream
+from pdreal.rank.runner import ModelRunner
+from pdreal.settings.model import from_catalog
+from pdreal.transports.streams import compute_stream
 
 MODEL, PAGE_SIZE = "qwen3-8b", 64
 TRANSPORTS = ("mooncake-nvlink", "cuda-ipc")

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from pdreal.hosts import read_hosts
-from pdreal.options import Dtype, OnDevice, Options, Threads
+from pdreal.settings.host import read_hosts
+from pdreal.settings.options import Dtype, OnDevice, Options, Threads
 from pdsim.cli.command import Force, Json, Out, Port, Seed, Set, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
@@ -105,10 +105,10 @@ def serve(
         For their first token; more are sent away with 503 and Retry-After.
 
     """
-    from pdreal.real_scenario import served_scenario
     from pdreal.serve.origin import is_loopback
     from pdreal.serve.server import Address, serve
     from pdreal.serve.service import Entrance
+    from pdreal.settings.scenario import served_scenario
     from pdsim.scenario.loading import load_scenario
 
     options = replace(options, hosts=read_hosts(hosts))
@@ -135,9 +135,15 @@ def _fail_for(problems: Sequence[str], who: str = "") -> None:
 @app.command
 def host() -> None:
     """Run instances here for a launcher elsewhere: `pdreal run --hosts` calls it, with its standard input."""
-    from pdreal.remote_host import serve_host
+    from pdreal.hosts.remote_host import read_ticket, serve_host
 
-    serve_host()
+    ticket = read_ticket()
+    if "target" in ticket:
+        from pdreal.measure.transfers import serve_target
+
+        serve_target(**ticket["target"])
+    else:
+        serve_host(**ticket)
 
 
 @app.command
@@ -237,7 +243,7 @@ def experts(run: Path, *, ep: Annotated[int, Parameter(validator=validators.Numb
         Ranks that the experts are spread over, in blocks of neighbours.
 
     """
-    from pdreal.expert_counts import read_counts, skews
+    from pdreal.control.expert_counts import read_counts, skews
 
     for skew in skews(read_counts(run), ep):
         shares = " ".join(f"{share:.2f}" for share in skew.shares)
@@ -274,7 +280,7 @@ def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     try:
-        from pdreal.hosts import LaunchError
+        from pdreal.settings.host import LaunchError
 
         run_app(app, arguments, (LaunchError,))
     except ModuleNotFoundError as missing:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdreal.clock import Timeline
+from pdreal.control.clock import Timeline
+from pdreal.control.requests import Request, Sampling
 from pdreal.launcher import Launcher
-from pdreal.model.config import model_config
-from pdreal.options import Options
-from pdreal.requests import Request, Sampling
+from pdreal.settings.model import model_config
+from pdreal.settings.options import Options
 from pdsim.core.sequence import Spans, StreamSpan, TokenIds
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Kill
 from pdsim.scenario.schema import Scenario

@@ -12,15 +12,15 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from pdreal.channel import LAUNCHER, Channel, Envelope, Network, process_of
-from pdreal.clock import Timeline
-from pdreal.instances import Instances
-from pdreal.logbook import Logbook
-from pdreal.notices import Broken, Connected, Hello, Pong, Settled, Streamed
-from pdreal.options import Options
-from pdreal.remote_host import HostNotice
-from pdreal.requests import Logprobs, Request, Sampling
-from pdreal.scratch_folder import ScratchFolder
+from pdreal.control.channel import LAUNCHER, Channel, Envelope, Network, process_of
+from pdreal.control.clock import Timeline
+from pdreal.control.logbook import Logbook
+from pdreal.control.notices import Broken, Connected, Hello, Pong, Settled, Streamed
+from pdreal.control.requests import Logprobs, Request, Sampling
+from pdreal.hosts.instances import Instances
+from pdreal.hosts.remote_host import HostNotice
+from pdreal.hosts.scratch_folder import ScratchFolder
+from pdreal.settings.options import Options
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.invariants import InvariantError, check_all_idle

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pdreal.clients import Clients
-from pdreal.expert_counts import write_counts
-from pdreal.hosts import LaunchError
+from pdreal.control.expert_counts import write_counts
+from pdreal.control.logbook import read_counted_steps, read_journal, read_records
+from pdreal.hosts.processes import STOP_SIGNALS
+from pdreal.hosts.scratch_folder import ScratchFolder
 from pdreal.launcher import Launcher
-from pdreal.logbook import read_counted_steps, read_journal, read_records
-from pdreal.options import Options
-from pdreal.processes import STOP_SIGNALS
-from pdreal.real_scenario import real_scenario
-from pdreal.scratch_folder import ScratchFolder
+from pdreal.settings.host import LaunchError
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import real_scenario
 from pdsim.cli.finished import FinishedRun, progress_over, write_run
 from pdsim.files import remove_own
 from pdsim.metrics.distribution import Samples

@@ -41,8 +41,8 @@ def test_push_to_addresses():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_real_mode_pushes_by_the_kernel_what_it_pushes_by_torch_on_a_cpu(monkeypatch):
     """Planes of K and V in turn, as real mode has them; the last page is there besides those of the pool."""
-    geometry = pytest.importorskip("pdreal.geometry")
-    pushes = pytest.importorskip("pdreal.page_copies")
+    geometry = pytest.importorskip("pdreal.memory.geometry")
+    pushes = pytest.importorskip("pdreal.memory.page_copies")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=lambda: None))
     source, target = random_pool(heads=2, page_size=4), random_pool(heads=4, page_size=4)
     source, target = (Pool(pool.planes, (), 4) for pool in (source, target))

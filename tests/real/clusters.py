@@ -15,12 +15,12 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.clients import Clients, Tokens
+from pdreal.control.requests import Request
 from pdreal.launcher import Launcher
-from pdreal.options import Options
-from pdreal.real_scenario import real_scenario
-from pdreal.requests import Request
 from pdreal.run import RealRun
 from pdreal.run import run as run_real
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import real_scenario
 
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
@@ -140,7 +140,8 @@ def run_scribbling(scenario: Scenario) -> str:
 def skip_without(transport: str) -> None:
     """Skips the test with the reason that the engine gives."""
     import torch
-    from pdreal.transports.protocol import UnavailableError, open_transport
+    from pdreal.transports.opening import open_transport
+    from pdreal.transports.protocol import UnavailableError
 
     try:
         open_transport(transport, torch.device("cpu")).close()
@@ -182,9 +183,9 @@ def is_greedy(prompt: Sequence[int], output: list[int], model: Any = None, narro
 @cache
 def _model(name: str, quantization: str | None = None) -> Any:
     import torch
-    from pdreal.model.config import from_catalog
     from pdreal.model.transformer import Transformer
     from pdreal.model.weights import weight_source
+    from pdreal.settings.model import from_catalog
 
     device = torch.device("cpu")
     source = weight_source("seed:0", device, quantization)

@@ -8,8 +8,8 @@ from multiprocessing.connection import Client
 from pathlib import Path
 
 import torch
-from pdreal.mover import decode_mover, exchange_of
-from pdreal.transports.protocol import open_transport
+from pdreal.memory.mover import decode_mover, exchange_of
+from pdreal.transports.opening import open_transport
 
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.sizing import resolve

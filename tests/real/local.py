@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from pdreal.executor import Executor
-from pdreal.requests import Sampling
-from pdreal.runner import ModelRunner
+from pdreal.control.requests import Sampling
+from pdreal.rank.executor import Executor
+from pdreal.rank.runner import ModelRunner
 
 from pdsim.core import messages as m
 from pdsim.core.instance import instance_loop

@@ -10,12 +10,12 @@ from functools import cache
 from random import Random
 
 import torch
+from pdreal.control.tasks import DecodeBatch, PrefillBatch, PrefillInput, whole_tables
 from pdreal.model.attention import causal_attention
-from pdreal.model.config import ModelConfig, from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
-from pdreal.runner import ModelRunner
-from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput, whole_tables
+from pdreal.rank.runner import ModelRunner
+from pdreal.settings.model import ModelConfig, from_catalog
 
 from pdsim.system.model import LlamaArchitecture, RopeScaling
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 from pdreal.clients import Tokens
-from pdreal.model.config import from_catalog
 from pdreal.model.weights import RandomWeights
-from pdreal.options import Options
-from pdreal.transports.protocol import UnavailableError, open_transport
+from pdreal.settings.model import from_catalog
+from pdreal.settings.options import Options
+from pdreal.transports.opening import open_transport
+from pdreal.transports.protocol import UnavailableError
 
 from pdsim.workload.request_spec import Streams
 from tests.real import clusters

@@ -4,11 +4,11 @@ import asyncio
 from itertools import count
 from typing import Any
 
-from pdreal.real_scenario import Room
-from pdreal.requests import Request, Sampling
+from pdreal.control.requests import Request, Sampling
 from pdreal.serve.metrics import Metrics
 from pdreal.serve.service import Entrance, Service
 from pdreal.serve.tokenizer import Tokenizer
+from pdreal.settings.scenario import Room
 
 from pdsim.core.instance import Levels
 from pdsim.core.sequence import TokenIds

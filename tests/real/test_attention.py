@@ -6,9 +6,9 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 from random import Random
 
+from pdreal.control.tasks import PrefillBatch, PrefillInput
+from pdreal.memory.paged_kv import PagedKv
 from pdreal.model.attention import PagedPrefill
-from pdreal.paged_kv import PagedKv
-from pdreal.tasks import PrefillBatch, PrefillInput
 
 from tests.real.models import CPU
 

@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
-from pdreal.channel import Channel, Envelope, decode, encode, process_of
 from pdreal.clients import Tokens
-from pdreal.instances import _LAST_WORDS_S, Instances
+from pdreal.control.channel import Channel, Envelope, decode, encode, process_of
+from pdreal.control.logbook import InstanceLog, Logbook, read_journal, read_records
+from pdreal.control.notices import KINDS, Broken, Pong, Settle, Streamed
+from pdreal.control.requests import Request, RequestFailed, Sampling
+from pdreal.hosts.instances import _LAST_WORDS_S, Instances
 from pdreal.launcher import Launcher
-from pdreal.logbook import InstanceLog, Logbook, read_journal, read_records
-from pdreal.notices import KINDS, Broken, Pong, Settle, Streamed
-from pdreal.options import Options
-from pdreal.requests import Request, RequestFailed, Sampling
+from pdreal.settings.options import Options
 
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry
@@ -189,7 +189,7 @@ def test_logbooks_become_one_journal(tmp_path):
 def test_what_others_hear_of_is_on_file(tmp_path):
     """A rank that is killed as its outcome is heard leaves all rows of that request."""
     pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
-    from pdreal.leader import Outbox
+    from pdreal.rank.leader import Outbox
 
     logbook, seen = Logbook(tmp_path, "decode-0", 0), []
     log = InstanceLog("decode-0", logbook, SimpleNamespace(now_ns=0))

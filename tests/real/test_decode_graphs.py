@@ -5,11 +5,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 pytest.importorskip("triton", reason="the decode path of GPUs is written in Triton")
 
-from pdreal.graphs import DecodeGraphs, batch_sizes
+from pdreal.control.tasks import DecodeBatch, PrefillBatch, whole_tables
+from pdreal.memory.paged_kv import bits_of
 from pdreal.model import fused, operations
-from pdreal.model.config import from_catalog
-from pdreal.paged_kv import bits_of
-from pdreal.tasks import DecodeBatch, PrefillBatch, whole_tables
+from pdreal.rank.graphs import DecodeGraphs, batch_sizes
+from pdreal.settings.model import from_catalog
 
 from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens, whole
 

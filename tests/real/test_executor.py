@@ -9,10 +9,10 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.executor import Executor, NewToken
-from pdreal.paged_kv import HostKv, SavedKv
-from pdreal.requests import Sampling
-from pdreal.tasks import ForgetKv, SaveKv
+from pdreal.control.requests import Sampling
+from pdreal.control.tasks import ForgetKv, SaveKv
+from pdreal.memory.paged_kv import HostKv, SavedKv
+from pdreal.rank.executor import Executor, NewToken
 
 from pdsim.core import messages as m
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, StepResult

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from pdreal.cli import app
-from pdreal.expert_counts import CountedStep, count, read_counts, skews
-from pdreal.graphs import DecodeGraphs
-from pdreal.tasks import DecodeBatch, whole_tables
+from pdreal.control.expert_counts import CountedStep, count, read_counts, skews
+from pdreal.control.tasks import DecodeBatch, whole_tables
+from pdreal.rank.graphs import DecodeGraphs
 
 from pdsim.scenario.yaml_file import ConfigError
 from tests.real.models import DEEPSEEK, GPU_OR_CPU, load, runner, tokens, whole

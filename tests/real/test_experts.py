@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.model.config import ModelError, from_catalog
 from pdreal.model.experts import route, run_experts
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.weights import ExpertWeights, RandomWeights, load_weights
+from pdreal.settings.model import ModelError, from_catalog
 from torch.nn.functional import linear, silu
 
 from tests.real.models import CPU, GPU_OR_CPU

@@ -5,10 +5,10 @@ from functools import partial
 from random import Random
 
 import pytest
+from pdreal.control.logbook import read_journal, read_records
 from pdreal.launcher import Launcher
-from pdreal.logbook import read_journal, read_records
-from pdreal.options import Options
-from pdreal.real_scenario import real_scenario
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import real_scenario
 
 from pdsim.core.journal import replay
 from pdsim.scenario.machines import restarted, state_machines

@@ -7,9 +7,9 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 from dataclasses import replace
 
 from pdreal.model.block_scaled import BLOCK, BlockScaled, quantise, widen
-from pdreal.model.config import from_catalog, from_checkpoint
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.weights import Checkpoint, ExpertWeights, QuantisedWeights, RandomWeights, load_weights
+from pdreal.settings.model import from_catalog, from_checkpoint
 from torch.nn.functional import linear
 
 from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, WholeSequence, chunk, decode_on, generate, load, runner, tokens
@@ -101,7 +101,7 @@ def test_kv_in_fp8_makes_the_same_tokens_in_chunks_and_behind_prefixes(name):
     prompt, table = tokens(1, 70), [*range(1, 33)]
     r = runner(model, kv_dtype=torch.float8_e4m3fn)
     assert r.kv.memory.element_size() == 1
-    from pdreal.tasks import PrefillBatch
+    from pdreal.control.tasks import PrefillBatch
 
     for start, stop in ((0, 30), (30, 31), (31, 70)):
         first = r.prefill(PrefillBatch((chunk(prompt, start, stop, table),)))

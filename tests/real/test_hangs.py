@@ -16,18 +16,19 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal import bootstrap, instances, rank_group
-from pdreal.bootstrap import Bootstrap
-from pdreal.fleet import Fleet
-from pdreal.hosts import LaunchError
-from pdreal.instances import next_backoff_s
+from pdreal.control.requests import Sampling
+from pdreal.control.tasks import Compute, DecodeBatch
+from pdreal.hosts import bootstrap, instances
+from pdreal.hosts.bootstrap import Bootstrap
+from pdreal.hosts.fleet import Fleet
+from pdreal.hosts.instances import next_backoff_s
 from pdreal.launcher import Launcher
-from pdreal.options import Options
-from pdreal.real_scenario import real_scenario
-from pdreal.requests import Sampling
+from pdreal.rank import group
 from pdreal.serve import server
 from pdreal.serve.service import Entrance
-from pdreal.tasks import Compute, DecodeBatch
+from pdreal.settings.host import LaunchError
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import real_scenario
 
 HEALTH = {"heartbeat_interval": "500 ms", "heartbeat_failures": 2}
 ANYWHERE = server.Address("127.0.0.1", 0)
@@ -97,7 +98,7 @@ def test_a_rank_that_hangs_is_killed_and_comes_back(instance_id, rank):
 
 def test_a_forward_without_an_end_is_found(monkeypatch):
     """The main thread of its rank still answers."""
-    monkeypatch.setattr(rank_group, "_FORWARD_NS", 50_000_000)
+    monkeypatch.setattr(group, "_FORWARD_NS", 50_000_000)
     may_end = threading.Event()
     resources = SimpleNamespace(
         runner=SimpleNamespace(run=lambda *_: may_end.wait() and []),
@@ -109,7 +110,7 @@ def test_a_forward_without_an_end_is_found(monkeypatch):
     )
 
     async def main():
-        threads, ended = rank_group.RankThreads(asyncio.get_running_loop(), resources), asyncio.Event()
+        threads, ended = group.RankThreads(asyncio.get_running_loop(), resources), asyncio.Event()
         threads.begin(Compute(None), lambda *_: ended.set())
         assert not threads.hangs
         await in_time(until(lambda: threads.hangs))
@@ -157,7 +158,7 @@ def test_launched_steps_are_looked_for_behind_what_the_thread_computes(error):
     step, ends = Compute(DecodeBatch((5,), (3,))), []
 
     async def main():
-        threads = rank_group.RankThreads(asyncio.get_running_loop(), resources)
+        threads = group.RankThreads(asyncio.get_running_loop(), resources)
         for task in (Compute(None), step):
             threads.begin(task, lambda done, failed: ends.append((done.tokens, failed)))
         may_end.set()

@@ -7,11 +7,11 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 from random import Random
 from types import SimpleNamespace
 
-from pdreal import paged_kv
-from pdreal.host_copies import HostCopies
-from pdreal.paged_kv import HostKv, PagedKv
-from pdreal.rank_group import ComputedTokens
-from pdreal.real_scenario import for_real
+from pdreal.memory import paged_kv
+from pdreal.memory.paged_kv import HostKv, PagedKv
+from pdreal.rank.group import ComputedTokens
+from pdreal.rank.host_copies import HostCopies
+from pdreal.settings.scenario import for_real
 
 from pdsim.core.messages import KvGranted, LoadBack, LoadedBack, Send, WriteBackup
 from pdsim.core.transfer_plan import TransferUnit

@@ -10,15 +10,15 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 import zmq
-from pdreal.channel import Channel, Network, encode
 from pdreal.cli import main
 from pdreal.clients import Clients
-from pdreal.hosts import Hosts
+from pdreal.control.channel import Channel, Network, encode
+from pdreal.control.logbook import read_journal, read_records
+from pdreal.control.notices import Settle
 from pdreal.launcher import Launcher
-from pdreal.logbook import read_journal, read_records
-from pdreal.notices import Settle
-from pdreal.options import Options
-from pdreal.real_scenario import real_scenario
+from pdreal.settings.host import Hosts
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import real_scenario
 from ruamel.yaml import YAML
 
 from pdsim.core.journal import replay

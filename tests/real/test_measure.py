@@ -13,7 +13,7 @@ from pdreal.cli import main
 from pdreal.measure import forwards, plan, transfers
 from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, forward_rows
 from pdreal.measure.plan import FULL, Plan
-from pdreal.model.config import from_catalog
+from pdreal.settings.model import from_catalog
 
 from tests.real.models import CPU, tiny_model
 

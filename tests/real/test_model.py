@@ -7,9 +7,9 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 import json
 from dataclasses import replace
 
-from pdreal.model.config import ModelError, from_catalog, from_checkpoint, model_config
 from pdreal.model.weights import Checkpoint, RandomWeights, weight_source
-from pdreal.options import Options
+from pdreal.settings.model import ModelError, from_catalog, from_checkpoint, model_config
+from pdreal.settings.options import Options
 
 from pdsim.system.catalog import load_model, names
 from tests.real.models import CPU, DEEPSEEK, LLAMA, MOONLIGHT, WholeSequence, generate, load, tokens

@@ -15,9 +15,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
-from pdreal.geometry import heads_of_rank, slots_of
-from pdreal.mover import PeerMemory, exchange_of, prefill_mover
-from pdreal.transports.protocol import TransferError, UnavailableError, open_transport
+from pdreal.memory.geometry import heads_of_rank, slots_of
+from pdreal.memory.mover import PeerMemory, exchange_of, prefill_mover
+from pdreal.transports.opening import open_transport
+from pdreal.transports.protocol import TransferError, UnavailableError
 
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit

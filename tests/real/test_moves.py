@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdreal.geometry import CacheGeometry, Exchange, heads_of_rank, move_of, planes_of, rank_pairs
+from pdreal.memory.geometry import CacheGeometry, Exchange, heads_of_rank, move_of, planes_of, rank_pairs
 
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.scenario.wiring import wire

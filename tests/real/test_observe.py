@@ -13,11 +13,11 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("aiohttp", reason="needs aiohttp: pip install 'pdsim[real]'")
 
 from pdreal.launcher import Launcher
-from pdreal.options import Options
-from pdreal.real_scenario import served_scenario
 from pdreal.serve.http import serving
 from pdreal.serve.server import service_of
 from pdreal.serve.service import Entrance
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import served_scenario
 
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import read_yaml, to_yaml

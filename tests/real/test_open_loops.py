@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
-from pdreal.logbook import read_journal, read_records
+from pdreal.control.logbook import read_journal, read_records
 
 from pdsim.core.journal import replay
 from pdsim.core.messages import Arrival

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="real mode needs torch")
 
-from pdreal.options import Options
+from pdreal.settings.options import Options
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 from dataclasses import replace
 from multiprocessing import get_context
 
-from pdreal.model.config import ModelError, from_catalog
 from pdreal.model.parallel import TensorParallel
+from pdreal.settings.model import ModelError, from_catalog
 
 from tests.real.models import CPU, LLAMA, decode_on, load, runner, tokens, whole
 

@@ -7,10 +7,10 @@ pytest.importorskip("triton", reason="the graphs' attention is written in Triton
 
 from dataclasses import replace
 
-from pdreal.graphs import SIZES, PrefillGraphs, has_prefill_graphs
-from pdreal.model.config import from_catalog
-from pdreal.paged_kv import bits_of
-from pdreal.tasks import PrefillBatch
+from pdreal.control.tasks import PrefillBatch
+from pdreal.memory.paged_kv import bits_of
+from pdreal.rank.graphs import SIZES, PrefillGraphs, has_prefill_graphs
+from pdreal.settings.model import from_catalog
 
 from tests.real.models import DEEPSEEK, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens
 

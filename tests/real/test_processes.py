@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
-from pdreal.instances import ended_by
-from pdreal.processes import Processes
+from pdreal.hosts.instances import ended_by
+from pdreal.hosts.processes import Processes
 
 
 def test_the_loop_goes_on_while_a_killed_forkserver_starts_again():

@@ -5,7 +5,7 @@ from functools import partial
 from random import Random
 
 import pytest
-from pdreal.logbook import read_journal, read_records
+from pdreal.control.logbook import read_journal, read_records
 
 from pdsim.core.journal import ReplayError, replay
 from pdsim.core.messages import Send

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
-from pdreal.options import Options
-from pdreal.real_scenario import Room, real_scenario, served_scenario
-from pdreal.serve.fields import RefusedError
+from pdreal.control.refused import RefusedError
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import Room, real_scenario, served_scenario
 
 from pdsim.policy.pages import num_pages
 from pdsim.policy.protocols import Admitted

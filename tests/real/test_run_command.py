@@ -15,9 +15,9 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.cli import main
-from pdreal.fleet import Fleet
-from pdreal.logbook import Logbook
-from pdreal.logbook import read_records as read_logs
+from pdreal.control.logbook import Logbook
+from pdreal.control.logbook import read_records as read_logs
+from pdreal.hosts.fleet import Fleet
 from ruamel.yaml import YAML
 
 from pdsim.cli import main as pdsim

@@ -9,7 +9,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.tasks import ForgetKv, PrefillBatch, RestoreKv, SaveKv
+from pdreal.control.tasks import ForgetKv, PrefillBatch, RestoreKv, SaveKv
 
 from tests.real.models import chunk, decode_on, generate, runner, tiny_model, tokens, whole
 from tests.support import examples

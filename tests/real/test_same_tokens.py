@@ -1,8 +1,8 @@
 """Every path through a cluster gives the tokens that one process gives, and its journal replays; nothing is left."""
 
 import pytest
-from pdreal.logbook import read_journal, read_records
-from pdreal.options import Options
+from pdreal.control.logbook import read_journal, read_records
+from pdreal.settings.options import Options
 
 from pdsim.core.journal import replay
 from pdsim.scenario.machines import state_machines

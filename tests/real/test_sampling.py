@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
+from pdreal.control.requests import Draw, Sampling
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.sampling import choose
-from pdreal.requests import Draw, Sampling
 
 from tests.real.local import Local, aggregated, pair
 from tests.real.models import tokens

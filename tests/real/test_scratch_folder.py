@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from pdreal.scratch_folder import ScratchFolder
+from pdreal.hosts.scratch_folder import ScratchFolder
 
 OWNER = """
 from time import sleep
-from pdreal.processes import claim_temp_dir
-from pdreal.scratch_folder import ScratchFolder
+from pdreal.hosts.processes import claim_temp_dir
+from pdreal.hosts.scratch_folder import ScratchFolder
 folder = ScratchFolder()
 (folder.path / "0.rows").write_text("kept\\n")
 claim_temp_dir()
@@ -43,7 +43,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(tmpdir_of_all):
 
 def test_a_process_that_ends_leaves_nothing(tmpdir_of_all):
     """Of multiprocessing either, which removes its own first."""
-    ending = "from pdreal.processes import claim_temp_dir; claim_temp_dir()"
+    ending = "from pdreal.hosts.processes import claim_temp_dir; claim_temp_dir()"
     done = subprocess.run([sys.executable, "-c", ending], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert not list(tmpdir_of_all.iterdir())
@@ -67,6 +67,6 @@ def test_other_folders_stay(tmpdir_of_all):
 def test_a_fifo_of_anybody_holds_up_no_start(tmpdir_of_all):
     (tmpdir_of_all / "pdreal-x").mkdir()
     os.mkfifo(tmpdir_of_all / "pdreal-x" / "owner.lock")
-    starting = "from pdreal.scratch_folder import ScratchFolder; ScratchFolder().cleanup()"
+    starting = "from pdreal.hosts.scratch_folder import ScratchFolder; ScratchFolder().cleanup()"
     subprocess.run([sys.executable, "-c", starting], check=True, timeout=60)
     assert (tmpdir_of_all / "pdreal-x" / "owner.lock").is_fifo()

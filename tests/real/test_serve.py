@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 aiohttp = pytest.importorskip("aiohttp")
 
-from pdreal.hosts import LaunchError
-from pdreal.real_scenario import Room
 from pdreal.serve import http
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
 from pdreal.serve.origin import is_loopback
 from pdreal.serve.tokenizer import StopTexts, Tokenizer
+from pdreal.settings.host import LaunchError
+from pdreal.settings.scenario import Room
 
 from tests.real.scripted_cluster import NUM_CACHED_TOKENS, VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
 

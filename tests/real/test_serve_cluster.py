@@ -8,12 +8,12 @@ openai = pytest.importorskip("openai")
 aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.launcher import Launcher
-from pdreal.options import Options
-from pdreal.real_scenario import served_scenario
 from pdreal.serve.http import serving
 from pdreal.serve.server import service_of
 from pdreal.serve.service import Entrance
 from pdreal.serve.tokenizer import Tokenizer
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import served_scenario
 
 from tests.real import clusters
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.hosts import LaunchError
 from pdreal.serve.tokenizer import HUB_NAME, Detokenizer, Tokenizer, plant_in_hub_cache, write_tokenizer
+from pdreal.settings.host import LaunchError
 
 VOCAB_SIZE = 512
 TOKENIZER = Tokenizer(VOCAB_SIZE)
@@ -93,9 +93,9 @@ def test_a_name_of_a_token_with_thousands_of_digits_is_text():
 def test_a_checkpoints_own_tokenizer(tmp_path):
     pytest.importorskip("tokenizers", reason="reads tokenizer.json")
     pytest.importorskip("jinja2", reason="renders chat templates")
-    from pdreal.options import Options
     from pdreal.serve.server import tokenizer_of
     from pdreal.serve.tokenizer import CheckpointTokenizer
+    from pdreal.settings.options import Options
 
     assert isinstance(tokenizer_of(Options(), 512), Tokenizer)
     write_tokenizer(tmp_path, 512)

@@ -10,14 +10,8 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 from pdreal.measure.transfers import measure_engine, push_rows, transfer_rows
 from pdreal.transports.mooncake import BATCH_DESCRIPTORS
-from pdreal.transports.protocol import (
-    DEBIAN_PACKAGES,
-    NAMES,
-    TransferError,
-    UnavailableError,
-    load_engine,
-    open_transport,
-)
+from pdreal.transports.opening import NAMES, open_transport
+from pdreal.transports.protocol import DEBIAN_PACKAGES, TransferError, UnavailableError, load_engine
 
 from pdsim.system.catalog import names
 

@@ -20,11 +20,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdreal.clients import Clients
-from pdreal.hosts import Hosts
+from pdreal.control.logbook import read_journal, read_records
 from pdreal.launcher import Launcher
-from pdreal.logbook import read_journal, read_records
-from pdreal.options import Options
-from pdreal.real_scenario import real_scenario
+from pdreal.settings.host import Hosts
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import real_scenario
 
 from pdsim.core.journal import replay
 from pdsim.core.messages import TransferLost

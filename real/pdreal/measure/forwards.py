@@ -21,15 +21,15 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from pdreal.graphs import batch_sizes
+from pdreal.control.tasks import DecodeBatch, PrefillBatch, PrefillInput, Work, whole_tables
+from pdreal.hosts.scratch_folder import ScratchFolder
 from pdreal.measure.rows import Call, Row, once_us, repeat_each_us, row_of
-from pdreal.model.config import ModelConfig
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
-from pdreal.runner import ModelRunner
-from pdreal.scratch_folder import ScratchFolder
-from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput, Work, whole_tables
+from pdreal.rank.graphs import batch_sizes
+from pdreal.rank.runner import ModelRunner
+from pdreal.settings.model import ModelConfig
 
 _PATIENCE_S = 10
 """Limit for a process that was told to end."""

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from pdreal.hosts import LaunchError
 from pdreal.measure.forwards import Case, Followers, RankedModel, forward_rows
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
 from pdreal.measure.serving import message_row, serving_rows
 from pdreal.measure.transfers import copy_rows, transfer_rows
-from pdreal.model.config import ModelConfig, ModelError, from_catalog
 from pdreal.model.parallel import TensorParallel
-from pdreal.options import Options
+from pdreal.settings.host import LaunchError
+from pdreal.settings.model import ModelConfig, ModelError, from_catalog
+from pdreal.settings.options import Options
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import CatalogError
 

@@ -10,19 +10,19 @@ from time import perf_counter_ns
 
 import torch
 
-from pdreal.channel import LAUNCHER, Channel, Network
-from pdreal.hosts import Hosts, LaunchError
+from pdreal.control.channel import LAUNCHER, Channel, Network
+from pdreal.control.logbook import read_records
+from pdreal.control.requests import Request, RequestFailed, Sampling
+from pdreal.hosts.remote_host import RemoteHost
+from pdreal.hosts.scratch_folder import ScratchFolder
 from pdreal.launcher import Launcher
-from pdreal.logbook import read_records
 from pdreal.measure.forwards import graph_of
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import Row, row_of
 from pdreal.measure.transfers import engines
-from pdreal.options import Options
-from pdreal.real_scenario import real_scenario
-from pdreal.remote_host import RemoteHost
-from pdreal.requests import Request, RequestFailed, Sampling
-from pdreal.scratch_folder import ScratchFolder
+from pdreal.settings.host import Hosts, LaunchError
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import real_scenario
 from pdsim.core.messages import Heartbeat
 from pdsim.core.sequence import TokenIds
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord

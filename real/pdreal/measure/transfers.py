@@ -22,14 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdreal.geometry import CacheGeometry, RankPair
-from pdreal.hosts import BETWEEN_HOSTS, LOOPBACK, Hosts
 from pdreal.measure.forwards import free_bytes, kv_page_bytes
 from pdreal.measure.rows import Kind, Row, repeat_each_us, repeat_us, row_of
-from pdreal.model.config import ModelConfig
-from pdreal.page_copies import KernelStaging, Staging, push_of, staging_of
-from pdreal.paged_kv import PagedKv
-from pdreal.transports.protocol import Addresses, MappingTransport, Transport, UnavailableError, open_transport
+from pdreal.memory.geometry import CacheGeometry, RankPair
+from pdreal.memory.page_copies import KernelStaging, Staging, push_of, staging_of
+from pdreal.memory.paged_kv import PagedKv
+from pdreal.settings.host import BETWEEN_HOSTS, LOOPBACK, Hosts
+from pdreal.settings.model import ModelConfig
+from pdreal.transports.opening import open_transport
+from pdreal.transports.protocol import Addresses, MappingTransport, Transport, UnavailableError
 
 _SHARE_OF_MEMORY = 0.4
 """Share of what is free: cells are as large as the cache."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from pdreal.control.tasks import PrefillBatch
+from pdreal.memory.paged_kv import PagedKv
 from pdreal.model.weights import LatentHeads
-from pdreal.paged_kv import PagedKv
-from pdreal.tasks import PrefillBatch
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias

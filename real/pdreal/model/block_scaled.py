@@ -55,11 +55,6 @@ def widen(matrix: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
     return (matrix.values.float() * scales).to(dtype)
 
 
-def narrow_kv(kv: Tensor, scale: float) -> Tensor:
-    """Keys, values or latents in e4m3; what is too large becomes the largest."""
-    return (kv / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-
-
 def cat(parts: list[Matrix]) -> Matrix:
     """Stacks matrices, one under another."""
     return _joined(parts, torch.cat)
@@ -75,11 +70,3 @@ def _joined(parts: list[Matrix], join: object) -> Matrix:
         return BlockScaled(*(join(pieces) for pieces in zip(*parts, strict=True)))
     joined: Tensor = join(parts)
     return joined
-
-
-def linear(x: Tensor, matrix: Matrix) -> Tensor:
-    if not isinstance(matrix, BlockScaled):
-        return functional.linear(x, matrix)
-    from pdreal.model import fused_fp8  # noqa: PLC0415  Triton is needed on GPUs only
-
-    return fused_fp8.linear(x, matrix)

@@ -7,9 +7,20 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn import functional
+from torch.nn.functional import rms_norm, silu
 
+from pdreal.model.block_scaled import BlockScaled, Matrix
 from pdsim.system.model import LatentAttention, LlamaArchitecture, RopeScaling, YarnScaling
+
+
+def linear(x: Tensor, matrix: Matrix) -> Tensor:
+    """x: [tokens, inputs]; matrix: [outputs, inputs]"""
+    if not isinstance(matrix, BlockScaled):
+        return functional.linear(x, matrix)
+    from pdreal.model import fused_fp8  # noqa: PLC0415  Triton is needed on GPUs only
+
+    return fused_fp8.linear(x, matrix)
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -61,7 +72,7 @@ def logits(hidden: Tensor, head: Tensor) -> Tensor:
     """Logits in fp32: in bf16 the two best tokens would often tie."""
     if hidden.is_cuda and hidden.dtype != torch.float32:
         return torch.mm(hidden, head.t(), out_dtype=torch.float32)
-    return linear(hidden, head).float()
+    return functional.linear(hidden, head).float()
 
 
 def rotary_angles(llama: LlamaArchitecture, head_dim: int, num_positions: int, device: torch.device) -> Tensor:

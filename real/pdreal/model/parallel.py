@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdreal.model.config import ModelConfig, ModelError
+from pdreal.settings.model import ModelConfig, ModelError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """The function by its name since torch 2.13, or before."""

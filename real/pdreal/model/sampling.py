@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pdreal.requests import Draw, Logprobs
+from pdreal.control.requests import Draw, Logprobs
 
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)  # torch counts in signed 64 bits
 _MIX = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm
 
+from pdreal.control.requests import Draw, Logprobs
 from pdreal.model import operations
-from pdreal.model.block_scaled import linear
-from pdreal.model.config import ModelConfig
 from pdreal.model.experts import run_experts
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.sampling import choose
@@ -30,7 +29,7 @@ from pdreal.model.weights import (
     WeightSource,
     load_weights,
 )
-from pdreal.requests import Draw, Logprobs
+from pdreal.settings.model import ModelConfig
 
 _LATENT_EPS = 1e-6
 """Epsilon of the norms of latents, whatever config.json has for the others."""
@@ -116,13 +115,13 @@ class Transformer:
             attended = self._latent_attention(index, layer.attention, x, positions, attend)
         else:
             attended = self._grouped_attention(index, layer.attention, x, positions, attend)
-        return self.tp.sum_(linear(attended.flatten(1), layer.output))
+        return self.tp.sum_(operations.linear(attended.flatten(1), layer.output))
 
     def _grouped_attention(
         self, index: int, weights: GroupedWeights, x: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
         num_query, num_kv = self.num_query_heads, self.num_kv_heads
-        heads = linear(x, weights.qkv).view(len(x), -1, self.config.head_dim)
+        heads = operations.linear(x, weights.qkv).view(len(x), -1, self.config.head_dim)
         rotated, value = heads.split((num_query + num_kv, num_kv), dim=1)
         rotated = operations.norm_rotate_(rotated, num_query, weights.head_norms, self._eps, self._angles, positions)
         query, key = rotated.split((num_query, num_kv), dim=1)
@@ -132,10 +131,10 @@ class Transformer:
         self, index: int, weights: LatentWeights, x: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
         low, rotated = weights.heads.rank, self._angles.shape[1]
-        into = linear(x, weights.into)
+        into = operations.linear(x, weights.into)
         query, latent = into.tensor_split((into.shape[1] - low - rotated,), dim=1)
         if weights.query is not None and (norm := weights.query_norm) is not None:
-            query = linear(rms_norm(query, norm.shape, norm, _LATENT_EPS), weights.query)
+            query = operations.linear(rms_norm(query, norm.shape, norm, _LATENT_EPS), weights.query)
         query = self._rotate(query.unflatten(1, (self.num_query_heads, -1)), positions)
         norm = weights.latent_norm
         latent = torch.cat((rms_norm(latent[:, :low], norm.shape, norm, _LATENT_EPS), latent[:, low:]), dim=1)
@@ -157,4 +156,4 @@ class Transformer:
         return self.tp.sum_(self._gated(mlp, x))
 
     def _gated(self, mlp: MlpWeights, x: Tensor) -> Tensor:
-        return linear(operations.silu_and_multiply(linear(x, mlp.gate_up)), mlp.down)
+        return operations.linear(operations.silu_and_multiply(operations.linear(x, mlp.gate_up)), mlp.down)

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdreal.model.block_scaled import BlockScaled, Matrix, cat, quantise, stack, widen
-from pdreal.model.config import ModelConfig, ModelError
 from pdreal.model.operations import attention_scale
 from pdreal.model.parallel import TensorParallel
-from pdreal.options import Quantization
+from pdreal.settings.model import ModelConfig, ModelError
+from pdreal.settings.options import Quantization
 from pdsim.system.model import GroupedRouting, LatentAttention
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from pdreal.serve.fields import WHY, Fields, RefusedError, answer_settings
+from pdreal.control.refused import RefusedError
+from pdreal.serve.fields import WHY, Fields, answer_settings
 from pdreal.serve.service import Answer, Generation, Part, Service
 
 _DEFAULT_MAX_TOKENS = 16

@@ -16,13 +16,14 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from pdreal.hosts import LaunchError
-from pdreal.requests import RequestFailed
+from pdreal.control.refused import RefusedError
+from pdreal.control.requests import RequestFailed
 from pdreal.serve.dialects import ChatCompletions, Completions, Dialect, Generate, closing_events, last_events
-from pdreal.serve.fields import Fields, RefusedError, unavailable
+from pdreal.serve.fields import Fields, unavailable
 from pdreal.serve.metrics import CONTENT_TYPE, gauges
 from pdreal.serve.origin import is_loopback, refuse_other_origins
 from pdreal.serve.service import Answer, Generation, Service
+from pdreal.settings.host import LaunchError
 
 HEADERS_S = 30.0
 """Limit for a client's headers, and between two requests of a connection."""

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from pdreal.serve.fields import RefusedError
+from pdreal.control.refused import RefusedError
 
 _OWN_SITES = ("same-origin", "none")
 """Values of Sec-Fetch-Site of a page of the server's own, and of an address that a user typed."""

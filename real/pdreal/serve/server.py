@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from pdreal.hosts.processes import STOP_SIGNALS
 from pdreal.launcher import Launcher
-from pdreal.model.config import model_config
-from pdreal.options import Options
-from pdreal.processes import STOP_SIGNALS
-from pdreal.real_scenario import Room
 from pdreal.serve.http import serving
 from pdreal.serve.metrics import Metrics
 from pdreal.serve.service import Entrance, Service
 from pdreal.serve.tokenizer import FILE, CheckpointTokenizer, Tokenizer
+from pdreal.settings.model import model_config
+from pdreal.settings.options import Options
+from pdreal.settings.scenario import Room
 from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")

@@ -8,11 +8,12 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pdreal.real_scenario import Room
-from pdreal.requests import Logprobs, Sampling
-from pdreal.serve.fields import AnswerSettings, RefusedError, unavailable
+from pdreal.control.refused import RefusedError
+from pdreal.control.requests import Logprobs, Sampling
+from pdreal.serve.fields import AnswerSettings, unavailable
 from pdreal.serve.metrics import Meter, Metrics
 from pdreal.serve.tokenizer import CheckpointTokenizer, StopTexts, Tokenizer
+from pdreal.settings.scenario import Room
 
 if TYPE_CHECKING:
     from pdreal.launcher import Launcher

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdreal.hosts import LaunchError
-from pdreal.serve.fields import RefusedError
+from pdreal.control.refused import RefusedError
+from pdreal.settings.host import LaunchError
 
 NUM_BYTES = 256
 END_OF_TEXT = 0

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdreal.streams import copy_stream
 from pdreal.transports.protocol import Addresses, PeerProcess, Regions, TransferError, UnavailableError, connected
 from pdreal.transports.pull import PullClient, PullServer
+from pdreal.transports.streams import copy_stream
 
 _OPEN_LAZILY = 1  # cudaIpcMemLazyEnablePeerAccess
 _IN_STREAM_ORDER = 1  # cudaMemcpySrcAccessOrderStream

@@ -16,9 +16,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from pdreal.hosts import LOOPBACK
-from pdreal.streams import synchronize_engines
+from pdreal.settings.host import LOOPBACK
 from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, load_engine
+from pdreal.transports.streams import synchronize_engines
 
 Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
 

@@ -12,26 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pdreal.hosts import LOOPBACK
-from pdsim.system.catalog import hint
-
 Addresses = NDArray[np.int64]
 """Addresses of memory, or lengths of it, in bytes."""
 
 
-NAMES = (
-    "mooncake-tcp",
-    "mooncake-nvlink",
-    "mooncake-rdma",
-    "mooncake-mnnvl",
-    "nixl-cma",
-    "nixl-cuda-ipc",
-    "nixl-cuda-ipc-sglang",
-    "nixl-rdma",
-    "cuda-ipc",
-    "push",
-    "shared-memory",
-)
 """Engines, as scenarios name them."""
 
 Peer = TypeVar("Peer")
@@ -157,30 +141,3 @@ class PeerProcess:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-def open_transport(name: str, device: torch.device, address: str = LOOPBACK) -> Transport:
-    """address: where peers reach this host. Each engine is imported only here.
-
-    Raises UnavailableError if this machine cannot run it.
-    """
-    if name == "push":  # the sender's own work, in memory that these map
-        name = "cuda-ipc" if device.type == "cuda" else "shared-memory"
-    match name:
-        case "mooncake-tcp" | "mooncake-nvlink" | "mooncake-rdma" | "mooncake-mnnvl":
-            from pdreal.transports.mooncake import MooncakeTransport, kind_of  # noqa: PLC0415
-
-            return MooncakeTransport(kind_of(name), device, address)
-        case "nixl-cma" | "nixl-cuda-ipc" | "nixl-cuda-ipc-sglang" | "nixl-rdma":
-            from pdreal.transports.nixl import NixlTransport  # noqa: PLC0415
-
-            return NixlTransport(device)
-        case "cuda-ipc":
-            from pdreal.transports.cuda_ipc import CudaIpcTransport  # noqa: PLC0415
-
-            return CudaIpcTransport(device)
-        case "shared-memory":
-            from pdreal.transports.shared_memory import SharedMemoryTransport  # noqa: PLC0415
-
-            return SharedMemoryTransport(device)
-    raise UnavailableError(f"no engine for transport {name!r}; there are {', '.join(NAMES)}{hint(name, NAMES)}")

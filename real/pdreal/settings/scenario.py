@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdreal.hosts import BETWEEN_HOSTS
-from pdreal.model.config import ModelError, model_config
-from pdreal.options import Options
-from pdreal.rank_spec import roles_of
-from pdreal.serve.fields import RefusedError
+from pdreal.control.refused import RefusedError
+from pdreal.settings.host import BETWEEN_HOSTS
+from pdreal.settings.model import ModelError, model_config
+from pdreal.settings.options import Options
+from pdreal.settings.rank import roles_of
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.scenario.build import build
 from pdsim.scenario.faults import HealthSettings, SlowLink

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdreal.geometry import slots_of
-from pdreal.model.block_scaled import narrow_kv
-from pdreal.streams import wait_for_engines
+from pdreal.memory.geometry import slots_of
+from pdreal.transports.streams import wait_for_engines
 from pdsim.core.messages import LoadBack, WriteBackup
 
 SCRATCH_PAGE = 0
@@ -73,7 +72,7 @@ class PagedKv:
         """
         planes = self.layer(layer)
         if self._widen_to is not None:
-            new = tuple(narrow_kv(part, 1.0) for part in new)
+            new = tuple(_narrowed(part) for part in new)
         if planes[0].is_cuda and len(new) > 1:
             import pdkernels  # noqa: PLC0415  Triton is needed on GPUs only
 
@@ -207,3 +206,11 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[slice, slice]]:
 def _pin(memory: Tensor) -> None:
     """Pin just these bytes: torch's own pinned memory is rounded up to a power of two."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
+_LARGEST_E4M3 = 448.0
+
+
+def _narrowed(kv: Tensor) -> Tensor:
+    """Keys, values or latents in e4m3; what is too large becomes the largest."""
+    return kv.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn)

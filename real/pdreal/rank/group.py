@@ -9,13 +9,13 @@ from threading import Condition
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
-from pdreal import notices
-from pdreal.channel import Channel
-from pdreal.expert_counts import ExpertCounts
-from pdreal.graphs import LaunchedStep
-from pdreal.rank_resources import RankResources
-from pdreal.requests import Logprobs
-from pdreal.tasks import Compute, DecodeBatch, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
+from pdreal.control import notices
+from pdreal.control.channel import Channel
+from pdreal.control.expert_counts import ExpertCounts
+from pdreal.control.requests import Logprobs
+from pdreal.control.tasks import Compute, DecodeBatch, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
+from pdreal.rank.graphs import LaunchedStep
+from pdreal.rank.resources import RankResources
 from pdsim.core.transfer_plan import TransferUnit
 
 _FORWARD_NS = 300_000_000_000

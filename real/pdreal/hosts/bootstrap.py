@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from time import monotonic_ns
 from typing import Any
 
-from pdreal.channel import Channel
-from pdreal.fleet import Fleet
-from pdreal.hosts import LaunchError
-from pdreal.notices import Connected, Hello, Peers
+from pdreal.control.channel import Channel
+from pdreal.control.notices import Connected, Hello, Peers
+from pdreal.hosts.fleet import Fleet
+from pdreal.settings.host import LaunchError
 
 _START_S = 1800.0
 """Limit for a rank to load its model, and to capture what it captures."""

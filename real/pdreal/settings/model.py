@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pdreal.options import Options
+from pdreal.settings.options import Options
 from pdsim.inputs import read_json
 from pdsim.system.catalog import load_model
 from pdsim.system.model import (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from pdreal.notices import KINDS
+from pdreal.control.notices import KINDS
 from pdsim.core.journal import from_json, to_text
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pdreal.control.tasks import DecodeBatch, PrefillBatch
+from pdreal.memory.paged_kv import SCRATCH_PAGE, PagedKv
 from pdreal.model.attention import KernelDecode
 from pdreal.model.transformer import Attend, Transformer
 from pdreal.model.weights import LatentHeads
-from pdreal.paged_kv import SCRATCH_PAGE, PagedKv
-from pdreal.streams import begin_to_host, to_host
-from pdreal.tasks import DecodeBatch, PrefillBatch
+from pdreal.transports.streams import begin_to_host, to_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from pdreal.clock import Timeline
-from pdreal.expert_counts import CountedStep, ExpertCounts
+from pdreal.control.clock import Timeline
+from pdreal.control.expert_counts import CountedStep, ExpertCounts
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry, Recorded, from_json, from_lines, to_json, to_line

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from pdreal.clock import Timeline
-from pdreal.executor import Executor, NewToken
-from pdreal.logbook import InstanceLog
-from pdreal.rank_group import RankGroup
-from pdreal.rank_spec import RankSpec
-from pdreal.step_loop import inner
-from pdreal.tasks import DigestArrived, DigestSent, ScatterCell, SendUnit
+from pdreal.control.clock import Timeline
+from pdreal.control.logbook import InstanceLog
+from pdreal.control.tasks import DigestArrived, DigestSent, ScatterCell, SendUnit
+from pdreal.rank.executor import Executor, NewToken
+from pdreal.rank.group import RankGroup
+from pdreal.rank.step_loop import inner
+from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pdreal.clock import Timeline
-from pdreal.executor import Executor
-from pdreal.logbook import InstanceLog
-from pdreal.rank_group import ComputedTokens, RankGroup
-from pdreal.rank_spec import RankSpec
-from pdreal.tasks import Compute
+from pdreal.control.clock import Timeline
+from pdreal.control.logbook import InstanceLog
+from pdreal.control.tasks import Compute
+from pdreal.rank.executor import Executor
+from pdreal.rank.group import ComputedTokens, RankGroup
+from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.metrics.records import HostCopyRecord

@@ -6,17 +6,17 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from pdreal import notices
-from pdreal.channel import LAUNCHER, Channel
-from pdreal.clock import Timeline
-from pdreal.executor import Executor, NewToken
-from pdreal.host_copies import HostCopies
-from pdreal.kv_transfers import KvTransfers
-from pdreal.logbook import InstanceLog, Logbook
-from pdreal.rank_group import RankGroup, RankThreads
-from pdreal.rank_spec import RankSpec
-from pdreal.requests import Sampling
-from pdreal.step_loop import StepLoop, inner
+from pdreal.control import notices
+from pdreal.control.channel import LAUNCHER, Channel
+from pdreal.control.clock import Timeline
+from pdreal.control.logbook import InstanceLog, Logbook
+from pdreal.control.requests import Sampling
+from pdreal.rank.executor import Executor, NewToken
+from pdreal.rank.group import RankGroup, RankThreads
+from pdreal.rank.host_copies import HostCopies
+from pdreal.rank.kv_transfers import KvTransfers
+from pdreal.rank.step_loop import StepLoop, inner
+from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
 from pdsim.core.invariants import InvariantError, check_all_idle
 from pdsim.core.messages import receiver_of, sender_of

@@ -9,14 +9,14 @@ from signal import Signals
 from time import monotonic
 from typing import Any
 
-from pdreal.bootstrap import Bootstrap
-from pdreal.channel import Channel, Network, process_of
-from pdreal.clock import Timeline
-from pdreal.fleet import Fleet
-from pdreal.hosts import LaunchError
-from pdreal.logbook import Logbook
-from pdreal.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled
-from pdreal.options import Options
+from pdreal.control.channel import Channel, Network, process_of
+from pdreal.control.clock import Timeline
+from pdreal.control.logbook import Logbook
+from pdreal.control.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled
+from pdreal.hosts.bootstrap import Bootstrap
+from pdreal.hosts.fleet import Fleet
+from pdreal.settings.host import LaunchError
+from pdreal.settings.options import Options
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.journal import KILLED, Entry

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pdreal.requests import Draw
+from pdreal.control.requests import Draw
 from pdsim.core.messages import LoadBack, Scatter, WriteBackup
 from pdsim.core.transfer_plan import TransferUnit
 

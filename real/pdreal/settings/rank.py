@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from pdreal.channel import Network
-from pdreal.options import Options
+from pdreal.control.channel import Network
+from pdreal.settings.options import Options
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import AggregatedSettings, DecodeSettings, PrefillSettings
 from pdsim.scenario.sizing import instance_ids

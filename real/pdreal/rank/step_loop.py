@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pdreal.clock import Timeline
-from pdreal.executor import Executor, NewToken
-from pdreal.logbook import InstanceLog
-from pdreal.rank_group import ComputedTokens, RankGroup
-from pdreal.tasks import Compute
+from pdreal.control.clock import Timeline
+from pdreal.control.logbook import InstanceLog
+from pdreal.control.tasks import Compute
+from pdreal.rank.executor import Executor, NewToken
+from pdreal.rank.group import ComputedTokens, RankGroup
 from pdsim.core import messages as m
 from pdsim.core.instance import instance_loop
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from pdreal.geometry import CacheGeometry, RankPair, slots_of
-from pdreal.paged_kv import bits_of
+from pdreal.memory.geometry import CacheGeometry, RankPair, slots_of
+from pdreal.memory.paged_kv import bits_of
 from pdreal.transports.protocol import Addresses, TransferError
 
 

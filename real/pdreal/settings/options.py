@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from pdreal.hosts import Hosts
+from pdreal.settings.host import Hosts
 
 Device = Literal["cpu", "cuda"]
 RealDtype = Literal["float32", "bfloat16"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from pdreal.requests import Draw, Logprobs, Sampling
-from pdreal.tasks import DecodeBatch, ForgetKv, PageTableChange, PrefillBatch, PrefillInput, RestoreKv, SaveKv
+from pdreal.control.requests import Draw, Logprobs, Sampling
+from pdreal.control.tasks import DecodeBatch, ForgetKv, PageTableChange, PrefillBatch, PrefillInput, RestoreKv, SaveKv
 from pdsim.core import messages as m
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, PureStep, StepResult
 from pdsim.core.sequence import TokenIds

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdreal.expert_counts import ExpertCounts, count
-from pdreal.graphs import SIZES, DecodeGraphs, LaunchedStep, PrefillGraphs, has_prefill_graphs
+from pdreal.control.expert_counts import ExpertCounts, count
+from pdreal.control.requests import Draw, Logprobs
+from pdreal.control.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv, Work
+from pdreal.memory.paged_kv import HostKv, PagedKv, SavedKv
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.transformer import Transformer
-from pdreal.paged_kv import HostKv, PagedKv, SavedKv
-from pdreal.requests import Draw, Logprobs
-from pdreal.streams import to_host, wait_for_engines
-from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv, Work
+from pdreal.rank.graphs import SIZES, DecodeGraphs, LaunchedStep, PrefillGraphs, has_prefill_graphs
+from pdreal.transports.streams import to_host, wait_for_engines
 from pdsim.core.messages import LoadBack, WriteBackup
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from pdreal import notices
-from pdreal.channel import LAUNCHER, Channel, Envelope, local_endpoint
-from pdreal.kv_transfers import KvDamagedError
-from pdreal.leader import Leader
-from pdreal.model.config import ModelError
-from pdreal.rank_group import Follower, RankThreads
-from pdreal.rank_resources import RankResources, build_rank_resources
-from pdreal.rank_spec import RankSpec
+from pdreal.control import notices
+from pdreal.control.channel import LAUNCHER, Channel, Envelope, local_endpoint
+from pdreal.rank.group import Follower, RankThreads
+from pdreal.rank.kv_transfers import KvDamagedError
+from pdreal.rank.leader import Leader
+from pdreal.rank.resources import RankResources, build_rank_resources
+from pdreal.settings.model import ModelError
+from pdreal.settings.rank import RankSpec
 from pdreal.transports.protocol import TransferError, UnavailableError
 from pdsim.scenario.yaml_file import ConfigError
 

@@ -19,10 +19,10 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from pdreal.rank_spec import RankSpec
-from pdreal.scratch_folder import ScratchFolder
+from pdreal.hosts.scratch_folder import ScratchFolder
+from pdreal.settings.rank import RankSpec
 
-_PRELOADED = ["torch", "pdreal.rank"]
+_PRELOADED = ["torch", "pdreal.rank.process"]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a run early; what has finished is kept."""
 PATIENCE_S = 5.0
@@ -131,6 +131,6 @@ def _nothing() -> None:
 
 
 def _live(spec: RankSpec) -> None:
-    from pdreal.rank import run_rank  # noqa: PLC0415  it imports torch, which the launcher does without
+    from pdreal.rank.process import run_rank  # noqa: PLC0415  it imports torch, which the launcher does without
 
     run_rank(spec)

@@ -6,16 +6,17 @@ from typing import Any
 
 import torch
 
-from pdreal.hosts import LOOPBACK
-from pdreal.model.config import model_config
+from pdreal.memory.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, prefill_mover
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
-from pdreal.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, prefill_mover
-from pdreal.rank_spec import RankSpec
-from pdreal.runner import ModelRunner
-from pdreal.streams import compute_stream, copy_stream
-from pdreal.transports.protocol import Transport, open_transport
+from pdreal.rank.runner import ModelRunner
+from pdreal.settings.host import LOOPBACK
+from pdreal.settings.model import model_config
+from pdreal.settings.rank import RankSpec
+from pdreal.transports.opening import open_transport
+from pdreal.transports.protocol import Transport
+from pdreal.transports.streams import compute_stream, copy_stream
 from pdsim.scenario import wiring
 from pdsim.scenario.sizing import num_host_pages
 from pdsim.scenario.yaml_file import ConfigError

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pdreal.geometry import (
+from pdreal.memory.geometry import (
     CacheGeometry,
     Exchange,
     Integers,
@@ -18,11 +18,11 @@ from pdreal.geometry import (
     planes_of,
     planes_of_group,
 )
-from pdreal.model.config import from_catalog
-from pdreal.page_copies import Push, push_of, staging_of
-from pdreal.paged_kv import SCRATCH_PAGE, Digests, digest
-from pdreal.streams import wait_for_engines
+from pdreal.memory.page_copies import Push, push_of, staging_of
+from pdreal.memory.paged_kv import SCRATCH_PAGE, Digests, digest
+from pdreal.settings.model import from_catalog
 from pdreal.transports.protocol import MappingTransport, TransferError, Transport
+from pdreal.transports.streams import wait_for_engines
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.scenario import wiring

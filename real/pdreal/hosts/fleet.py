@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pdreal.channel import Channel, Network
-from pdreal.options import Options
-from pdreal.processes import Processes
-from pdreal.rank_spec import RankSpec, process_name, roles_of
-from pdreal.remote_host import ClockOffset, HostNotice, RemoteHost
+from pdreal.control.channel import Channel, Network
+from pdreal.hosts.processes import Processes
+from pdreal.hosts.remote_host import ClockOffset, HostNotice, RemoteHost
+from pdreal.settings.options import Options
+from pdreal.settings.rank import RankSpec, process_name, roles_of
 from pdsim.scenario.schema import Scenario
 
 

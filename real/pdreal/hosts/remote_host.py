@@ -17,14 +17,13 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
-from pdreal.channel import LAUNCHER, Channel, Envelope, Network
-from pdreal.hosts import HostEntry, LaunchError
-from pdreal.notices import AskTime, Ended, EndHost, HostDone, HostUp, KeptLog, KillRanks, SpawnRanks, Time
-from pdreal.processes import PATIENCE_S, Processes
-from pdreal.rank_spec import RankSpec
-from pdreal.scratch_folder import ScratchFolder
+from pdreal.control.channel import LAUNCHER, Channel, Envelope, Network
+from pdreal.control.notices import AskTime, Ended, EndHost, HostDone, HostUp, KeptLog, KillRanks, SpawnRanks, Time
+from pdreal.hosts.processes import PATIENCE_S, Processes
+from pdreal.hosts.scratch_folder import ScratchFolder
+from pdreal.settings.host import HostEntry, LaunchError
+from pdreal.settings.rank import RankSpec
 from pdsim import __version__
-from pdsim.inputs import parse_json
 from pdsim.scenario.yaml_file import ConfigError
 
 _START_S = 60.0
@@ -193,21 +192,21 @@ class RemoteHost:
 _PART_BYTES = 4 << 20
 
 
-def serve_host() -> None:
-    """Returns when the launcher is done, or gone. Raises ConfigError without a ticket."""
+def read_ticket() -> dict[str, Any]:
+    """The first line of standard input, from the launcher or from `pdreal measure`. Raises ConfigError."""
     try:
         ticket = parse_json(sys.stdin.readline(), "standard input")
-        if "target" in ticket:
-            from pdreal.measure.transfers import serve_target  # noqa: PLC0415  it imports torch
+    except InputError:
+        ticket = None
+    if not isinstance(ticket, dict) or not ({"host", "launcher"} <= ticket.keys() or "target" in ticket):
+        raise ConfigError("expected a launcher's ticket on standard input: `pdreal run --hosts` calls this")
+    return ticket
 
-            serve_target(**ticket["target"])
-            return
-        host, launcher = ticket.pop("host"), ticket.pop("launcher")
-        network = Network(**ticket)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigError("expected a launcher's ticket on standard input: `pdreal run --hosts` calls this") from None
+
+def serve_host(*, host: str, launcher: str, **network: str) -> None:
+    """Runs instances here until the launcher is done, or gone."""
     with ScratchFolder() as folder:
-        asyncio.run(Agent(host, launcher, network, folder).live())
+        asyncio.run(Agent(host, launcher, Network(**network), folder).live())
 
 
 class Agent:

@@ -1,0 +1,27 @@
+"""Why a request is not served, as its client reads it."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+
+class RefusedError(Exception):
+    """A request that cannot be served. `field` names what is wrong with it, if it is one field."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.status = status
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        code = self.status.phrase.lower().replace(" ", "_")
+        return {"error": {"message": str(self), "type": kind, "param": self.field, "code": code}}
