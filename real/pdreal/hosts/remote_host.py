@@ -24,6 +24,7 @@ from pdreal.hosts.scratch_folder import ScratchFolder
 from pdreal.settings.host import HostEntry, LaunchError
 from pdreal.settings.rank import RankSpec
 from pdsim import __version__
+from pdsim.inputs import InputError, parse_json
 from pdsim.scenario.yaml_file import ConfigError
 
 _START_S = 60.0
