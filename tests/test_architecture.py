@@ -17,6 +17,7 @@ BELOW = {
     "metrics": {"core", "policy", "pandas", "pyarrow", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
     "launch": {"scenario", "system", "policy", "workload"},
+    "formats": {"launch", "scenario", "workload", "metrics", "system"},
     "calibration": {
         *("scenario", "cost", "core", "metrics", "workload", "system"),
         *("numpy", "scipy", "pyarrow", "matplotlib", "pydantic"),

@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from pdsim.calibration.imports import read_results
 from pdsim.cli.finished import FinishedRun, progress_over, saying, write_run
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import origins
 from pdsim.cost.settings import Kernels
+from pdsim.formats.results.reading import is_result, read_results
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics import run_folder
 from pdsim.metrics.failures import failure_text
@@ -32,7 +32,6 @@ from pdsim.system.catalog import names
 from pdsim.workload.client import ClosedLoop
 from pdsim.workload.request_spec import RequestSpec
 
-_RESULTS = (".json", ".jsonl")
 """Suffixes of what load generators write; scenarios are YAML."""
 
 
@@ -70,7 +69,12 @@ def _simulate(
     with_ranges: bool,
     slo: Slo | None,
 ) -> FinishedRun:
-    loaded = load_scenario(path, changes)
+    try:
+        loaded = load_scenario(path, changes)
+    except ConfigError:
+        if is_result(path):
+            raise ConfigError(f"{path} is a result of another tool: pdsim compare shows it") from None
+        raise
     cluster = build(loaded)
     scenario = cluster.scenario
     if slo is not None:
@@ -122,7 +126,7 @@ def obtain_runs(
         if path.is_dir():
             name = run_folder.read_summary(path).get("tag") or path.name
             found = [FinishedRun(name, run_folder.read_summary(path), run_folder.read_records(path))]
-        elif path.suffix in _RESULTS:
+        elif is_result(path):
             results = read_results(path)
             found = [FinishedRun(f"{one.name} ({one.tool})", one.summary, RunRecords()) for one in results]
         else:
@@ -143,7 +147,7 @@ def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force:
     folders: dict[Path, Path] = {}
     run_folder.require_out(out)
     for path in paths:
-        if path.is_dir() or path.suffix in _RESULTS:
+        if path.is_dir() or is_result(path):
             continue
         folder = out / load_scenario(path, changes).name
         if folder in folders.values():
@@ -165,7 +169,7 @@ def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
 
 def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
     """The scenario of a run folder, or of a file with changes. Raises ConfigError for another tool's result."""
-    if path.suffix in _RESULTS:
+    if is_result(path):
         raise ConfigError(f"{path} is a result of another tool; expected a run folder or a scenario file")
     if path.is_dir():
         run_folder.read_summary(path)

@@ -95,8 +95,8 @@ def compare(
     *runs: Annotated[
         Path,
         Parameter(
-            help="Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving, "
-            "vLLM's bench serve, AIPerf, InferenceX, GuideLLM, genai-bench or DynoSim (.json, .jsonl)."
+            help="Scenario files, which are simulated, folders of earlier runs, or results of load generators "
+            "(docs/formats.md lists them)."
         ),
     ],
     set_: Set = (),
@@ -104,11 +104,11 @@ def compare(
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Show runs side by side, each with its difference from the first."""
+    """Show runs side by side, each with its difference from the first; one alone as it is."""
     from pdsim.cli.runner import obtain_runs, write_comparison
 
-    if len(runs) < 2:  # noqa: PLR2004
-        raise ConfigError(f"compare needs two or more scenarios, run folders or results, found {len(runs)}")
+    if not runs:
+        raise ConfigError("compare needs scenarios, run folders or results")
     finished = obtain_runs(runs, set_, out, quiet=json_, force=force)
     if json_:
         print_json([{"run": run.name, **run.summary} for run in finished])
@@ -376,8 +376,8 @@ def export(
     """Write a run as another tool's result file, by its definitions; or what was sent, and when, as a Mooncake
     trace.
     """
-    from pdsim.calibration.exports import Run, write_result
     from pdsim.cli.runner import obtain_runs, scenario_of
+    from pdsim.formats.results.exports import Run, write_result
     from pdsim.scenario.build import requests_of
     from pdsim.workload.hash_ids import NotASessionError, agentic_rows, mooncake_rows, write_mooncake
 

@@ -9,6 +9,20 @@ from pdsim.workload.prompts import has_text
 from pdsim.workload.trace_file import Line, TraceError, open_trace, records
 from pdsim.workload.trace_rows import value_of
 
+READS = {
+    "mooncake_trace": "Mooncake, AIPerf, Dynamo, `pdsim export`: `input_length`, with or without `hash_ids`",
+    "agentic_mooncake_trace": "DynoSim: `wait_for`",
+    "bailian_trace": "Qwen's of Bailian: `chat_id`",
+    "azure_trace": "Azure: `ContextTokens`",
+    "burstgpt_trace": "BurstGPT: `Request tokens`",
+    "request_table": "records of AIPerf and inference-perf, Vidur, LLMServingSim, Splitwise, details of SGLang's and "
+    "vLLM's clients, tables of your own",
+    "chat_trace": "messages or prompts: OpenAI's batches, AIPerf's turns, vLLM's custom data, captured bodies",
+    "sharegpt": "ShareGPT: `conversations`",
+    "weka_trace": "Weka and AgentX: sessions with `requests`, or a folder of them",
+    "applied_compute_trace": "Applied Compute: `tool_call_latency`",
+}
+"""What each workload reads: tools, and by which field a file is known."""
 _WAITS = '"wait_for"'
 
 

@@ -388,7 +388,7 @@ def test_a_broken_trace_line(capsys, scenario, tmp_path):
         (["run", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["run", "."], "is a folder, not a file"),
         (["serve", "--port", "99999"], "--port"),
-        (["compare", "one"], "compare needs two or more"),
+        (["compare"], "compare needs scenarios, run folders or results"),
         (["explain", "."], "is no run folder: it has no summary.json"),
         (["replay", "."], "is no run folder"),
         (["validate", "decode-radix-b20"], "did you mean 'decode-radix-b200'?"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pdsim.calibration.exports import TOOLS
+from pdsim.formats.results.exports import TOOLS
 from tests.cli.test_commands import SCENARIO, exit_code, output, output_json
 
 AGGREGATED = SCENARIO.replace("prefill:", "aggregated:").replace(

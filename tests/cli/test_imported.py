@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pdsim.calibration.imports import read_results
+from pdsim.formats.results.reading import read_results
+from pdsim.scenario.yaml_file import ConfigError
 from tests.cli.test_commands import SCENARIO, exit_code, output, output_json
 
 SGLANG = {
@@ -372,7 +375,7 @@ def test_what_a_tool_does_not_report_is_blank_and_not_zero(capsys, tmp_path):
         ("[1]", "result 1: expected an object, found int"),
         (
             '{"a": 1}',
-            "is no result of SGLang's bench_serving, vLLM's bench serve, AIPerf, InferenceX, GuideLLM, genai-",
+            "is no result of AIPerf, InferenceX, inference-perf, llm-d's benchmark reports, GuideLLM, genai-",
         ),
         ('{"a": ', "line 1: not JSON"),
         ('{"aiperf_version": "1", "request_latency": {"unit": "h", "avg": 1}}', "request_latency: no unit 'h'"),
@@ -381,8 +384,8 @@ def test_what_a_tool_does_not_report_is_blank_and_not_zero(capsys, tmp_path):
         ('{"mean_ttft_ms": "fast"}', "result 1: mean_ttft_ms: expected a finite number, found 'fast'"),
         ('{"mean_ttft_ms": NaN}', "result 1: mean_ttft_ms: expected a finite number, found nan"),
         (
-            '{"metadata": {"version": 1}, "benchmarks": []}',
-            "metadata.version: of GuideLLM's reports 2 is read, found 1",
+            '{"metadata": {"version": 3}, "benchmarks": []}',
+            "metadata.version: of GuideLLM's reports 1 and 2 are read, found 3",
         ),
         ('{"metadata": {"version": 2}, "benchmarks": []}', "has no results"),
         ('{"metadata": {"version": 2}, "benchmarks": 1}', "benchmarks: expected an array, found int"),
@@ -404,3 +407,149 @@ def test_what_no_tool_writes_is_one_message(capsys, tmp_path, text, message):
     (tmp_path / "bench.json").write_text(text)
     assert exit_code("compare", tmp_path / "bench.json", tmp_path / "little.yaml") == 2
     assert message in capsys.readouterr().err
+
+
+LIFECYCLE = {
+    "load_summary": {"count": 40, "requested_rate": 4.0, "achieved_rate": 3.9},
+    "successes": {
+        "count": 40,
+        "latency": {
+            "request_latency": {"mean": 2.1, "median": 2.0, "p99": 3.0},
+            "time_to_first_token": {"mean": 0.21, "median": 0.2, "p90": 0.3},
+            "normalized_time_per_output_token": {"mean": 0.05},
+            "time_per_output_token": {"mean": 0.011},
+            "inter_token_latency": {"mean": 0.012, "p99": 0.02},
+        },
+        "throughput": {"output_tokens_per_sec": 700.0, "requests_per_sec": 3.9},
+        "prompt_len": {"mean": 1000},
+        "output_len": {"mean": 180},
+    },
+    "failures": {"count": 0},
+}
+
+
+def test_inference_perf_is_in_seconds(tmp_path):
+    tool, found = summary(tmp_path, LIFECYCLE)
+    assert tool == "inference-perf"
+    assert found == pytest.approx(
+        {
+            "completed": 40,
+            "request_throughput": 3.9,
+            "output_throughput": 700.0,
+            "total_input_tokens": 40_000,
+            "total_output_tokens": 7200,
+            "mean_e2e_latency_ms": 2100.0,
+            "median_e2e_latency_ms": 2000.0,
+            "p99_e2e_latency_ms": 3000.0,
+            "mean_ttft_ms": 210.0,
+            "median_ttft_ms": 200.0,
+            "p90_ttft_ms": 300.0,
+            "mean_tpot_ms": 11.0,
+            "mean_itl_ms": 12.0,
+            "p99_itl_ms": 20.0,
+        }
+    )
+
+
+AGGREGATE = {
+    "requests": {"total": 500, "failures": 4, "input_length": {"mean": 1000, "units": "count"}},
+    "latency": {
+        "time_to_first_token": {"units": "s", "mean": 0.2, "p50": 0.19, "p99": 0.5},
+        "time_per_output_token": {"units": "ms/token", "mean": 11},
+    },
+}
+REPORTS = {
+    "0.1": {
+        "version": "0.1",
+        "scenario": {"model": {"name": "m"}},
+        "metrics": {**AGGREGATE, "time": {"duration": 90.0}, "throughput": {"requests_per_sec": 3.9}},
+    },
+    "0.2": {
+        "version": "0.2",
+        "run": {"time": {"duration": "PT1M30S"}},
+        "results": {
+            "request_performance": {
+                "aggregate": {**AGGREGATE, "throughput": {"request_rate": {"units": "queries/s", "mean": 3.9}}}
+            }
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("version", REPORTS)
+def test_reports_of_llm_d_say_their_units(tmp_path, version, capsys):
+    path = tmp_path / "report.yaml"
+    path.write_text(json.dumps(REPORTS[version]))
+    (found,) = read_results(path)
+    assert found.tool == "llm-d's benchmark reports"
+    assert found.summary == pytest.approx(
+        {
+            "completed": 496,
+            "duration": 90.0,
+            "total_input_tokens": 496_000,
+            "request_throughput": 3.9,
+            "mean_ttft_ms": 200.0,
+            "median_ttft_ms": 190.0,
+            "p99_ttft_ms": 500.0,
+            "mean_tpot_ms": 11.0,
+        }
+    )
+    (alone,) = output_json(capsys, "compare", path)
+    assert alone["mean_ttft_ms"] == 200.0
+    assert exit_code("run", path) == 2
+    assert "is a result of another tool: pdsim compare shows it" in capsys.readouterr().err
+
+
+def test_records_of_aiperf_are_one_result(tmp_path):
+    def record(begin_ns, phase="profiling", error=None):
+        times = {"request_latency": {"value": 300.0, "unit": "ms"}, "time_to_first_token": {"value": 0.2, "unit": "s"}}
+        lengths = {"input_sequence_length": {"value": 500}, "output_sequence_length": {"value": 20}}
+        metadata = {"benchmark_phase": phase, "request_start_ns": begin_ns, "request_end_ns": begin_ns + 300_000_000}
+        return {"metadata": metadata, "metrics": {**times, **lengths}, "error": error}
+
+    rows = [record(0, "warmup"), record(10**9), record(2 * 10**9, error={"code": 1}), record(10**9 + 700_000_000)]
+    (found,) = read_results(written(tmp_path, *rows))
+    assert found.tool == "AIPerf's records"
+    assert found.summary["completed"] == 2
+    assert found.summary["duration"] == 1.0
+    assert (found.summary["mean_ttft_ms"], found.summary["output_throughput"]) == (200.0, 40.0)
+
+
+def test_results_of_earlier_releases(tmp_path):
+    early = {"records": {name: value for name, value in AIPERF.items() if isinstance(value, dict)}, "input_config": {}}
+    assert summary(tmp_path, early) == summary(tmp_path, AIPERF)
+    old = {name: value for name, value in GUIDELLM_BENCHMARK.items() if name not in ("config", "scheduler_metrics")}
+    metrics = dict(GUIDELLM_METRICS)
+    totals = metrics.pop("request_totals")
+    old |= {"args": {"strategy": {"type_": "concurrent", "streams": 4}}, "metrics": metrics, "request_totals": totals}
+    assert summary(tmp_path, {"benchmarks": [old]}) == summary(tmp_path, guidellm())
+
+
+def _names(found):
+    if isinstance(found, dict):
+        return set(found).union(*map(_names, found.values()))
+    return set().union(*map(_names, found)) if isinstance(found, list) else set()
+
+
+NAMES = _names([SGLANG, VLLM, AIPERF, INFERENCEX, guidellm(), GENAI_BENCH, DYNOSIM, LIFECYCLE, *REPORTS.values()])
+FIELDS = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inside: st.lists(inside, max_size=2) | st.dictionaries(st.sampled_from(sorted(NAMES)), inside, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(row=st.dictionaries(st.sampled_from(sorted(NAMES)), FIELDS, max_size=6))
+def test_any_known_fields_are_read_or_refused_in_one_line(tmp_path_factory, row):
+    path = tmp_path_factory.mktemp("r") / "r.json"
+    path.write_text(json.dumps(row))
+    try:
+        found = read_results(path)
+    except ConfigError as wrong:
+        said = str(wrong)
+    else:
+        assert all(isinstance(value, int | float) for one in found for value in one.summary.values())
+        return
+    assert said.startswith(str(path))
+    assert "\n" not in said

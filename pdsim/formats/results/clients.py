@@ -1,0 +1,114 @@
+"""Results of clients, one summary each. A field that a client does not report is absent, and never 0."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pdsim.formats.results.fields import ResultFields, statistics_of
+from pdsim.metrics.distribution import Samples
+from pdsim.metrics.summary import STATISTICS, statistics
+from pdsim.scenario.yaml_file import ConfigError
+
+_SGLANG_COUNTS = (
+    "duration", "completed", "total_input_tokens", "total_output_tokens", "max_concurrency", "concurrency",
+)  # fmt: skip
+_SGLANG_RATES = ("request_throughput", "input_throughput", "output_throughput", "total_throughput")
+_SGLANG_TIMES = tuple(f"{s}_{latency}_ms" for latency in ("e2e_latency", "ttft", "tpot", "itl") for s in STATISTICS)
+_SGLANG_SAME = {name: name for name in (*_SGLANG_COUNTS, *_SGLANG_RATES, "accept_length", *_SGLANG_TIMES)}
+_VLLM = {"total_token_throughput": "total_throughput"} | {f"{s}_e2el_ms": f"{s}_e2e_latency_ms" for s in STATISTICS}
+
+
+def sglang(result: ResultFields) -> dict[str, float]:
+    return result.numbers(_SGLANG_SAME)
+
+
+def vllm(result: ResultFields) -> dict[str, float]:
+    return result.numbers(_SGLANG_SAME | _VLLM)
+
+
+_AIPERF_LATENCIES = {"request_latency": "e2e_latency", "time_to_first_token": "ttft", "inter_token_latency": "tpot"}
+_AIPERF_STATISTICS = {"avg": "mean", "p50": "median", "std": "std", "p90": "p90", "p95": "p95", "p99": "p99"}
+_AIPERF_TOTALS = {
+    "request_count": "completed",
+    "total_isl": "total_input_tokens",
+    "total_osl": "total_output_tokens",
+    "request_throughput": "request_throughput",
+    "output_token_throughput": "output_throughput",
+    "total_token_throughput": "total_throughput",
+}
+_AIPERF_DURATION = "benchmark_duration"
+_AIPERF_IN_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
+_AIPERF_IN_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
+
+
+def aiperf(result: ResultFields) -> dict[str, float]:
+    """Also of GenAI-Perf, whose names AIPerf has; early AIPerf has its metrics in `records`."""
+    result = result.part("records") if isinstance(result.get("records"), dict) else result
+    summary: dict[str, float] = {}
+    for theirs, ours in _AIPERF_TOTALS.items():
+        if theirs in result:
+            summary |= result.part(theirs).numbers({"avg": ours})
+    if _AIPERF_DURATION in result:
+        duration = result.part(_AIPERF_DURATION)
+        summary |= duration.numbers({"avg": "duration"}, duration.unit("unit", _AIPERF_IN_S))
+    for theirs, ours in _AIPERF_LATENCIES.items():
+        if theirs in result:
+            latency = result.part(theirs)
+            summary |= latency.numbers(statistics_of(ours, _AIPERF_STATISTICS), latency.unit("unit", _AIPERF_IN_MS))
+    return summary
+
+
+_INFERENCEX_LATENCIES = {"e2el": "e2e_latency", "ttft": "ttft", "tpot": "tpot", "itl": "itl"}
+_INFERENCEX_TIMES = {
+    f"{s}_{theirs}": f"{s}_{ours}_ms" for theirs, ours in _INFERENCEX_LATENCIES.items() for s in STATISTICS
+}
+
+
+def inferencex(row: ResultFields) -> dict[str, float]:
+    is_pair = row.get("disagg") in (True, "true", "True")
+    sizes = ("num_prefill_gpu", "num_decode_gpu") if is_pair else ("tp",)
+    if missing := [name for name in sizes if not row.get(name)]:
+        raise ConfigError(f"{row.where}: InferenceX's row has no {', '.join(missing)}, which its rates per GPU are of")
+    gpus = [row.count(name) for name in sizes]
+    return {
+        **row.numbers(_INFERENCEX_TIMES, 1e3),
+        **row.numbers({"tput_per_gpu": "total_throughput"}, sum(gpus)),
+        **row.numbers({"output_tput_per_gpu": "output_throughput"}, gpus[-1]),
+        **row.numbers({"input_tput_per_gpu": "input_throughput"}, gpus[0]),
+        **({"max_concurrency": row.count("conc")} if row.get("conc") else {}),
+    }
+
+
+_RECORD_TIMES = {"request_latency": "e2e_latency", "time_to_first_token": "ttft", "inter_token_latency": "tpot"}
+
+
+def aiperf_records(rows: Iterable[ResultFields]) -> dict[str, Any]:
+    """AIPerf's requests one by one, those of its warm-up and failures left out."""
+    times: dict[str, list[float]] = {ours: [] for ours in _RECORD_TIMES.values()}
+    tokens = {"input_sequence_length": 0.0, "output_sequence_length": 0.0}
+    begins, ends = [], []
+    for row in rows:
+        metadata = row.part("metadata")
+        if metadata.get("benchmark_phase") not in (None, "profiling") or row.get("error"):
+            continue
+        metrics = row.part("metrics")
+        for theirs, ours in _RECORD_TIMES.items():
+            if theirs in metrics:
+                value = metrics.part(theirs)
+                times[ours].append((value.number("value") or 0.0) * value.unit("unit", _AIPERF_IN_MS))
+        for name in tokens:
+            tokens[name] += metrics.part(name).number("value") or 0 if name in metrics else 0
+        begins.append(metadata.number("request_start_ns") or 0.0)
+        ends.append(metadata.number("request_end_ns") or 0.0)
+    if not begins:
+        return {}
+    duration = (max(ends) - min(begins)) / 1e9
+    inputs, outputs = tokens.values()
+    summary: dict[str, Any] = {"completed": len(begins), "duration": duration}
+    summary |= {"total_input_tokens": round(inputs), "total_output_tokens": round(outputs)}
+    if duration > 0:
+        rates = {"request": len(begins), "input": inputs, "output": outputs, "total": inputs + outputs}
+        summary |= {f"{name}_throughput": count / duration for name, count in rates.items()}
+    for latency, values in times.items():
+        found = statistics(latency, Samples(values)) if values else {}
+        summary |= {name: value for name, value in found.items() if value is not None}
+    return summary

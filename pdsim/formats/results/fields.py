@@ -1,0 +1,91 @@
+"""Fields of a result, which know where they stand."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pdsim.inputs import finite, shown, whole
+from pdsim.scenario.yaml_file import ConfigError
+
+
+class ResultFields:
+    """A JSON object of a result that knows where it stands, so that errors name file and field.
+
+    Fields that are null count as absent.
+    """
+
+    def __init__(self, found: Any, where: str, path: str = "") -> None:
+        self.where = f"{where}: {path}" if path else where
+        if not isinstance(found, dict):
+            raise ConfigError(f"{self.where}: expected an object, found {_kind(found)}")
+        self._found: dict[str, Any] = found
+        self._file, self._path = where, path
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __contains__(self, name: str) -> bool:
+        return self._found.get(name) is not None
+
+    @property
+    def objects(self) -> set[str]:
+        """Names of fields that are objects themselves."""
+        return {name for name, value in self._found.items() if isinstance(value, dict)}
+
+    def get(self, name: str) -> Any:
+        return self._found.get(name)
+
+    def part(self, name: str) -> "ResultFields":
+        return ResultFields(self.get(name), self._file, self._to(name))
+
+    def parts(self, name: str) -> "list[ResultFields]":
+        found = self.get(name)
+        if not isinstance(found, list):
+            raise ConfigError(f"{self._file}: {self._to(name)}: expected an array, found {_kind(found)}")
+        return [ResultFields(one, self._file, f"{self._to(name)}[{number}]") for number, one in enumerate(found)]
+
+    def number(self, name: str) -> float | None:
+        """Finite; None where the field is absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        try:
+            finite(value if isinstance(value, int | float) else None)
+        except ValueError:
+            raise self._foreign(name, "a finite number") from None
+        number: float = value
+        return number
+
+    def count(self, name: str) -> int:
+        """A whole number, which may be written as text."""
+        value = self.get(name)
+        try:
+            return whole(value)
+        except ValueError:
+            raise self._foreign(name, "a whole number") from None
+
+    def numbers(self, names: Mapping[str, str], factor: float = 1) -> dict[str, float]:
+        """Numbers that are there, under our names: `names` are ours by theirs, of which several may be one of ours."""
+        found = [(ours, self.number(theirs)) for theirs, ours in names.items()]
+        return {ours: value * factor for ours, value in found if value is not None}
+
+    def unit(self, name: str, units: Mapping[str, float]) -> float:
+        """The factor of the named unit."""
+        unit = self.get(name)
+        if not isinstance(unit, str) or unit not in units:
+            raise ConfigError(f"{self.where}: no unit {unit!r}; there are {', '.join(units)}")
+        return units[unit]
+
+    def _foreign(self, name: str, expected: str) -> ConfigError:
+        return ConfigError(f"{self._file}: {self._to(name)}: expected {expected}, found {shown(self.get(name))}")
+
+    def _to(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+
+def statistics_of(latency: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Our fields of a latency by a tool's names of statistics."""
+    return {theirs: f"{ours}_{latency}_ms" for theirs, ours in names.items()}
+
+
+def _kind(found: Any) -> str:
+    return "nothing" if found is None else type(found).__name__

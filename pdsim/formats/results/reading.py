@@ -1,0 +1,173 @@
+"""Files of results: the fields of each tell whose it is."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdsim.formats.results import clients, reports
+from pdsim.formats.results.fields import ResultFields
+from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_json, parse_yaml, read_text
+from pdsim.scenario.yaml_file import ConfigError
+
+
+class ImportedResult(NamedTuple):
+    name: str
+    tool: str
+    summary: dict[str, Any]
+
+
+class Tool(NamedTuple):
+    name: str
+    file: str
+    """What it calls its file."""
+    differs: str
+    """What is not as in a summary."""
+    wrote: Callable[[ResultFields], Any]
+    """True of its results."""
+    summary: Callable[[ResultFields], dict[str, float]]
+    label: Callable[[ResultFields], Any] = lambda _: None
+    """The name of the result in the file."""
+
+
+_RECORDS = "AIPerf's records"
+TOOLS = (
+    Tool(
+        "AIPerf, GenAI-Perf",
+        "`profile_export_aiperf.json`, `profile_export_genai_perf.json`",
+        "`inter_token_latency` is TPOT; no ITL",
+        lambda row: "aiperf_version" in row or {"request_latency", "records"} & row.objects,
+        clients.aiperf,
+    ),
+    Tool(
+        "InferenceX",
+        "`agg_*.json`, one row or an array",
+        "seconds; `intvty` is 1 / TPOT; rates per GPU",
+        lambda row: "tput_per_gpu" in row,
+        clients.inferencex,
+        lambda row: row.get("infmax_model_prefix"),
+    ),
+    Tool(
+        "inference-perf",
+        "`summary_lifecycle_metrics.json`, `stage_*.json`",
+        "seconds; totals of tokens are means times requests",
+        lambda row: isinstance(row.get("successes"), dict),
+        reports.inference_perf,
+    ),
+    Tool(
+        "llm-d's benchmark reports",
+        "YAML or JSON, 0.1 and 0.2",
+        "totals of tokens are means times requests",
+        reports.is_llm_d_report,
+        reports.llm_d_report,
+    ),
+    Tool(
+        "GuideLLM",
+        "`benchmarks.json`, before 2 and 2",
+        "successful requests; `inter_token_latency_ms` is TPOT weighted by gaps; `time_per_output_token_ms` holds the "
+        "first token and is left out",
+        lambda row: "metrics" in row and ("scheduler_metrics" in row or "args" in row),
+        reports.guidellm,
+        reports.load_of,
+    ),
+    Tool(
+        "genai-bench",
+        "one JSON per scenario and concurrency",
+        "seconds, or `_time_unit`; no ITL; token rates are left out where warm-up was",
+        lambda row: "aggregated_metrics" in row,
+        reports.genai_bench,
+    ),
+    Tool(
+        "DynoSim",
+        "`--report-json` of `python -m dynamo.replay`",
+        "duration counts from time 0; with `token_gap`, that is ITL, and its ITL is TPOT",
+        reports.is_dynosim,
+        reports.dynosim,
+    ),
+    Tool(
+        "SGLang `bench_serving`",
+        "JSON lines",
+        "",
+        lambda row: "mean_e2e_latency_ms" in row or "median_e2e_latency_ms" in row,
+        clients.sglang,
+        lambda row: row.get("tag"),
+    ),
+    Tool(
+        "`vllm bench serve`",
+        "JSON",
+        "ITL is of chunks",
+        lambda row: "mean_ttft_ms" in row or "median_ttft_ms" in row,
+        clients.vllm,
+        lambda row: row.get("label"),
+    ),
+)
+"""DynoSim's report has SGLang's names, and SGLang's result has vLLM's: the more particular comes first."""
+SUFFIXES = (".json", ".jsonl")
+_YAML = (".yaml", ".yml")
+_OF_SCENARIOS = re.compile(r"^model\s*:", re.MULTILINE)
+
+
+def is_result(path: Path) -> bool:
+    """A file of results: JSON, or YAML that a benchmark wrote. A scenario names its model and has no results."""
+    if path.suffix not in _YAML or not path.is_file():
+        return path.suffix in SUFFIXES
+    try:
+        text = read_text(path, "YAML", MOST_YAML_BYTES)
+        found = None if _OF_SCENARIOS.search(text) else parse_yaml(text, str(path))
+    except (InputError, OSError):
+        return False
+    return isinstance(found, dict) and any(tool.wrote(ResultFields(found, "")) for tool in TOOLS)
+
+
+def read_results(path: Path) -> list[ImportedResult]:
+    """Results, a line, element or benchmark of the file each. Raises ConfigError for what no tool writes."""
+    rows = list(_rows(path))
+    if rows and all(isinstance(row, dict) and {"metadata", "metrics"} <= row.keys() for row in rows):
+        each = [ResultFields(row, f"{path}, line {number}") for number, row in enumerate(rows, start=1)]
+        if summary := clients.aiperf_records(each):
+            return [ImportedResult(path.stem, _RECORDS, summary)]
+    found = [_imported(path, number, row) for number, row in enumerate(rows, start=1)]
+    if not found:
+        raise ConfigError(f"{path} has no results")
+    return found
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    """Rows of an object, an array, or lines of objects. Infinity, which SGLang writes, is read."""
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist")
+    if path.suffix in _YAML:
+        yield parse_yaml(read_text(path, "YAML", MOST_YAML_BYTES), str(path))
+        return
+    text = read_text(path, "JSON")
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                yield parse_json(line, f"{path}, line {number}", has_infinity=True)
+        return
+    except (ValueError, RecursionError):
+        found = parse_json(text, str(path), has_infinity=True)  # which says what is wrong
+    if isinstance(found, dict) and "benchmarks" in found:
+        yield from reports.benchmarks_of(found, f"{path}")
+    else:
+        yield from found if isinstance(found, list) else [found]
+
+
+def _imported(path: Path, number: int, row: Any) -> ImportedResult:
+    result = ResultFields(row, f"{path}, result {number}")
+    for tool in TOOLS:
+        if tool.wrote(result):
+            name = f"{tool.label(result) or path.stem}" + (f" #{number}" if number > 1 else "")
+            return ImportedResult(name, _plain(tool.name), tool.summary(result))
+    known = ", ".join(_plain(tool.name) for tool in TOOLS)
+    raise ConfigError(f"{result.where} is no result of {known}: it has {', '.join(list(result)[:12]) or 'no fields'}")
+
+
+_NAMES = {"SGLang `bench_serving`": "SGLang", "`vllm bench serve`": "vLLM", "AIPerf, GenAI-Perf": "AIPerf"}
+
+
+def _plain(name: str) -> str:
+    return _NAMES.get(name, name)
