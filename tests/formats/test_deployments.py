@@ -205,6 +205,25 @@ def test_wide_experts_of_vllm(tmp_path):
     assert found.data["aggregated"]["chunked_prefill_tokens"] == 16 * 4000
 
 
+RESULT = '{"completed": 40, "total_input_tokens": 40000, "total_output_tokens": 400, "max_concurrency": 8, '
+RESULT += '"mean_ttft_ms": 30}'
+TRACE = '{"timestamp": 0, "input_length": 900, "output_length": 40}'
+CASES = {
+    "r.json": (RESULT, ("random_lengths", "closed_loop")),
+    "t.jsonl": (TRACE, ("mooncake_trace", "open_loop")),
+    "t.csv": ("num_prefill_tokens,num_decode_tokens\n9,9\n", ("request_table", "closed_loop")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_load_may_lie_beside(tmp_path, name):
+    text, uses = CASES[name]
+    (tmp_path / name).write_text(text)
+    (tmp_path / "run.sh").write_text("vllm serve Qwen/Qwen3-8B\n")
+    found = import_deployment([tmp_path / "run.sh", tmp_path / name])
+    assert (found.data["workload"]["use"], found.data["client"]["use"]) == uses
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

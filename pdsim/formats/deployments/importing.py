@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pdsim.formats.deployments.beside import SUFFIXES, load_beside
 from pdsim.formats.deployments.environment import of_environment
 from pdsim.formats.deployments.flags import Read, Value, parsed, read_flags
 from pdsim.formats.deployments.loads import load_of
@@ -23,6 +24,8 @@ from pdsim.system.catalog import load_model
 _SERVERS = ("sglang", "vllm", "dynamo.sglang", "dynamo.vllm")
 _OTHERS = ("trtllm", "dynamo.trtllm")
 _USUAL_GPU = "h100"
+_HEAD = 5000
+"""Characters in which a manifest says its version."""
 _NOTE = re.compile(r"#\s*(prefill|decode|aggregated): instances \d+, .*\bgpu (\S+)")
 """A note of `pdsim launch`."""
 
@@ -56,7 +59,9 @@ class _Server:
 def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: str | None = None) -> Imported:
     """Files, or folders of them. Raises ConfigError or InputError."""
     files = list(_files(paths))
-    processes = [process for path in files if path.suffix != ".txt" for process in read_processes(path)]
+    beside = [path for path in files if path.suffix in SUFFIXES and not _is_manifest(path)]
+    commands = [path for path in files if path.suffix != ".txt" and path not in beside]
+    processes = [process for path in commands for process in read_processes(path)]
     found = Imported()
     servers = [_read(process) for process in _chosen(merged(processes), found)]
     if not servers:
@@ -74,7 +79,14 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
     if len(by_role) > 1 and "transport" not in found.data.get("network", {}):
         _take_usual_transport(found, servers)
     _take_router(found, processes, is_pair=len(by_role) > 1)
-    _take_load(found, processes)
+    if beside:
+        load, assumed = load_beside(beside[0])
+        found.data |= load
+        found.assumed += [assumed] if assumed else []
+        found.understood.append(f"load of {beside[0]}")
+        found.aside += [f"{path}: one load is taken" for path in beside[1:]]
+    else:
+        _take_load(found, processes)
     found.data = _in_order(found.data)
     return found
 
@@ -97,6 +109,10 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if not path.exists():
             raise ConfigError(f"{path} does not exist")
         yield from sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+
+
+def _is_manifest(path: Path) -> bool:
+    return path.suffix == ".json" and '"apiVersion"' in read_text(path)[:_HEAD]
 
 
 def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:

@@ -1,0 +1,43 @@
+"""A load by what lies beside a deployment: a trace, or the result of a client."""
+
+from pathlib import Path
+from typing import Any
+
+from pdsim.formats.results.reading import read_results
+from pdsim.inputs import InputError
+from pdsim.scenario.starter import workload_of_trace
+from pdsim.scenario.yaml_file import ConfigError
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".gz", ".txt.gz")
+
+
+def load_beside(path: Path) -> tuple[dict[str, Any], str]:
+    """Workload and client, and what is assumed of them. Raises ConfigError for what is neither."""
+    try:
+        summary = read_results(path)[0].summary if path.suffix in (".json", ".jsonl") else {}
+    except InputError:
+        summary = {}
+    if _has_lengths(summary):
+        return _of_summary(summary), f"workload: equal lengths, the means of {path.name}"
+    try:
+        workload, has_times = workload_of_trace(path)
+    except ConfigError as wrong:
+        raise ConfigError(f"{path} is no result of a client and no trace: {wrong}") from None
+    client: dict[str, Any] = {"use": "open_loop"} if has_times else {"use": "closed_loop", "concurrency": 64}
+    said = "" if has_times else f"client: 64 in flight: {path.name} has no times"
+    return {"workload": workload, "client": client}, said
+
+
+def _has_lengths(summary: dict[str, Any]) -> bool:
+    return all(summary.get(name) for name in ("completed", "total_input_tokens", "total_output_tokens"))
+
+
+def _of_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    count = round(summary["completed"])
+    lengths = {f"{what}put_tokens": max(1, round(summary[f"total_{what}put_tokens"] / count)) for what in ("in", "out")}
+    client: dict[str, Any] = {"use": "open_loop"}
+    if summary.get("max_concurrency"):
+        client = {"use": "closed_loop", "concurrency": round(summary["max_concurrency"])}
+    elif summary.get("request_throughput"):
+        client["arrivals"] = {"use": "poisson", "rate": f"{summary['request_throughput']:g} /s"}
+    return {"workload": {"use": "random_lengths", "num_requests": count, **lengths}, "client": client}
