@@ -246,11 +246,9 @@ def serve(
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU, up to three.")] = None,
 ) -> None:
     """Open a page on this machine: choose model, GPUs and instances, and see latencies and cost change."""
-    from pdsim.scenario.build import requests_of
     from pdsim.study.engine import Work, open_engine
-    from pdsim.study.planning.trials import Trials
     from pdsim.study.store import Store
-    from pdsim.web.board import Board, with_fewer
+    from pdsim.web.board import Board
 
     try:
         from pdsim.web.server import serve as run_server
@@ -259,10 +257,8 @@ def serve(
     wanted, prices = Slo.parse(slo), prices_of(gpu or ())
     with temporary_folder("pdsim-serve-") as folder:
         base = base_of(scenario, AskOptions(trace=trace), set_, folder=folder, starter=_STARTER)
-        base = with_fewer(base, num_requests)
-        wanted.require_classes(requests_of(base.scenario))
         with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:
-            board = Board(Trials(base, wanted, 1, Work(Store(folder), engine)), prices)
+            board = Board(base, Work(Store(folder), engine), wanted, prices, num_requests)
             try:
                 run_server(board, port, lambda address: print(f"{address}  (Ctrl-C ends it)", flush=True))
             except OSError as taken:

@@ -1,25 +1,27 @@
-"""Choices of the page, and the answers to them."""
+"""The page's controls, and the answers to what is chosen."""
 
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
-from pdsim.scenario.component import ROUTING_POLICIES
+from pdsim.scenario.component import ROUTING_POLICIES, describe_component
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.servers import DecodeSettings, PrefillSettings, Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.engine import Work
 from pdsim.study.outcome import SATURATED
 from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging, price_per_h
 from pdsim.study.planning.trials import Trials
-from pdsim.study.questions.base import ROUTERS, Base
+from pdsim.study.questions.base import Base
 from pdsim.study.readings import Times
-from pdsim.study.slo import Term
-from pdsim.study.tasks import described
+from pdsim.study.slo import Slo, Term
 from pdsim.system.catalog import names
+from pdsim.web.choice import MOST_INSTANCES, Choice, Part
+from pdsim.web.command import shortest_command
+from pdsim.web.load import Load, load_of, whole_part
 
 _METRICS = {
     "TTFT mean": ("mean_ttft_ms", "ms"),
@@ -30,148 +32,184 @@ _METRICS = {
 }
 """Fields of a summary, and their units."""
 _TP = (1, 2, 4, 8)
-MOST_INSTANCES = 16
 MOST_KEPT = 200
-"""Runs that are kept, so that a choice that comes again is answered at once."""
+"""Number of runs to keep, so that a choice that was answered before needs no new run."""
 _LOADS = {
-    "client.concurrency": ("requests at once", (1, 512)),
+    "client.concurrency": ("requests in flight", (1, 512)),
     "client.arrivals.rate": ("requests/s", (0.1, 200)),
     "workload.speedup": ("speed-up of the trace", (0.1, 10)),
 }
+_WEIGHT_TYPES = ("bf16", "fp8", "fp4", "int4")
+_KV_TYPES = ("bf16", "fp8", "fp4")
 
 
-@dataclass(frozen=True)
 class Board:
-    """A scenario of which a page changes the cluster and the load."""
+    """A scenario with one cluster and one load at a time, as the page chooses them."""
 
-    trials: Trials
-    prices: Mapping[str, float]
-    """Prices of an hour of each GPU, by name; others have none."""
-
-    @property
-    def base(self) -> Base:
-        return self.trials.base
+    def __init__(self, base: Base, work: Work, slo: Slo, prices: Mapping[str, float], num_requests: int) -> None:
+        """prices: of an hour of each GPU, by name. num_requests: at most, until the page asks for more or fewer."""
+        self._base = base
+        self._work = work
+        self._slo = slo
+        self._prices = prices
+        whole = whole_part(base)
+        self._own_part = replace(whole, count=min(whole.count, num_requests))
+        self._load = load_of(base, self._own_part)
+        self._trials = self._trials_of(self._load)
+        slo.require_classes(self._load.requests)
 
     def controls(self) -> dict[str, Any]:
-        """Choices, and what the scenario has."""
-        prefill, decode = self.base.scenario.pair
-        load = self.base.load
+        """The choices, and under `now` those of the scenario."""
+        scenario, part = self._base.scenario, self._own_part
+        prefill, decode = scenario.pair
+        router = (describe_component(scenario.router.prefill), describe_component(scenario.router.decode))
         return {
-            "scenario": self.base.scenario.name,
+            "scenario": scenario.name,
             "models": names("models"),
+            "weight_types": _WEIGHT_TYPES,
+            "kv_types": _KV_TYPES,
             "gpus": names("gpus"),
             "tp": _TP,
             "most_instances": MOST_INSTANCES,
             "routers": ROUTING_POLICIES,
-            "load": None if load is None else {"title": _LOADS[load[0]][0], "range": _LOADS[load[0]][1]},
-            "slo": str(self.trials.slo),
+            "own": {
+                "weight_dtype": scenario.weight_dtype or "checkpoint",
+                "kv_dtype": scenario.kv_dtype,
+                "router": " / ".join(dict.fromkeys(one["use"] for one in router)),
+            },
+            "load": self._slider,
             "now": {
-                "model": self.base.scenario.model,
+                "model": scenario.model,
+                "weight_dtype": None,
+                "kv_dtype": None,
                 "kind": "separate",
                 "prefill": self._fitting(prefill),
                 "decode": self._fitting(decode),
                 "aggregated": self._fitting(decode),
                 "radix": decode.radix_cache,
-                "router": ROUTERS[0],
-                "load": None if load is None else load[1],
+                "router": None,
+                "load": None,
+                "trace": part.trace,
+                "first": part.first,
+                "count": part.count,
+                "slo": str(self._slo),
+                "prices": dict(self._prices),
             },
         }
 
+    def _trials_of(self, load: Load) -> Trials:
+        return Trials(load.base, self._slo, 1, self._work)
+
+    @property
+    def _slider(self) -> dict[str, Any] | None:
+        """Title, range and value of the load's slider; None: the load is one that cannot be scaled."""
+        load = self._load.base.load
+        if load is None:
+            return None
+        title, limits = _LOADS[load[0]]
+        return {"title": title, "range": limits, "now": load[1]}
+
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
-        """An instance as the scenario has it, with the GPUs that the model needs; without a file, priced ones."""
-        is_priced = settings.gpu in self.prices or self.base.of_starter is None
-        gpu = settings.gpu if is_priced else next(iter(self.prices), settings.gpu)
+        """A server of the scenario, with enough GPUs for the model. Without a scenario file its GPU has a price."""
+        is_priced = settings.gpu in self._prices or self._base.of_starter is None
+        gpu = settings.gpu if is_priced else next(iter(self._prices), settings.gpu)
         tp = next((tp for tp in _TP if tp >= settings.tp and self._fits(Server(gpu, Split(tp)))), settings.tp)
         return {"gpu": gpu, "tp": tp, "instances": min(settings.instances, MOST_INSTANCES)}
 
     def _fits(self, server: Server) -> bool:
         try:
-            resolve(self.base.changed(cluster(self.base, (server, server), (1, 1))))
+            resolve(self._base.changed(cluster(self._base, (server, server), (1, 1))))
         except ConfigError:
             return False
         return True
 
     def answer(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises ConfigError if it is no cluster, or none that the model fits."""
-        servers, counts = _servers(chosen)
-        changes = self._changes(chosen, servers, counts)
-        self.trials.forget_beyond(MOST_KEPT)
-        scenario = self.base.changed(changes)
-        ends = replace(self.base, scenario=scenario).ends
+        """Raises ConfigError for a choice that is no cluster, no load or no SLO, and for a model that does not fit."""
+        choice, part = Choice.of(chosen), Part.of(chosen)
+        if part != self._load.part:
+            load = load_of(self._base, part)
+            self._trials.forget_beyond(0)
+            self._load, self._trials = load, self._trials_of(load)
+        base = self._load.base
+        choice.slo.require_classes(self._load.requests)
+        changes = _changes(base, choice)
+        self._trials.forget_beyond(MOST_KEPT)
+        scenario = base.changed(changes)
+        ends = replace(base, scenario=scenario).ends
         row, *others = [
-            rows[0] for rows in self.trials.whole_runs([changes, *({**changes, **end} for end in ends.values())])
+            rows[0] for rows in self._trials.whole_runs([changes, *({**changes, **end} for end in ends.values())])
         ]
         if row["status"] != "ok":
             raise ConfigError(row["message"])
-        known = [row, *(other for other in others if other["status"] == "ok")]
-        is_priced = all(server.gpu in self.prices for server in servers)
-        stages = STAGES if scenario.aggregated is None else AGGREGATED_STAGES
+        staged = ", staged" if "network.staging" in changes else ""
         return {
-            "requests": row["completed"],
-            "lost": row["failed"] + row["unfinished"],
-            "gpus": scenario.num_gpus,
-            "price_per_h": price_per_h(self.prices, servers, counts) if is_priced else None,
-            "kw": kilowatts(servers, counts),
-            "cluster": label_of(servers, counts, names_gpu=True) + (", staged" if "network.staging" in changes else ""),
-            "warning": f"The cluster {SATURATED}." if row["saturated"] else "",
-            "slo": [_of_term(term, [row, *others]) for term in self.trials.slo.terms],
-            "metrics": [
-                {"title": title, "unit": unit, "values": [one[name] for one in known]}
-                for title, (name, unit) in _METRICS.items()
-            ],
+            "part": str(self._load),
+            "load": self._slider,
+            "cluster": label_of(choice.servers, choice.counts, names_gpu=True) + staged,
             "stages": [
                 {"stage": name, "meaning": meaning, "ms": row[f"mean_{name}_ms"] or 0.0}
-                for name, (_, _, meaning) in stages.items()
+                for name, (_, _, meaning) in (STAGES if scenario.aggregated is None else AGGREGATED_STAGES).items()
             ],
-            "command": self._command(changes),
+            "command": shortest_command(base, changes, str(choice.slo)),
+            **_costs(choice, scenario.num_gpus),
+            **_results(choice.slo, row, others),
         }
 
-    def _changes(self, chosen: Mapping[str, Any], servers: Sequence[Server], counts: Sequence[int]) -> Changes:
-        """Changes of the base scenario."""
-        changes: dict[str, Any] = {"model": chosen.get("model"), "router": chosen.get("router")}
-        if len(servers) > 1:
-            changes["decode.radix_cache"] = chosen.get("radix")
-        load = chosen.get("load")
-        if self.base.load is not None and load is not None:
-            least, most = _LOADS[self.base.load[0]][1]
-            if isinstance(load, bool) or not isinstance(load, int | float) or not least <= load <= most:
-                raise ConfigError(f"load: a number from {least:g} to {most:g}")
-            changes |= self.base.with_load(load)
-        found = {**cluster(self.base, servers, counts), **changes}
-        return {**found, "network.staging": {}} if needs_staging(self.base, self.base.changed(found)) else found
 
-    def _command(self, changes: Changes) -> str:
-        """The same on a command line, which writes a scenario first where there is none."""
-        given = [*self.base.changes, *(described({path: value}) for path, value in changes.items())]
-        made = self.base.of_starter
-        path = str(self.base.path) if made is None else self.base.path.name
-        begin = [] if made is None else ["pdsim init", path, *_set(made), "&&"]
-        return " ".join([*begin, "pdsim run", shlex.quote(path), "--seed 1", *_set(given)])
-
-
-def _set(changes: Sequence[str]) -> list[str]:
-    return [f"--set {shlex.quote(change)}" for change in changes]
+def _changes(base: Base, choice: Choice) -> Changes:
+    """Changes of the base scenario. Raises ConfigError."""
+    kinds = {"model": choice.model, "weight_dtype": choice.weight_dtype, "kv_dtype": choice.kv_dtype}
+    changes: dict[str, Any] = {name: value for name, value in kinds.items() if value is not None}
+    is_aggregated = len(choice.servers) == 1
+    if not is_aggregated:
+        changes["decode.radix_cache"] = choice.radix
+    if choice.router is not None:
+        changes["router"] = _router(base, choice.router, is_aggregated=is_aggregated)
+    if choice.load is not None and base.load is not None:
+        least, most = _LOADS[base.load[0]][1]
+        if (
+            isinstance(choice.load, bool)
+            or not isinstance(choice.load, int | float)
+            or not least <= choice.load <= most
+        ):
+            raise ConfigError(f"load: a number from {least:g} to {most:g}")
+        changes |= base.with_load(choice.load) if choice.load != base.load[1] else {}
+    found = {**cluster(base, choice.servers, choice.counts), **changes}
+    return {**found, "network.staging": {}} if needs_staging(base, base.changed(found)) else found
 
 
-def with_fewer(base: Base, num_requests: int) -> Base:
-    """No more requests than that."""
-    own = getattr(base.scenario.workload, "num_requests", None)
-    if own is not None and own <= num_requests:
-        return base
-    return base.with_changes({"workload.num_requests": num_requests})
+def _router(base: Base, policy: str, *, is_aggregated: bool) -> Any:
+    """The policy for all roles, beside what else the scenario's router does."""
+    kept = ("shedding",) if is_aggregated else ("shedding", "disaggregation")
+    others = {name: one for name in kept if (one := getattr(base.scenario.router, name)) is not None}
+    if not others:
+        return policy
+    roles = ("prefill",) if is_aggregated else ("prefill", "decode")
+    return {**dict.fromkeys(roles, policy), **{name: describe_component(one) for name, one in others.items()}}
 
 
-def _servers(chosen: Mapping[str, Any]) -> tuple[list[Server], list[int]]:
-    """Servers of each role, and how many. Raises ConfigError."""
-    roles = ("aggregated",) if chosen.get("kind") == "aggregated" else ("prefill", "decode")
-    try:
-        servers = [Server(chosen[role]["gpu"], Split(chosen[role]["tp"])) for role in roles]
-        counts = [int(chosen[role]["instances"]) for role in roles]
-    except (KeyError, TypeError, ValueError) as wrong:
-        raise ConfigError(f"no cluster: {wrong!r}") from None
-    if not 1 <= min(counts) <= max(counts) <= MOST_INSTANCES:
-        raise ConfigError(f"{counts} instances: from 1 to {MOST_INSTANCES}")
-    return servers, counts
+def _costs(choice: Choice, num_gpus: int) -> dict[str, Any]:
+    is_priced = all(server.gpu in choice.prices for server in choice.servers)
+    return {
+        "gpus": num_gpus,
+        "price_per_h": price_per_h(choice.prices, choice.servers, choice.counts) if is_priced else None,
+        "kw": kilowatts(choice.servers, choice.counts),
+    }
+
+
+def _results(slo: Slo, row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Numbers of a run, and of the runs at both ends of the range of times."""
+    known = [row, *(other for other in others if other["status"] == "ok")]
+    return {
+        "requests": row["completed"],
+        "lost": row["failed"] + row["unfinished"],
+        "warning": f"The cluster {SATURATED}." if row["saturated"] else "",
+        "slo": [_of_term(term, [row, *others]) for term in slo.terms],
+        "metrics": [
+            {"title": title, "unit": unit, "values": [one[name] for one in known]}
+            for title, (name, unit) in _METRICS.items()
+        ],
+    }
 
 
 def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

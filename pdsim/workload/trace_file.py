@@ -279,7 +279,34 @@ class Trace:
 class TimedTrace(Trace):
     speedup: float = 1.0
     """2 replays the arrivals in half the time; pauses stay."""
+    skip_requests: int = 0
+    """Number of requests to leave out at the start. The first request after them is sent at time 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         above_zero(self, speedup=self.speedup)
+        if self.skip_requests < 0:
+            raise ValueError(f"{type(self).__name__} needs skip_requests >= 0, found {self.skip_requests}")
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        if not self.skip_requests:
+            return super().requests(rng)
+        end = None if self.num_requests is None else self.skip_requests + self.num_requests
+        specs = list(islice(self.specs(), end))
+        if len(specs) <= self.skip_requests:
+            raise TraceError(f"{self.path}: skip_requests is {self.skip_requests}, and it has {len(specs)} requests")
+        return in_order(_without_first(self.skip_requests, specs), self.path)
+
+
+def _without_first(num_skipped: int, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
+    """The other specs, numbered from 0, with times from 0. None of them follows a request that is left out."""
+    kept = specs[num_skipped:]
+    begin_ns = min(spec.arrival_ns for spec in kept)
+    return [
+        spec._replace(
+            request_id=number,
+            arrival_ns=spec.arrival_ns - begin_ns,
+            after=tuple(earlier - num_skipped for earlier in spec.after if earlier >= num_skipped),
+        )
+        for number, spec in enumerate(kept)
+    ]

@@ -217,6 +217,19 @@ def test_mooncake_may_be_cut_and_sped_up(tmp_path):
     assert [spec.arrival_ns for spec in specs] == [0, 500_000_000, 1_000_000_000]
 
 
+def test_a_later_part_of_a_trace_begins_at_0_and_follows_nothing_that_was_left_out(tmp_path):
+    turns = [{**mooncake(1000 * i, 10 * (i + 1), [0]), "session_id": "a"} for i in range(5)]
+    path = write(tmp_path / "t.jsonl", turns)
+    whole = MooncakeTrace(path=path).requests(Streams(0))
+    part = MooncakeTrace(path=path, skip_requests=2, num_requests=2).requests(Streams(0))
+    assert [spec.request_id for spec in part] == [0, 1]
+    assert [spec.after for spec in part] == [(), (0,)]
+    assert part[0].arrival_ns == 0
+    assert [spec.prompt for spec in part] == [spec.prompt for spec in whole[2:4]]
+    with pytest.raises(TraceError, match="it has 5 requests"):
+        MooncakeTrace(path=path, skip_requests=5).requests(Streams(0))
+
+
 def test_azure(tmp_path):
     path = tmp_path / "azure.csv"
     path.write_text(

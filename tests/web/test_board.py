@@ -2,18 +2,17 @@
 
 import json
 import shlex
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.engine import InProcessEngine, Work
-from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import AskOptions, base_of
 from pdsim.study.slo import DEFAULT_SLO, Slo
 from pdsim.study.store import Store
-from pdsim.web.board import Board, with_fewer
+from pdsim.web.board import Board
 
 SCENARIO = """\
 model: llama-3.1-8b
@@ -32,32 +31,57 @@ CHOSEN = {
     "radix": False,
     "router": "least_loaded",
     "load": 12,
+    "weight_dtype": None,
+    "kv_dtype": None,
+    "trace": "",
+    "first": 1,
+    "count": 40,
+    "slo": DEFAULT_SLO,
+    "prices": {"h100": 2.5},
 }
+
+
+@contextmanager
+def board_of(folder, scenario=SCENARIO, changes=(), starter=None, trace=None, prices=None):
+    """A board of that scenario; without one, of a starter."""
+    path = None if scenario is None else folder / "scenario.yaml"
+    if path is not None:
+        path.write_text(scenario)
+    base = base_of(path, AskOptions(trace=trace), changes, folder=folder, starter=starter or {})
+    with closing(InProcessEngine()) as engine:
+        work = Work(Store(folder / "runs"), engine)
+        yield Board(base, work, Slo.parse(DEFAULT_SLO), {"h100": 2.5} if prices is None else prices, 40)
 
 
 @pytest.fixture
 def board(tmp_path):
-    path = tmp_path / "scenario.yaml"
-    path.write_text(SCENARIO)
-    base = with_fewer(base_of(path, AskOptions(), (), folder=tmp_path, starter={}), 40)
-    with closing(InProcessEngine()) as engine:
-        store = Store(tmp_path / "runs")
-        yield Board(Trials(base, Slo.parse(DEFAULT_SLO), 1, Work(store, engine)), {"h100": 2.5})
+    with board_of(tmp_path) as made:
+        yield made
+
+
+def summary_of(command, capsys):
+    """What the command prints as JSON."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([*shlex.split(command)[1:], "--json"])
+    assert not ended.value.code
+    return json.loads(capsys.readouterr().out)
 
 
 def test_what_a_scenario_has_is_what_the_page_begins_with(board):
     controls = json.loads(json.dumps(board.controls()))
-    assert controls["now"] == {**CHOSEN, "prefill": ONE, "router": "cache_aware", "load": 8.0}
-    assert board.answer(controls["now"])["requests"] == 40
+    own = {**CHOSEN, "prefill": ONE, "router": None, "load": None, "slo": str(Slo.parse(DEFAULT_SLO))}
+    assert controls["now"] == own
+    assert controls["own"]["router"] == "cache_aware"
+    answer = board.answer(controls["now"])
+    assert answer["requests"] == 40
+    assert answer["load"]["now"] == 8
 
 
 @pytest.mark.parametrize("kind", ["separate", "aggregated"])
 def test_an_answer_is_what_a_run_says(board, kind, capsys):
     answer = json.loads(json.dumps(board.answer({**CHOSEN, "kind": kind})))
-    with pytest.raises(SystemExit) as ended:
-        main([*shlex.split(answer["command"])[1:], "--json"])
-    assert not ended.value.code
-    summary = json.loads(capsys.readouterr().out)
+    summary = summary_of(answer["command"], capsys)
     values = {metric["title"]: metric["values"] for metric in answer["metrics"]}
     assert values["TTFT mean"][0] == pytest.approx(summary["mean_ttft_ms"])
     assert values["requests/s"][0] == pytest.approx(summary["request_throughput"])
@@ -71,43 +95,70 @@ def test_an_answer_is_what_a_run_says(board, kind, capsys):
     assert answer["kw"] == pytest.approx(0.7 * num_gpus)
 
 
-def test_without_a_scenario_the_command_writes_one(tmp_path, monkeypatch, capsys):
+def test_the_command_names_only_what_differs(board, capsys):
+    """The 60 requests, the model, the page size and decode stay as in the file."""
+    command = board.answer({**CHOSEN, "router": None, "load": 8})["command"]
+    changes = [word for word in shlex.split(command) if "=" in word]
+    assert changes == ["prefill.instances=2", "workload.num_requests=40"]
+
+
+def test_without_a_scenario_the_command_needs_no_file(tmp_path, monkeypatch, capsys):
     """Nothing of it depends on the server's own folder."""
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,in_tokens,out_tokens\n" + "".join(f"{i / 8},{700 + 9 * i},30\n" for i in range(50)))
     (tmp_path / "server").mkdir()
     (tmp_path / "user").mkdir()
-    base = base_of(None, AskOptions(trace=trace), ["page_size=32"], folder=tmp_path / "server", starter={"seed": 4})
-    with closing(InProcessEngine()) as engine:
-        store = Store(tmp_path / "runs")
-        trials = Trials(with_fewer(base, 40), Slo.parse(DEFAULT_SLO), 1, Work(store, engine))
-        answer = Board(trials, {}).answer({**CHOSEN, "load": 2})
+    with board_of(tmp_path / "server", None, ["page_size=32"], {"seed": 4}, trace) as board:
+        answer = board.answer({**CHOSEN, "load": 2})
     monkeypatch.chdir(tmp_path / "user")
-    summaries = []
-    for command in answer["command"].split("&&"):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main([*shlex.split(command)[1:], "--json"])
-        assert not ended.value.code
-        summaries.append(json.loads(capsys.readouterr().out))
-    assert answer["metrics"][0]["values"][0] == pytest.approx(summaries[1]["mean_ttft_ms"])
+    found = summary_of(answer["command"], capsys)
+    assert answer["metrics"][0]["values"][0] == pytest.approx(found["mean_ttft_ms"])
     assert str(tmp_path / "server") not in answer["command"]
+    assert answer["command"].count("workload") == 1
+
+
+def test_a_trace_and_a_part_of_it_are_chosen(board, tmp_path, capsys):
+    trace = tmp_path / "bursts.csv"
+    rows = "".join(f"{i / 4},{700 + 9 * i},30\n" for i in range(50))
+    trace.write_text(f"arrival_s,in_tokens,out_tokens\n{rows}")
+    answer = board.answer({**CHOSEN, "load": None, "trace": str(trace), "first": 31, "count": 13})
+    assert answer["part"] == "requests 31 to 43 of 50 in bursts.csv, which arrived within 3 s"
+    assert answer["load"]["title"] == "speed-up of the trace"
+    assert answer["requests"] == 13
+    found = summary_of(answer["command"], capsys)
+    assert answer["metrics"][0]["values"][0] == pytest.approx(found["mean_ttft_ms"])
+    assert board.answer({**CHOSEN, "load": None})["part"] == "40 made-up requests"
+
+
+def test_limits_prices_and_types_are_chosen(board, capsys):
+    chosen = {**CHOSEN, "slo": "e2e p50 < 9 ms", "prices": {"h100": 4}, "weight_dtype": "fp8", "kv_dtype": "fp8"}
+    usual, answer = board.answer(CHOSEN), board.answer(chosen)
+    assert answer["price_per_h"] == 12
+    assert [(term["goal"], term["met"][0]) for term in answer["slo"]] == [("E2E p50 < 9 ms", False)]
+    assert answer["metrics"][1]["values"][0] < usual["metrics"][1]["values"][0]
+    found = summary_of(answer["command"], capsys)
+    assert answer["metrics"][0]["values"][0] == pytest.approx(found["mean_ttft_ms"])
+
+
+def test_another_policy_leaves_the_limit_of_the_queue(tmp_path):
+    shedding = "router: {shedding: {use: queue_limit, max_queued_requests: 1}}\n"
+    with board_of(tmp_path, SCENARIO + shedding) as board:
+        answers = [board.answer({**CHOSEN, "load": 100, "router": router}) for router in (None, "round_robin")]
+    assert all(answer["lost"] for answer in answers)
 
 
 def test_unequal_tensor_parallelism_is_staged(board, capsys):
     answer = board.answer({**CHOSEN, "decode": {**ONE, "tp": 2}})
     assert answer["cluster"] == "2P of TP1, 1D of TP2 on h100, staged"
-    with pytest.raises(SystemExit):
-        main([*shlex.split(answer["command"])[1:], "--json"])
-    assert answer["metrics"][0]["values"][0] == pytest.approx(json.loads(capsys.readouterr().out)["mean_ttft_ms"])
+    found = summary_of(answer["command"], capsys)
+    assert answer["metrics"][0]["values"][0] == pytest.approx(found["mean_ttft_ms"])
 
 
 def test_without_a_scenario_the_page_begins_with_gpus_that_have_a_price(tmp_path):
-    base = base_of(None, AskOptions(), (), folder=tmp_path, starter={})
-    with closing(InProcessEngine()) as engine:
-        store = Store(tmp_path / "runs")
-        trials = Trials(base, Slo.parse(DEFAULT_SLO), 1, Work(store, engine))
-        shown = [Board(trials, prices).controls()["now"]["prefill"]["gpu"] for prices in ({}, {"b200": 6.0})]
+    shown = []
+    for prices in ({}, {"b200": 6.0}):
+        with board_of(tmp_path, None, prices=prices) as board:
+            shown.append(board.controls()["now"]["prefill"]["gpu"])
     assert shown == ["h200", "b200"]
 
 
@@ -125,6 +176,13 @@ def test_a_load_moves_latencies(board):
         ({"prefill": {}}, "no cluster: KeyError('gpu')"),
         ({"router": "nearest"}, "nearest"),
         ({"load": -1}, "load"),
+        ({"slo": "ttft p99 < 2"}, "SLO"),
+        ({"slo": "chat: ttft p99 < 2 s"}, "no request of class 'chat'"),
+        ({"prices": {"h100": "2"}}, "price of h100"),
+        ({"trace": "/nowhere.csv"}, "no trace file /nowhere.csv"),
+        ({"first": 0}, "first: a whole number from 1 on"),
+        ({"count": 2.5}, "count: a whole number from 1 on"),
+        ({"weight_dtype": "fp7"}, "weight_dtype"),
         ({"model": "llama-3.1-405b"}, "memory"),
     ],
 )

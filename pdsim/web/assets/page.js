@@ -3,7 +3,10 @@
 const COLORS = ["#9aa3b2", "#332288", "#88ccee", "#117733", "#cc6677", "#882255", "#999933", "#0072b2"];
 const form = document.getElementById("controls");
 const at = (id) => document.getElementById(id);
+const ROLES = ["prefill", "decode", "aggregated"];
 let controls;
+let prices;
+let load; // title and range of the slider; null: the load has none
 let last;
 let asked = 0;
 
@@ -24,54 +27,84 @@ const select = (name, values, now) => {
   return made;
 };
 
-const fill = (name, values, now) => {
-  const made = select(name, values, now);
-  form.elements[name].replaceWith(made);
+const fill = (name, values, now) => form.elements[name].replaceWith(select(name, values, now));
+
+// A choice whose first option leaves the field as the scenario has it.
+const fillOwn = (name, own, values) => {
+  fill(name, values, null);
+  form.elements[name].add(new Option(own, "", true, true), 0);
 };
+
+const number = (name, limits) => Object.assign(element("input"), { type: "number", name, ...limits });
 
 const addRole = (role) => {
   const now = controls.now[role];
-  const field = at(role);
-  const instances = element("label", "instances ");
+  const instances = element("label", "servers ");
   const range = Object.assign(element("input"), { type: "range", name: `${role}.instances`, min: 1, max: controls.most_instances });
   range.value = now.instances;
   instances.append(element("output", range.value), range);
-  const gpu = element("label", "GPU ");
-  gpu.append(select(`${role}.gpu`, controls.gpus, now.gpu));
-  const tp = element("label", "tensor parallel ");
-  tp.append(select(`${role}.tp`, controls.tp, now.tp));
-  field.append(instances, gpu, tp);
+  const labelled = (text, field) => {
+    const label = element("label", text);
+    label.append(field);
+    return label;
+  };
+  const first = element("div", "", "pair");
+  first.append(
+    labelled("GPU ", select(`${role}.gpu`, controls.gpus, now.gpu)),
+    labelled("price an hour ", number(`${role}.price`, { min: 0, step: "any", placeholder: "none" })),
+  );
+  at(role).append(instances, first, labelled("tensor parallel ", select(`${role}.tp`, controls.tp, now.tp)));
+};
+
+const showPrices = () => {
+  for (const role of ROLES) form.elements[`${role}.price`].value = prices[form.elements[`${role}.gpu`].value] ?? "";
 };
 
 // A load slides by factors: half as much is as far as twice as much.
 const loadOf = (position) => {
-  const [low, high] = controls.load.range;
+  const [low, high] = load.range;
   const value = low * (high / low) ** position;
   return value >= 10 ? Math.round(value) : Number(value.toPrecision(2));
 };
 
+// The slider of another load begins at that load's own value.
+const showLoad = (found) => {
+  const isOther = found?.title !== load?.title || !at("load").dataset.exact;
+  load = found;
+  at("load").hidden = !found;
+  if (!found || !isOther) return;
+  const [low, high] = found.range;
+  at("load").firstChild.textContent = `${found.title} `;
+  at("load").dataset.exact = found.now;
+  at("load").querySelector("output").textContent = found.now;
+  form.elements.load.value = Math.log(found.now / low) / Math.log(high / low);
+};
+
 const begin = async () => {
   controls = await (await fetch("controls")).json();
-  const now = controls.now;
+  const { now, own } = controls;
+  prices = { ...now.prices };
   document.title = `pdsim: ${controls.scenario}`;
-  at("slo").textContent = `${controls.scenario}; SLO: ${controls.slo}`;
+  at("scenario").textContent = controls.scenario;
   fill("model", controls.models, now.model);
-  fill("router", controls.routers, now.router);
-  for (const role of ["prefill", "decode", "aggregated"]) addRole(role);
+  fillOwn("weight_dtype", own.weight_dtype, controls.weight_types);
+  fillOwn("kv_dtype", own.kv_dtype, controls.kv_types);
+  fillOwn("router", `${own.router} (the scenario's)`, controls.routers);
+  for (const name of ["slo", "trace", "first", "count"]) form.elements[name].value = now[name];
+  for (const role of ROLES) addRole(role);
   form.elements.kind.value = now.kind;
   form.elements.radix.checked = now.radix;
-  at("load").hidden = controls.load === null;
-  if (controls.load) {
-    const [low, high] = controls.load.range;
-    at("load").firstChild.textContent = `${controls.load.title} `;
-    Object.assign(form.elements.load, { min: 0, max: 1 });
-    form.elements.load.value = Math.log(now.load / low) / Math.log(high / low);
-    at("load").dataset.exact = now.load;
-  }
-  form.addEventListener("input", changed);
+  showLoad(controls.load);
+  showPrices();
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", (event) => isTyped(event.target) || changed(event));
+  form.addEventListener("change", (event) => isTyped(event.target) && changed(event));
   at("keep").addEventListener("click", keep);
   changed();
 };
+
+// What is typed counts when it is complete.
+const isTyped = (field) => ["text", "number"].includes(field.type);
 
 const chosen = () => {
   const fields = form.elements;
@@ -82,18 +115,34 @@ const chosen = () => {
   });
   return {
     model: fields.model.value,
+    weight_dtype: fields.weight_dtype.value || null,
+    kv_dtype: fields.kv_dtype.value || null,
+    slo: fields.slo.value,
+    prices,
+    trace: fields.trace.value.trim(),
+    first: Number(fields.first.value),
+    count: Number(fields.count.value),
     kind: fields.kind.value,
-    prefill: role("prefill"),
-    decode: role("decode"),
-    aggregated: role("aggregated"),
+    ...Object.fromEntries(ROLES.map((name) => [name, role(name)])),
     radix: fields.radix.checked,
-    router: fields.router.value,
-    load: controls.load ? Number(at("load").dataset.exact) : null,
+    router: fields.router.value || null,
+    load: at("load").dataset.exact ? Number(at("load").dataset.exact) : null,
   };
 };
 
 const changed = (event) => {
-  if (event?.target.name === "load") at("load").dataset.exact = loadOf(Number(form.elements.load.value));
+  const field = event?.target;
+  if (field?.name === "load") at("load").dataset.exact = loadOf(Number(field.value));
+  if (field?.name === "trace") {
+    at("load").dataset.exact = "";
+    form.elements.first.value = 1;
+  }
+  if (field?.name?.endsWith(".price")) {
+    const gpu = form.elements[field.name.replace("price", "gpu")].value;
+    if (field.value === "") delete prices[gpu];
+    else prices[gpu] = Number(field.value);
+  }
+  showPrices();
   for (const range of form.querySelectorAll("input[type=range]")) {
     const shown = range.parentElement.querySelector("output");
     shown.textContent = range.name === "load" ? at("load").dataset.exact : range.value;
@@ -101,6 +150,7 @@ const changed = (event) => {
   const apart = form.elements.kind.value === "separate";
   at("prefill").hidden = at("decode").hidden = form.querySelector(".apart").hidden = !apart;
   at("aggregated").hidden = apart;
+  form.querySelector(".of-trace").hidden = !form.elements.trace.value.trim();
   ask();
 };
 
@@ -108,6 +158,7 @@ const ask = async () => {
   const number = ++asked;
   at("status").textContent = "computing";
   at("status").className = "";
+  at("result").className = "old";
   const began = performance.now();
   let response;
   let answer;
@@ -122,16 +173,19 @@ const ask = async () => {
     answer = { error: "pdsim serve does not answer: is it still running?" };
   }
   if (number !== asked) return;
+  at("result").hidden = Boolean(answer.error);
   if (answer.error) {
-    at("status").textContent = answer.error;
+    at("status").textContent = `No answer. ${answer.error}`;
     at("status").className = "wrong";
     return;
   }
   for (const term of answer.slo) term.values = term.values.map((value) => value ?? Infinity);
   last = answer;
+  showLoad(answer.load);
   show(answer);
+  at("result").className = "";
   const seconds = ((performance.now() - began) / 1000).toFixed(2);
-  at("status").textContent = `${answer.requests.toLocaleString("en")} requests, simulated in ${seconds} s`;
+  at("status").textContent = `Simulated ${answer.part}, in ${seconds} s.`;
 };
 
 const card = (title, value, note, kind = "") => {
@@ -142,21 +196,23 @@ const card = (title, value, note, kind = "") => {
 
 const range = (values) => (values.length < 3 ? "" : `${rounded(Math.min(...values))} to ${rounded(Math.max(...values))}`);
 
+const rangeNote = (values) => (values.length < 3 ? "" : `range ${range(values)}`);
+
 const withRange = (values, unit = "") => `${rounded(values[0])}${unit}${values.length < 3 ? "" : ` (${range(values)})`}`;
 
 const show = (answer) => {
   const meets = answer.slo.every((term) => term.met[0]) && !answer.warning && !answer.lost;
   const sure = answer.slo.every((term) => term.met.every(Boolean));
-  const words = !meets ? "misses the SLO" : sure ? "meets the SLO" : "meets the SLO, but not on the slowest server that it may be";
+  const words = !meets ? "misses the SLO" : sure ? "meets the SLO" : "meets the SLO, but misses it at the slow end of the range";
   const lost = answer.lost ? ` ${answer.lost} requests fail.` : "";
   at("verdict").textContent = `${answer.cluster} ${words}. ${answer.warning}${lost}`;
   at("verdict").className = meets ? "good" : "bad";
   const cards = [card("GPUs", answer.gpus, answer.kw ? `${rounded(answer.kw)} kW at most` : "")];
   if (answer.price_per_h !== null) cards.push(card("price an hour", rounded(answer.price_per_h), ""));
   for (const term of answer.slo) {
-    cards.push(card(term.goal, `${rounded(term.values[0])} ${term.unit}`, range(term.values), term.met[0] ? "good" : "bad"));
+    cards.push(card(term.goal, `${rounded(term.values[0])} ${term.unit}`, rangeNote(term.values), term.met[0] ? "good" : "bad"));
   }
-  for (const { title, unit, values } of answer.metrics) cards.push(card(title, `${rounded(values[0])} ${unit}`, range(values)));
+  for (const { title, unit, values } of answer.metrics) cards.push(card(title, `${rounded(values[0])} ${unit}`, rangeNote(values)));
   at("cards").replaceChildren(...cards);
   showStages(answer.stages);
   at("command").textContent = answer.command;
@@ -186,14 +242,14 @@ const showStages = (stages) => {
 };
 
 const keep = () => {
-  if (!last) return;
   const table = at("kept");
   const fields = chosen();
+  const types = [fields.weight_dtype, fields.kv_dtype && `KV ${fields.kv_dtype}`].filter(Boolean).join(", ");
   const cells = [
-    ["", `${fields.model}, ${last.cluster}, ${fields.router}`],
-    ...(fields.load === null ? [] : [[controls.load.title, fields.load]]),
+    ["", [fields.model, types, last.cluster, fields.router, last.part].filter(Boolean).join(", ")],
+    ...(load === null ? [] : [[`load: ${load.title}`, fields.load]]),
     ["GPUs", last.gpus],
-    ...(last.price_per_h === null ? [] : [["an hour", rounded(last.price_per_h)]]),
+    ...(last.price_per_h === null ? [] : [["price an hour", rounded(last.price_per_h)]]),
     ...last.slo.map(({ goal, values, unit }) => [goal, withRange(values, ` ${unit}`)]),
     ["requests/s", withRange(last.metrics.find(({ title }) => title === "requests/s").values)],
   ];
@@ -202,7 +258,9 @@ const keep = () => {
     row.append(...cells.map((cell, i) => element(tag, cell[column], i ? "number" : "")));
     return row;
   };
-  if (table.hidden) table.append(line("th", 0));
+  const head = line("th", 0);
+  const heads = [...table.rows].filter((row) => row.querySelector("th"));
+  if (heads.at(-1)?.textContent !== head.textContent) table.append(head); // other limits or another load
   table.hidden = false;
   table.append(line("td", 1));
 };

@@ -1,0 +1,103 @@
+"""What a user chooses on the page, checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from pdsim.scenario.servers import Split
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.planning.space import Server
+from pdsim.study.slo import Slo
+
+MOST_INSTANCES = 16
+_MOST_REQUESTS = 10**9
+
+
+@dataclass(frozen=True)
+class Part:
+    """Requests that are simulated."""
+
+    trace: str
+    """The path of a trace; empty: the scenario's own requests."""
+    first: int
+    """Number of the first request, from 1; made-up loads have no other."""
+    count: int
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Any]) -> "Part":
+        """Raises ConfigError."""
+        trace = chosen.get("trace", "")
+        if not isinstance(trace, str) or len(trace) > 4096 or "\0" in trace:  # noqa: PLR2004
+            raise ConfigError("trace: expected the path of a file")
+        path = str(Path(trace).expanduser().absolute()) if trace else ""
+        return cls(path, _whole(chosen, "first"), _whole(chosen, "count"))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One cluster, and how it is judged. None: as the scenario has it."""
+
+    model: str | None
+    weight_dtype: str | None
+    kv_dtype: str | None
+    servers: tuple[Server, ...]
+    """Prefill and decode, or aggregated ones."""
+    counts: tuple[int, ...]
+    radix: bool
+    router: str | None
+    load: Any
+    slo: Slo
+    prices: Mapping[str, float]
+    """Prices of an hour of each GPU, by name."""
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Any]) -> "Choice":
+        """Raises ConfigError."""
+        servers, counts = _servers(chosen)
+        slo = chosen.get("slo")
+        if not isinstance(slo, str):
+            raise ConfigError("SLO: expected limits, such as ttft p99 < 2 s, tpot p99 < 50 ms")
+        return cls(
+            chosen.get("model"),
+            chosen.get("weight_dtype"),
+            chosen.get("kv_dtype"),
+            servers,
+            counts,
+            bool(chosen.get("radix")),
+            chosen.get("router"),
+            chosen.get("load"),
+            Slo.parse(slo, "SLO"),
+            _prices(chosen.get("prices", {})),
+        )
+
+
+def _whole(chosen: Mapping[str, Any], name: str) -> int:
+    value = chosen.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_REQUESTS:
+        raise ConfigError(f"{name}: a whole number from 1 on")
+    return value
+
+
+def _prices(chosen: Any) -> dict[str, float]:
+    if not isinstance(chosen, Mapping):
+        raise ConfigError("prices: expected an object with a number for each GPU")
+    for gpu, price in chosen.items():
+        is_number = isinstance(price, int | float) and not isinstance(price, bool)
+        if not is_number or not isfinite(price) or price < 0:
+            raise ConfigError(f"price of {gpu}: a number from 0 on")
+    return dict(chosen)
+
+
+def _servers(chosen: Mapping[str, Any]) -> tuple[tuple[Server, ...], tuple[int, ...]]:
+    """Servers of each role, and how many. Raises ConfigError."""
+    roles = ("aggregated",) if chosen.get("kind") == "aggregated" else ("prefill", "decode")
+    try:
+        servers = tuple(Server(chosen[role]["gpu"], Split(chosen[role]["tp"])) for role in roles)
+        counts = tuple(int(chosen[role]["instances"]) for role in roles)
+    except (KeyError, TypeError, ValueError) as wrong:
+        raise ConfigError(f"no cluster: {wrong!r}") from None
+    if not 1 <= min(counts) <= max(counts) <= MOST_INSTANCES:
+        raise ConfigError(f"{counts} instances: from 1 to {MOST_INSTANCES}")
+    return servers, counts

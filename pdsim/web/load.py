@@ -1,0 +1,59 @@
+"""The requests that the page simulates: a part of the scenario's load, or of a trace."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdsim.scenario.build import requests_of
+from pdsim.scenario.loading import Changes
+from pdsim.scenario.starter import workload_of_trace
+from pdsim.study.questions.base import Base, trace_lines
+from pdsim.web.choice import Part
+from pdsim.workload.request_spec import RequestSpec
+
+
+@dataclass(frozen=True)
+class Load:
+    part: Part
+    base: Base
+    """The scenario with this load."""
+    requests: Sequence[RequestSpec]
+
+    def __str__(self) -> str:
+        """The requests in words, such as "requests 1 to 500 of 2,000 in bursts.csv"."""
+        workload: Any = self.base.scenario.workload
+        if not hasattr(workload, "path"):
+            return f"{len(self.requests):,} made-up requests"
+        last = self.part.first + len(self.requests) - 1
+        words = f"requests {self.part.first:,} to {last:,} of"
+        if not hasattr(workload, "speedup"):
+            return f"{words} {workload.path.name}"
+        words += f" {max(last, trace_lines(workload.path)):,} in {workload.path.name}"
+        if not self.base.keeps_times:
+            return words
+        times_ns = [one.arrival_ns for one in self.requests]
+        seconds = (max(times_ns) - min(times_ns)) * workload.speedup / 1e9
+        return f"{words}, which arrived within {seconds:,.0f} s"
+
+
+def whole_part(base: Base) -> Part:
+    """All requests of the scenario."""
+    workload = base.scenario.workload
+    path = getattr(workload, "path", None)
+    count = getattr(workload, "num_requests", None) or len(requests_of(base.scenario))
+    return Part("" if path is None else str(path.absolute()), getattr(workload, "skip_requests", 0) + 1, count)
+
+
+def load_of(base: Base, part: Part) -> Load:
+    """Raises ConfigError for a trace that cannot be read."""
+    workload, whole = base.scenario.workload, whole_part(base)
+    fields = {"skip_requests": part.first - 1, "num_requests": part.count}
+    if part.trace not in ("", whole.trace):
+        made, has_times = workload_of_trace(Path(part.trace))
+        client: Changes = {"client": "open_loop"} if has_times else {}
+        base = base.with_changes({"workload": {**made, **fields}, **client})
+    elif part != whole:
+        own = {f"workload.{name}": value for name, value in fields.items() if hasattr(workload, name)}
+        base = base.with_changes(own)
+    return Load(part, base, requests_of(base.scenario))
