@@ -1,10 +1,14 @@
 """Reading what others wrote: text, JSON, YAML and numbers, each with its limits. Errors say where."""
 
+import gzip
 import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import IO, Any
 
 MOST_BYTES = 1 << 30
 """Bytes of a file that is read as a whole."""
@@ -55,6 +59,19 @@ def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> s
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as wrong:
         raise InputError(f"{path}: not {what}: {wrong}") from None
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """Lines of a regular file, plain or gzip, a BOM left out. Raises InputError, also while they are read."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            yield file
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as broken:
+        raise InputError(f"{path}: cannot be read as text: {broken}") from None
 
 
 def read_json(path: Path) -> Any:

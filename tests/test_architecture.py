@@ -29,7 +29,20 @@ BELOW = {
     },
     "web": {"study", "scenario", "metrics", "system", "aiohttp"},
     "show": {
-        *("", "study", "sim", "calibration", "scenario", "metrics", "workload", "cost", "core", "policy", "system"),
+        *(
+            "",
+            "study",
+            "sim",
+            "formats",
+            "calibration",
+            "scenario",
+            "metrics",
+            "workload",
+            "cost",
+            "core",
+            "policy",
+            "system",
+        ),
         *("numpy", "matplotlib", "jinja2", "rich", "pydantic", "pydantic_core"),  # "": the version
     },
 }

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pdsim.inputs import open_text
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 
 Floats = NDArray[np.float64]
@@ -204,7 +205,7 @@ def _parquet_lines(path: Path) -> list[dict[str, str]]:
 
 
 def _csv_lines(path: Path) -> list[dict[str, str]]:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="", encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         return list(csv.DictReader(file))
 
 

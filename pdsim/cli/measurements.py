@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from pdsim.cli.command import Json, out_at, print_json
+from pdsim.cli.command import Json, Set, out_at, print_json
 from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -19,8 +19,23 @@ _EXPERIMENTS = Path("experiments")
 
 
 def observe(
-    url: Annotated[str, Parameter(help="Where the server listens, such as http://127.0.0.1:30000.")],
+    url: Annotated[
+        str,
+        Parameter(
+            help="Where the server listens, such as http://127.0.0.1:30000; or a file: a saved page of /metrics, or "
+            "what /server_info answered."
+        ),
+    ],
+    later: Annotated[Path | None, Parameter(help="A page that was saved later: what happened in between.")] = None,
+    /,
     *,
+    scenario: Annotated[
+        Path | None, Parameter(help="With saved pages: a scenario of the server, which is simulated beside them.")
+    ] = None,
+    seconds: Annotated[
+        float | None, Parameter(validator=Number(gt=0), help="Time between two saved pages [that of the files].")
+    ] = None,
+    set_: Set = (),
     out: Annotated[Path, out_at("Write rows, server and load here.")] = Path("observed"),
     minutes: Annotated[float, Parameter(validator=Number(gt=0), help="Longest time in all.")] = 10.0,
     requests: Annotated[int, Parameter(validator=Number(gte=20), help="Most completions in all.")] = 600,
@@ -39,8 +54,15 @@ def observe(
 ) -> None:
     """Measure a running OpenAI-compatible server from outside: rows for calibrate, and a load for validate --observed.
 
-    Prompts are random text, each sent once. An interrupted command keeps what it has.
+    Prompts are random text, each sent once. An interrupted command keeps what it has. Of a file, nothing is sent.
     """
+    if Path(url).is_file():
+        from pdsim.cli.pages import show_pages
+
+        show_pages(Path(url), later, scenario, set_, seconds, json_=json_)
+        return
+    if later is not None or scenario is not None or seconds is not None:
+        raise ConfigError(f"{url} is no file: a second page, --scenario and --seconds are of saved pages")
     from pdsim.calibration.observation import Session
     from pdsim.calibration.probes import ObservationBudget, loads, planned
     from pdsim.calibration.server_client import ServerClient

@@ -1,9 +1,7 @@
 """The file of a trace: its format, and its lines, CSV or JSON, plain or gzip. Errors name file, line and field."""
 
 import csv
-import gzip
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from pdsim.inputs import MOST_SECONDS, MOST_TOKENS, InputError, finite, parse_json, shown, whole
+from pdsim.inputs import MOST_SECONDS, MOST_TOKENS, InputError, finite, open_text, parse_json, shown, whole
 from pdsim.workload.lengths import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.trace_fields import INPUT
@@ -219,12 +217,15 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
     """Raises TraceError, also for what is found to be no text while it is read."""
     if not path.is_file():
         raise TraceError(f"no trace file {path}")
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+        with open_text(path) as file:
             yield file
-    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError, csv.Error) as broken:
-        raise TraceError(f"{path}: cannot be read as text: {broken}") from None
+    except TraceError:
+        raise
+    except InputError as wrong:
+        raise TraceError(str(wrong)) from None
+    except csv.Error as broken:
+        raise TraceError(f"{path}: cannot be read as a table: {broken}") from None
 
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:

@@ -277,3 +277,15 @@ def test_a_damaged_checkpoint(capsys, tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)
     assert f"{path}: " in refusal(capsys, "--catalog", tmp_path / "own", "catalog", "add", path, "--name", "mine")
+
+
+@pytest.mark.parametrize("name", ["rows.csv.gz", "t.csv.gz"])
+def test_a_damaged_archive_is_one_clear_error(tmp_path, capsys, name):
+    """Its header is whole, and what follows is not."""
+    whole = gzip.compress(b"kind,new_tokens,time_us\n" * 50)
+    path = tmp_path / name
+    path.write_bytes(whole[:12] + bytes(255 - byte for byte in whole[12:-8]) + whole[-8:])
+    init = ["init", tmp_path / "s.yaml", "--trace", path]
+    said = refusal(capsys, *(["calibrate", path, "-o", tmp_path / "p.yaml"] if name.startswith("rows") else init))
+    assert f"{path}" in said
+    assert "cannot be read as text" in said

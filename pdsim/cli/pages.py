@@ -1,0 +1,65 @@
+"""Saved pages of a server's metrics, alone, two of them, and beside a simulation."""
+
+from pathlib import Path
+from typing import Any
+
+from pdsim.cli.command import print_json
+from pdsim.formats.pages import Page, between, read_page, summary_of
+from pdsim.scenario.yaml_file import ConfigError
+
+
+def show_pages(
+    path: Path,
+    later: Path | None,
+    scenario: Path | None,
+    changes: tuple[str, ...],
+    seconds: float | None,
+    *,
+    json_: bool,
+) -> None:
+    """Raises ConfigError for what is no such page, and for pages in the wrong order."""
+    from pdsim.show.page_table import print_page
+
+    page, notes = read_page(path), list[str]()
+    if later is not None:
+        page, notes = _between(page, read_page(later), seconds)
+    simulated = {} if scenario is None else _simulated(scenario, changes, page)
+    observed = {**page.values, **summary_of(page)}
+    if json_:
+        print_json(
+            {"page": str(page.path), "observed": observed, "told": page.told, "simulated": simulated, "notes": notes}
+        )
+    else:
+        print_page(observed, page.told, simulated if scenario else None, notes)
+
+
+def _between(first: Page, last: Page, seconds: float | None) -> tuple[Page, list[str]]:
+    notes = list[str]()
+    if seconds is None:
+        seconds = last.path.stat().st_mtime - first.path.stat().st_mtime
+        if seconds > 0:
+            notes.append(f"{seconds:.1f} s lie between the pages, by the times of their files; --seconds has it right")
+        else:
+            notes.append("no rates: the times of the files do not tell what lies between the pages; give --seconds")
+            seconds = None
+    return between(first, last, seconds), notes
+
+
+def _simulated(scenario: Path, changes: tuple[str, ...], page: Page) -> dict[str, Any]:
+    """Those numbers of a simulation that the page may have, too."""
+    from pdsim.cli.runner import run_scenario
+    from pdsim.scenario.loading import load_scenario
+    from pdsim.scenario.sizing import resolve
+
+    run = run_scenario(scenario, changes, None, quiet=True, with_ranges=False)
+    own = run.summary["pdsim"]
+    found = {name: run.summary[name] for name in summary_of(page) if run.summary.get(name) is not None}
+    found["running"] = own["mean_running_requests"]
+    found["hit_share"] = own["prefill_cache_hit_rate"]
+    resolved = resolve(load_scenario(scenario, changes))
+    pools = {role: servers.pool_tokens for role, servers in resolved.roles.items()}
+    if None in pools.values():
+        raise ConfigError(f"{scenario}: no size of its pools is known")
+    role = page.told.get("disaggregation_mode")
+    found["pool_tokens"] = pools[role] if role in pools else list(pools.values())[-1]
+    return found

@@ -1,0 +1,228 @@
+"""Saved pages of metrics and answers of server info: SGLang's, vLLM's and Dynamo's numbers under one name each."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdsim.inputs import finite, parse_json, read_text
+from pdsim.scenario.yaml_file import ConfigError
+
+
+class Quantity(NamedTuple):
+    what: str
+    names: tuple[str, ...]
+    """Names of metrics, without `_total`; the first that a page has counts."""
+    factor: float = 1.0
+    is_mean: bool = False
+    """Of several servers or ranks the mean, else the sum."""
+
+
+QUANTITIES = {
+    "running": Quantity(
+        "requests running",
+        ("vllm:num_requests_running", "sglang:num_running_reqs", "dynamo_frontend_inflight_requests"),
+    ),
+    "waiting": Quantity(
+        "requests waiting", ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "dynamo_frontend_queued_requests")
+    ),
+    "cache_usage": Quantity(
+        "share of the pool in use",
+        ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage",
+         "dynamo_component_kvstats_gpu_cache_usage_percent"),
+        is_mean=True,
+    ),
+    "hit_tokens": Quantity(
+        "tokens found in the prefix cache",
+        ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens",
+         "dynamo_frontend_cached_tokens_sum"),
+    ),
+    "queried_tokens": Quantity(
+        "tokens looked up there", ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries", "sglang:prompt_tokens")
+    ),
+    "hit_share": Quantity(
+        "share of hits", ("sglang:cache_hit_rate", "dynamo_component_kvstats_gpu_prefix_cache_hit_rate"), is_mean=True
+    ),
+    "pool_tokens": Quantity("tokens of the pool", ("sglang:max_total_num_tokens",)),
+    "prompt_tokens": Quantity(
+        "prompt tokens", ("vllm:prompt_tokens", "sglang:prompt_tokens", "dynamo_frontend_input_sequence_tokens_sum")
+    ),
+    "output_tokens": Quantity(
+        "answer tokens",
+        ("vllm:generation_tokens", "sglang:generation_tokens", "dynamo_frontend_output_tokens",
+         "dynamo_frontend_output_sequence_tokens_sum"),
+    ),
+    "requests": Quantity(
+        "requests", ("vllm:request_success", "sglang:num_requests", "dynamo_frontend_requests")
+    ),
+    "preemptions": Quantity("preemptions", ("vllm:num_preemptions", "sglang:num_retracted_requests")),
+    **{
+        f"{time}_{part}": Quantity(f"{what}, {part}", tuple(f"{name}_{part}" for name in names), factor)
+        for time, what, names in (
+            ("ttft", "TTFT", ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds",
+                              "dynamo_frontend_time_to_first_token_seconds")),
+            ("tpot", "TPOT", ("vllm:request_time_per_output_token_seconds", "vllm:time_per_output_token_seconds",
+                              "sglang:time_per_output_token_seconds")),
+            ("itl", "ITL", ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds",
+                            "dynamo_frontend_inter_token_latency_seconds")),
+            ("e2e_latency", "latency", ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds",
+                                        "dynamo_frontend_request_duration_seconds")),
+        )
+        for part, factor in (("sum", 1e3), ("count", 1.0))
+    },
+}  # fmt: skip
+"""Sums of times are in ms."""
+COUNTERS = (
+    "requests", "prompt_tokens", "output_tokens", "hit_tokens", "queried_tokens", "preemptions",
+    *(f"{time}_{part}" for time in ("ttft", "tpot", "itl", "e2e_latency") for part in ("sum", "count")),
+)  # fmt: skip
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class Sample(NamedTuple):
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+@dataclass
+class Page:
+    """Numbers of one page."""
+
+    path: Path
+    values: dict[str, float] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
+    """What server info says beside: model, tp, flags."""
+
+
+def read_page(path: Path) -> Page:
+    """Raises ConfigError for what is neither metrics of these servers nor their info."""
+    text = read_text(path, "text")
+    if text.lstrip().startswith(("{", "[")):
+        return _of_info(path, parse_json(text, str(path), has_infinity=True))
+    page = Page(path, _values(list(samples(text))))
+    if not page.values:
+        raise ConfigError(f"{path} has no metrics of SGLang, vLLM or Dynamo, such as vllm:num_requests_running")
+    return page
+
+
+def samples(text: str) -> Iterator[Sample]:
+    """Samples of Prometheus's text format; other lines are left out, and so are ranks that repeat what rank 0 says."""
+    for line in text.splitlines():
+        found = _SAMPLE.match(line.strip())
+        if found is None or line.startswith("#"):
+            continue
+        name, labels, value, _ = found.groups()
+        own = dict(_LABEL.findall(labels or ""))
+        if own.get("tp_rank", "0") != "0" or own.get("pp_rank", "0") != "0":
+            continue
+        try:
+            yield Sample(name.removesuffix("_total"), own, finite(value))
+        except ValueError:  # NaN, of a gauge that has no value yet
+            continue
+
+
+def _values(found: Iterable[Sample]) -> dict[str, float]:
+    by_name: dict[str, list[Sample]] = {}
+    for sample in found:
+        by_name.setdefault(sample.name, []).append(sample)
+    values: dict[str, float] = {}
+    for key, quantity in QUANTITIES.items():
+        name = next((name for name in quantity.names if name in by_name), None)
+        if name is None:
+            continue
+        numbers = [sample.value for sample in by_name[name]]
+        values[key] = quantity.factor * sum(numbers) / (len(numbers) if quantity.is_mean else 1)
+    if "pool_tokens" not in values:
+        values |= _pool(by_name)
+    if values.get("queried_tokens") and "hit_tokens" in values:
+        values["hit_share"] = values["hit_tokens"] / values["queried_tokens"]
+    return values
+
+
+def _pool(by_name: Mapping[str, list[Sample]]) -> dict[str, float]:
+    """VLLM says blocks and their size as labels; Dynamo blocks alone."""
+    total = size = 0.0
+    for sample in by_name.get("vllm:cache_config_info", ()):
+        try:
+            size = finite(sample.labels.get("block_size"))
+            total += size * finite(sample.labels.get("num_gpu_blocks"))
+        except ValueError:
+            continue
+    return {"pool_tokens": total, "page_tokens": size} if total else {}
+
+
+_OF_INFO = {
+    "pool_tokens": ("max_total_num_tokens", "max_total_tokens", "token_capacity"),
+    "page_tokens": ("page_size", "block_size"),
+    "running": ("num_running_reqs",),
+    "waiting": ("num_waiting_reqs", "num_queue_reqs"),
+}
+_TOLD = (
+    "model_path", "model", "served_model_name", "version", "tp_size", "dp_size", "pp_size", "ep_size",
+    "tensor_parallel_size", "max_running_requests", "chunked_prefill_size", "mem_fraction_static", "kv_cache_dtype",
+    "disaggregation_mode",
+)  # fmt: skip
+
+
+def _of_info(path: Path, found: Any) -> Page:
+    """SGLang's /server_info and the like: an object, whose states and configurations may nest."""
+    flat: dict[str, Any] = {}
+    for name, value in _leaves(found):
+        flat.setdefault(name, value)
+    page = Page(path)
+    for key, names in _OF_INFO.items():
+        for name in names:
+            if isinstance(flat.get(name), int | float) and not isinstance(flat[name], bool):
+                page.values.setdefault(key, float(flat[name]))
+    page.told = {name: flat[name] for name in _TOLD if flat.get(name) is not None}
+    if not page.values and not page.told:
+        raise ConfigError(f"{path} is no answer of a server's info: it has {', '.join(list(flat)[:12]) or 'no fields'}")
+    return page
+
+
+def _leaves(found: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(found, list):
+        for one in found:
+            yield from _leaves(one)
+    elif isinstance(found, dict):
+        yield from ((name, value) for name, value in found.items() if not isinstance(value, dict | list))
+        for value in found.values():
+            yield from _leaves(value)
+
+
+def between(first: Page, last: Page, seconds: float | None) -> Page:
+    """The last page with counters since the first, and rates if the time between is known. Raises ConfigError."""
+    values = dict(last.values)
+    for key in COUNTERS:
+        if key in values and key in first.values:
+            values[key] -= first.values[key]
+            if values[key] < 0:
+                raise ConfigError(f"{last.path}: {key} is less than in {first.path}: give the earlier page first")
+    if values.get("queried_tokens") and "hit_tokens" in values:
+        values["hit_share"] = values["hit_tokens"] / values["queried_tokens"]
+    if seconds:
+        for key, rate in RATES.items():
+            if key in values:
+                values[rate] = values[key] / seconds
+    return Page(last.path, values, last.told)
+
+
+RATES = {
+    "requests": "request_throughput",
+    "prompt_tokens": "input_throughput",
+    "output_tokens": "output_throughput",
+}
+"""Rates by counter, under the names of a summary."""
+MEANS = ("ttft", "tpot", "itl", "e2e_latency")
+
+
+def summary_of(page: Page) -> dict[str, float]:
+    """Rates and mean times, under the names of a run's summary."""
+    found = {rate: page.values[rate] for rate in RATES.values() if rate in page.values}
+    for time in MEANS:
+        if count := page.values.get(f"{time}_count"):
+            found[f"mean_{time}_ms"] = page.values.get(f"{time}_sum", 0.0) / count
+    return found
