@@ -7,6 +7,7 @@ from typing import Any
 
 from pdsim.inputs import finite, whole
 from pdsim.launch import sglang, vllm
+from pdsim.system.catalog import names
 
 Value = str | bool | list[str]
 
@@ -86,11 +87,11 @@ def _is(found: bool) -> Callable[[Value], bool]:
     return convert
 
 
-def _one_of(names: Mapping[str, Any]) -> Callable[[Value], Any]:
+def _one_of(known: Mapping[str, Any]) -> Callable[[Value], Any]:
     def convert(value: Value) -> Any:
-        if _text(value) not in names:
-            raise ValueError(", ".join(names))
-        return names[_text(value)]
+        if _text(value) not in known:
+            raise ValueError(", ".join(known))
+        return known[_text(value)]
 
     return convert
 
@@ -99,8 +100,8 @@ def _nothing(read: Read, value: Value) -> None:
     del read, value
 
 
-def _inverse(names: Mapping[str, Any]) -> dict[str, Any]:
-    return {theirs: ours for ours, theirs in names.items() if theirs is not None}
+def _inverse(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {theirs: ours for ours, theirs in table.items() if theirs is not None}
 
 
 _KV_DTYPES: dict[str, Any] = {
@@ -168,9 +169,12 @@ def _cp_size(read: Read, value: Value) -> None:
         read.server["cp"] = size
 
 
-def _transport(value: Value) -> str:
-    backend = _text(value)
-    return backend if backend in ("ascend", "mori") else f"{backend}-rdma"
+def _transport(read: Read, value: Value) -> None:
+    name = f"{_text(value)}-rdma"
+    if name in names("transports"):
+        read.common["network.transport"] = name
+    else:
+        read.aside.append(f"--disaggregation-transfer-backend {value}: the catalog has no such transport")
 
 
 SGLANG: dict[str, Reader] = {
@@ -209,7 +213,7 @@ SGLANG: dict[str, Reader] = {
     "schedule-conservativeness": _server("schedule_conservativeness", _number),
     "priority-scheduling-preemption-threshold": _server("priority_preemption_threshold"),
     "disaggregation-mode": _server("role", _text),
-    "disaggregation-transfer-backend": _common("network.transport", _transport),
+    "disaggregation-transfer-backend": _transport,
     "enable-dynamic-chunking": _server("dynamic_chunks", _is(found=True)),
     "enable-prefill-cp": _nothing,
     "cp-strategy": _nothing,

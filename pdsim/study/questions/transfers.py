@@ -12,11 +12,12 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.estimate import number, percent
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import EQUAL, Arm, Question, Study, Verdict
-from pdsim.system.catalog import load_model
+from pdsim.system.catalog import load_model, load_transport
 from pdsim.system.model import LatentAttention
 
 _ENGINES = ("mooncake-tcp", "mooncake-rdma", "nixl-rdma", "mooncake-nvlink", "cuda-ipc")
 _RDMA = "mooncake-rdma"
+_FALL_BACK = "nixl-efa-fallback"
 _GIGABYTES = (0.5, 1, 2, 5, 10, 25, 50, 100)
 _LITTLE = 0.05
 """Share of the mean TTFT with the fastest link that a faster one would still save."""
@@ -41,7 +42,16 @@ def _transport_verdict(study: Study) -> Verdict:
     if study[best].is_saturated:
         text = "it serves the most requests"
     found = study.others_against(best, engines, "TTFT")
-    return Verdict(best, f"Use {best}", "; ".join([text, *found]) + ".", [_knee(study)])
+    return Verdict(best, f"Use {best}", "; ".join([text, *found]) + ".", [_knee(study), _fall_back(study, best)])
+
+
+def _fall_back(study: Study, best: str) -> str:
+    """What a request takes where NIXL meets EFA without the backend for it."""
+    slow = load_transport(_FALL_BACK).max_bandwidth
+    assert slow is not None
+    seconds = study.mean(best, "transfer_bytes") / study.mean(best, "completed") / slow
+    said = f"On AWS (EFA) give NIXL its LIBFABRIC backend: UCX emulates RDMA there, at {slow / 1e9:.1f} GB/s"
+    return f"{said}, {number(seconds)} s a request ({_FALL_BACK}); logs do not warn."
 
 
 def _knee(study: Study) -> str:
