@@ -38,6 +38,8 @@ INTERPRETED = {
     "pdsim/cost/aiconfigurator.py",
     "pdsim/cost/kernels.py",
     "pdsim/cost/settings.py",
+    "pdsim/sim/ends.py",
+    "pdsim/sim/part.py",
     "pdsim/sim/result.py",
     "pdsim/sim/sensitivity.py",
 }

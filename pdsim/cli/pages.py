@@ -51,7 +51,7 @@ def _simulated(scenario: Path, changes: tuple[str, ...], page: Page) -> dict[str
     from pdsim.scenario.loading import load_scenario
     from pdsim.scenario.sizing import resolve
 
-    run = run_scenario(scenario, changes, None, quiet=True, with_ranges=False)
+    run = run_scenario(scenario, changes, None, quiet=True, ranging="none")
     own = run.summary["pdsim"]
     found = {name: run.summary[name] for name in summary_of(page) if run.summary.get(name) is not None}
     found["running"] = own["mean_running_requests"]

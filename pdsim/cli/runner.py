@@ -1,6 +1,5 @@
 """Runs scenarios with progress and keeps what they leave behind, also when they are interrupted."""
 
-import gc
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import ceil
@@ -19,18 +18,19 @@ from pdsim.metrics.failures import failure_text
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary_rows import ranges
 from pdsim.scenario.build import build
-from pdsim.scenario.cost import ENDS
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of, roles
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.ends import Ends, Ranging
+from pdsim.sim.part import PartWatch
+from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.outcome import outcome_of_run
 from pdsim.study.slo import Slo
 from pdsim.system.catalog import names
 from pdsim.workload.client import ClosedLoop
-from pdsim.workload.request_spec import RequestSpec
 
 """Suffixes of what load generators write; scenarios are YAML."""
 
@@ -44,19 +44,19 @@ def run_scenario(
     quiet: bool,
     levels: bool = False,
     force: bool = False,
-    with_ranges: bool = True,
+    ranging: Ranging = "part",
     slo: Slo | None = None,
 ) -> FinishedRun:
     """Simulate; with `out`, write the run folder as well, with journal and levels.
 
-    with_ranges: simulate the fastest and the slowest, too, where no server was measured.
+    ranging: what of the load to simulate with the fastest and the slowest times, too, where no server was measured.
     slo: limits that the run is judged by, under pdsim.slo of its summary. Raises ConfigError for classes that it lacks.
     """
     if out is None:
-        return _simulate(path, changes, None, quiet=quiet, levels=levels, with_ranges=with_ranges, slo=slo)
+        return _simulate(path, changes, None, quiet=quiet, levels=levels, ranging=ranging, slo=slo)
     run_folder.require_out_of_run(out, force=force)
     with run_folder.run_replaced(out) as folder:
-        return _simulate(path, changes, folder, quiet=quiet, levels=True, with_ranges=with_ranges, slo=slo)
+        return _simulate(path, changes, folder, quiet=quiet, levels=True, ranging=ranging, slo=slo)
 
 
 def _simulate(
@@ -66,7 +66,7 @@ def _simulate(
     *,
     quiet: bool,
     levels: bool,
-    with_ranges: bool,
+    ranging: Ranging,
     slo: Slo | None,
 ) -> FinishedRun:
     try:
@@ -80,20 +80,20 @@ def _simulate(
     if slo is not None:
         slo.require_classes(cluster.requests)
     with ExitStack() as stack:
-        advance = stack.enter_context(progress_over(scenario.name, len(cluster.requests), quiet=quiet))
+        ends = None
+        if ranging != "none" and loaded.uncertain:
+            ends = Ends(loaded, cluster.requests, whole=ranging == "whole")
+            stack.enter_context(ends.started())
         journal = None if folder is None else stack.enter_context(run_folder.journal_writer(folder))
-        observation = Observation(journal=journal, levels=levels, progress=advance)
-        simulation = Simulation(cluster, observation)
-        interrupted = False
-        try:
-            result = simulation.run()
-        except KeyboardInterrupt:
-            interrupted = True
-            result = simulation.result()
-    summary = result.summary()
-    summary["pdsim"]["interrupted"] = interrupted
-    if with_ranges and loaded.uncertain and not interrupted:
-        summary["pdsim"]["interval"] = _interval(loaded, cluster.requests, summary, quiet=quiet)
+        watch = None if ends is None else ends.watch
+        with progress_over(scenario.name, len(cluster.requests), quiet=quiet) as advance:
+            observation = Observation(journal=journal, levels=levels, progress=advance, ended=watch)
+            result, interrupted = _until_interrupted(Simulation(cluster, observation), watch)
+        summary = result.summary()
+        summary["pdsim"]["interrupted"] = interrupted
+        if ends is not None and not interrupted:
+            with saying(f"{scenario.name}: both ends of its range ...", quiet=quiet):
+                summary["pdsim"] |= _interval(summary, ends)
     if slo is not None:
         outcome = outcome_of_run(result.judged.requests, scenario.client, slo, failure_text(summary))
         summary["pdsim"]["slo"] = {"slo": str(slo), **outcome.to_json()}
@@ -103,17 +103,22 @@ def _simulate(
     return finished
 
 
-def _interval(
-    scenario: Scenario, requests: Sequence[RequestSpec], summary: Mapping[str, Any], *, quiet: bool
-) -> dict[str, list[float]]:
-    """Least and most of each metric, over the run and both ends of its times."""
-    summaries = [summary]
-    for which, end in zip(ENDS, scenario.ends, strict=True):
-        cluster = build(end, requests)
-        with progress_over(f"{scenario.name}, {which}", len(requests), quiet=quiet) as advance:
-            summaries.append(Simulation(cluster, Observation(progress=advance)).run().summary())
-        gc.collect(0)  # its cycles: a large run's records would stay beside the next one's
-    return ranges(summaries)
+def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple[RunResult, bool]:
+    """The result so far and True, if somebody interrupts."""
+    if watch is not None:
+        watch.simulation = simulation
+    try:
+        return simulation.run(), False
+    except KeyboardInterrupt:
+        return simulation.result(), True
+
+
+def _interval(summary: Mapping[str, Any], ends: Ends) -> dict[str, Any]:
+    """Least and most of each metric, over the run and both ends of its times; and what of the load tells it."""
+    found = {"interval": ranges([summary, *ends.numbers(summary)])}
+    if ends.part_requests is None:
+        return found
+    return {**found, "interval_requests": ends.part_requests, "interval_error": ends.error}
 
 
 def obtain_runs(

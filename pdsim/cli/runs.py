@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pdsim.scenario.load_options import LoadOptions
     from pdsim.scenario.schema import Scenario
     from pdsim.show.page import Page
+    from pdsim.sim.ends import Ranging
 
 RunOrScenario = Annotated[Path, Parameter(help="A run folder, or a scenario file, which is simulated first.")]
 
@@ -35,6 +36,9 @@ def run(
     load: Load = NO_LOAD,
     no_ranges: Annotated[
         bool, Parameter(help="Simulate once, where no server was measured: numbers without their ranges.")
+    ] = False,
+    whole_ranges: Annotated[
+        bool, Parameter(help="Simulate both ends of the ranges on the whole load, and not on a part of a long one.")
     ] = False,
     slo: Annotated[
         str | None,
@@ -54,16 +58,18 @@ def run(
     given = set_ if seed is None else (*set_, f"seed={seed}")
     with garbage_collection_paused(), _file_or_starter(scenario, load, given) as (file, changes):
         wanted = None if slo is None else Slo.parse(slo)
-        finished = run_scenario(file, changes, out, quiet=json_, force=force, with_ranges=not no_ranges, slo=wanted)
+        ranging: Ranging = "none" if no_ranges else "whole" if whole_ranges else "part"
+        finished = run_scenario(file, changes, out, quiet=json_, force=force, ranging=ranging, slo=wanted)
         gc.freeze()  # the process ends soon: what is there need not be searched
     if json_:
         print_json(finished.summary)
     else:
         from pdsim.show.slo_table import print_slo
-        from pdsim.show.tables import print_stages, print_summaries
+        from pdsim.show.tables import print_range_notes, print_stages, print_summaries
 
         print_warnings(finished)
         print_summaries({finished.name: finished.summary})
+        print_range_notes({finished.name: finished.summary})
         if "slo" in finished.summary["pdsim"]:
             print_slo(finished.summary["pdsim"]["slo"])
         print_stages({finished.name: finished.records})
@@ -114,7 +120,7 @@ def compare(
         print_json([{"run": run.name, **run.summary} for run in finished])
     else:
         from pdsim.metrics.summary_rows import ranges_of
-        from pdsim.show.tables import print_ranges, print_stages, print_summaries, print_usage
+        from pdsim.show.tables import print_range_notes, print_ranges, print_stages, print_summaries, print_usage
 
         observed = [run for run in finished if run.is_observed]
         records = {run.name: run.records for run in observed}
@@ -122,6 +128,7 @@ def compare(
             print_warnings(run)
         print_summaries({run.name: run.summary for run in finished})
         print_ranges({run.name: ranges_of(run.summary) for run in finished})
+        print_range_notes({run.name: run.summary for run in finished})
         if observed:
             print_stages(records)
             print_usage(records)

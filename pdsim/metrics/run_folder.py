@@ -139,6 +139,8 @@ _SUMMARY_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "an object of two numbers each",
         lambda found: isinstance(found, dict) and all(_is_interval(ends) for ends in found.values()),
     ),
+    "pdsim.interval_requests": ("a whole number", lambda found: type(found) is int and found > 0),
+    "pdsim.interval_error": ("a number", lambda found: _is_number(found)),  # noqa: PLW0108  it is defined below
 }
 """Fields of a summary that are no metric; each may be missing."""
 _COUNTED = re.compile(

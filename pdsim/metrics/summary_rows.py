@@ -171,11 +171,11 @@ def table_of_markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> s
 
 
 _TIMES = ("ttft", "tpot", "itl", "e2e_latency")
-_RANGED_FIELDS = (
+RANGED_FIELDS = (
     *(f"{what}_throughput" for what in ("request", "input", "output")),
     *(f"{statistic}_{time}_ms" for time in _TIMES for statistic in ("mean", "median", "p90", "p95", "p99")),
 )
-RANGED = tuple(row for row in SUMMARY_ROWS if row.field in _RANGED_FIELDS)
+RANGED = tuple(row for row in SUMMARY_ROWS if row.field in RANGED_FIELDS)
 """Rows of a summary that have one."""
 HEADLINES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
 """Numbers that are shown where there is no room for all."""
@@ -186,7 +186,7 @@ Ranges = Mapping[str, Sequence[float]]
 
 def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Ranges of a run and of its ends, without numbers that one of them does not have."""
-    values = {field: [summary.get(field) for summary in summaries] for field in _RANGED_FIELDS}
+    values = {field: [summary.get(field) for summary in summaries] for field in RANGED_FIELDS}
     known = {field: [float(value) for value in found if value is not None] for field, found in values.items()}
     return {field: [min(found), max(found)] for field, found in known.items() if len(found) == len(summaries)}
 
@@ -195,6 +195,17 @@ def ranges_of(summary: Mapping[str, Any]) -> Ranges:
     """Ranges that a summary has; none of a run whose times are certain."""
     found: Ranges = summary.get("pdsim", {}).get("interval") or {}
     return found
+
+
+def range_note(summary: Mapping[str, Any]) -> str:
+    """What of the load tells the ranges of a run; empty: all of it."""
+    own = summary.get("pdsim", {})
+    if "interval_requests" not in own:
+        return ""
+    return (
+        f"ranges: both ends were simulated until {own['interval_requests']:,} requests had ended, which tells means "
+        f"to about {own['interval_error']:.1%}; --whole-ranges simulates all"
+    )
 
 
 def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
@@ -275,6 +286,8 @@ OWN_FIELDS = {
     "device": "GPUs, or what a profile was measured on; of real runs cpu or cuda",
     "warnings": "what lies outside what was measured; absent if nothing does",
     "interval": "least and most of each throughput and latency, where no server was measured; written by commands",
+    "interval_requests": "requests that had ended where the simulation of an end stopped; absent: all",
+    "interval_error": "relative standard error of what such an end changes of mean TTFT and latency",
     "interrupted": "whether the run was cut short; written by commands",
     "journal": "number of calls in the journal, and a digest of its lines; absent without a journal",
 }

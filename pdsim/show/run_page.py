@@ -9,7 +9,16 @@ from pdsim.metrics.explain import mean_parts_ms, stage_times
 from pdsim.metrics.failures import failures_in
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
-from pdsim.metrics.summary_rows import Ranges, between, counted, range_text, ranges_of, rows_to_show, time_text
+from pdsim.metrics.summary_rows import (
+    Ranges,
+    between,
+    counted,
+    range_note,
+    range_text,
+    ranges_of,
+    rows_to_show,
+    time_text,
+)
 from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
 from pdsim.scenario.schema import Scenario
 from pdsim.show import run_figures
@@ -234,7 +243,8 @@ def _summary_table(runs: Sequence[ReportedRun]) -> Table:
     for run in runs[1:]:
         columns += [run.name, f"to {runs[0].name}"]
     columns += ["range" if len(runs) == 1 else f"range of {run.name}" for run in ranged]
-    return Table("Summary", columns, rows)
+    notes = [f"{run.name}: {note}" for run in ranged if (note := range_note(run.summary))]
+    return Table("Summary", columns, rows, caption="; ".join(notes))
 
 
 def _class_table(run: ReportedRun) -> list[Table]:

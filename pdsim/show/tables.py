@@ -22,6 +22,7 @@ from pdsim.metrics.summary_rows import (
     counted,
     in_unit,
     percentage,
+    range_note,
     range_text,
     ranges_of,
     rows_to_show,
@@ -129,6 +130,15 @@ def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
 
     sizes = [[row.field for row in rows], *(HEADLINES[:count] for count in range(len(HEADLINES), 0, -1))]
     print_first_that_fits([table(fields)] for fields in sizes)
+
+
+def print_range_notes(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Says of which runs only a part of the load tells the ranges."""
+    console = new_console()
+    for name, summary in summaries.items():
+        if note := range_note(summary):
+            text = note if len(summaries) == 1 else f"{name}: {note}"
+            console.print(text, highlight=False, markup=False)
 
 
 def print_stages(runs: Mapping[str, RunRecords]) -> None:

@@ -1,0 +1,120 @@
+"""The beginning of a long run, and what another run of the same load changes there."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from pdsim.metrics.records import RequestRecord
+from pdsim.metrics.summary_rows import RANGED_FIELDS
+from pdsim.sim.simulation import Simulation
+
+LEAST_REQUESTS = 1_000
+"""A part has so many: its p99 is the tenth of them from the end."""
+_SHARE = 0.15
+"""Both ends of a range then cost 0.3 of the run."""
+_BATCHES = 10
+_LIKE = 0.1
+"""Largest difference of a mean between the part and the whole run, relative to the whole."""
+_MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
+
+Numbers = Mapping[str, float | None]
+"""Numbers of a summary that have a range, by field."""
+
+
+class Part(NamedTuple):
+    """A run at the time when so many requests have ended."""
+
+    numbers: Numbers
+    half_ns: int
+    """Time in which the second half of them ended: without the start of the run."""
+    batches: Sequence[tuple[float, float]]
+    """Mean TTFT and latency in ns of each tenth of those that arrived first; none if nothing of a tenth finished."""
+
+    def is_like(self, whole: Numbers) -> bool:
+        """Whether its means are near those of the whole run."""
+        pairs = [(self.numbers[field], whole[field]) for field in _MEANS]
+        return all(here == there or (here and there and abs(here / there - 1) <= _LIKE) for here, there in pairs)
+
+
+class Change(NamedTuple):
+    """Numbers of another run relative to those of a run, in the same part of both."""
+
+    ratios: Mapping[str, float]
+    error: float
+    """Standard error of the change of TTFT or of latency, relative to it: the larger."""
+    drift: float
+    """Difference of that change between both halves of the part, relative to it: the larger."""
+
+
+def part_size(num_requests: int) -> int | None:
+    """Requests that end in the part of a load. None: the load is too short for a part."""
+    size = max(LEAST_REQUESTS, round(_SHARE * num_requests))
+    return size if size < num_requests else None
+
+
+def numbers_of(summary: Mapping[str, Any]) -> Numbers:
+    return {field: summary[field] for field in RANGED_FIELDS}
+
+
+class PartWatch:
+    """Looks at a simulation as soon as so many requests have ended: an observer of their ends."""
+
+    def __init__(self, num_requests: int | None, seen: Callable[[Part], None] | None = None) -> None:
+        """num_requests: requests of the part; None: there is none. What `seen` raises ends the run."""
+        self.part: Part | None = None
+        self.simulation: Simulation | None = None
+        """Set before it runs."""
+        self._num_requests = num_requests
+        self._seen = seen
+        self._num_ended = 0
+        self._middle_ns = 0
+
+    def __call__(self, ended: RequestRecord) -> None:
+        self._num_ended += 1
+        if self._num_requests is None or ended.end_ns is None:
+            return
+        if self._num_ended == self._num_requests // 2:
+            self._middle_ns = ended.end_ns
+        elif self._num_ended == self._num_requests:
+            assert self.simulation is not None
+            result = self.simulation.result()
+            batches = _batches(result.records.requests[: self._num_requests])
+            self.part = Part(numbers_of(result.summary()), ended.end_ns - self._middle_ns, batches)
+            if self._seen is not None:
+                self._seen(self.part)
+
+
+def _batches(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
+    times: list[list[tuple[int, int]]] = [[] for _ in range(_BATCHES)]
+    for i, request in enumerate(requests):
+        if request.outcome == "finished" and request.first_token_ns is not None and request.end_ns is not None:
+            ttft_ns, latency_ns = request.first_token_ns - request.arrival_ns, request.end_ns - request.arrival_ns
+            times[i * _BATCHES // len(requests)].append((ttft_ns, latency_ns))
+    if not all(times):
+        return []
+    return [(fmean(ttft for ttft, _ in batch), fmean(latency for _, latency in batch)) for batch in times]
+
+
+def change_of(other: Part, run: Part) -> Change | None:
+    """None: it is not known, for one of them lacks what the other has."""
+    if not (other.batches and run.batches and other.half_ns and run.half_ns):
+        return None
+    ratios = {}
+    for field, value in run.numbers.items():
+        changed = other.numbers[field]
+        if field.endswith("_throughput"):  # of the same requests, of which other ones are under way at the end
+            ratios[field] = run.half_ns / other.half_ns
+        elif value and changed:
+            ratios[field] = changed / value
+        elif value != changed:
+            return None
+    pairs = list(zip(other.batches, run.batches, strict=True))
+    spreads = [_spread([changed[i] / value[i] for changed, value in pairs]) for i in (0, 1)]
+    return Change(ratios, max(error for error, _ in spreads), max(drift for _, drift in spreads))
+
+
+def _spread(ratios: Sequence[float]) -> tuple[float, float]:
+    """Standard error of the mean, and difference of both halves' means, relative to the mean."""
+    mean, half = fmean(ratios), len(ratios) // 2
+    drift = abs(fmean(ratios[half:]) - fmean(ratios[:half]))
+    return stdev(ratios) / len(ratios) ** 0.5 / mean, drift / mean
