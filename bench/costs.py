@@ -10,7 +10,7 @@ from statistics import median
 from time import process_time
 
 from pdsim import Scenario, load_scenario, simulate
-from pdsim.calibration.case import load_case
+from pdsim.calibration.validate.case import load_case
 
 HOME = Path(__file__).parent.parent
 STUDIES = {

@@ -24,8 +24,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdsim.calibration.case import load_case
-from pdsim.calibration.suite import is_suite
+from pdsim.calibration.validate.case import load_case
+from pdsim.calibration.validate.suite import is_suite
 from pdsim.cli import main as pdsim
 
 ROOT = Path(__file__).parent.parent

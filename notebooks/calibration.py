@@ -9,8 +9,8 @@
 import pandas as pd
 from setting import REAL, residuals
 
-from pdsim.calibration.profile import calibrate
-from pdsim.calibration.rows import read_rows
+from pdsim.calibration.fit.profile import calibrate
+from pdsim.calibration.fit.rows import read_rows
 
 # %%
 made = calibrate(read_rows(sorted((REAL / "data").glob("*.csv"))), gpu="h200")

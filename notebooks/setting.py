@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from pdsim.calibration.regression import FittedForm
+from pdsim.calibration.fit.regression import FittedForm
 
 EXPERIMENTS = Path("../experiments")
 REAL = EXPERIMENTS / "validation-h200"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pdsim.calibration.rows import read_rows, write_rows
+from pdsim.calibration.fit.rows import read_rows, write_rows
 
 PROVENANCE = {
     "device": "NVIDIA H200",

@@ -15,7 +15,7 @@ from pyarrow import parquet
 import pdsim
 from docs.commands import reference
 from pdsim import load_scenario
-from pdsim.calibration.suite import SuiteFile, suite_of
+from pdsim.calibration.validate.suite import SuiteFile, suite_of
 from pdsim.cli import app as pdsim_app
 from pdsim.cli import main
 from pdsim.metrics import plots

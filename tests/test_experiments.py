@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.calibration.case import find_cases
+from pdsim.calibration.validate.case import find_cases
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_cost, load_scenario
 from pdsim.scenario.yaml_file import read_yaml

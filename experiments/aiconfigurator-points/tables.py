@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from pdsim import simulate
-from pdsim.calibration.case import MeasuredCase, load_case, simulated_metrics
+from pdsim.calibration.validate.case import MeasuredCase, load_case, simulated_metrics
 from pdsim.scenario.yaml_file import ConfigError
 
 METRICS = ("mean_ttft_ms", "mean_tpot_ms")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pdsim import simulate
-from pdsim.calibration.case import fit_arm, fitted_profile, load_case
+from pdsim.calibration.validate.case import fit_arm, fitted_profile, load_case
 from pdsim.scenario.yaml_file import to_yaml, write_yaml
 
 HERE = Path(__file__).parent

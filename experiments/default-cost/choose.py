@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from judge import DEFAULT, HERE
 
 from pdsim import simulate
-from pdsim.calibration.case import load_case
+from pdsim.calibration.validate.case import load_case
 
 _ROOM = 1.1
 NEAR = 0.1

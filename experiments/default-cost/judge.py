@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from pdsim import Scenario, simulate
-from pdsim.calibration.case import load_case
+from pdsim.calibration.validate.case import load_case
 from pdsim.scenario.sizing import resolve
 
 HERE = Path(__file__).parent

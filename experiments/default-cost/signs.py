@@ -10,7 +10,7 @@ from itertools import combinations
 from judge import DEFAULT, HERE
 
 from pdsim import simulate
-from pdsim.calibration.case import load_case
+from pdsim.calibration.validate.case import load_case
 
 PAIRS = {
     "radix cache on decode": ("decode-radix-b200", [("baseline", "radix"), ("baseline", "radix-64")]),

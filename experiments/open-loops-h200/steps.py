@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
-from pdsim.calibration.suite import load_suite
+from pdsim.calibration.validate.suite import load_suite
 from pdsim.metrics.records import StepRecord
 from pdsim.metrics.run_folder import read_records
 from pdsim.sim.simulation import simulate

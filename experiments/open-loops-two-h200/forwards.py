@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from pdsim.calibration.suite import ValidationSuite, Variant, load_suite
+from pdsim.calibration.validate.suite import ValidationSuite, Variant, load_suite
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.metrics.records import RunRecords, StepRecord
 from pdsim.metrics.run_folder import read_records

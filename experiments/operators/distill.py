@@ -30,7 +30,7 @@ STATED = (
     ("prefill_attention", "bf16", 0.82, 1),
     ("decode_attention", "bf16", 1, 0.73),
 )
-"""H20: as experiments/infersim-h20 has it from pdsim/calibration/operators.csv.
+"""H20: as experiments/infersim-h20 has it from pdsim/calibration/fit/operators.csv.
 
 The 0.8 is the roofline's; bf16 is taken to reach what fp8 does.
 """

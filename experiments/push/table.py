@@ -3,7 +3,7 @@
 from pathlib import Path
 from statistics import fmean
 
-from pdsim.calibration.suite import load_suite
+from pdsim.calibration.validate.suite import load_suite
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import SUMMARY, read_records, read_summary
 from pdsim.sim.simulation import simulate

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pdsim.calibration.scaling import ENDS, GpuScaling
+from pdsim.calibration.fit.scaling import ENDS, GpuScaling
 from pdsim.cost.settings import Affine, Roofline
 from pdsim.scenario.cost import CostChoice
 from pdsim.scenario.loading import load_cost

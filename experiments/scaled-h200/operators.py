@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-OPERATORS = Path("pdsim/calibration/operators.csv")
+OPERATORS = Path("pdsim/calibration/fit/operators.csv")
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200"}
 NAMES = {"bf16": "bfloat16", "fp8": "fp8_block"}
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from pdsim.calibration.case import MeasuredCase, compare_case, load_case
+from pdsim.calibration.validate.case import MeasuredCase, compare_case, load_case
 from pdsim.sim.simulation import simulate
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from loads import Request, loads
 
-from pdsim.calibration.rows import write_rows
+from pdsim.calibration.fit.rows import write_rows
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"

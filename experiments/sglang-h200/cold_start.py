@@ -12,7 +12,7 @@ from prepare import COLD_START, METRICS, metrics_of
 from rows import DATA, HERE, columns
 
 from pdsim import load_scenario, simulate
-from pdsim.calibration.case import load_case
+from pdsim.calibration.validate.case import load_case
 
 STALLED_MS = 20
 """Least stall beyond the median step of a batch."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from fit import COMMAND, DATE, DEVICE, SOFTWARE
 from rows import forwards, steps
 
-from pdsim.calibration.rows import write_rows
+from pdsim.calibration.fit.rows import write_rows
 
 SERVERS = ("lot1", "lot2", "shared_base")
 COLUMNS = ("kind", "new_tokens", "context_tokens", "prompts", "batch", "time_us")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from pdsim.calibration.suite import load_suite
+from pdsim.calibration.validate.suite import load_suite
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import StepTimes

@@ -1,1 +1,1 @@
-"""Simulated against measured: cases with published numbers, and the errors of every metric."""
+"""Simulated against measured, in three rooms: fit, observe, validate."""

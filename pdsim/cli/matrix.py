@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from pdsim import __version__
-from pdsim.calibration.comparison import Comparison, Side, Validation, compare_sides
-from pdsim.calibration.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
+from pdsim.calibration.validate.comparison import Comparison, Side, Validation, compare_sides
+from pdsim.calibration.validate.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
 from pdsim.cli.command import print_json
 from pdsim.cli.finished import fail_for_requests, progress_over
 from pdsim.files import remove_own, replace_folder, require_own, write_whole

@@ -63,9 +63,9 @@ def observe(
         return
     if later is not None or scenario is not None or seconds is not None:
         raise ConfigError(f"{url} is no file: a second page, --scenario and --seconds are of saved pages")
-    from pdsim.calibration.observation import Session
-    from pdsim.calibration.probes import ObservationBudget, loads, planned
-    from pdsim.calibration.server_client import ServerClient
+    from pdsim.calibration.observe.observation import Session
+    from pdsim.calibration.observe.probes import ObservationBudget, loads, planned
+    from pdsim.calibration.observe.server_client import ServerClient
     from pdsim.cli.finished import progress_over
     from pdsim.show.measurement_tables import print_observation, print_plan
 
@@ -116,9 +116,9 @@ def calibrate(
     json_: Json = False,
 ) -> None:
     """Fit a profile to measured rows, and say how well it predicts shapes it was not fitted to."""
-    from pdsim.calibration.profile import calibrate as fit_rows
-    from pdsim.calibration.profile import profile_of
-    from pdsim.calibration.rows import read_rows
+    from pdsim.calibration.fit.profile import calibrate as fit_rows
+    from pdsim.calibration.fit.profile import profile_of
+    from pdsim.calibration.fit.rows import read_rows
     from pdsim.cli.finished import saying
     from pdsim.show.measurement_tables import print_calibration
 
@@ -164,8 +164,8 @@ def scale(
     json_: Json = False,
 ) -> None:
     """Derive a profile of another GPU: each coefficient by what it is bound by, with an interval."""
-    from pdsim.calibration.scaling import GpuScaling, model_of
-    from pdsim.calibration.scaling import scale as scaled
+    from pdsim.calibration.fit.scaling import GpuScaling, model_of
+    from pdsim.calibration.fit.scaling import scale as scaled
     from pdsim.scenario.profile import read_profile
     from pdsim.show.measurement_tables import print_scaling
     from pdsim.system.catalog import load_gpu, load_model
@@ -208,7 +208,7 @@ def validate(
             raise ConfigError("--observed needs the scenario of the server, alone or with --profile")
         _validate_load(Path(cases[0]), observed, profile, quiet=json_)
         return
-    from pdsim.calibration.suite import is_suite
+    from pdsim.calibration.validate.suite import is_suite
 
     suites = [name for name in cases if is_suite(name, _EXPERIMENTS)]
     if suites:
@@ -220,7 +220,7 @@ def validate(
         return
     if profile or runs or real_only:
         raise ConfigError("--profile, --runs and --real-only are of a matrix or --observed, and neither is named")
-    from pdsim.calibration.case import compare_case, find_cases
+    from pdsim.calibration.validate.case import compare_case, find_cases
     from pdsim.cli.finished import fail_for_requests, progress_over
     from pdsim.metrics.failures import failure_text
     from pdsim.show.measurement_tables import print_errors
@@ -246,7 +246,7 @@ def validate(
 
 def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
     """Prints what a server's clients saw beside the simulation, and where the simulation's time went."""
-    from pdsim.calibration.observation import compare_load
+    from pdsim.calibration.validate.observed import compare_load
     from pdsim.cli.finished import fail_for_requests
     from pdsim.metrics.explain import mean_stage_ms
     from pdsim.metrics.failures import failure_text

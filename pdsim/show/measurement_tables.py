@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
-from pdsim.calibration.case import ArmErrors, MetricError
-from pdsim.calibration.comparison import Counts, Validation
-from pdsim.calibration.observation import Session, summary_of
-from pdsim.calibration.probes import Load, ObservationBudget, Probe
-from pdsim.calibration.profile import Calibration
-from pdsim.calibration.scaling import GpuScaling
+from pdsim.calibration.fit.profile import Calibration
+from pdsim.calibration.fit.scaling import GpuScaling
+from pdsim.calibration.observe.observation import Session, summary_of
+from pdsim.calibration.observe.probes import Load, ObservationBudget, Probe
+from pdsim.calibration.validate.case import ArmErrors, MetricError
+from pdsim.calibration.validate.comparison import Counts, Validation
 from pdsim.metrics.summary_rows import percentage, significant
 from pdsim.scenario.fields import DURATION
 from pdsim.show.tables import new_console, new_table, print_first_that_fits

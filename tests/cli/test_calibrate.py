@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdsim.calibration.rows import write_rows
+from pdsim.calibration.fit.rows import write_rows
 from tests.cli.test_commands import exit_code, output, output_json
 from tests.unit.test_calibration import (
     PROVENANCE,

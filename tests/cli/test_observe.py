@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.calibration import observation
-from pdsim.calibration.probes import ObservationBudget, loads, mean_stages_ms, one_round, planned, totals
+from pdsim.calibration.observe import observation
+from pdsim.calibration.observe.probes import ObservationBudget, loads, mean_stages_ms, one_round, planned, totals
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import to_yaml
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from pdsim.calibration.probes import totals
-from pdsim.calibration.server_client import _RUNNING, ServerClient
+from pdsim.calibration.observe.probes import totals
+from pdsim.calibration.observe.server_client import _RUNNING, ServerClient
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import read_yaml
 

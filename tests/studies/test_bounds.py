@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from docs.tables import met
-from pdsim.calibration.case import find_cases
+from pdsim.calibration.validate.case import find_cases
 from tests.studies.reports import report
 
 STUDIES = [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.calibration.case import load_case
+from pdsim.calibration.validate.case import load_case
 from tests.studies.reports import report
 
 CASE = load_case(Path("experiments/decode-radix-b200"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.calibration.case import load_case
+from pdsim.calibration.validate.case import load_case
 from pdsim.metrics.summary import by_client
 from pdsim.scenario.sizing import resolve
 from pdsim.sim.simulation import Observation, simulate

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
-from pdsim.calibration import regression
-from pdsim.calibration.machine import front_end_ns
-from pdsim.calibration.profile import calibrate, profile_of
-from pdsim.calibration.regression import fit
-from pdsim.calibration.rows import PREFILL_GRAPHS, Measurements, Rows, read_rows, write_rows
+from pdsim.calibration.fit import regression
+from pdsim.calibration.fit.machine import front_end_ns
+from pdsim.calibration.fit.profile import calibrate, profile_of
+from pdsim.calibration.fit.regression import fit
+from pdsim.calibration.fit.rows import PREFILL_GRAPHS, Measurements, Rows, read_rows, write_rows
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, GpuClock
 from pdsim.cost.settings import Affine

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.calibration.comparison import METRICS, Side, Validation, compare_counts, compare_sides, rank
-from pdsim.calibration.suite import Tolerances, load_suite
+from pdsim.calibration.validate.comparison import METRICS, Side, Validation, compare_counts, compare_sides, rank
+from pdsim.calibration.validate.suite import Tolerances, load_suite
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdsim.calibration.machine import CANNOT_TELL, MESSAGES_NS
-from pdsim.calibration.profile import calibrate, profile_of
-from pdsim.calibration.rows import read_rows, write_rows
+from pdsim.calibration.fit.machine import CANNOT_TELL, MESSAGES_NS
+from pdsim.calibration.fit.profile import calibrate, profile_of
+from pdsim.calibration.fit.rows import read_rows, write_rows
 from pdsim.scenario.fields import DURATION
 from pdsim.scenario.yaml_file import ConfigError
 

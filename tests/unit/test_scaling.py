@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.calibration.scaling import OPERATORS, GpuScaling, scale, time_ratios
+from pdsim.calibration.fit.scaling import OPERATORS, GpuScaling, scale, time_ratios
 from pdsim.cost.affine import AffineModel
 from pdsim.cost.settings import Affine
 from pdsim.scenario.cost import ENDS, GROUPS, CostChoice

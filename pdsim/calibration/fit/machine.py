@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pdsim.calibration.regression import ABOVE_LEAST, FittedForm, plain_least_squares
-from pdsim.calibration.rows import OBSERVED, Floats, Measurements, Rows
+from pdsim.calibration.fit.regression import ABOVE_LEAST, FittedForm, plain_least_squares
+from pdsim.calibration.fit.rows import OBSERVED, Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
 
 _MEMORY_NS = 1e8

@@ -11,7 +11,7 @@ from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from pdsim.calibration.server_client import Completion, ServerClient, ServerError
+from pdsim.calibration.observe.server_client import Completion, ServerClient, ServerError
 from pdsim.metrics.explain import STAGES
 
 SHORTEST_TOKENS = 32

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pdsim.calibration import machine, regression
-from pdsim.calibration.machine import GpuSlowdown, RequestOverhead, gpu_slowdown, without_overhead
-from pdsim.calibration.regression import FittedForm, Form, fit
-from pdsim.calibration.rows import (
+from pdsim.calibration.fit import machine, regression
+from pdsim.calibration.fit.machine import GpuSlowdown, RequestOverhead, gpu_slowdown, without_overhead
+from pdsim.calibration.fit.regression import FittedForm, Form, fit
+from pdsim.calibration.fit.rows import (
     OBSERVED,
     PREFILL_GRAPHS,
     STAGING,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdsim.calibration.rows import Columns, Floats, Rows
+from pdsim.calibration.fit.rows import Columns, Floats, Rows
 from pdsim.metrics.summary_rows import counted
 
 Term = Callable[[Columns], Floats]

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pdsim.calibration.case import named_cases, percent
+from pdsim.calibration.validate.case import named_cases, percent
 from pdsim.scenario.fields import Duration, FolderName, Section
 from pdsim.scenario.loading import load_scenario, read_section
 from pdsim.scenario.profile import read_profile

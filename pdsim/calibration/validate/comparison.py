@@ -7,8 +7,8 @@ from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
-from pdsim.calibration.case import MetricError
-from pdsim.calibration.suite import Tolerances
+from pdsim.calibration.validate.case import MetricError
+from pdsim.calibration.validate.suite import Tolerances
 from pdsim.metrics.explain import mean_stage_ms
 from pdsim.metrics.failures import failure_text
 from pdsim.metrics.records import RunRecords

@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from pdsim.calibration.case import ArmErrors, MetricError, Simulate
-from pdsim.calibration.probes import (
+from pdsim.calibration.fit.rows import UNKNOWN
+from pdsim.calibration.observe.probes import (
     LOAD_SHARE,
     LONGEST_OUTPUT,
     ObservationBudget,
@@ -23,19 +23,13 @@ from pdsim.calibration.probes import (
     play,
     round_trips,
 )
-from pdsim.calibration.rows import UNKNOWN
-from pdsim.calibration.server_client import ServerClient, ServerError
+from pdsim.calibration.observe.server_client import ServerClient, ServerError
 from pdsim.files import ForeignFileError, write_whole
 from pdsim.inputs import read_json, shown
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.summary import statistics
-from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.profile import read_profile
-from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import names
-from pdsim.workload.client import ClosedLoop
-from pdsim.workload.request_spec import RequestSpec, Streams, alone
 
 ROWS, SERVER, LOAD = "rows.csv", "server.json", "load.json"
 _SIZES = ("kind", "new_tokens", "context_tokens", "prompts", "batch", "time_us")
@@ -43,15 +37,6 @@ _MOST_BUSY = 3
 """Refusals of a busy server after which it is left in peace."""
 _SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
 """Wait for a server to notice that streams were ended, at least and, where its metrics still count them, at most."""
-COMPARED = (
-    "request_throughput",
-    "output_throughput",
-    *(
-        f"{statistic}_{time}_ms"
-        for time in ("ttft", "tpot", "itl", "e2e_latency")
-        for statistic in ("mean", "median", "p90")
-    ),
-)
 
 
 @dataclass
@@ -283,50 +268,3 @@ def _itl_ms(requests: Iterable[Mapping[str, Any]]) -> Iterator[float]:
     for one in requests:
         tokens_per_event = max(1.0, one["output_tokens"] / len(one["event_s"]))
         yield from (1e3 * (end - begin) / tokens_per_event for begin, end in pairwise(one["event_s"]))
-
-
-@dataclass(frozen=True)
-class SentRequests:
-    """Requests of a load as they were sent: prompts share nothing."""
-
-    lengths: tuple[tuple[int, int], ...]
-    """Prompt and output tokens."""
-
-    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        del rng
-        return [alone(i, prompt, output) for i, (prompt, output) in enumerate(self.lengths)]
-
-
-def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:
-    """Errors of each arm of an observation's load, with stages where the server's metrics time them.
-
-    `profile` takes the place of the scenario's costs.
-    """
-    changes = () if profile is None else profile_changes(profile)
-    served = load_scenario(scenario, changes)
-    return [_compare(arm, of_load(served, arm), observed.name, simulate) for arm in read_load(observed)]
-
-
-def profile_changes(profile: Path) -> tuple[str, ...]:
-    """Changes of a scenario that take all from a profile that it has."""
-    there = read_profile(profile)
-    sections = ("cost", *(section for section in ("network", "front_end") if section in there))
-    return tuple(f"{section}.profile={profile.resolve()}" for section in sections)
-
-
-def of_load(served: Scenario, arm: Mapping[str, Any]) -> Scenario:
-    """The scenario with the arm's requests and clients."""
-    lengths = tuple((one["prompt_tokens"], one["output_tokens"]) for one in arm["requests"])
-    return served.model_copy(update={"workload": SentRequests(lengths), "client": ClosedLoop(arm["concurrency"])})
-
-
-def _compare(arm: Mapping[str, Any], scenario: Scenario, case: str, simulate: Simulate) -> ArmErrors:
-    stages = arm.get("stages", {})
-    measured, simulated = {**summary_of(arm["requests"]), **stages}, simulate(scenario)
-    errors = {
-        name: MetricError(measured[name], simulated[name], None)
-        for name in (*COMPARED, *stages)
-        if measured[name] or name not in stages
-        if name in simulated
-    }
-    return ArmErrors(case, str(arm["name"]), fitted=False, metrics=errors)

@@ -1,0 +1,1 @@
+"""Profiles from measured rows, and profiles of other GPUs derived from them."""

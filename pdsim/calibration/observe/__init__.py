@@ -1,0 +1,1 @@
+"""A running server measured from outside: probes, then a load."""

@@ -1,0 +1,71 @@
+"""The load of an observation, simulated: errors of what its clients saw."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdsim.calibration.observe.observation import read_load, summary_of
+from pdsim.calibration.validate.case import ArmErrors, MetricError, Simulate
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.profile import read_profile
+from pdsim.scenario.schema import Scenario
+from pdsim.workload.client import ClosedLoop
+from pdsim.workload.request_spec import RequestSpec, Streams, alone
+
+COMPARED = (
+    "request_throughput",
+    "output_throughput",
+    *(
+        f"{statistic}_{time}_ms"
+        for time in ("ttft", "tpot", "itl", "e2e_latency")
+        for statistic in ("mean", "median", "p90")
+    ),
+)
+
+
+@dataclass(frozen=True)
+class SentRequests:
+    """Requests of a load as they were sent: prompts share nothing."""
+
+    lengths: tuple[tuple[int, int], ...]
+    """Prompt and output tokens."""
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        del rng
+        return [alone(i, prompt, output) for i, (prompt, output) in enumerate(self.lengths)]
+
+
+def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:
+    """Errors of each arm of an observation's load, with stages where the server's metrics time them.
+
+    `profile` takes the place of the scenario's costs.
+    """
+    changes = () if profile is None else profile_changes(profile)
+    served = load_scenario(scenario, changes)
+    return [_compare(arm, of_load(served, arm), observed.name, simulate) for arm in read_load(observed)]
+
+
+def profile_changes(profile: Path) -> tuple[str, ...]:
+    """Changes of a scenario that take all from a profile that it has."""
+    there = read_profile(profile)
+    sections = ("cost", *(section for section in ("network", "front_end") if section in there))
+    return tuple(f"{section}.profile={profile.resolve()}" for section in sections)
+
+
+def of_load(served: Scenario, arm: Mapping[str, Any]) -> Scenario:
+    """The scenario with the arm's requests and clients."""
+    lengths = tuple((one["prompt_tokens"], one["output_tokens"]) for one in arm["requests"])
+    return served.model_copy(update={"workload": SentRequests(lengths), "client": ClosedLoop(arm["concurrency"])})
+
+
+def _compare(arm: Mapping[str, Any], scenario: Scenario, case: str, simulate: Simulate) -> ArmErrors:
+    stages = arm.get("stages", {})
+    measured, simulated = {**summary_of(arm["requests"]), **stages}, simulate(scenario)
+    errors = {
+        name: MetricError(measured[name], simulated[name], None)
+        for name in (*COMPARED, *stages)
+        if measured[name] or name not in stages
+        if name in simulated
+    }
+    return ArmErrors(case, str(arm["name"]), fitted=False, metrics=errors)
