@@ -8,7 +8,9 @@ from cyclopts import App, Parameter
 
 from pdsim.cli.command import Json, print_json
 
-catalog = App(name="catalog", help="List the models and GPUs that scenarios can name; show or add an entry.")
+catalog = App(
+    name="catalog", help="List the models and GPUs that scenarios can name. Subcommands show or add an entry."
+)
 
 
 @catalog.default

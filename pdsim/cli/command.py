@@ -30,28 +30,33 @@ def out_at(what: str) -> Parameter:
 
 _FULL = {ENOSPC, EDQUOT, EFBIG}
 """Errors of a disk that is full, or of a user's share of it."""
-ScenarioFile = Annotated[Path, Parameter(help="A scenario file (YAML).")]
+ScenarioFile = Annotated[Path, Parameter(help="Scenario file (YAML).")]
 Set = Annotated[
     tuple[str, ...],
-    Parameter(name="--set", show_default=False, help="Change a field: path=value. May be given again."),
+    Parameter(
+        name="--set", show_default=False, help="Change a field of the scenario: path=value. Repeat for more fields."
+    ),
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON instead of tables.")]
-Seed = Annotated[int | None, Parameter(help="Instead of the scenario's seed.")]
+Seed = Annotated[int | None, Parameter(help="Seed, instead of the scenario's.")]
 Tornado = Annotated[
     bool,
-    Parameter(help="Simulate again with 10 % more of each resource: what that changes, and what limits."),
+    Parameter(help="Simulate again with 10 % more of each resource, to find the resource that limits each metric."),
 ]
-Out = Annotated[Path | None, out_at("Write the run folder here.")]
-Jobs = Annotated[int | None, Parameter(help="Processes; else one for each CPU.")]
+Out = Annotated[Path | None, out_at("Folder to write the run to.")]
+Jobs = Annotated[int | None, Parameter(help="Number of processes [one per CPU].")]
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
-Engine = Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")]
-Trace = Annotated[Path | None, Parameter(help="A trace that replaces the workload.")]
+Engine = Annotated[
+    str, Parameter(help="Where to simulate: pool (processes), here (this process), ray, or ray:ADDRESS.")
+]
+Trace = Annotated[Path | None, Parameter(help="Trace that replaces the workload.")]
 Limits = Annotated[
-    str, Parameter(help="Limits of ttft, tpot and e2e, for how many requests, and perhaps of which class.")
+    str,
+    Parameter(help="SLO: limits of ttft, tpot and e2e as percentiles or for a share of the requests, also per class."),
 ]
 Load = Annotated[LoadOptions, Parameter(name="*", help="Model and load.")]
 NO_LOAD = LoadOptions()
-Force = Annotated[bool, Parameter(help="Write over a run that --out has already.")]
+Force = Annotated[bool, Parameter(help="Overwrite an earlier run in --out.")]
 
 
 def program(name: str, purpose: str) -> App:
@@ -66,14 +71,14 @@ def program(name: str, purpose: str) -> App:
             bool,
             Parameter(
                 env_var="PDSIM_TRUST",
-                help="Import the modules that files name (module:Class), which runs their code.",
+                help="Import the modules that files name (module:Class). This runs their code.",
             ),
         ] = False,
         catalog: Annotated[
             Path | None,
-            Parameter(env_var=VARIABLE, help="A folder with models, GPUs and transports of your own."),
+            Parameter(env_var=VARIABLE, help="Folder with models, GPUs and transports of your own."),
         ] = None,
-        yes: Annotated[bool, Parameter(help="Begin, even if it does not fit this machine.")] = False,
+        yes: Annotated[bool, Parameter(help="Begin even if the run may not fit this machine's memory.")] = False,
     ) -> None:
         with (
             imports(allowed=trust),

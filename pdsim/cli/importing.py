@@ -20,13 +20,17 @@ def import_(
             "these a trace or a client's result for the load."
         ),
     ],
-    out: Annotated[Path, out_at("Write the scenario here.")] = Path("imported.yaml"),
-    model: Annotated[str | None, Parameter(help="In the catalog, where the files name another.")] = None,
-    gpu: Annotated[str | None, Parameter(help="In the catalog, where the files do not name it.")] = None,
+    out: Annotated[Path, out_at("Scenario file to write.")] = Path("imported.yaml"),
+    model: Annotated[
+        str | None, Parameter(help="Model, by its name in pdsim catalog, if the files use another name.")
+    ] = None,
+    gpu: Annotated[
+        str | None, Parameter(help="GPU, by its name in pdsim catalog, if the files do not name it.")
+    ] = None,
     set_: Set = (),
     json_: Json = False,
 ) -> None:
-    """Read a deployment as a scenario: say what was understood, what is left aside, and what is assumed."""
+    """Write a scenario from a deployment, and list what was read, what was ignored, and what was assumed."""
     from pdsim.formats.deployments.importing import changed, import_deployment
     from pdsim.scenario.build import build
     from pdsim.scenario.loading import parse_scenario

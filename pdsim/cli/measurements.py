@@ -22,39 +22,48 @@ def observe(
     url: Annotated[
         str,
         Parameter(
-            help="Where the server listens, such as http://127.0.0.1:30000; or a file: a saved page of /metrics, or "
-            "what /server_info answered."
+            help="Address of the server, such as http://127.0.0.1:30000; or a file: a saved page of /metrics or "
+            "/server_info."
         ),
     ],
-    later: Annotated[Path | None, Parameter(help="A page that was saved later: what happened in between.")] = None,
+    later: Annotated[
+        Path | None, Parameter(help="A page that was saved later, to print rates between the two.")
+    ] = None,
     /,
     *,
     scenario: Annotated[
-        Path | None, Parameter(help="With saved pages: a scenario of the server, which is simulated beside them.")
+        Path | None, Parameter(help="For saved pages: scenario of the server, to simulate and compare.")
     ] = None,
     seconds: Annotated[
-        float | None, Parameter(validator=Number(gt=0), help="Time between two saved pages [that of the files].")
+        float | None, Parameter(validator=Number(gt=0), help="Seconds between two saved pages [from the files' times].")
     ] = None,
     set_: Set = (),
-    out: Annotated[Path, out_at("Write rows, server and load here.")] = Path("observed"),
-    minutes: Annotated[float, Parameter(validator=Number(gt=0), help="Longest time in all.")] = 10.0,
-    requests: Annotated[int, Parameter(validator=Number(gte=20), help="Most completions in all.")] = 600,
-    concurrency: Annotated[int, Parameter(validator=Number(gte=1), help="Most completions at a time.")] = 16,
-    longest_prompt: Annotated[int, Parameter(validator=Number(gte=64), help="Tokens of the longest prompt.")] = 4096,
-    model: Annotated[str | None, Parameter(help="As the server calls it; its first if not given.")] = None,
-    gpu: Annotated[str | None, Parameter(help="In the catalog: what the server runs on, which none says.")] = None,
+    out: Annotated[Path, out_at("Folder for rows, description of the server, and load.")] = Path("observed"),
+    minutes: Annotated[
+        float, Parameter(validator=Number(gt=0), help="Maximum duration of all measurements, in minutes.")
+    ] = 10.0,
+    requests: Annotated[int, Parameter(validator=Number(gte=20), help="Maximum number of requests in total.")] = 600,
+    concurrency: Annotated[int, Parameter(validator=Number(gte=1), help="Maximum number of requests in flight.")] = 16,
+    longest_prompt: Annotated[
+        int, Parameter(validator=Number(gte=64), help="Length of the longest prompt, in tokens.")
+    ] = 4096,
+    model: Annotated[str | None, Parameter(help="Model, by the server's name for it [the server's first].")] = None,
+    gpu: Annotated[
+        str | None, Parameter(help="GPU of the server, by its name in pdsim catalog. Servers do not report it.")
+    ] = None,
     tp: Annotated[
-        int | None, Parameter(validator=Number(gte=1), help="GPUs of an instance, where the server does not say it.")
+        int | None,
+        Parameter(validator=Number(gte=1), help="Number of GPUs of the server, if the server does not report it."),
     ] = None,
     api_key: Annotated[
-        str | None, Parameter(env_var="OPENAI_API_KEY", help="Sent as bearer token, written nowhere.")
+        str | None, Parameter(env_var="OPENAI_API_KEY", help="Key to send as bearer token. It is written nowhere.")
     ] = None,
-    dry_run: Annotated[bool, Parameter(help="Say what would be sent, and send nothing.")] = False,
+    dry_run: Annotated[bool, Parameter(help="Print what would be sent, and send nothing.")] = False,
     json_: Json = False,
 ) -> None:
-    """Measure a running OpenAI-compatible server from outside: rows for calibrate, and a load for validate --observed.
+    """Measure a running OpenAI-compatible server as a client: rows for calibrate, a load for validate --observed.
 
-    Prompts are random text, each sent once. An interrupted command keeps what it has. Of a file, nothing is sent.
+    Prompts are random text, each sent once. An interrupted command keeps its rows. With a saved page, nothing is sent.
     """
     if Path(url).is_file():
         from pdsim.cli.pages import show_pages
@@ -98,24 +107,22 @@ def observe(
 def calibrate(
     *rows: Annotated[
         Path,
-        Parameter(
-            help="Files of rows, CSV or Parquet: what `pdreal measure`, `pdkernels.bench` and `pdsim observe` write."
-        ),
+        Parameter(help="Files of rows (CSV or Parquet) from `pdreal measure`, `pdkernels.bench` or `pdsim observe`."),
     ],
-    out: Annotated[Path, out_at("Write the profile here.")],
-    gpu: Annotated[str | None, Parameter(help="In the catalog, where the rows do not name it.")] = None,
-    prefill_tp: Annotated[int, Parameter(help="Ranks of a prefill instance whose rows are fitted.")] = 1,
-    decode_tp: Annotated[int, Parameter(help="Ranks of a decode instance whose rows are fitted.")] = 1,
+    out: Annotated[Path, out_at("Profile to write (YAML).")],
+    gpu: Annotated[str | None, Parameter(help="GPU, by its name in pdsim catalog, if the rows do not name it.")] = None,
+    prefill_tp: Annotated[int, Parameter(help="Tensor-parallel size of the prefill rows to fit.")] = 1,
+    decode_tp: Annotated[int, Parameter(help="Tensor-parallel size of the decode rows to fit.")] = 1,
     host_slowdown: Annotated[
         float,
         Parameter(
             validator=Number(gt=0, lte=1000),
-            help="How many times as long this host's work takes in a run as in the rows.",
+            help="Factor by which this host's work takes longer in a run than in the rows.",
         ),
     ] = 1,
     json_: Json = False,
 ) -> None:
-    """Fit a profile to measured rows, and say how well it predicts shapes it was not fitted to."""
+    """Fit a profile to measured rows, and print its errors for shapes that were held out of the fit."""
     from pdsim.calibration.fit.profile import calibrate as fit_rows
     from pdsim.calibration.fit.profile import profile_of
     from pdsim.calibration.fit.rows import read_rows
@@ -151,19 +158,22 @@ def _write_profile(profile: Any, out: Path, notes: Iterable[str], show: Callable
 
 
 def scale(
-    profile: Annotated[Path, Parameter(help="A measured profile (YAML).")],
+    profile: Annotated[Path, Parameter(help="Measured profile (YAML).")],
     *,
-    source: Annotated[str, Parameter(name="--from", help="The GPU that was measured.")],
-    target: Annotated[str, Parameter(name="--to", help="The GPU to derive a profile of.")],
-    out: Annotated[Path, out_at("Write the derived profile here.")],
-    model: Annotated[str | None, Parameter(help="In the catalog, where the profile does not say it.")] = None,
-    tp: Annotated[int, Parameter(validator=Number(gte=1), help="Tensor-parallel size of what was measured.")] = 1,
+    source: Annotated[str, Parameter(name="--from", help="GPU of the measured profile.")],
+    target: Annotated[str, Parameter(name="--to", help="GPU of the derived profile.")],
+    out: Annotated[Path, out_at("Derived profile to write (YAML).")],
+    model: Annotated[
+        str | None, Parameter(help="Model, by its name in pdsim catalog, if the profile does not name it.")
+    ] = None,
+    tp: Annotated[int, Parameter(validator=Number(gte=1), help="Tensor-parallel size of the measured profile.")] = 1,
     weight_dtype: Annotated[
-        Literal["bf16", "fp8", "fp4"] | None, Parameter(help="Of the derived profile, if not as measured.")
+        Literal["bf16", "fp8", "fp4"] | None,
+        Parameter(help="Weight type of the derived profile [the measured profile's]."),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Derive a profile of another GPU: each coefficient by what it is bound by, with an interval."""
+    """Derive a profile for another GPU. Each coefficient scales with its limiting resource and gets an interval."""
     from pdsim.calibration.fit.scaling import GpuScaling, model_of
     from pdsim.calibration.fit.scaling import scale as scaled
     from pdsim.scenario.profile import read_profile
@@ -191,17 +201,17 @@ def validate(
             "folder with a matrix.yaml, or such a file. With --observed, the scenario of the server."
         ),
     ],
-    profile: Annotated[Path | None, Parameter(help="Of a matrix: whose costs are simulated.")] = None,
-    runs: Annotated[Path | None, Parameter(help="Of a matrix: where the folders of real runs are, or go.")] = None,
-    real_only: Annotated[bool, Parameter(help="Of a matrix: run it for real, and stop there.")] = False,
+    profile: Annotated[Path | None, Parameter(help="For a matrix: profile to simulate with.")] = None,
+    runs: Annotated[Path | None, Parameter(help="For a matrix: folder of the real runs.")] = None,
+    real_only: Annotated[bool, Parameter(help="For a matrix: make the real runs only.")] = False,
     observed: Annotated[
-        Path | None, Parameter(help="The folder that pdsim observe wrote: its load is simulated on one scenario.")
+        Path | None, Parameter(help="Folder that pdsim observe wrote, whose load is simulated with one scenario.")
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Simulate what was measured and print the errors: published numbers, scenarios run for real, or a server's load.
+    """Simulate measured loads and print the errors: published numbers, real runs, or the load of a server.
 
-    Of a matrix, variants that were not run yet are run first, by pdreal.
+    Variants of a matrix without a real run are first run with pdreal.
     """
     if observed is not None:
         if len(cases) != 1 or runs or real_only:

@@ -26,23 +26,29 @@ if TYPE_CHECKING:
     from pdsim.show.page import Page
     from pdsim.sim.ends import Ranging
 
-RunOrScenario = Annotated[Path, Parameter(help="A run folder, or a scenario file, which is simulated first.")]
+RunOrScenario = Annotated[Path, Parameter(help="Run folder, or scenario file to simulate first.")]
 
 
 def run(
-    scenario: Annotated[Path | None, Parameter(help="A scenario file (YAML) [a starter of four H200].")] = None,
+    scenario: Annotated[
+        Path | None, Parameter(help="Scenario file (YAML) [a built-in scenario with four H200].")
+    ] = None,
     /,
     *,
     load: Load = NO_LOAD,
     no_ranges: Annotated[
-        bool, Parameter(help="Simulate once, where no server was measured: numbers without their ranges.")
+        bool,
+        Parameter(
+            help="Print numbers without ranges. Where no server was measured, this saves two of three simulations."
+        ),
     ] = False,
     whole_ranges: Annotated[
-        bool, Parameter(help="Simulate both ends of the ranges on the whole load, and not on a part of a long one.")
+        bool,
+        Parameter(help="Simulate the ends of the ranges with the whole load. By default a long load is cut for them."),
     ] = False,
     slo: Annotated[
         str | None,
-        Parameter(help="Limits to judge the run by: ttft p99 < 2 s, or ttft < 2 s and tpot < 50 ms for 95 %."),
+        Parameter(help="SLO for the run to meet: ttft p99 < 2 s, or ttft < 2 s and tpot < 50 ms for 95 %."),
     ] = None,
     set_: Set = (),
     seed: Seed = None,
@@ -106,11 +112,11 @@ def compare(
         ),
     ],
     set_: Set = (),
-    out: Annotated[Path | None, out_at("Write a folder for each simulated run, and compare.png, here.")] = None,
+    out: Annotated[Path | None, out_at("Folder for compare.png and the folders of simulated runs.")] = None,
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Show runs side by side, each with its difference from the first; one alone as it is."""
+    """Show runs side by side, each with its difference from the first run. A single run is shown alone."""
     from pdsim.cli.runner import obtain_runs, write_comparison
 
     if not runs:
@@ -142,22 +148,22 @@ def compare(
 def explain(
     run: RunOrScenario,
     *,
-    request: Annotated[int | None, Parameter(help="Follow one request.")] = None,
+    request: Annotated[int | None, Parameter(help="Print the stages of one request, by its number.")] = None,
     cost: Annotated[
-        bool, Parameter(help="Print the terms of the time of a typical step; nothing is simulated.")
+        bool, Parameter(help="Print the terms of the time of a typical step, without a simulation.")
     ] = False,
     tail: Annotated[
-        TailMetric | None, Parameter(help="Group the slowest requests by this metric, by what they waited for.")
+        TailMetric | None, Parameter(help="Group the slowest requests of this metric by what they waited for.")
     ] = None,
     tail_percent: Annotated[
-        float, Parameter(validator=Number(gt=0, lte=100), help="Percent of the requests that are the tail.")
+        float, Parameter(validator=Number(gt=0, lte=100), help="Percent of the requests that count as slowest.")
     ] = 1.0,
     tornado: Tornado = False,
     set_: Set = (),
     json_: Json = False,
 ) -> None:
-    """Say where the time of a run went; with --tornado, what limits it; with --cost, what a step's time is made of;
-    with --tail, what its slowest requests waited for.
+    """Print where the time of a run's requests went. --tornado: what limits the run; --tail: what its slowest requests
+    waited for; --cost: what the time of a step consists of.
     """
     from pdsim.cli.runner import obtain_runs, obtain_sensitivities
     from pdsim.metrics.explain import mean_parts_ms, stage_times
@@ -260,16 +266,15 @@ def report(
     *paths: Annotated[
         Path,
         Parameter(
-            help="The folder of a sweep or of a plan; or run folders, scenario files, which are simulated, and results "
-            "that compare takes."
+            help="Folder of a sweep or plan; or run folders, scenario files to simulate, results that compare reads."
         ),
     ],
-    out: Annotated[Path, out_at("Write the page here.")] = Path("report.html"),
+    out: Annotated[Path, out_at("HTML file to write.")] = Path("report.html"),
     tornado: Tornado = False,
     set_: Set = (),
     json_: Json = False,
 ) -> None:
-    """Write a page with figures and tables of a run, of several, of a sweep or a plan: one HTML file, all in it."""
+    """Write one HTML file with figures and tables of runs, of a sweep, or of a plan."""
     from pdsim.show.page import render
 
     if not paths:
@@ -338,9 +343,9 @@ def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
 
 
 def replay(
-    run: Annotated[Path, Parameter(help="A run folder with a journal, simulated or real.")], *, json_: Json = False
+    run: Annotated[Path, Parameter(help="Run folder with a journal, simulated or real.")], *, json_: Json = False
 ) -> None:
-    """Make the recorded calls of a run on fresh instances, and require the same decisions."""
+    """Repeat the recorded calls of a run on new instances, and check that they decide the same."""
     from pdsim.core.journal import ReplayError
     from pdsim.core.journal import replay as replay_journal
     from pdsim.metrics.run_folder import SCENARIO, proves_its_journal, read_journal, read_summary
@@ -372,17 +377,15 @@ def export(
     *,
     to: Annotated[
         Literal["sglang", "vllm", "aiperf", "inferencex", "mooncake", "agentic_mooncake"],
-        Parameter(help="Whose format."),
+        Parameter(help="Tool whose format to write."),
     ],
-    out: Annotated[Path, out_at("The file.")],
+    out: Annotated[Path, out_at("File to write.")],
     block_tokens: Annotated[
-        int, Parameter(validator=Number(gte=1), help="Traces: prompt tokens of one hash id.")
+        int, Parameter(validator=Number(gte=1), help="For traces: number of prompt tokens per hash id.")
     ] = 512,
     set_: Set = (),
 ) -> None:
-    """Write a run as another tool's result file, by its definitions; or what was sent, and when, as a Mooncake
-    trace.
-    """
+    """Write a run as a result file of another tool, or its requests as a Mooncake trace."""
     from pdsim.cli.runner import obtain_runs, scenario_of
     from pdsim.formats.results.exports import Run, write_result
     from pdsim.scenario.build import requests_of

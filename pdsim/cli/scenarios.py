@@ -24,16 +24,18 @@ _WITHOUT_COMMENTS = (".json", ".jsonl")
 
 
 def init(
-    file: Annotated[Path, Parameter(help="The file to write; its name is the scenario's.")] = Path("scenario.yaml"),
+    file: Annotated[
+        Path, Parameter(help="File to write. Its name without the suffix becomes the scenario's name.")
+    ] = Path("scenario.yaml"),
     /,
     *,
     options: Annotated[StarterOptions, Parameter(name="*", help="Cluster and load.")] = StarterOptions(),  # noqa: B008  it is frozen
     set_: Set = (),
     json_: Json = False,
 ) -> None:
-    """Write a first scenario with comments. On a terminal, without --set, it asks for what no flag says.
+    """Write a first scenario file with comments. On a terminal, without --set, ask for the values that no flag gives.
 
-    Nothing is written over.
+    An existing file is never overwritten.
     """
     if file.exists():
         raise ConfigError(f"{file}: exists already, and is kept; name another file")
@@ -113,7 +115,9 @@ def _file(answer: str) -> Path:
     return path
 
 
-def schema(kind: Annotated[Literal["scenario", "sweep"], Parameter(help="Which of the two.")] = "scenario", /) -> None:
+def schema(
+    kind: Annotated[Literal["scenario", "sweep"], Parameter(help="Kind of file: scenario or sweep.")] = "scenario", /
+) -> None:
     """Print the JSON schema of scenario files, or of sweep files."""
     from pdsim.scenario.loading import scenario_schema
     from pdsim.study.sweep_file import sweep_schema
@@ -122,12 +126,12 @@ def schema(kind: Annotated[Literal["scenario", "sweep"], Parameter(help="Which o
 
 
 def fields(
-    name: Annotated[str | None, Parameter(help="A section such as network.staging, a component, or a table.")] = None,
+    name: Annotated[str | None, Parameter(help="Section such as network.staging, component, or table.")] = None,
     /,
     *,
     json_: Json = False,
 ) -> None:
-    """Say what the fields of scenarios, summaries and tables of a run mean. Without a name: list what there is."""
+    """Explain the fields of scenarios, summaries and tables of a run. Without a name, list the sections."""
     from pdsim.show.reference import ReferenceEntry, entries, entry, print_entry
 
     if name is None:
@@ -149,16 +153,16 @@ def launch(
     scenario: ScenarioFile,
     *,
     engine: Annotated[
-        Engine | None, Parameter(help="Whose commands; dynamo has workers of SGLang [the scenario's engine].")
+        Engine | None, Parameter(help="Engine to write for; dynamo has workers of SGLang [the scenario's engine].")
     ] = None,
     model_path: Annotated[
         str | None, Parameter(help="Path of the model, or its name on Hugging Face [the catalog's name].")
     ] = None,
     set_: Set = (),
-    out: Annotated[Path | None, out_at("Write a file for each command here.")] = None,
+    out: Annotated[Path | None, out_at("Folder for a file per command.")] = None,
     json_: Json = False,
 ) -> None:
-    """Write what starts the cluster of a scenario and sends its load; what the engine lacks is refused."""
+    """Write the commands or manifests that start the cluster of a scenario and send its load."""
     from pdsim.launch import ENGINES
     from pdsim.metrics.run_folder import require_out
     from pdsim.scenario.loading import load_scenario

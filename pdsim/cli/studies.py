@@ -24,19 +24,23 @@ from pdsim.system.catalog import CatalogError, load_gpu
 
 
 def ask(
-    name: Annotated[str | None, Parameter(help="The question; without one, all are listed, with an example.")] = None,
-    scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter of four H200].")] = None,
+    name: Annotated[
+        str | None, Parameter(help="Name of the question. Without a name, print the list of questions.")
+    ] = None,
+    scenario: Annotated[
+        Path | None, Parameter(help="Scenario file (YAML) [a built-in scenario with four H200].")
+    ] = None,
     /,
     *,
     options: Annotated[AskOptions, Parameter(name="*", help="Load and SLO.")] = AskOptions(),  # noqa: B008  it is frozen
     load: Load = NO_LOAD,
     set_: Set = (),
-    seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
+    seeds: Annotated[int, Parameter(help="Number of seeds: each candidate runs once per seed.")] = NUM_SEEDS,
     jobs: Jobs = None,
-    out: Annotated[Path | None, out_at("Write answer.md, answer.json, answer.png and all runs here.")] = None,
+    out: Annotated[Path | None, out_at("Folder for answer.md, answer.json, answer.png and all runs.")] = None,
     json_: Json = False,
 ) -> None:
-    """Answer a question about a scenario: a recommendation, the numbers behind it, and what limits the system."""
+    """Answer a question about a scenario: a recommendation, its numbers, and the resource that limits it."""
     from pdsim.show.study_tables import print_answer, print_questions
     from pdsim.study.questions.study import QUESTIONS, question
 
@@ -79,41 +83,46 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 
 
 def plan(
-    scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter].")] = None,
+    scenario: Annotated[Path | None, Parameter(help="Scenario file (YAML) [a built-in scenario].")] = None,
     /,
     *,
     load: Load = NO_LOAD,
     trace: Trace = None,
-    check: Annotated[Path | None, Parameter(help="Another trace, on which the plan is judged.")] = None,
+    check: Annotated[Path | None, Parameter(help="Second trace, to judge the plan with.")] = None,
     slo: Limits = DEFAULT_SLO,
     gpu: Annotated[
         list[str] | None,
-        Parameter(help="A GPU to choose from, perhaps with its price an hour: h100=2.5 [the scenario's]."),
+        Parameter(
+            help="GPU to choose from, perhaps with its price per hour: h100=2.5. Repeat for more [the scenario's]."
+        ),
     ] = None,
-    currency: Annotated[str, Parameter(help="The currency of prices: a symbol, or a code such as EUR.")] = "$",
+    currency: Annotated[str, Parameter(help="Currency of prices: a symbol, or a code such as EUR.")] = "$",
     max_gpus: Annotated[
-        int, Parameter(validator=Number(gte=1, lte=1024), help="The most GPUs of a cluster.")
+        int, Parameter(validator=Number(gte=1, lte=1024), help="Maximum number of GPUs of a cluster.")
     ] = MAX_GPUS,
     try_: Annotated[
         list[str] | None,
-        Parameter(name="--try", help="Values of a field to choose from, as page_size=[1, 64]."),
+        Parameter(name="--try", help="Values of a field to search, such as page_size=[1,64]. Repeat for more fields."),
     ] = None,
     speedup: Annotated[
-        str, Parameter(help="Times the load for which the cheapest cluster is found, too, as 0.5,2,4.")
+        str, Parameter(help="Also find the cheapest cluster for these multiples of the load, such as 0.5,2,4.")
     ] = "",
     set_: Set = (),
-    seeds: Annotated[int, Parameter(help="Runs of each cluster, where arrivals are drawn.")] = NUM_SEEDS,
+    seeds: Annotated[
+        int, Parameter(help="Number of seeds: each cluster runs once per seed, if arrivals are drawn.")
+    ] = NUM_SEEDS,
     jobs: Jobs = None,
     engine: Engine = "pool",
     out: Annotated[
-        Path | None, out_at("Write plan.json, plan.md, scenario.yaml and all runs here; runs are kept.")
+        Path | None,
+        out_at("Folder for plan.json, plan.md, scenario.yaml and all runs. A later command reuses the runs."),
     ] = None,
     details: Annotated[
-        bool, Parameter(help="Say more: why each cluster misses the SLO, and the numbers at each end of the range.")
+        bool, Parameter(help="Also print why each cluster misses the SLO, and the numbers at both ends of the range.")
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Find the cheapest cluster that meets an SLO: GPUs, roles, tensor parallelism, instances and router."""
+    """Find the cheapest cluster that meets an SLO: GPU, roles, tensor parallelism, number of servers, router."""
     from pdsim.cli.finished import progress_over
     from pdsim.show.plan_screen import print_plan
     from pdsim.study.planning.planning import plan as find
@@ -195,23 +204,23 @@ def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def sweep(
-    sweep: Annotated[Path, Parameter(help="A sweep file (YAML).")],
+    sweep: Annotated[Path, Parameter(help="Sweep file (YAML).")],
     *,
-    out: Annotated[Path | None, out_at("The folder of the sweep; else runs/NAME.")] = None,
+    out: Annotated[Path | None, out_at("Folder of the sweep [runs/NAME].")] = None,
     jobs: Jobs = None,
     engine: Engine = "pool",
     ranges: Annotated[
         int,
         Parameter(
             validator=Number(gte=0),
-            help="So many points, the best first, are simulated at their fastest and slowest, too.",
+            help="Number of best points to simulate at both ends of their ranges.",
         ),
     ] = NUM_RANGES,
     load: Load = NO_LOAD,
     set_: Set = (),
     json_: Json = False,
 ) -> None:
-    """Simulate many points of a scenario, and print the best. What the folder has is not computed again."""
+    """Simulate many variants of a scenario, and print the best. Variants that the folder has are kept."""
     from pdsim.cli.finished import progress_over
     from pdsim.study.sweep import sweep as run_sweep
 
@@ -234,18 +243,20 @@ _STARTER = {"client": {"use": "open_loop", "arrivals": {"use": "poisson", "rate"
 
 
 def serve(
-    scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter].")] = None,
+    scenario: Annotated[Path | None, Parameter(help="Scenario file (YAML) [a built-in scenario].")] = None,
     /,
     *,
     trace: Trace = None,
     slo: Limits = DEFAULT_SLO,
-    gpu: Annotated[list[str] | None, Parameter(help="A GPU's price an hour: h100=2.5; others have none.")] = None,
+    gpu: Annotated[list[str] | None, Parameter(help="Price of a GPU per hour: h100=2.5. Repeat for more GPUs.")] = None,
     set_: Set = (),
-    num_requests: Annotated[int, Parameter(help="At most so many, for answers within a second.")] = _NUM_REQUESTS,
-    port: Annotated[Port, Parameter(help="Of 127.0.0.1; 0 takes a free one.")] = _PORT,
-    jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU, up to three.")] = None,
+    num_requests: Annotated[
+        int, Parameter(help="Maximum number of requests to simulate; 500 are answered within a second.")
+    ] = _NUM_REQUESTS,
+    port: Annotated[Port, Parameter(help="Port on 127.0.0.1; 0 takes a free one.")] = _PORT,
+    jobs: Annotated[int | None, Parameter(help="Number of processes [one per CPU, at most three].")] = None,
 ) -> None:
-    """Open a page on this machine: choose model, GPUs and instances, and see latencies and cost change."""
+    """Serve a local page to choose model, load, SLO, GPUs and servers, and see latency and price."""
     from pdsim.study.engine import Work, open_engine
     from pdsim.study.store import Store
     from pdsim.web.board import Board

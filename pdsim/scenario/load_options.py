@@ -20,17 +20,17 @@ class LoadOptions:
     """Model and load, where they are not the scenario's."""
 
     model: str | None = None
-    """Model, as pdsim catalog lists it."""
+    """Model, by its name in pdsim catalog."""
     rate: str | None = None
     """Requests per second, such as 4/s: Poisson arrivals."""
     concurrency: int | None = None
-    """Requests in flight, instead of a rate; so many at the start warm up and are not judged."""
+    """Requests in flight (closed loop), instead of a rate. As many requests at the start warm up and do not count."""
     requests: int | None = None
-    """Number of requests [1,000 at a rate]."""
+    """Number of requests [1,000 with --rate]."""
     isl: int | None = None
-    """Mean prompt length in tokens; lengths are lognormal, with a standard deviation of half the mean."""
+    """Mean prompt length in tokens. Lengths are lognormal with a standard deviation of half the mean."""
     osl: int | None = None
-    """Mean answer length in tokens; spread in the same way."""
+    """Mean output length in tokens. Lengths are lognormal with a standard deviation of half the mean."""
 
     def __post_init__(self) -> None:
         if self.rate is not None and self.concurrency is not None:

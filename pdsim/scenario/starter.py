@@ -60,19 +60,19 @@ class StarterOptions(LoadOptions):
     """Choices for a first scenario; None: as in the starting point."""
 
     gpu: str | None = None
-    """GPU of all servers, as pdsim catalog lists it."""
+    """GPU of all servers, by its name in pdsim catalog."""
     prefill: int | None = None
-    """Prefill servers."""
+    """Number of prefill servers."""
     decode: int | None = None
-    """Decode servers."""
+    """Number of decode servers."""
     tp: int | None = None
-    """GPUs of each server [the fewest that hold the model]."""
+    """Number of GPUs of each server (tensor parallelism) [the fewest that hold the model]."""
     trace: Path | None = None
-    """A trace instead of made-up requests: a file in any format that scenarios read, known by its first line."""
+    """Trace instead of generated requests, in any format that scenarios read."""
     input_tokens: int | None = None
-    """Prompt length of made-up requests, all alike."""
+    """Fixed prompt length of generated requests, in tokens."""
     output_tokens: int | None = None
-    """Answer length of made-up requests, all alike."""
+    """Fixed output length of generated requests, in tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,7 @@ app = program(
 )
 
 RealOptions = Annotated[Options, Parameter(name="*", help="How models run.")]
-OnHosts = Annotated[Path | None, Parameter(name="--hosts", help="Which hosts have which instances (YAML).")]
+OnHosts = Annotated[Path | None, Parameter(name="--hosts", help="File that assigns instances to hosts (YAML).")]
 
 
 @app.command
@@ -35,7 +35,7 @@ def run(
     options: RealOptions = Options(),  # noqa: B008  it is frozen
     hosts: OnHosts = None,
     record_experts: Annotated[
-        bool, Parameter(help="Keep how many tokens each expert saw in each step, in the run folder.")
+        bool, Parameter(help="Record the number of tokens of each expert in each step, in the run folder.")
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -44,7 +44,7 @@ def run(
     Parameters
     ----------
     scenario
-        A scenario file (YAML).
+        Scenario file (YAML).
 
     """
     from pdreal.run import run_scenario
@@ -87,22 +87,22 @@ def serve(
     options: RealOptions = Options(),  # noqa: B008  it is frozen
     hosts: OnHosts = None,
 ) -> None:
-    """Serve a scenario's cluster over HTTP, to OpenAI's clients and SGLang's, until interrupted.
+    """Serve a scenario's cluster over HTTP for OpenAI's and SGLang's clients, until interrupted.
 
     Parameters
     ----------
     scenario
-        A scenario file (YAML); its workload and client are not used.
+        Scenario file (YAML). Its workload and client are ignored.
     host
-        Where to listen.
+        Address to listen on.
     port
-        0 takes a free one.
+        Port; 0 takes a free one.
     model_name
-        What clients call it; the name in the catalog if not given.
+        Name of the model for clients [the catalog's name].
     api_key
-        What clients must send as bearer token. As an environment variable other users of the machine do not see it.
+        Key that clients must send as bearer token. Other users of the machine cannot see it in an environment variable.
     max_waiting_requests
-        For their first token; more are sent away with 503 and Retry-After.
+        Maximum number of requests that wait for their first token. Others get 503 and Retry-After.
 
     """
     from pdreal.serve.origin import is_loopback
@@ -134,7 +134,7 @@ def _fail_for(problems: Sequence[str], who: str = "") -> None:
 
 @app.command
 def host() -> None:
-    """Run instances here for a launcher elsewhere: `pdreal run --hosts` calls it, with its standard input."""
+    """Run instances on this host for a launcher on another host. `pdreal run --hosts` starts this command."""
     from pdreal.hosts.remote_host import read_ticket, serve_host
 
     ticket = read_ticket()
@@ -152,7 +152,7 @@ def measure(
     model: str,
     out: Annotated[
         Path,
-        Parameter(name=("--out", "-o"), help="The CSV to write; an interrupted command keeps the rows that it has."),
+        Parameter(name=("--out", "-o"), help="CSV file to write. An interrupted command keeps its rows."),
     ],
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
@@ -164,22 +164,22 @@ def measure(
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     hosts: OnHosts = None,
 ) -> None:
-    """Measure this machine, in rows that `pdsim calibrate` reads.
+    """Measure this machine and write rows for `pdsim calibrate`.
 
     Parameters
     ----------
     model
-        A model of the catalog, whose weights are random here.
+        Model, by its name in pdsim catalog. Its weights are random.
     page_size
-        Tokens of a KV page.
+        Number of tokens per KV page.
     tp
-        Ranks of an instance, each on a GPU of its own: prefill, decode and host can be measured with several.
+        Tensor-parallel size for prefill, decode and host; each rank needs a GPU.
     only
-        Of prefill, decode, gather, scatter, transfer, host; joined by commas.
+        Parts to measure, separated by commas: prefill, decode, gather, scatter, transfer, host.
     quick
-        A few shapes of each, to see that all works here.
+        Measure few shapes of each part, to check that everything works.
     rounds
-        How often all is measured, one round after the other: for a machine that is slow at times.
+        Number of rounds of all measurements, for a machine whose speed varies.
 
     """
     from pdreal.measure.plan import FULL, QUICK
@@ -204,19 +204,19 @@ def measure(
 def campaign(
     matrix: str,
     *,
-    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The folder to make; one that was begun is completed.")],
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Folder to write. An unfinished folder is completed.")],
     set_: Set = (),
     hosts: OnHosts = None,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
 ) -> None:
-    """Measure this machine, run a matrix for real, calibrate, simulate, and pack it all for a pull request.
+    """Measure this machine, run a matrix for real, calibrate, simulate, and pack the results for a pull request.
 
     Parameters
     ----------
     matrix
-        A folder with a matrix.yaml, or its name in experiments.
+        Folder with a matrix.yaml, or its name in experiments.
     rounds
-        How often all is measured.
+        Number of rounds of all measurements.
 
     """
     import torch
@@ -233,14 +233,14 @@ def campaign(
 
 @app.command
 def experts(run: Path, *, ep: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 8) -> None:
-    """Print how unevenly tokens chose experts in a run that recorded them, and the skew to simulate.
+    """Print the load of each rank of experts in a recorded run, and the expert_skew to simulate.
 
     Parameters
     ----------
     run
-        A run folder of `pdreal run --record-experts`.
+        Run folder of `pdreal run --record-experts`.
     ep
-        Ranks that the experts are spread over, in blocks of neighbours.
+        Number of ranks that share the experts, in blocks of neighbours.
 
     """
     from pdreal.control.expert_counts import read_counts, skews
@@ -256,16 +256,16 @@ def experts(run: Path, *, ep: Annotated[int, Parameter(validator=validators.Numb
 
 @app.command
 def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> None:
-    """Write the tokenizer that the server uses, as files for clients that load it with transformers.
+    """Write the server's tokenizer as files that clients load with transformers.
 
     Parameters
     ----------
     folder
-        Where to; clients then take this path as their tokenizer.
+        Folder to write. Clients take this path as their tokenizer.
     vocab_size
-        Of the model. More tokens than the model has do no harm; fewer are spelled out.
+        Vocabulary size. It may exceed the model's; tokens beyond it are spelled out.
     hf_home
-        The folder is a Hugging Face home (HF_HOME): put it into its cache, for clients that take no path.
+        Treat the folder as a Hugging Face home (HF_HOME) and write into its cache, for clients that take no path.
 
     """
     from pdreal.serve.tokenizer import HUB_NAME, plant_in_hub_cache, write_tokenizer

@@ -37,11 +37,11 @@ class AskOptions:
     """Load and SLO, where they are not the scenario's and the defaults."""
 
     trace: Path | None = None
-    """Replaces the workload: a file in any format that scenarios read, known by its first line."""
+    """Trace that replaces the workload, in any format that scenarios read."""
     slo: str = "ttft < 2 s and tpot < 50 ms for 90 %"
-    """Limits of ttft, tpot and e2e, and how many requests must be within."""
+    """Limits of ttft, tpot and e2e, with the share of requests that must meet them."""
     speedup: str = ""
-    """Speed-ups of a trace that capacity tries, as 0.5,1,2,4 [as many as it needs]."""
+    """Speed-ups of a trace for the question capacity to try, such as 0.5,1,2,4 [as many as needed]."""
 
     def __post_init__(self) -> None:
         Slo.parse(self.slo)

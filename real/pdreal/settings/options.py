@@ -12,13 +12,13 @@ Device = Literal["cpu", "cuda"]
 RealDtype = Literal["float32", "bfloat16"]
 KvCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["fp8"]
-OnDevice = Annotated[Device, Parameter(help="Where models run.")]
-Dtype = Annotated[RealDtype, Parameter(help="Of weights and KV.")]
+OnDevice = Annotated[Device, Parameter(help="Device of the models: cpu or cuda.")]
+Dtype = Annotated[RealDtype, Parameter(help="Type of weights and KV.")]
 Threads = Annotated[
     int | None,
     Parameter(
         validator=validators.Number(gte=1),
-        help="Of each rank, on the CPU. By default the cores are divided among ranks.",
+        help="Number of CPU threads per rank [the cores divided by the ranks].",
     ),
 ]
 
@@ -30,16 +30,16 @@ class Options:
     device: OnDevice = "cpu"
     dtype: Dtype = "float32"
     """Type of weights, of KV unless it has its own, and of all that is computed."""
-    kv_cache_dtype: Annotated[KvCacheDtype, Parameter(help="Of KV; auto is --dtype.")] = "auto"
+    kv_cache_dtype: Annotated[KvCacheDtype, Parameter(help="Type of KV; auto means --dtype.")] = "auto"
     """fp8 is e4m3."""
     weights: str = "seed:0"
-    """seed:N for random ones, or the folder of a checkpoint."""
+    """Weights: seed:N for random weights, or the folder of a checkpoint."""
     quantization: Quantization | None = None
-    """Put the layers' matrices in fp8, with block scales."""
+    """Store the layers' matrices in fp8 with block scales."""
     threads: Threads = None
     """Threads of each rank, for torch on the CPU; None divides the cores of this process among the ranks."""
     check_kv: Annotated[bool, Parameter(negative=())] = False
-    """Compare the KV of every request on both sides as it arrives."""
+    """Compare the KV of every request on sender and receiver."""
     record_experts: Annotated[bool, Parameter(parse=False)] = False
     """Keep how many tokens each expert saw in each step: a flag of `run`, which has a folder for it."""
     hosts: Annotated[Hosts | None, Parameter(parse=False)] = None
