@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pdsim.core.sequence import Spans
 from pdsim.inputs import InputError, parse_json
@@ -16,7 +16,7 @@ from pdsim.workload import trace_fields as names
 from pdsim.workload.hash_ids import TEXT_BLOCK, TextBlocks
 from pdsim.workload.lengths import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, alone
-from pdsim.workload.trace_file import Line, Trace, TraceError, json_records, records
+from pdsim.workload.trace_file import Line, Trace, TraceError, records
 from pdsim.workload.trace_rows import RowReader, RowTrace, value_of, warn
 
 _LEAST_TOKENS = 2
@@ -39,9 +39,7 @@ class ShareGpt(Trace):
         above_zero(self, tokens_per_character=self.tokens_per_character)
 
     def specs(self) -> Iterator[RequestSpec]:
-        lengths = (
-            [self._num_tokens(record, turn) for turn in _first_two(record)] for record in json_records(self.path)
-        )
+        lengths = ([self._num_tokens(record, turn) for turn in _first_two(record)] for record in records(self.path))
         answered = (pair for pair in lengths if len(pair) == 2 and min(pair) >= _LEAST_TOKENS)  # noqa: PLR2004
         for i, (num_inputs, num_outputs) in enumerate(answered):
             yield alone(i, num_inputs, num_outputs)
@@ -59,7 +57,18 @@ def _first_two(record: Line) -> list[object]:
     return turns[:2]
 
 
-PROMPTS = ("messages", "prompt", "text_input", "text", "texts", "question", "instruction", "input", "turns")
+PROMPTS = (
+    "messages",
+    "conversation",
+    "prompt",
+    "text_input",
+    "text",
+    "texts",
+    "question",
+    "instruction",
+    "input",
+    "turns",
+)
 """Fields with the text of a prompt, those looked for first at the left."""
 ANSWERS = ("completion", "response", "answer", "output", "chosen", "generated_text", "choices")
 _IN_THE_BODY = ("body", "request", "payload", "endpointInput", "captureData", "kwargs", "data")
@@ -83,6 +92,8 @@ class ChatTrace(RowTrace):
     """Tokens of each image."""
     output_tokens: int | None = None
     """Tokens of answers whose length is not recorded."""
+
+    usual_unit: ClassVar[str] = "ms"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,6 +126,11 @@ class ChatTrace(RowTrace):
 
 class _ChatReader(RowReader):
     trace: ChatTrace
+
+    def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
+        """Its text says what a prompt begins with."""
+        del before, line
+        return prompt
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,6 +189,9 @@ def has_text(fields: Mapping[str, Any]) -> bool:
 def _requests_of(line: Line) -> Iterator[Line]:
     """The requests of a record: one, or a session's turns or payloads, of which each repeats those before."""
     turns, session = line.get("turns") or line.get("payloads"), line.get("session_id") or line.get("question_id")
+    for name in ("forks", "spawns"):
+        if any(isinstance(turn, dict) and turn.get(name) for turn in turns or ()):
+            raise line.error("turns", f"turns with {name}", "none: AIPerf's branches are not modelled")
     if not isinstance(turns, list):
         yield _with_body(line)
         return
@@ -274,7 +293,7 @@ def _add_message(message: Any, texts: list[str], images: list[str]) -> None:
 
 
 def _answer_of(line: Line) -> str:
-    messages = line.get("messages")
+    messages = line.get("messages") or line.get("conversation")
     if _ends_with_answer(messages) and len(messages) > 1:
         texts: list[str] = []
         _add_message(messages[-1], texts, [])

@@ -176,8 +176,18 @@ def csv_lines(path: Path) -> Iterator[Line]:
         head = file.readline(LONGEST_LINE)
         delimiter = max(_DELIMITERS, key=head.count)
         for number, fields in enumerate(csv.DictReader(chain([head], file), delimiter=delimiter), 2):
-            named = {name.strip(): value for name, value in fields.items() if name is not None}
+            named = {name.strip(): _cell(value) for name, value in fields.items() if name is not None}
             yield Line(f"{path}, line {number}", named)
+
+
+def _cell(value: Any) -> Any:
+    """A cell with a JSON list is that list."""
+    if not isinstance(value, str) or not value.startswith("["):
+        return value
+    try:
+        return parse_json(value, "")
+    except InputError:
+        return value
 
 
 def records(path: Path) -> Iterator[Line]:

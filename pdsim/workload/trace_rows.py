@@ -23,6 +23,8 @@ _LOOKED_AT = 1000
 """Rows from which the size of blocks and the unit of times are found out."""
 _EPOCH_S = 1e9
 """Times from this on count from 1970; a trace's hours do not come near."""
+_DAY_S = 86_400
+"""A trace whose first request comes later than this counts from the begin of some clock."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
 """Units of times since 1970, by what they are below."""
 
@@ -38,8 +40,14 @@ class RowTrace(TimedTrace):
     image_tokens: int = 0
     """Tokens that each image adds to its prompt's length."""
 
+    new_turns: bool | None = None
+    """Lengths of a session's later turns, where no ids tell their prompts: of what is new in them (AIPerf), or of the
+    whole prompt. None: new where a length is less than that of the turns before, and said."""
+
     unit: ClassVar[str] = ""
-    """Unit of `timestamp` in this format."""
+    """Unit of times without one in this format."""
+    usual_unit: ClassVar[str] = ""
+    """Unit of `timestamp` where its values do not count from 1970."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,10 +58,10 @@ class RowTrace(TimedTrace):
             raise ValueError(f"{type(self).__name__} needs image_tokens >= 0, found {self.image_tokens}")
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """By arrival; times that count from 1970 count from the first request."""
+        """By arrival; times of a clock count from the first request."""
         ordered = super().requests(rng)
         begin_ns = ordered[0].arrival_ns
-        if begin_ns * self.speedup < _EPOCH_S * 1e9:
+        if begin_ns * self.speedup < _DAY_S * 1e9:
             return ordered
         return [spec._replace(arrival_ns=spec.arrival_ns - begin_ns) for spec in ordered]
 
@@ -98,7 +106,10 @@ class RowReader:
         """Last turn of each session, and when it ended in the trace."""
         self._units_ns: dict[str, float] = {}
         self._has_times = any(value_of(line, names.ARRIVAL) for line in self.first)
-        self._skipped = self.num_images = self._blind_turns = 0
+        self._has_new_turns = self.trace.new_turns
+        if self._has_new_turns is None:
+            self._has_new_turns = has_new_turns(self.first)
+        self._skipped = self.num_images = self._told_turns = 0
 
     def read(self, rows: Iterable[Line]) -> Iterator[RequestSpec]:
         number = 0
@@ -116,11 +127,9 @@ class RowReader:
             warn(f"{path}: left out are requests that failed or warmed the server up: {self._skipped}")
         if self.num_images and not self.trace.image_tokens:
             warn(f"{path}: prompts' lengths are taken to hold their images; image_tokens adds more: {self.num_images}")
-        if self._blind_turns:
-            warn(
-                f"{path}: {self._blind_turns} later turns of sessions have no hash_ids: what they share with the turns "
-                "before is not known, so they share nothing"
-            )
+        if self._told_turns and self.trace.new_turns is None:
+            what = "have the lengths of what is new in them" if self._has_new_turns else "have whole prompts"
+            warn(f"{path}: later turns begin with what was said before, and {what} (new_turns): {self._told_turns}")
 
     def _spec(self, number: int, line: Line) -> RequestSpec:
         if line.get("wait_for"):
@@ -193,10 +202,21 @@ class RowReader:
             if delay is not None:
                 think_ns = round(line.time_ns(delay[0], names.DELAY.names[delay[0]] or names.MS))
             spec = spec._replace(arrival_ns=arrival_ns, after=(before.request_id,), think_ns=think_ns)
-            self._blind_turns += len(spec.prompt.spans) == 1 and value_of(line, names.BLOCKS) is None
+            spec = spec._replace(prompt=self.continued(before, spec.prompt, line))
         if session is not None:
             self._turns[str(session[1])] = spec, self._end_ns(line)
         return spec
+
+    def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
+        """The prompt of a later turn: where no ids tell it, behind what was said before."""
+        if _tells_prompt(line):
+            return prompt
+        self._told_turns += 1
+        history = before.prompt.then(before.output)
+        if self._has_new_turns:
+            return history.then(prompt)
+        num_new = len(prompt) - len(history)
+        return history.then(prompt.first(num_new)) if num_new > 0 else history.first(len(prompt))
 
     def _arrival_ns(self, line: Line) -> int:
         if not self._has_times:
@@ -224,7 +244,9 @@ class RowReader:
             if not unit:
                 values = [value for line in self.first if (value := _number(line.get(name))) is not None]
                 unit, is_sure = unit_of(values)
-                if not is_sure:
+                if not is_sure and name == "timestamp" and self.trace.usual_unit:
+                    unit = self.trace.usual_unit
+                elif not is_sure:
                     warn(f"{self.trace.path}: {name} is taken to be in {unit}; time_unit says it otherwise")
             self._units_ns[name] = names.UNITS[unit]
         return self._units_ns[name]
@@ -238,6 +260,25 @@ def _is_left_out(line: Line) -> bool:
     if failure is not None and failure[1] not in (False, "0", 0, [], "None", "null"):
         return True
     return line.get("Response tokens") == "0" or line.get("success") in (False, "False", "false")
+
+
+def _tells_prompt(line: Line) -> bool:
+    """The row says which tokens of its prompt are those of others."""
+    return any(value_of(line, one) is not None for one in (names.BLOCKS, names.TOKEN_IDS)) or "prefix_id" in line.fields
+
+
+def has_new_turns(lines: Iterable[Line]) -> bool:
+    """A session has a turn that is shorter than the turns before it together: lengths are of what is new."""
+    known: dict[str, int] = {}
+    for line in lines:
+        session, length, output = (value_of(line, one) for one in (names.SESSION, names.INPUT, names.OUTPUT))
+        if session is None or length is None or output is None:
+            continue
+        num_tokens, name = line.count(length[0]), str(session[1])
+        if num_tokens < known.get(name, 0):
+            return True
+        known[name] = num_tokens + line.count(output[0])
+    return False
 
 
 def _num_images(line: Line) -> int:

@@ -121,7 +121,7 @@ def test_sharegpt_is_first_turns_and_a_rule_of_thumb(tmp_path):
     ("text", "complaint"),
     [
         ('[{"conversations": [\n{', "line 2: not JSON"),
-        ('{"conversations": []}', "expected a JSON list, found dict"),
+        ('{"conversations": []}', "no requests in it"),
         ("[3]", "record 1: expected a JSON object, found '3'"),
         ('[{"conversation": []}]', "record 1: no field 'conversations'; the line has conversation"),
         ('[{"conversations": 3}]', "record 1: conversations is 3, expected a list of turns"),

@@ -149,3 +149,29 @@ def test_texts_of_other_tools(tmp_path, row, lengths):
 def test_an_answer_of_no_length_names_the_setting(tmp_path):
     with pytest.raises(TraceError, match="line 1: nothing says how long the answer is: output_tokens sets it for all"):
         read(lines(tmp_path / "t.jsonl", chat("a")))
+
+
+def turn(session, length, **more):
+    return {"session_id": session, "input_length": length, "output_length": 10, **more}
+
+
+def test_turns_without_ids_begin_with_what_was_said(tmp_path):
+    """As AIPerf sends them: a turn is what is new, unless lengths only grow."""
+    new = lines(tmp_path / "new.jsonl", turn("a", 300), turn("a", 50, delay=1000), turn("b", 100))
+    with pytest.warns(InputWarning, match="have the lengths of what is new in them"):
+        first, second, other = read(new)
+    assert [len(spec.prompt) for spec in (first, second, other)] == [300, 360, 100]
+    assert (second.after, second.think_ns) == ((0,), 1_000_000_000)
+    assert first.prompt.common_prefix(0, second.prompt, 0) == 300
+    whole = lines(tmp_path / "whole.jsonl", turn("a", 300), turn("a", 400, delay=1000))
+    with pytest.warns(InputWarning, match="have whole prompts"):
+        first, second = read(whole)
+    assert len(second.prompt) == 400
+    assert first.prompt.common_prefix(0, second.prompt, 0) == 300
+    assert [len(spec.prompt) for spec in read(whole, new_turns=True)] == [300, 710]
+
+
+def test_branches_of_aiperf_are_refused(tmp_path):
+    turns = [{"messages": [{"role": "user", "content": "go"}], "max_tokens": 3, "spawns": ["b"]}]
+    with pytest.raises(TraceError, match="turns with spawns"):
+        read(lines(tmp_path / "t.jsonl", {"session_id": "a", "turns": turns}))
