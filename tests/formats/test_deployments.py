@@ -205,6 +205,72 @@ def test_wide_experts_of_vllm(tmp_path):
     assert found.data["aggregated"]["chunked_prefill_tokens"] == 16 * 4000
 
 
+LOOPS = """
+MODEL=Qwen/Qwen3-8B
+PREFILL_GPUS=0,1
+DECODE_GPUS="2,3,4"
+IFS=',' read -ra PREFILL_ARRAY <<< "$PREFILL_GPUS"
+IFS=',' read -ra DECODE_ARRAY <<< "$DECODE_GPUS"
+for i in "${!PREFILL_ARRAY[@]}"; do
+  CUDA_VISIBLE_DEVICES=${PREFILL_ARRAY[$i]} vllm serve $MODEL --port $((20000 + i)) \\
+    --kv-transfer-config '{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer"}' &
+done
+for i in "${!DECODE_ARRAY[@]}"; do
+  vllm serve $MODEL --port 3 \\
+    --kv-transfer-config '{"kv_connector":"P2pNcclConnector","kv_role":"kv_consumer"}' &
+done
+"""
+
+
+def test_loops_of_a_shell_are_counted(tmp_path):
+    assert sizes(imported(tmp_path, "run.sh", LOOPS)) == {"prefill": (2, 1, 1), "decode": (3, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("loop", "instances"),
+    [
+        ("for i in $(seq 1 4); do", 4),
+        ("for i in {0..2}; do", 3),
+        ("for gpu in 0 1; do", 2),
+        ("for ((i=0; i<5; i++)); do", 5),
+        ("for i in $HOSTS; do", 1),
+    ],
+)
+def test_turns_of_a_loop(tmp_path, loop, instances):
+    text = f"{loop}\n  vllm serve Qwen/Qwen3-8B --tensor-parallel-size $((2 * 2)) &\ndone\n"
+    assert sizes(imported(tmp_path, "run.sh", text)) == {"aggregated": (instances, 4, 1)}
+
+
+SLICES = """
+kind: DisaggregatedSet
+spec:
+  slices: 2
+  roles:
+  - replicas: 3
+    template:
+      spec:
+        containers:
+        - name: vllm
+          command: [vllm, serve, /cache/qwen, --served-model-name, Qwen/Qwen3-8B, --tensor-parallel-size, $MINE]
+          resources: {limits: {nvidia.com/gpu: "4"}}
+"""
+
+
+def test_what_a_file_does_not_set_is_left_aside(tmp_path):
+    found = imported(tmp_path, "set.yaml", SLICES)
+    assert found.data["model"] == "qwen3-8b"
+    assert sizes(found) == {"aggregated": (6, 4, 1)}
+    assert "aggregated.tp: as many as its pods have GPUs" in found.assumed
+    assert any("--tensor-parallel-size $MINE: the file does not set it" in line for line in found.aside)
+
+
+def test_counts_of_experts_may_be_words(tmp_path):
+    line = "vllm serve deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8 --enable-expert-parallel --enable-eplb "
+    text = line + """--eplb-config '{"num_redundant_experts": "32"}'\n"""
+    found = imported(tmp_path, "run.sh", text, is_built=False, gpu="b200")
+    assert found.data["aggregated"]["redundant_experts"] == 32
+
+
 RESULT = '{"completed": 40, "total_input_tokens": 40000, "total_output_tokens": 400, "max_concurrency": 8, '
 RESULT += '"mean_ttft_ms": 30}'
 TRACE = '{"timestamp": 0, "input_length": 900, "output_length": 40}'

@@ -29,6 +29,8 @@ class Container:
     engine: str | None = None
     """Program that a chart starts by itself."""
     model: str | None = None
+    slices: int = 1
+    """Copies of all that is below."""
     framework: str | None = None
     """Engine of a graph's workers."""
 
@@ -89,6 +91,8 @@ def _described(found: Mapping[str, Any], around: Container) -> Container:
         value = found.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             changes[ours] = value
+    if isinstance(found.get("slices"), int):
+        changes["slices"] = around.slices * found["slices"]
     if found.get("create") is False:
         changes["replicas"] = 0
     if isinstance(multinode := found.get("multinode"), dict) and isinstance(multinode.get("nodeCount"), int):
@@ -153,6 +157,15 @@ def _words(found: Any) -> list[str]:
     return [str(one) for one in found] if isinstance(found, list) else []
 
 
+def _of_charts(around: Container) -> dict[str, str]:
+    """Variables that llm-d's chart and LeaderWorkerSets give to containers."""
+    sizes = around.parallel
+    found = {"LWS_GROUP_SIZE": max(around.hosts, sizes.get("data-parallel-size", 1)), "LWS_WORKER_INDEX": 0}
+    if "tensor-parallel-size" in sizes:
+        found["TP_SIZE"] = sizes["tensor-parallel-size"]
+    return {name: str(value) for name, value in found.items()}
+
+
 def _container(found: Mapping[str, Any], around: Container) -> Container:
     words = [*_words(found.get("command")), *_words(found.get("args"))]
     engine = "vllm" if found.get("modelCommand") in ("vllmServe", "imageDefault") else None
@@ -163,10 +176,12 @@ def _container(found: Mapping[str, Any], around: Container) -> Container:
         words = [around.model, *words]
     gpus = _gpus(found.get("resources"))
     own = _variables(found.get("env") or found.get("environment"))
+    own = {**_of_charts(around), **own}
     return replace(
         around,
         words=words,
         engine=engine,
+        replicas=around.replicas * around.slices,
         gpus=around.gpus if gpus is None else gpus,
         variables={**around.variables, **own},
     )

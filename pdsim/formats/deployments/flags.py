@@ -51,6 +51,8 @@ class Read:
     understood: list[str] = field(default_factory=list)
     aside: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
+    """Flags whose values are variables that the file does not set."""
 
 
 Reader = Callable[[Read, Value], None]
@@ -237,7 +239,7 @@ def _blocks(read: Read, value: Value) -> None:
 def _eplb(read: Read, value: Value) -> None:
     found = json.loads(_text(value))
     if isinstance(found, dict) and "num_redundant_experts" in found:
-        read.server["redundant_experts"] = found["num_redundant_experts"]
+        read.server["redundant_experts"] = whole(found["num_redundant_experts"])
 
 
 def _speculative(read: Read, value: Value) -> None:
@@ -345,6 +347,10 @@ def read_flags(program: str, flags: Mapping[str, Value]) -> Read:
             try:
                 table[name](read, value)
             except (ValueError, TypeError) as wrong:
+                if "$" in shown:
+                    read.unknown.add(name)
+                    read.aside.append(f"{shown}: the file does not set it")
+                    continue
                 raise ValueError(f"{shown}: expected {wrong or 'another value'}") from None
             if len(read.aside) == before:
                 read.understood.append(shown)

@@ -10,7 +10,7 @@ from pdsim.formats.deployments.beside import SUFFIXES, load_beside
 from pdsim.formats.deployments.environment import of_environment
 from pdsim.formats.deployments.flags import Read, Value, parsed, read_flags
 from pdsim.formats.deployments.loads import load_of
-from pdsim.formats.deployments.names import gpu_named, model_named
+from pdsim.formats.deployments.names import gpu_named, is_known, model_named
 from pdsim.formats.deployments.processes import Process, merged, read_processes
 from pdsim.formats.deployments.routers import router_of
 from pdsim.inputs import read_text
@@ -23,6 +23,7 @@ from pdsim.system.catalog import load_model
 
 _SERVERS = ("sglang", "vllm", "dynamo.sglang", "dynamo.vllm")
 _OTHERS = ("trtllm", "dynamo.trtllm")
+_TP_FLAGS = {"tp", "tp-size", "tensor-parallel-size"}
 _USUAL_GPU = "h100"
 _HEAD = 5000
 """Characters in which a manifest says its version."""
@@ -132,7 +133,8 @@ def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
 def _is_headless(process: Process) -> bool:
     """A part of a server that another host's process stands for."""
     _, flags = parsed(process.words)
-    return "headless" in flags or flags.get("data-parallel-start-rank", "0") not in ("0", True)
+    rank = flags.get("data-parallel-start-rank")
+    return "headless" in flags or (isinstance(rank, str) and rank.isdecimal() and rank != "0")
 
 
 def _read(process: Process) -> _Server:
@@ -142,11 +144,16 @@ def _read(process: Process) -> _Server:
         read = read_flags(process.program, {**sizes, **flags})
     except ValueError as wrong:
         raise ConfigError(f"{process.where}: {wrong}") from None
-    named = flags.get("model-path") or flags.get("model") or (alone[0] if alone else "")
+    named = _model_of(alone, flags)
     role = read.server.pop("role", None) or process.role
-    return _Server(
-        process, read, named if isinstance(named, str) else "", role if role in ("prefill", "decode") else None
-    )
+    return _Server(process, read, named, role if role in ("prefill", "decode") else None)
+
+
+def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> str:
+    """The model's name, or its path; the name that it is served by, where a path says nothing."""
+    given = [flags.get("model-path"), flags.get("model"), *alone[:1], flags.get("served-model-name")]
+    found = [one for one in given if isinstance(one, str) and "$" not in one]
+    return next((one for one in found if is_known(one)), found[0] if found else "")
 
 
 def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) -> None:
@@ -207,6 +214,9 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     given = dict(server.read.server)
     is_vllm = found.data["engine"] == "vllm"
     dp, copies = given.pop("dp", 1), 1
+    if _TP_FLAGS & server.read.unknown and server.process.gpus:
+        given["tp"] = max(1, server.process.gpus * server.process.hosts // (dp if is_vllm else 1))
+        found.assumed.append(f"{role}.tp: as many as its pods have GPUs")
     tp = given.pop("tp", 1) * (dp if is_vllm else 1)
     has_dp_attention = given.pop("dp_attention", False)
     if not is_vllm and dp > 1 and not has_dp_attention:

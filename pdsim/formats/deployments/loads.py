@@ -31,7 +31,7 @@ class _Flags:
     def text(self, *names: str, default: str = "") -> str:
         self._asked.update(names)
         found = next((self._flags[name] for name in names if name in self._flags), default)
-        return found if isinstance(found, str) else default
+        return found if isinstance(found, str) and "$" not in found else default
 
     def count(self, *names: str, default: int) -> int:
         return whole(self.text(*names, default=str(default)))

@@ -25,6 +25,9 @@ _STAND_INS = {
 """Dense models by their parameters, in billions, for models that the catalog does not have."""
 
 
+_STANDS_IN = "model: the catalog has no"
+
+
 def model_named(given: str) -> tuple[str, str | None, str]:
     """Name in the catalog, type of the weights if the name says one, and what is assumed, or nothing.
 
@@ -44,11 +47,19 @@ def model_named(given: str) -> tuple[str, str | None, str]:
     stand_in = _STAND_INS.get(int(size[1])) if size and not re.search(r"-a\d", plain) else None
     if stand_in in known and stand_in is not None:
         right = "--model NAME, or pdsim catalog add, has it right"
-        said = f"model: the catalog has no {given}: {stand_in} stands for it; {right}"
+        said = f"{_STANDS_IN} {given}: {stand_in} stands for it; {right}"
         return stand_in, dtype, said
     near = get_close_matches(plain, known, n=1)
     hint = f"; did you mean --model {near[0]}?" if near else ""
     raise ConfigError(f"model {given}: not in the catalog: give --model NAME, or add it by pdsim catalog add{hint}")
+
+
+def is_known(given: str) -> bool:
+    """A model of the catalog, or of the sizes of one."""
+    try:
+        return not model_named(given)[2].startswith(_STANDS_IN)
+    except ConfigError:
+        return False
 
 
 def gpu_named(label: str) -> str | None:

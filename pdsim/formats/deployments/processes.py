@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from pdsim.formats.deployments.containers import containers_of
@@ -66,8 +67,14 @@ def read_processes(path: Path) -> list[Process]:
 def _of_script(text: str, where: str) -> Iterator[Process]:
     variables: dict[str, str] = {}
     exported: dict[str, str] = {}
+    loops: list[int] = []
     for number, line in _whole_lines(text):
+        if (turns := _turns(_expanded(line, variables))) is not None:
+            loops.append(turns)
+        variables |= _arrays(_expanded(line, variables))
         for words in _commands(_expanded(line, variables), f"{where}, line {number}"):
+            if words[0] == "done" and loops:
+                loops.pop()
             own = _leading_variables(words)
             rest = words[len(own) :]
             if rest[:1] == ["export"]:
@@ -77,7 +84,39 @@ def _of_script(text: str, where: str) -> Iterator[Process]:
                 variables |= own
             elif (found := program_in(rest)) is not None:
                 program, behind = found
-                yield Process(f"{where}, line {number}", program, behind, {**exported, **own})
+                yield Process(f"{where}, line {number}", program, behind, {**exported, **own}, prod(loops))
+
+
+_LOOP = re.compile(r"\s*for\s+\w+\s+in\s+(.*?)\s*(?:;\s*do\b.*)?$")
+_COUNTED = re.compile(r"\s*for\s*\(\(.*?=\s*(\d+)\s*;.*?<(=?)\s*(\d+)\s*;")
+_ARRAY = re.compile(r"\bread\s+-r?a\w*\s+(\w+)\s+<<<\s+\"?([^\"$]+)\"?")
+_LIST = re.compile(r"^\s*(\w+)=\(([^)$]*)\)")
+
+
+def _turns(line: str) -> int | None:
+    """Turns of a loop that begins here; 1 where nothing says how many. None: no loop begins."""
+    if (counted := _COUNTED.match(line)) is not None:
+        first, or_equal, last = counted.groups()
+        return max(1, int(last) - int(first) + bool(or_equal))
+    if (loop := _LOOP.match(line)) is None:
+        return None
+    over = loop[1].strip().strip('"')
+    if (known := re.fullmatch(r"\$\{!?\w+\[@\]\}=(\d+)", over)) is not None:
+        return int(known[1])
+    if (seq := re.fullmatch(r"\$\(seq\s+(?:(\d+)\s+)?(\d+)\)", over)) is not None:
+        return max(1, int(seq[2]) - int(seq[1] or 1) + 1)
+    if (braces := re.fullmatch(r"\{(\d+)\.\.(\d+)\}", over)) is not None:
+        return abs(int(braces[2]) - int(braces[1])) + 1
+    return 1 if "$" in over else max(1, len(over.split()))
+
+
+def _arrays(line: str) -> dict[str, str]:
+    """Lengths of arrays that are set here, as `_expanded` puts them behind `${NAME[@]}`."""
+    if (found := _ARRAY.search(line)) is not None:
+        return {f"{found[1]}[@]": str(len([one for one in re.split(r"[,\s]+", found[2]) if one]))}
+    if (found := _LIST.match(line)) is not None:
+        return {f"{found[1]}[@]": str(len(found[2].split()))}
+    return {}
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -96,6 +135,8 @@ def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
         yield begun, " ".join(parts)
 
 
+_SUM = re.compile(r"\$\(\(([\w$*\s]+)\)\)")
+_ALL_OF = re.compile(r"\$\{!?(\w+)\[@\]\}")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 
 
@@ -107,7 +148,18 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
         known = variables.get(name or bare, default)
         return found.group() if known is None else known
 
-    return _VARIABLE.sub(value, text)
+    def length(found: re.Match[str]) -> str:
+        known = variables.get(f"{found[1]}[@]")
+        return found.group() if known is None else f"{found.group()}={known}"
+
+    text = _SUM.sub(lambda found: _product(found, variables), text)
+    return _VARIABLE.sub(value, _ALL_OF.sub(length, text))
+
+
+def _product(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    """The value of $((A * B)), of numbers and variables that are numbers."""
+    factors = [variables.get(one.lstrip("$"), one) for one in re.split(r"\s*\*\s*", found[1].strip())]
+    return str(prod(map(int, factors))) if all(one.isdecimal() for one in factors) else found.group()
 
 
 _REDIRECTION = re.compile(r"(?<=\s)(?:\d|&)?>{1,2}\s*(?:&\d|[^\s;&|]+)")
