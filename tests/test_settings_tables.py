@@ -57,8 +57,8 @@ def test_every_unit_is_named():
 
 
 def test_every_transport_is_named_with_its_link():
-    links = {"Over NVLink": "nvlink", "Over NICs": "nic", "In a host": "host"}
-    lists = re.findall(r"(Over NVLink|Over NICs|In a host) (.*?)\.", SCENARIO["Transports"], re.DOTALL)
+    links = {"over NVLink": "nvlink", "over NICs": "nic", "within a host": "host"}
+    lists = re.findall(r"^- ([\w ]+): ((?:.|\n  )*)", SCENARIO["Transports"], re.MULTILINE)
     documented = {name: links[where] for where, text in lists for name in re.findall(r"`([\w-]+)`", text)}
     assert documented == {name: load_transport(name).link for name in names("transports")}
 

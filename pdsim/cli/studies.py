@@ -1,4 +1,4 @@
-"""Commands of studies: answer a question, plan a cluster, sweep many points, and serve a page to try clusters on."""
+"""Commands of studies: ask, plan, sweep, serve."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ def ask(
 
 @contextmanager
 def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
-    """A command that Ctrl-C or SIGTERM ends says with one line whether it can go on."""
+    """Context in which Ctrl-C or SIGTERM ends the command with one line that says whether it can resume."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -164,7 +164,7 @@ def plan(
 
 
 def prices_of(gpus: Iterable[str]) -> dict[str, float]:
-    """Prices of "h100=2.5" or "h100", whose price is 1 unless others have theirs. Raises ConfigError."""
+    """Prices of "h100=2.5", or of a single "h100" without a price, which gets 1. Raises ConfigError."""
     found: dict[str, float] = {}
     unpriced = []
     for gpu in gpus:

@@ -23,7 +23,7 @@ class Roofline:
     """
 
     HOST_FIELDS: ClassVar = ("prefill_layer_ns", "step_overhead_ns", "prompt_overhead_ns")
-    """Launches and other host work, which a slow host slows."""
+    """Fields with host work, which `host.slowdown` scales."""
 
     matrix_efficiency: float = 0.7
     """Share of nominal FLOP/s in matrix products. aiconfigurator's GEMM tables, 8192 tokens: 0.78 to 0.80 on H100 and
@@ -37,25 +37,26 @@ class Roofline:
     """Share of memory bandwidth in decode attention with bf16 KV. aiconfigurator at batch 64: 0.90 on H100, 0.89 on
     H200, 0.85 on B200."""
     fp8_kv_bandwidth: float = 0.45
-    """The same with fp8 KV: 2.0 to 2.3 of 4.8 TB/s on Hopper."""
+    """Share of memory bandwidth in decode attention with fp8 KV: 2.0 to 2.3 of 4.8 TB/s on Hopper."""
     link_efficiency: float = 0.8
-    """Share of NVLink bandwidth in all-reduces. An assumption."""
+    """Share of NVLink bandwidth that all-reduces reach (assumed)."""
     prefill_layer_ns: float = 310_000
-    """Least time of a layer, however few its tokens: launching its kernels one by one. Qwen3-8B on H200 under SGLang
-    0.5.12, prefill of up to 256 tokens: 11.3 ms over 36 layers."""
+    """Minimum time of a layer, for launching its kernels. Qwen3-8B on H200 under SGLang 0.5.12: prefill of up to 256
+    tokens takes 11.3 ms for 36 layers."""
     decode_layer_ns: float = 32_000
-    """Time of a layer of a decode step beyond its bytes and operations, launched as a graph. The same server at batch
-    1: 5.08 ms on the GPU, of which weights explain 3.94 ms."""
+    """Time per layer of a decode step beyond its bytes and operations, in a CUDA graph. Qwen3-8B on H200 under SGLang
+    0.5.12 at batch 1: 5.08 ms on the GPU, of which weights take 3.94 ms."""
     step_overhead_ns: float = 300_000
-    """Host time of each forward or step. The same server: 5.39 ms per token for 5.08 ms on the GPU."""
+    """Host time of each forward or step. Qwen3-8B on H200 under SGLang 0.5.12: 5.39 ms per token, of which the GPU
+    takes 5.08 ms."""
     prompt_overhead_ns: float = 4_200_000
-    """Host time of each chunk of a forward, which nothing hides. The same, one short prompt: 16.5 ms around 12 ms on
-    the GPU."""
+    """Host time of each chunk of a forward, beside which the GPU is idle. Qwen3-8B on H200 under SGLang 0.5.12, one
+    short prompt: 16.5 ms, of which the GPU takes 12 ms."""
     all_reduce_ns: float = 7_000
-    """Time of an all-reduce beyond its bytes; two a layer with TP. A graph-captured all-reduce of 128 bytes over two
-    GB200."""
+    """Time of an all-reduce beyond its bytes; with TP each layer has two. Measured: a graph-captured all-reduce of 128
+    bytes over two GB200."""
     expert_efficiency: float | None = None
-    """Share of the FLOP/s in products of routed experts; None: they are counted with all others."""
+    """Share of FLOP/s that products of routed experts reach. None: they count with all other products."""
     expert_memory_efficiency: float = 1.0
     """Share of memory bandwidth for experts' weights; used where expert_efficiency is given, as expert_layer."""
     expert_layer_ns: float = 0
@@ -63,9 +64,9 @@ class Roofline:
     expert_prefill_layer_ns: float = 0
     """Time added to prefill_layer in layers with experts."""
     expert_exchange_ns: float = 25_000
-    """Data-parallel attention: sending tokens to the GPUs of their experts, or back, once a layer. An assumption."""
+    """With data-parallel attention: time per layer of sending tokens to their experts' GPUs, or back (assumed)."""
     expert_exchange_efficiency: float | None = None
-    """Share of the links' bandwidth that an exchange reaches; None: it takes as long, whatever its tokens."""
+    """Share of the links' bandwidth that such an exchange reaches. None: its time does not depend on its tokens."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -100,12 +101,12 @@ class Kernels:
     )
 
     prefill_layer_ns: float = 310_000
-    """Least time of a layer in prefill."""
+    """Minimum time of a layer in prefill."""
     expert_prefill_layer_ns: float = 1_000_000
     """Time added for a layer with experts. Chosen on half of the points of experiments/default-cost."""
     latent_expert_prefill_layer_ns: float = 2_200_000
-    """The same of latent attention and quantized inputs: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200
-    (experiments/default-cost/launches.csv)."""
+    """Additional time of a layer with experts, latent attention and quantized inputs: DeepSeek-V3 in fp8 under SGLang
+    0.5.12 on an H200 (experiments/default-cost/launches.csv)."""
     decode_layer_ns: float = 44_000
     """Time added per layer of a decode step. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: 5.08 ms on the GPU, of
     which weights explain 3.5 ms."""
@@ -114,11 +115,11 @@ class Kernels:
     prompt_overhead_ns: float = 4_200_000
     """Host time of each chunk of a forward."""
     factor: float = 1
-    """Factor of all times."""
+    """Factor on all times."""
 
     @property
     def ends(self) -> "tuple[Kernels, Kernels]":
-        """The fastest and the slowest that servers may be."""
+        """The cost models at the fast and at the slow end of the range."""
         return replace(self, factor=self.factor / KERNELS_SPREAD), replace(self, factor=self.factor * KERNELS_SPREAD)
 
     def model(self, layout: Layout) -> CostModel:
@@ -171,14 +172,14 @@ class Affine:
     """
 
     HOST_FIELDS: ClassVar = ("prefill_least_ns", "prefill_least_per_prompt_ns", "prefill_least_per_continued_prompt_ns")
-    """Launches, which a slow host slows."""
+    """Fields with host work, which `host.slowdown` scales."""
 
     prefill_base_ns: float = 0
     """Time of each forward."""
     prefill_per_token_ns: float = 0
     """Time of each token computed."""
     prefill_per_pair_ns: float = 0
-    """Time of each pair of a new token and one before it."""
+    """Time of each pair of a new token and an earlier token that it attends to."""
     prefill_graph_sizes: tuple[int, ...] = ()
     """Tokens of captured CUDA graphs, ascending: a forward is padded to the smallest that holds it, if one does."""
     prefill_graph_per_pair_ns: float = 0
@@ -186,19 +187,19 @@ class Affine:
     prefill_per_continued_pair_ns: float = 0
     """Time added for each pair in a continued prompt, whose attention is another kernel."""
     prefill_per_context_token_ns: float = 0
-    """Time of each context token: gathering it."""
+    """Time of gathering each context token."""
     prefill_wave_tokens: int = 1
     """New tokens of a wave: context is read once for each, and the last counts as full."""
     prefill_per_prompt_ns: float = 0
     """Time of each chunk."""
     prefill_least_ns: float = 0
-    """Least time of a forward, however small: the launch of its kernels."""
+    """Minimum time of a forward, for launching its kernels."""
     prefill_least_per_prompt_ns: float = 0
-    """Time added to it for each chunk, whose attention is launched by itself."""
+    """Additional minimum time for each chunk, whose attention is launched separately."""
     prefill_least_per_continued_prompt_ns: float = 0
-    """Time added to that for each continued chunk."""
+    """Additional minimum time for each chunk that continues a prompt."""
     prefill_slowdown: float = 0
-    """Fraction by which forwards are longer on a GPU that computes without pause."""
+    """Fraction by which forwards take longer on a GPU that is always busy."""
     prefill_slowdown_memory_ns: float = 100_000_000
     """Time constant of that GPU's average utilisation."""
     decode_base_ns: float = 0
@@ -206,13 +207,13 @@ class Affine:
     decode_weights_ns: float = 0
     """Time of each step for reading weights; computing with them overlaps."""
     decode_matrices_per_request_ns: float = 0
-    """Time of each request for computing with them; only what is longer than the reading counts."""
+    """Time of each request for computing with the weights. Only the part that exceeds the reading counts."""
     decode_per_request_ns: float = 0
-    """Time of each request, otherwise."""
+    """Other time of each request."""
     decode_per_context_token_ns: float = 0
     """Time of each KV token, for each request that reads it."""
     decode_per_distinct_token_ns: float = 0
-    """Time of each KV token once, however many requests share it."""
+    """Time of each distinct KV token, once for all requests that share it."""
 
     def __post_init__(self) -> None:
         sizes = self.prefill_graph_sizes

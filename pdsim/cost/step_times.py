@@ -25,17 +25,17 @@ class Drafting(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """CUDA graphs are captured for some batch sizes; larger batches have their kernels launched one by one."""
+    """CUDA graphs for some batch sizes. Larger batches launch their kernels one by one."""
 
     sizes: Sequence[int]
     """Captured batches, ascending."""
     launch_ns: float
-    """Launching all kernels of an eager step, which takes no less."""
+    """Time of launching all kernels of a step without a graph, which is the step's minimum."""
     empty_row_kv: float = 0
     """Time of each empty row, as a share of what a row takes to read its KV."""
 
     def size(self, num_requests: int) -> int | None:
-        """The captured batch that holds so many requests, if there is one."""
+        """The smallest captured batch size that holds this number of requests; None: there is none."""
         index = bisect_left(self.sizes, num_requests)
         return self.sizes[index] if index < len(self.sizes) else None
 
@@ -162,7 +162,7 @@ class StepTimes:
     drafting: Drafting = NO_DRAFTING
     graphs: Graphs | None = None
     waves: AttentionWaves | None = None
-    """None: attention takes as much of each KV token, whatever the batch."""
+    """Waves of decode attention. None: the time per KV token does not depend on the batch."""
     host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
     speedup: tuple[float, float] = (1, 1)
     """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
@@ -221,12 +221,12 @@ class StepTimes:
         return _FOREVER, 0
 
     def count_steps(self, num_requests: int, num_steps: int) -> None:
-        """So many decode steps of this batch have ended."""
+        """Counts ended decode steps of this batch size."""
         if num_requests > 1:
             self._num_shared_steps += num_steps
 
     def restart(self) -> None:
-        """The instance is cold again."""
+        """Resets the cold start."""
         self._num_shared_steps = 0
 
     def _around(self, num_requests: int, line: DecodeLine) -> DecodeLine:
@@ -283,7 +283,9 @@ class PipelineTimes:
     """Time of one token's activations to the next stage."""
 
     def pass_on(self, start_ns: int, largest_ns: int, num_tokens: int, free_ns: list[int]) -> int:
-        """Send a forward through all stages; the time when it leaves the last. free_ns: when each stage is free."""
+        """Passes a forward through all stages. Returns the time when it leaves the last. free_ns: times when the
+        stages become free.
+        """
         hop_ns, end_ns = round(self.hop_token_ns * num_tokens), start_ns
         for stage, share in enumerate(self.shares):
             begin_ns = max(end_ns + (hop_ns if stage else 0), free_ns[stage])

@@ -13,4 +13,4 @@ ENGINES: dict[str, Callable[[Scenario, Sequence[str], str], Launch]] = {
     "dynamo-vllm": dynamo.launch_vllm,
     "kubernetes": kubernetes.launch,
 }
-"""Each takes a scenario, the words that name its file, and the model for the engine."""
+"""Launchers by engine. Each takes a scenario, the words that name its file, and the model for the engine."""

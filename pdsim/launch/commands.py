@@ -1,4 +1,4 @@
-"""Commands of a launch: what starts servers and load, where it runs, and which fields of a scenario it says."""
+"""Commands of a launch: servers, load, hosts, and the fields of a scenario that commands express."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,8 +48,8 @@ class Place(NamedTuple):
 
 
 def places(scenario: Scenario) -> dict[str, list[Place]]:
-    """Places by role. Hosts are filled in order; one that has another GPU, or too few left, is not used. A server that
-    needs several has them to itself.
+    """Places of servers by role. Hosts are filled in order. A host with another GPU, or with too few free GPUs, is
+    skipped. A server that spans hosts shares none of them.
     """
     host = free = index = 0
     gpu: str | None = None
@@ -85,7 +85,7 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
 
 @dataclass
 class Launch:
-    """Shell commands by what they start, in order, and notes on fields that no command has."""
+    """Shell commands in order, by what they start, and notes on fields that no command expresses."""
 
     commands: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -155,14 +155,15 @@ ROLES = ("prefill", "decode", "aggregated")
 
 
 class Aside(str):
-    """Reason why a launch leaves a field aside."""
+    """Reason why a launch ignores a field."""
 
     __slots__ = ()
 
 
 Check = Callable[[Any, Scenario], str | None]
 Rule = Check | Aside | str | None
-"""None: the launch has the field. Aside: it leaves it aside. Others say why it is refused, and what is possible."""
+"""Rule of a field. None: commands express it. Aside: the launch ignores it. Text: why the launch refuses it, and what
+is possible."""
 
 TIMES = Aside("times and shares that the real cluster has of its own")
 _OF_PAIRS = Aside("an aggregated cluster has one policy of routing and no transfers")
@@ -223,7 +224,7 @@ def _of_component(component: Any, path: str, *, is_default: bool) -> Iterator[Le
 
 
 def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list[str]:
-    """Notes: the servers, and fields that are left aside. Raises ConfigError with all that the engine refuses."""
+    """Notes on the servers and on ignored fields. Raises ConfigError with all fields that the engine cannot express."""
     rules = {**RULES, **rules}
     refused: list[str] = []
     aside: dict[str, list[str]] = {}

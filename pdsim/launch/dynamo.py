@@ -77,7 +77,9 @@ _POD = _At(graph.ANYWHERE, 0, 0)
 
 
 def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Workers of SGLang. Raises ConfigError for what they and the frontend cannot be told."""
+    """Commands for Dynamo with workers of SGLang. Raises ConfigError for fields that neither workers nor frontend can
+    express.
+    """
     made, at, resolved = _begun(scenario, "dynamo", SGLANG_RULES)
     made.notes += sglang.left_to_the_operator(scenario)
     workers = []
@@ -100,7 +102,9 @@ def _sglang_flags(scenario: Scenario, role: str, model: str, settings: Flags, at
 
 
 def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Workers of vLLM, as launch_sglang."""
+    """Commands for Dynamo with workers of vLLM. Raises ConfigError for fields that neither workers nor frontend can
+    express.
+    """
     made, at, _ = _begun(scenario, "dynamo-vllm", VLLM_RULES)
     made.notes += [*vllm.own_ways(scenario), *_of_transport(scenario)]
     resolved, workers = vllm.resolved(scenario), []

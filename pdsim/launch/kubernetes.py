@@ -36,9 +36,10 @@ _BOOTSTRAP_ANNOTATION = "sglang.ai/bootstrap-port"
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Servers and gateway, and a Job with the load where bench_serving sends it; else the commands that send it.
+    """Manifests of servers and gateway, and a Job with the load if bench_serving can send it; otherwise commands that
+    send it.
 
-    Raises ConfigError for what SGLang cannot be told.
+    Raises ConfigError for fields that SGLang cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "kubernetes", sglang.RULES), *sglang.left_to_the_operator(scenario)])
     given, scenario = scenario, resolve(scenario).model_copy(update={"health": scenario.health})

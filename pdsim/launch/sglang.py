@@ -153,7 +153,9 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Servers, each on GPUs of its own, gateway and load. Raises ConfigError for what SGLang cannot be told."""
+    """Commands of servers, each on its own GPUs, of gateway and load. Raises ConfigError for fields that SGLang cannot
+    express.
+    """
     made = Launch(notes=[*notes_on(scenario, "sglang", RULES), *left_to_the_operator(scenario)])
     at = places(scenario)
     scenario = resolve(scenario).model_copy(update={"health": scenario.health})
@@ -197,7 +199,7 @@ def left_to_the_operator(scenario: Scenario) -> list[str]:
 
 
 def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
-    """The gateway knows its servers by URL; without any it is called otherwise."""
+    """Flags of the gateway, with the URLs of its servers; without URLs, for service discovery."""
     flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
     router = scenario.router
     if scenario.aggregated is not None:
@@ -378,7 +380,7 @@ def environment(scenario: Scenario, role: str) -> dict[str, object]:
 
 
 def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
-    """Flags of SGLang's client; or none, and why it cannot send this."""
+    """Flags of SGLang's client; or no flags, and the reason why the client cannot send the load."""
     requests, dataset = _dataset(scenario.workload)
     sent = pace(scenario.client)
     why = [] if dataset else [f"{component_name(scenario.workload)} with these lengths is none of its workloads"]
@@ -427,7 +429,7 @@ def _dataset(workload: Any) -> tuple[int, Flags]:
 
 
 def _longest(lengths: Lengths) -> tuple[int, float] | None:
-    """The longest, and the shortest as a share of it."""
+    """The longest length, and the shortest as a share of the longest."""
     if isinstance(lengths, Fixed):
         return lengths.tokens, 1.0
     return (lengths.high, lengths.low / lengths.high) if isinstance(lengths, Uniform) else None

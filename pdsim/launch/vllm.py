@@ -95,7 +95,7 @@ SERVER_RULES: dict[str, Rule] = {
         ("free_pages", "reserve_decode_tokens"), "vLLM's decode admits by free blocks; the simulator"
     ),
 }
-"""Rules of servers, whoever starts them. Of what vLLM does in its own way, `own_ways` tells."""
+"""Rules of fields of vLLM's servers. `own_ways` has notes on differences."""
 RULES: dict[str, Rule] = {
     **SERVER_RULES,
     "*.dp": _same_dp,
@@ -109,7 +109,7 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Raises ConfigError for what vLLM cannot be told."""
+    """Commands of servers, router and load. Raises ConfigError for fields that vLLM cannot express."""
     made = Launch(notes=[*notes_on(scenario, "vllm", RULES), *own_ways(scenario)])
     policies = [scenario.router.prefill] if scenario.aggregated else [scenario.router.prefill, scenario.router.decode]
     if any(isinstance(policy, LeastLoaded) for policy in policies):
@@ -133,7 +133,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 
 def resolved(scenario: Scenario) -> Scenario:
-    """Fills in the engine's limits where the scenario is silent, but the share of memory of the vLLM that runs it."""
+    """Fills in vLLM's limits that the scenario leaves out, except the share of memory, which vLLM chooses."""
     found = resolve(scenario)
     update: dict[str, Any] = {}
     for role in roles(scenario):
@@ -148,7 +148,7 @@ def _uses_nixl(scenario: Scenario) -> bool:
 
 
 def own_ways(scenario: Scenario) -> list[str]:
-    """Notes on what the scenario has as SGLang does it, and vLLM does in another way."""
+    """Notes on rules of the scenario that vLLM follows in another way than SGLang."""
     found = []
     if scenario.priorities:
         found.append("priorities: vLLM's smallest number goes first, and a request sends its own: send them negated")
@@ -310,7 +310,7 @@ def _dataset(workload: Any) -> tuple[int, Flags]:
 
 
 def _centre(lengths: Lengths) -> tuple[int, float] | None:
-    """The mean, and how far lengths reach below and above it, as a share of it."""
+    """The mean length, and how far lengths reach below and above it, as shares of the mean."""
     if isinstance(lengths, Fixed):
         return lengths.tokens, 0.0
     if not isinstance(lengths, Uniform) or (lengths.low + lengths.high) % 2:

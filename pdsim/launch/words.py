@@ -11,7 +11,7 @@ Flags = list[tuple[str, Any]]
 
 
 class Expanded(str):
-    """A word of ours with variables that a shell, or Kubernetes, replaces. It has nothing that a user wrote."""
+    """A word with variables that a shell or Kubernetes replaces. It contains no text of a user."""
 
     __slots__ = ()
 

@@ -85,7 +85,7 @@ def ttft_ms(request: RequestRecord) -> float:
 
 
 def tpot_ms(request: RequestRecord) -> float:
-    """Time per output token after the first; of requests with two or more."""
+    """Time per output token after the first, in ms, of a request with at least two output tokens."""
     return (e2e_ms(request) - ttft_ms(request)) / (request.num_output_tokens - 1)
 
 
@@ -111,7 +111,7 @@ def _end_ns(request: RequestRecord) -> int:
 
 
 def statistics(name: str, samples: Samples | RunSamples) -> dict[str, float | None]:
-    """The fields of one latency, in ms as the samples; None without samples."""
+    """Summary fields of one latency, from samples in ms; None without samples."""
     if not samples.count:
         return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
     percentiles = {f"p{p}_{name}_ms": samples.percentile(p) for p in (90, 95, 99)}
@@ -203,7 +203,7 @@ def _per_step(steps: Iterable[StepRecord]) -> float:
 
 
 def _peak_tokens(records: RunRecords, start_ns: int) -> int:
-    """Most output tokens in one second, counted from the start of the run."""
+    """Maximum number of output tokens in one second of the run."""
     seconds: dict[int, int] = {}
     for request in records.requests:
         if request.first_token_ns is not None:
@@ -226,7 +226,7 @@ def _peak_tokens(records: RunRecords, start_ns: int) -> int:
 
 
 def _peak_requests(done: Iterable[RequestRecord], start_ns: int) -> int:
-    """Most requests that touch one second."""
+    """Maximum number of requests that are in the cluster during one second."""
     changes: dict[int, int] = {}
     for request in done:
         first, last = (request.arrival_ns - start_ns) // 10**9, (_end_ns(request) - start_ns) // 10**9

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 _LONG_MS = 1000.0
 _LONG_NUMBER = 1000
 _VISIBLE = 0.005
-"""Smaller differences are neither better nor worse."""
+"""Smallest relative difference that counts as better or worse."""
 
 
 class Difference(NamedTuple):
@@ -100,7 +100,7 @@ _IF_ANY = {
     "pdsim.retries",
     "pdsim.failed",
 }
-"""Shown only where there is something to show."""
+"""Rows that are shown only if a run has a value."""
 
 
 def rows_to_show(summaries: Iterable[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
@@ -119,7 +119,7 @@ def unit_of(values_ms: Iterable[float]) -> str:
 
 
 def in_unit(value_ms: float, unit: str, decimals: int) -> str:
-    """Seconds with two decimals, and short times too."""
+    """The time in that unit: s with two decimals, ms with `decimals`, or with two below 1 ms."""
     if unit == "s":
         return f"{value_ms / 1e3:,.2f}"
     return f"{value_ms:,.{decimals if value_ms >= 1 else 2}f}"
@@ -198,7 +198,7 @@ def ranges_of(summary: Mapping[str, Any]) -> Ranges:
 
 
 def range_note(summary: Mapping[str, Any]) -> str:
-    """What of the load tells the ranges of a run; empty: all of it."""
+    """Words for the part of the load that the ranges come from; empty: the whole load."""
     own = summary.get("pdsim", {})
     if "interval_requests" not in own:
         return ""

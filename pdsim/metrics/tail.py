@@ -53,7 +53,7 @@ class TailGroup:
     median_ms: float
     """Median time in the part, over the group."""
     all_median_ms: float
-    """The same over all requests."""
+    """Median time in the part over all requests."""
     instances: dict[str, int]
     """Requests of the group by instance, or by pair of instances for transfers; most first."""
     first_s: float

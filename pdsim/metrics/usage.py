@@ -28,20 +28,21 @@ class InstanceUsage:
 
     instance_id: str
     computing: float
-    """Prefill forwards."""
+    """Share of time in prefill forwards."""
     decoding: float
-    """Decode steps."""
+    """Share of time in decode steps."""
     lacks_pages: float
-    """The head of its queue waits for KV pages, or a retracted request does."""
+    """Share of time in which the first request of its queue, or a retracted request, waits for KV pages."""
     lacks_slots: float
-    """The head of its queue waits for one of max_running_requests, or a complete one for its place in the batch."""
+    """Share of time in which the first request of its queue, or an arrived request, waits for a place in the batch
+    (max_running_requests)."""
     mean_pages_used: float
-    """Share of the pool, held by requests."""
+    """Mean share of the pool that requests hold."""
     mean_running: float
     mean_waiting: float
     """Requests in its queue, complete ones without a place, and retracted ones."""
     link_busy: float
-    """Bytes move from it or to it."""
+    """Share of time in which bytes move from it or to it."""
 
 
 USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {
@@ -57,7 +58,7 @@ USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {
 
 
 def loaded_window(records: RunRecords) -> Window:
-    """Time in which at least half as many requests as on average were in the cluster: no start, no tail."""
+    """Time in which the cluster had at least half its mean number of requests, without start and end of the run."""
     last_ns = _last_ns(records)
     changes = sorted(change for request in records.requests for change in _changes(request, last_ns))
     if not changes:
@@ -72,7 +73,7 @@ def loaded_window(records: RunRecords) -> Window:
 
 
 def instance_usage(records: RunRecords, window: Window | None = None) -> list[InstanceUsage]:
-    """Needs recorded levels for all but how busy each is."""
+    """Use of each instance. Without recorded levels, only its busy times."""
     window = loaded_window(records) if window is None else window
     steps, levels, moves = _by_instance(records)
     return [_instance_usage(name, steps[name], levels[name], moves[name], window) for name in sorted({*steps, *levels})]

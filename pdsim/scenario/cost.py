@@ -89,9 +89,9 @@ def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
 
 
 class MeasuredSettings(Setup):
-    """The setup, and the step sizes [least, most], that times were measured on, from `pdsim calibrate`.
+    """Setup and step sizes [least, most] that times were measured on, from `pdsim calibrate`.
 
-    Commands print one line about a run that leaves it; times go on along their lines. None: not known.
+    Commands print a line about a run that leaves these sizes; its times are extrapolated. None: not known.
     """
 
     role: Literal["prefill", "decode"] | None = None
@@ -148,23 +148,23 @@ def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
 
 
 class HostSettings(Section):
-    """CPU time of the instances' loops: of prefill, but for the two fields of decode."""
+    """CPU time of the instances' loops. Fields without `decode` in their name are of prefill."""
 
     start: Duration = 0
-    """Time from choosing a forward to its first kernel, on a GPU that waits for it."""
+    """Time from choosing a forward to its first kernel, on an idle GPU."""
     launch: Duration = 0
-    """Time of launching a forward, during which the loop sees no result."""
+    """Time of launching a forward, during which the loop processes no result."""
     result: Duration = 0
-    """Time of taking in a result."""
+    """Time of processing a result."""
     send: Duration = 0
-    """Time of handing one request's KV to the transfer workers, one after another. They begin as the loop has handed on
-    the next one, or the last; what is staged one later."""
+    """Time of handing one request's KV to the transfer workers. A worker begins when the loop has handed on the next
+    request or the last one; with staging, one request later."""
     decode_step: Duration = 0
-    """Time between two steps of a decode loop, while its GPU rests."""
+    """Time between two steps of a decode loop, while its GPU is idle."""
     decode_request: Duration = 0
-    """Time added for each request of the batch."""
+    """Additional time for each request of the batch."""
     slowdown: float = Field(default=1, gt=0)
-    """Factor of all host work: of the loops, launches of forwards, batches and descriptors of transfers."""
+    """Factor on all host work: loops, launches of forwards, batches and descriptors of transfers."""
 
     @property
     def is_none(self) -> bool:
@@ -181,35 +181,35 @@ class CostChoice(Section):
     """Times of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
     prefill: Annotated[CostSettings, Component("kernels")] = Kernels()
-    """Cost model of forwards."""
+    """Cost model of prefill forwards."""
     decode: Annotated[CostSettings, Component("kernels")] = Kernels()
     """Cost model of decode steps."""
     prefill_interval: Interval | None = None
-    """Fastest and slowest cost models of forwards, as `pdsim scale` writes them; None: times are certain."""
+    """Fastest and slowest cost models of prefill forwards, as `pdsim scale` writes them. None: no range."""
     decode_interval: Interval | None = None
-    """The same of decode steps."""
+    """Fastest and slowest cost models of decode steps. None: no range."""
     host: HostSettings = HostSettings()
-    """Work of the instances' loops on their CPU."""
+    """CPU time of the instances' loops."""
     graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
-    """Batches that CUDA graphs were captured for (--cuda-graph-bs-decode); larger ones run without graphs.
+    """Batch sizes with CUDA graphs (--cuda-graph-bs-decode); larger batches run without graphs.
 
-    sglang: SGLang's sizes. None: a decode step is as large as its batch. Fitted profiles have their own.
+    sglang: SGLang's sizes. None: a decode step has exactly its batch. Fitted profiles have their own sizes.
     """
     graph_empty_row_kv: float = Field(default=0, ge=0)
-    """Time of each empty row of a graph, as a share of what a row takes to read its KV: parts of the context are dealt
-    out as if all rows had one."""
+    """Time of each empty row of a CUDA graph, as a share of the time in which a row reads its KV, because kernels
+    divide the context as if all rows had one."""
     eager_layer: Duration = 310_000
-    """The least that a layer takes without a graph: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
+    """Minimum time of a layer without a CUDA graph. Default: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
     attention_sm_bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """KV that one SM takes in at most. Decode attention then runs in waves of one thread block for each SM, and reads a
-    shared prefix once in each wave; None: that of an H200's with kernels, else without waves."""
+    """Maximum KV bandwidth of one SM. Decode attention then runs in waves of one thread block per SM, and reads a
+    shared prefix once per wave. None: an H200's with kernels, otherwise no waves."""
     attention_merge: Duration = 0
-    """Time of a layer in which contexts are split among SMs."""
+    """Additional time of a layer in which contexts are split among SMs."""
     cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
-    """Stall of an instance's n-th decode step of several requests, by n. SGLang 0.5.12 on H200, four of seven servers:
-    `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200)."""
+    """Additional time of an instance's n-th decode step with several requests, by n. Four of seven servers with SGLang
+    0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200)."""
     measured: MeasuredSettings | None = None
-    """Setup and sizes that the times were measured on; None: every size counts as known."""
+    """Setup and step sizes that the times were measured on. None: no warnings about other sizes."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> "CostChoice":

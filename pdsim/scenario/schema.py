@@ -41,13 +41,15 @@ class RouterSettings(Section):
     """Policies that choose instances. `router: NAME` sets both roles. An aggregated cluster has `prefill` alone."""
 
     prefill: Annotated[protocols.RoutingPolicy, Component("cache_aware")] = CacheAware()
-    """Routing policy of prefill, or of aggregated instances."""
+    """Routing policy for prefill instances, or for aggregated instances."""
     decode: Annotated[protocols.RoutingPolicy, Component("cache_aware")] = CacheAware()
-    """Routing policy of decode."""
+    """Routing policy for decode instances."""
     disaggregation: Annotated[protocols.DisaggregationPolicy, Component()] | None = None
-    """Disaggregation policy, which says what prompts a prefill instance computes; with engine vllm only. None: all."""
+    """Disaggregation policy, with engine vllm only: which prompts prefill computes, and which decode computes. None:
+    prefill computes all prompts."""
     shedding: Annotated[protocols.SheddingPolicy, Component("queue_limit")] | None = None
-    """Shedding policy: whom the router refuses when too many wait, in an open loop; None: nobody."""
+    """Shedding policy, in an open loop: which requests the router refuses when too many wait. None: the router refuses
+    no request."""
 
 
 def a_name(value: Any) -> Any:
@@ -103,35 +105,37 @@ def with_kv_of_checkpoint(data: Any) -> Any:
 
 
 class Scenario(Section):
-    """A cluster, what arrives, and the seed: everything that a run depends on."""
+    """A cluster, its load, and the seed: everything that a run depends on."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": ["prefill", "decode"]}, {"required": ["aggregated"]}]}
     )
 
     name: FolderName = "scenario"
-    """Name in tables, and of the run's folder in a comparison."""
+    """Name of the scenario in tables, and of its run folder in a comparison."""
     description: str = ""
     """Free text."""
     seed: int = 0
-    """Seed of workload, arrivals, aborts and backoffs; policies have seeds of their own."""
+    """Seed of workload, arrivals, aborts and backoffs. Policies have their own seeds."""
     model: Annotated[str, BeforeValidator(a_name)]
-    """Name in the catalog (`pdsim catalog`)."""
+    """Name in the catalog (`pdsim catalog` lists the names)."""
     weight_dtype: Dtype | None = None
     """Type of the weights: bf16, fp8, fp4 or int4 (GPTQ, AWQ: computed in bf16); None: the checkpoint's."""
     kv_dtype: KvDtype = "bf16"
-    """Type of the KV: bf16, fp8, fp4, or fp32 for CPUs. Left out: the checkpoint's, where it says one."""
+    """Type of the KV: bf16, fp8, fp4, or fp32 for CPUs. If left out: the checkpoint's KV type if it has one, otherwise
+    bf16."""
     state_dtype: StateDtype = "fp32"
     """Type of the state of linear-attention layers: fp32, fp16 or bf16 (--mamba-ssm-dtype)."""
     context_tokens: int | None = Field(default=None, ge=1, le=MOST_CONTEXT_TOKENS)
-    """Longest prompt and output together; None: the model's own. More where RoPE is scaled (--context-length)."""
+    """Maximum number of tokens of prompt and output together (--context-length). None: the model's context. Larger
+    values need scaled RoPE."""
     page_size: int = Field(default=1, ge=1)
-    """Tokens of a KV page; 16 with engine vllm."""
+    """Number of tokens of a KV page. The default is 16 with engine vllm."""
     engine: Engine = "sglang"
-    """Engine whose rules and sizes instances follow: sglang or vllm.
+    """Engine whose rules and default sizes instances follow: sglang or vllm.
 
-    With vllm, decode has by default radix_cache true, allocation prefill_complete, admission free_pages and preemption
-    last_arrived_first, aggregated instances the same preemption.
+    With vllm, the defaults of decode are radix_cache true, allocation prefill_complete, admission free_pages and
+    preemption last_arrived_first. Aggregated instances have the same preemption.
     """
     engine_version: str | None = None
     """Release of the engine whose rules the schedulers follow: 0.5.23 or 0.5.12 of sglang, 0.33.0 of vllm.
@@ -139,43 +143,44 @@ class Scenario(Section):
     None: the newest.
     """
     prefill: PrefillSettings | None = None
-    """Prefill servers; they need decode servers."""
+    """Prefill servers. A cluster with prefill also needs decode."""
     decode: DecodeSettings | None = None
-    """Decode servers; they need prefill servers."""
+    """Decode servers. A cluster with decode also needs prefill."""
     aggregated: AggregatedSettings | None = None
-    """Servers that do both, instead of prefill and decode."""
+    """Servers that both prefill and decode, instead of `prefill` and `decode`."""
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
-    """Policies that choose instances; one policy stands for both roles."""
+    """Policies that choose the instances of a request. `router: NAME` sets one policy for both roles."""
     network: Annotated[NetworkSettings, BeforeValidator(network_of_profile), OrShort("profile")] = NetworkSettings()
-    """Links and messages between instances; {profile: FILE} reads measured ones."""
+    """Links and messages between instances. {profile: FILE} reads measured values."""
     front_end: Annotated[FrontEndSettings | None, BeforeValidator(front_end_of_profile), OrShort("profile")] = None
-    """HTTP server, tokenizer and gateway. None: 40 ms on the way in, and SGLang's gateway, where the cost is kernels;
-    else nothing."""
+    """HTTP server, tokenizer and gateway. None: with cost kernels, a delay of 40 ms for each request, and SGLang's
+    gateway; with other costs, no front end."""
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()
     )
-    """Times of steps; one cost model stands for both roles, {profile: FILE} reads measured ones."""
+    """Times of steps. One cost model sets both roles; {profile: FILE} reads measured times."""
     corner: Annotated[dict[Group, End] | None, BeforeValidator(of_all_groups), OrShort()] = None
-    """End of the range of times that no server was measured for: `slowest`, `fastest`, or by group {prefill: slowest}.
-    The groups are prefill, decode, and outside (of the GPUs)."""
+    """End of the range of step times to simulate, where no server was measured: `slowest`, `fastest`, or by group
+    {prefill: slowest}. The groups are prefill, decode, and outside (time outside the GPUs)."""
     workload: Annotated[Workload, Component()]
-    """Requests: a workload."""
+    """Workload: the requests and their lengths."""
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
-    """Client: sends the requests, in an open or a closed loop."""
+    """Client: when requests are sent, in an open or a closed loop."""
     ignore_eos: bool = True
-    """Clients send ignore_eos with requests whose output is as long as it may be, as bench_serving and `pdsim launch`
-    do: an aggregated instance then expects that length."""
+    """Clients send ignore_eos with requests that use their longest output, as bench_serving and `pdsim launch` do. An
+    aggregated instance then expects this length."""
     priorities: dict[str, int] = Field(default={})
-    """Priorities of classes of requests, the larger first: {chat: 1, batch: 0}. A class that is not here has 0. Where
-    there are any, the default of `policy` is priority."""
+    """Priorities of classes of requests: {chat: 1, batch: 0}. Higher priorities go first; other classes have 0. With
+    priorities the default of `policy` is priority."""
     storage: StorageSettings | None = None
-    """Drives behind the host caches; None: what these evict is lost."""
+    """Storage behind the host caches. None: KV that host caches evict is lost."""
     elastic: ElasticSettings | None = None
-    """Rules by which servers change their roles, start and stop; None: they keep their roles."""
+    """Rules by which servers change their roles, start and stop. None: servers keep their roles."""
     faults: tuple[Annotated[Fault, Component(by_field=True)], ...] = ()
-    """Things that go wrong, and when."""
+    """Faults and their times."""
     health: HealthSettings | None = None
-    """Detection and retries; None: the defaults if there are faults, else nothing is watched or tried again."""
+    """Detection of failures, and retries. None: the defaults if there are faults; otherwise no detection and no
+    retries."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,6 +1,6 @@
-"""Figures of a page: their look, and their SVG, which follows the page: light or dark, in its font and size.
+"""Figures of a page as SVG, in the page's colours and fonts.
 
-Those of many points show what is traded for what, where the best ones are, and which field matters.
+Figures of many points show trade-offs, the best points, and the influence of each field.
 """
 
 import re
@@ -21,7 +21,7 @@ INK, MUTED, GRID = "#1f2328", "#6b7280", "#d5d9e0"
 FULL, HALF = 11.0, 5.4
 """Widths, inches: of a figure that takes the page's width, and of one beside another."""
 SERIES = COLORS[:6]
-"""Colours that are seen on white and on black."""
+"""Colours that are visible on white and on black."""
 
 _VARIABLES = {
     INK: "ink",
@@ -32,14 +32,14 @@ _VARIABLES = {
     "#882255": "wine",
     "#0072B2": "blue",
 }
-"""Colours that are not the same on light and on dark: the page defines them."""
+"""Colours that the page defines for its light and its dark theme."""
 _LETTERS_AN_INCH, _LETTERS_OF_A_HANDLE = 13, 5
 _MANY = 24
-"""Points that have no room for a label each."""
+"""Number of points from which labels are left out."""
 _MARKS = "osD^vPX*"
 
 _LITTLE = 0.01
-"""A change that whole percents do not show."""
+"""Relative changes below this are shown with a decimal."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class FigureBlock:
     caption: str
     figure: Figure
     wide: bool = True
-    """Takes the page's width; two that do not stand side by side."""
+    """True: the figure takes the page's width. Two narrower figures stand side by side."""
     narrow: bool = False
-    """A telephone shows it whole."""
+    """True: the figure fits a telephone's screen."""
 
     @property
     def svg(self) -> str:
@@ -81,7 +81,7 @@ def tidy(ax: Any, x_title: str = "", y_title: str = "", *, grid: str = "both") -
 
 
 def legend(ax: Any) -> None:
-    """Draws it above the axes, so that it hides nothing, in as many columns as fit the width."""
+    """Draws a legend above the axes, in as many columns as fit the width."""
     handles, labels = ax.get_legend_handles_labels()
     if not labels:
         return
@@ -118,7 +118,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a figure. half_y: of its confidence interval; None if it has none."""
+    """A point of a figure. half_y: half of its confidence interval; None: no interval."""
 
     x: float
     y: float
@@ -136,9 +136,9 @@ _TRADES = (
 
 
 def trade_offs(dots: Callable[[str], Sequence[Dot]], y_title: str, joined: str) -> list[FigureBlock]:
-    """Throughput against what it is traded for, where all dots know it.
+    """Figures of throughput against latencies that all dots have.
 
-    dots: by a field of summaries, which is their x, in ms. joined: points that the line of a figure joins.
+    dots: by the summary field of their x, in ms. joined: points that a line joins.
     """
     made = []
     for name, title, x_title, field, more_x in _TRADES:
@@ -152,7 +152,7 @@ def trade_offs(dots: Callable[[str], Sequence[Dot]], y_title: str, joined: str) 
 
 
 def _trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool) -> Figure:
-    """Points, and a line through those that no other beats in both. More y is better; more_x: more x, too."""
+    """Points, and a line through the Pareto front. More y is better; with more_x, more x is better, too."""
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
     best = sorted(frontier(dots, more_x=more_x), key=lambda dot: dot.x)
@@ -171,7 +171,7 @@ def _trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool)
 
 
 def frontier(dots: Sequence[Dot], *, more_x: bool) -> list[Dot]:
-    """Dots that no other beats in one and equals in the other."""
+    """Dots on the Pareto front: no other dot is better in one coordinate and at least equal in the other."""
     sign = 1 if more_x else -1
 
     def beaten(dot: Dot) -> bool:
@@ -212,7 +212,7 @@ def heat_map(
     column_title: str,
     title: str,
 ) -> Figure:
-    """A value in each cell; None: that point has none, and its cell is hatched."""
+    """A heat map with a value in each cell. None: the cell is hatched."""
     figure = new_figure(HALF, max(2.2, 1.3 + 0.42 * len(rows)))
     ax: Any = figure.subplots()
     grid = np.array([[np.nan if value is None else value for value in row] for row in values], dtype=float)
@@ -238,7 +238,7 @@ def heat_map(
 
 @dataclass(frozen=True)
 class Bar:
-    """Influence of one field on a measure: low and high are relative changes."""
+    """Influence of one field on a metric: low and high are its relative changes."""
 
     name: str
     low: float
@@ -246,7 +246,7 @@ class Bar:
 
 
 def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
-    """Bars from low to high around no change, a panel for each measure: the longest on top."""
+    """Bars from low to high around no change, the longest on top, in a panel for each metric."""
     longest = max(len(bars) for bars in panels.values())
     figure = new_figure(FULL, 1.6 + 0.28 * longest)
     axes: Any = figure.subplots(1, len(panels), squeeze=False)

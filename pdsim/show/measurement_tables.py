@@ -1,4 +1,4 @@
-"""Tables of measurements: fits, another GPU's profile, errors of simulations, and what a server was asked."""
+"""Tables of measurements: fits, profiles of other GPUs, errors of simulations, and observations of servers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -18,7 +18,7 @@ from pdsim.show.tables import new_console, new_table, print_first_that_fits
 
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:
-    """Prints one table, or one for each arm where that is too wide."""
+    """Prints one table; if that is too wide, one for each arm."""
     columns = ("metric", "measured", "simulated", "error", "asked for")
     whole = new_table("", "case", "arm", *columns)
     by_arm = []
@@ -46,7 +46,7 @@ def _met(is_met: bool) -> str:
 
 
 def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
-    """Prints what was fitted, errors on shapes that it was not fitted to, and what its profile has of the host."""
+    """Prints the fitted parts, their errors on held-out shapes, and the host times of the profile."""
     columns = ("part", "form", "rows", "shapes", "mean", "p90", "median")
     fits = new_table("fits, and their errors on shapes held out", *columns)
     coefficients = new_table("what was fitted", "part", "coefficients, ns")

@@ -1,4 +1,4 @@
-"""A page: its answer first, then figures, then tables. One file that needs no other and no network."""
+"""An HTML page: the answer, then figures, then tables, in one file without external resources."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from pdsim.study.tasks import shown
 
 @dataclass(frozen=True)
 class Cell:
-    """A table's cell; `order` is what its column is sorted by, None: the text."""
+    """A cell of a table. `order`: the key to sort its column by; None: its text."""
 
     text: str
     order: float | None = None
@@ -32,11 +32,11 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     stacks: bool = False
-    """Columns stand one below the other, row by row, where the page is narrow."""
+    """True: on a narrow page each row becomes a list of its columns."""
 
 
 def cell(value: float | None, shown: str = "") -> Cell:
-    """A number, sorted by its value; empty, and sorted below all others, if there is none."""
+    """A cell with a number, sorted by its value. None: an empty cell, sorted below all others."""
     return Cell("") if value is None else Cell(format(value, shown) if shown else significant(value), value)
 
 
@@ -62,7 +62,7 @@ class Page:
     title: str
     subtitle: str
     answer: str
-    """A sentence: what came out, or what limits."""
+    """A sentence with the result, or with what limits it."""
     detail: str
     cards: Sequence[Card]
     figures: Sequence[FigureBlock]
@@ -104,7 +104,7 @@ _MOST_ALTERNATIVES = 2
 
 
 def setup_sentence(scenarios: Sequence[Fields]) -> str:
-    """Model, instances, pages, costs and load; where scenarios differ, each one's."""
+    """A sentence on model, servers, pages, costs and load; where scenarios differ, on each scenario."""
     parts = [_either(scenarios, _model)]
     parts += [_either([s for s in scenarios if s.get(role)], partial(_servers, role)) for role in _ROLES]
     parts += [_either(scenarios, lambda s: f"pages of {counted(s['page_size'], 'token')}"), _either(scenarios, _steps)]
@@ -113,7 +113,7 @@ def setup_sentence(scenarios: Sequence[Fields]) -> str:
 
 
 def differences(scenarios: Mapping[str, Fields]) -> Table | None:
-    """A row for each field that is not the same in all, costs last; None: there is no such field."""
+    """A table with a row for each field in which scenarios differ, costs last. None: they do not differ."""
     flat = {name: dict(_flat(fields)) for name, fields in scenarios.items()}
     paths = list(dict.fromkeys(path for fields in flat.values() for path in fields))
     found = [path for path in paths if len({fields.get(path) for fields in flat.values()}) > 1]

@@ -113,7 +113,7 @@ def _price_figure(plan: Row, known: Sequence[tuple[Row, Reading]]) -> Any:
 
 
 def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points that are faster than all cheaper ones, by price."""
+    """Points that are faster than all cheaper points, by price."""
     found: list[tuple[float, float]] = []
     for x, y in sorted(points):
         if not found or y < found[-1][1]:

@@ -1,4 +1,4 @@
-"""The answer of `pdsim plan` on the terminal: what a stranger asks first stands first."""
+"""The answer of `pdsim plan` on the terminal, the most important first."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from pdsim.study.planning.plan import Plan
 from pdsim.study.planning.screen import Screen, TextTable
 
 _WORDS = ("cluster", "why not", "")
-"""Columns of words, which may take several lines; all others are numbers."""
+"""Columns with words, which may wrap. Other columns have numbers."""
 _HEAD = 14
 """Characters of a line of a head, where words allow it."""
 
 
 def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
-    """out: the folder that has the plan's scenario; None: it was not kept."""
+    """Prints a plan. out: the folder with its scenario; None: the scenario was not kept."""
     screen, console = Screen(plan), new_console()
     console.print(screen.headline, style="bold", highlight=False, markup=False)
     for line in filter(None, (screen.saving, screen.setting, screen.words)):
@@ -51,7 +51,7 @@ def _print_confidence(console: Console, screen: Screen, plan: Plan) -> None:
 
 
 def _next(plan: Plan, out: Path | None, *, details: bool) -> list[str]:
-    """Commands that come next."""
+    """Commands to run next."""
     found = []
     if plan.chosen is not None and out is not None:
         found += [f"Start it:   pdsim launch {shlex.quote(str(out / SCENARIO))} --engine sglang"]

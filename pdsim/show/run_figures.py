@@ -17,12 +17,12 @@ Runs = Mapping[str, Sequence[RequestRecord]]
 """Requests by the run's name."""
 
 _MOST_ROWS = 60
-"""Requests of a chart with a row for each."""
+"""Maximum number of requests in a chart with a row per request."""
 _MOST_POINTS = 400
-"""Points of a line: more would not be seen."""
+"""Maximum number of points of a line."""
 _SLICES = 60
 _FEW = 5
-"""Requests of a slice: of fewer, percentiles say nothing."""
+"""Minimum number of requests of a slice with percentiles."""
 _PERCENTILES = (50, 90, 99)
 
 
@@ -95,7 +95,9 @@ def ttft_over_time(requests: Sequence[RequestRecord]) -> FigureBlock:
 
 
 def request_stages(requests: Sequence[RequestRecord]) -> FigureBlock:
-    """A row for each request from its arrival on, stage by stage; of many, those that arrived in the middle."""
+    """A row for each request with its stages from its arrival on. Of many requests, only those that arrived in the
+    middle.
+    """
     done = finished(requests)
     first = max(0, (len(done) - _MOST_ROWS) // 2)
     chosen = done[first : first + _MOST_ROWS]
@@ -166,7 +168,7 @@ def occupancy(records: RunRecords) -> FigureBlock:
 
 
 def transfers(records: RunRecords) -> FigureBlock:
-    """Speed by size, coloured by what held the bytes up most; links and the staging ring over time."""
+    """Speed of transfers by size, coloured by their main delay; use of links and staging rings over time."""
     figure = new_figure(FULL, 3.4)
     speed, links = figure.subplots(1, 2, width_ratios=(1, 1.25))
     sent = [t for t in records.transfers if t.num_bytes and t.end_ns > t.start_ns]
@@ -210,7 +212,7 @@ def _sizes_and_speeds(sent: Sequence[TransferRecord]) -> tuple[list[float], list
 
 
 def held_by(transfer: TransferRecord) -> str:
-    """The part that took most of its time."""
+    """The part in which a transfer spent most of its time."""
     moving_ns = transfer.end_ns - moving_span(transfer)[0]
     parts = {
         "bytes move": moving_ns,
@@ -224,7 +226,7 @@ def held_by(transfer: TransferRecord) -> str:
 def _draw_count(
     ax: Any, spans: Sequence[tuple[int, int]], end_ns: int, label: str, color: str, line: str = "-"
 ) -> None:
-    """Draws how many of the spans hold, over time."""
+    """Draws the number of open spans over time."""
     changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
     counts = np.cumsum([change for _, change in changes]).tolist()
     times, means = plots.binned(

@@ -1,4 +1,4 @@
-"""The page of a run, and of several side by side."""
+"""The page of one run, or of several runs side by side."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,18 +29,18 @@ from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 _MOST_REQUESTS = 200
 """Rows of the table of the slowest."""
 _VISIBLE = 0.001
-"""A change that is shown."""
+"""Smallest relative change that is shown."""
 _TORNADO = {name: MEASURES[name] for name in ("request_throughput", "p99_ttft_ms", "p99_tpot_ms")}
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run as a page needs it."""
+    """A run with everything that a page shows."""
 
     name: str
     summary: Mapping[str, Any]
     records: RunRecords
-    """Empty of a result that another tool wrote."""
+    """Records of the run; empty for results of other tools."""
     scenario: Scenario | None = None
     """Resolved; None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
@@ -73,7 +73,7 @@ class ReportedRun:
 
 
 def run_page(runs: Sequence[ReportedRun]) -> Page:
-    """The page of one run with everything, or of several with what can be compared."""
+    """The page of one run, or of several runs with the figures that compare them."""
     return _single(runs[0]) if len(runs) == 1 else _comparison(runs)
 
 
@@ -151,7 +151,7 @@ def _subtitle(run: ReportedRun) -> str:
 
 
 def _cards(run: ReportedRun) -> list[Card]:
-    """Cards of what is known: another tool may not report all."""
+    """Cards with the known numbers; other tools may not report all."""
     summary, ranged = run.summary, run.ranges
     cards = []
     if "request_throughput" in summary:
@@ -191,7 +191,7 @@ def _latency_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
 
 
 def _inside(run: ReportedRun) -> list[FigureBlock]:
-    """Figures that only a look into one run shows."""
+    """Figures of a single run."""
     if not run.num_finished:
         return []
     records = run.records

@@ -1,4 +1,4 @@
-"""An SLO on the terminal: each limit beside what was found, in the limit's own unit."""
+"""An SLO on the terminal: each limit beside the measured value, in the limit's unit."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -17,15 +17,15 @@ from pdsim.study.slo import Slo
 from pdsim.study.tasks import shown
 
 _LEAST = 4
-"""Columns of numbers: intervals are left out before there are fewer."""
+"""Minimum number of columns with numbers; intervals are left out first."""
 _TITLE = 8
-"""Characters of a line, where words allow it."""
+"""Characters of a line of a column head, where words allow it."""
 
 EXAMPLE = "pdsim ask pd-ratio --set model=qwen3-8b --set client.concurrency=32"
 
 
 def print_questions(asks: Mapping[str, str]) -> None:
-    """Each by its name, then one to begin with."""
+    """Prints each question with its name, then an example."""
     console = new_console()
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, what in asks.items():
@@ -72,7 +72,7 @@ def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _print_head(about: str, text: str, notes: Iterable[str]) -> None:
-    """Prints the answer and its notes, the lines of each below one another, behind its dash."""
+    """Prints the answer and its notes; lines of a note are indented behind its dash."""
     console = new_console()
     console.print(about, style="dim", highlight=False, markup=False)
     console.print()
@@ -85,11 +85,11 @@ def _print_head(about: str, text: str, notes: Iterable[str]) -> None:
 
 
 _MOST = 10
-"""Points of one table; the folder has all."""
+"""Maximum number of points of one table."""
 _NARROW = 9
-"""Letters of a line of a narrow head: "instances" has as many."""
+"""Characters of a line of a narrow column head: "instances" fits."""
 _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
-"""Columns that are left out where there is no room, the last one first; ranges are found by their point."""
+"""Columns that are left out on a narrow terminal, the last first. `point` links a row to its range."""
 
 
 def print_sweep(result: SweepResult) -> None:
@@ -140,7 +140,7 @@ def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo
 
 
 def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str) -> dict[str, str]:
-    """Cells by column. A saturated system has no latencies: they grow as long as it runs."""
+    """Cells by column. A saturated point shows no latencies, because they grow with the length of the run."""
     cells = {_POINT: str(point.number)}
     cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}
     cells[_GPUS] = str(point.num_gpus)
@@ -157,13 +157,13 @@ def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str)
 
 
 def _narrow(head: str) -> str:
-    """A head in lines of a few letters, none of which is cut."""
+    """A column head, wrapped to short lines."""
     parts = head.replace("_", "_\n").split("\n")
     return "\n".join(line for part in parts for line in wrap(part, _NARROW) or [""])
 
 
 def _percentile(wanted: Slo | None) -> str:
-    """The one that the SLO is of, where summaries have it; else p99."""
+    """The percentile of the SLO if summaries have it; otherwise p99."""
     asked = f"p{wanted.terms[0].percentile:.4g}" if wanted is not None else ""
     return asked if asked in STATISTICS else "p99"
 

@@ -1,4 +1,4 @@
-"""The page of a sweep: its best points, what is traded for what, and which fields matter."""
+"""The page of a sweep: best points, trade-offs, and influence of each field."""
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
@@ -115,7 +115,7 @@ def _estimate(value: Estimate) -> Cell:
 
 
 def _varied(points: Iterable[PointResult]) -> dict[str, list[Any]]:
-    """Fields with more than one value, and their values in order. Instances of both roles are one, P:D, as well."""
+    """Fields with more than one value, and their values in order. The numbers of servers are also one field, P:D."""
     values: dict[str, list[Any]] = {}
     for point in points:
         for field, value in _labelled(point).items():
@@ -140,7 +140,7 @@ def _load_of(fields: Iterable[str]) -> str | None:
 
 
 def _knobs(fields: dict[str, list[Any]]) -> list[str]:
-    """Fields that are chosen, not sent: without the parts of the ratio."""
+    """Fields of the cluster, not of the load; without the two numbers of servers."""
     parts = (_PREFILL, _DECODE) if _RATIO in fields else ()
     return [field for field in fields if field not in (*_LOADS, *parts)]
 
@@ -160,7 +160,7 @@ def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
 
 
 def _numeric(value: Any) -> float | None:
-    """The number in a value such as 4, "4/s" or "64 GiB", in its own unit."""
+    """The number in a value such as 4, "4/s" or "64 GiB", in the unit of the value."""
     if isinstance(value, int | float):
         return float(value)
     head = str(value).split("/")[0].split(" ")[0]
@@ -261,7 +261,7 @@ def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value
 
 
 def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Influence of each field on a measure, all others averaged."""
+    """Influence of each field on a metric, averaged over the other fields."""
     names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]
     if not names:
         return []

@@ -1,4 +1,4 @@
-"""Tables of runs on the terminal. What does not fit its width is left out, in a set order; nothing is cut."""
+"""Tables of runs on the terminal. Columns that do not fit the width are left out in a fixed order; no text is cut."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -35,20 +35,20 @@ from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
-"""Width where the output is no terminal and COLUMNS is not set: wide enough for every column."""
+"""Width if the output is no terminal and COLUMNS is not set: wide enough for every column."""
 _LEFT = ("", "what happens", "asked for", "arm", "metric", "form", "coefficients, ns", "settings", "in variant")
 """Columns of words, besides the first."""
 _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "latency"}
 _VISIBLE_LOAD = 1.5
-"""More arrivals than usual by this factor are a burst."""
+"""Factor over the usual arrivals from which arrivals count as a burst."""
 _REASON = 26
 """Characters of a line with the reason of a failure."""
 _FEW = 3
-"""Fewer requests are no burst."""
+"""Minimum number of requests of a burst."""
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Each run beside the first, in as many tables as it takes."""
+    """Prints runs side by side, each with its difference from the first, in several tables if needed."""
     console, others = new_console(), list(summaries)[1:]
     size = len(others)
     while size > 1 and not fits(console, _summaries(summaries, others[:size])):
@@ -58,7 +58,7 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> Table:
-    """A run that is alone has its range beside it."""
+    """Rows of summaries. A single run has its range beside it."""
     first = next(iter(summaries))
     shown = [first, *others]
     interval = ranges_of(summaries[first]) if len(summaries) == 1 else {}
@@ -112,7 +112,7 @@ def _colored(difference: Difference) -> str:
 
 
 def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
-    """Prints between what runs lie whose times nobody measured: the fewer the numbers, the less room there is."""
+    """Prints the ranges of runs without a measured server, with fewer numbers on a narrow terminal."""
     known = {name: found for name, found in intervals.items() if found}
     if not known:
         return
@@ -133,7 +133,7 @@ def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
 
 
 def print_range_notes(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Says of which runs only a part of the load tells the ranges."""
+    """Prints for which runs the ranges come from a part of the load."""
     console = new_console()
     for name, summary in summaries.items():
         if note := range_note(summary):
@@ -142,7 +142,7 @@ def print_range_notes(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_stages(runs: Mapping[str, RunRecords]) -> None:
-    """Fewer columns where there is no room for all, then fewer runs in one table."""
+    """Prints stages of runs. On a narrow terminal, with fewer columns, then fewer runs per table."""
     times = [(name, {row.stage: row for row in stage_times(records.requests)}) for name, records in runs.items()]
     if not any(record.outcome == "finished" for records in runs.values() for record in records.requests):
         return
@@ -222,7 +222,7 @@ def print_usage(runs: Mapping[str, RunRecords]) -> None:
 
 
 def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
-    """Prints what one request, or the mean of many, waited for or was worked on by."""
+    """Prints the parts of the time of one request, or of the mean of many."""
     total = sum(parts_ms.values())
 
     def table(*columns: str) -> Table:
@@ -237,7 +237,7 @@ def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
 
 
 def print_step_terms(step: Mapping[str, Any]) -> None:
-    """The terms of the time of one step; those that show as 0 are left out."""
+    """Prints the terms of the time of one step, without those that round to 0."""
     total = sum(step["terms_ms"].values())
     work = [counted(step["num_requests"], "request"), counted(step["new_tokens"], "new token")]
     if step["context_tokens"]:
@@ -264,7 +264,7 @@ def print_kernels(kernels: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def print_sensitivities(found: Sequence[Sensitivity]) -> None:
-    """Prints what 10 % more of each resource changes, and what therefore limits each metric."""
+    """Prints the effect of 10 % more of each resource, and the resource that limits each metric."""
     titles = [title.replace(" ", "\n") for title in MEASURES.values()]
     table = new_table("with 10 % more of one resource", "resource", *titles)
     for one in found:
@@ -400,7 +400,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def _folded(name: str) -> str:
-    """A long name in several lines, at hyphens where it has some."""
+    """A long name in several lines, broken at hyphens."""
     return "\n".join(wrap(name, 16))
 
 

@@ -38,12 +38,12 @@ class Waiting:
 
 
 class Host:
-    """The CPU of one instance's loop, by a clock of its own that slows while other threads need the CPU."""
+    """CPU of one instance's loop, with a clock that slows while other threads use the CPU."""
 
     def __init__(self, timeline: Timeline, settings: HostSettings) -> None:
         self.settings = settings
         self.free_ns = 0
-        """Time when it is done with launching, sending and taking in results."""
+        """Time when the loop has finished launching, sending and processing results."""
         self._timeline = timeline
         self._pace = 1.0
         self._since_ns = self._lost_ns = 0
@@ -136,7 +136,7 @@ class Actor:
         self._host_memory = None if copies is None else HostMemory(copies)
         self._cache_copies = cache_copies = simulation.cache_copies_of(instance)
         self._pipeline = cluster.pipeline if isinstance(instance, PrefillInstance) else None
-        """Stages through which forwards follow each other; the loop sees the result of one that has left the last."""
+        """Pipeline stages of a prefill instance. The loop gets the result of a forward that has left the last stage."""
         self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.shares)
         self._decode = DecodeRun(
             timeline, instance_id, self._order, self._cost, self._executor, self._on_step, self._on_result
@@ -167,7 +167,7 @@ class Actor:
         self._advance(None)
 
     def post(self, message: m.Message) -> None:
-        """Give it a message. The dead take messages too, and do nothing with them."""
+        """Delivers a message. A dead instance ignores it."""
         self._inbox.append(message)
         if self._waits:
             self._waits = False
@@ -186,7 +186,7 @@ class Actor:
         return self._decode.num_done
 
     def kill(self) -> None:
-        """Nothing more comes of what is under way."""
+        """Kills the instance; its running steps have no effect."""
         self._decode.kill()
         if self._cache_copies is not None:
             self._cache_copies.kill()
@@ -238,7 +238,7 @@ class Actor:
             answer = None
 
     def _advance_later(self) -> None:
-        """Go on when the host has time."""
+        """Continues when the host is free."""
         self._host.when_free(self._advance, None, self._order)
 
     def go_at(self, pace: float) -> None:
@@ -290,7 +290,7 @@ class Actor:
             self._carry_out([unit])
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """KV of retracted requests goes to host memory and comes back; the loop stands still meanwhile."""
+        """Copies KV of retracted requests to host memory or back. The loop waits meanwhile."""
         assert self._host_memory is not None
         for command in commands:
             if isinstance(command, m.SaveKv):
