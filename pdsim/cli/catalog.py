@@ -50,9 +50,9 @@ def add(
     from pdsim.inputs import read_json
     from pdsim.scenario.yaml_file import write_yaml
     from pdsim.system.catalog import CatalogError, EntryError, build, file_of, folders, names
+    from pdsim.system.checkpoint.entry import entry_of, stored_bytes
+    from pdsim.system.checkpoint.quantization import FILE_BESIDE
     from pdsim.system.model import ModelSpec
-    from pdsim.system.published import entry_of
-    from pdsim.system.quantization import FILE_BESIDE
 
     config = config / "config.json" if config.is_dir() else config
     name = name or config.absolute().parent.name.lower()
@@ -61,9 +61,10 @@ def add(
     if name in names("models"):
         raise CatalogError(f"{file_of('models', name)} is a model {name!r} already: choose another --name")
     try:
-        beside = config.with_name(FILE_BESIDE)
+        beside, index = config.with_name(FILE_BESIDE), config.with_name("model.safetensors.index.json")
         quantized = read_json(beside) if beside.is_file() else None
-        entry = entry_of(read_json(config), str(config), quantized)
+        stored = read_json(index) if index.is_file() else None
+        entry = entry_of(read_json(config), str(config), quantized, stored_bytes(stored))
         model = build(ModelSpec, entry, name=name)
     except EntryError as wrong:
         raise CatalogError(f"{config}: {wrong}") from None

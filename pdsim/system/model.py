@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar, Literal
 
-Dtype = Literal["bf16", "fp8", "fp4", "int4"]
-"""Types of weights; embeddings and output projection have bf16 in any case. int4: GPTQ and AWQ, computed in bf16."""
+Dtype = Literal["bf16", "fp8", "fp4", "int4", "int8"]
+"""Types of weights; embeddings and output projection have bf16 in any case. int4 and int8 are computed in bf16."""
 
 KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 """fp32 is for CPUs."""
@@ -16,8 +16,9 @@ KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-DTYPE_BYTES: dict[KvDtype | Dtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5625, "int4": 0.52}
-"""fp4: with the scales of groups of 16, as NVFP4 has (MXFP4: of 32). int4: with scales and zeros of groups of 128."""
+DTYPE_BYTES: dict[KvDtype | Dtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5625, "int4": 0.52, "int8": 1.02}
+"""fp4: with the scales of groups of 16, as NVFP4 has (MXFP4: of 32). Integers: with scales and zeros of groups of
+128."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,14 @@ class GroupedQueryAttention:
     num_window_layers: int = 0
     """Layers among them that attend to the last window_tokens only. Their KV stays: --disable-hybrid-swa-memory."""
     window_tokens: int = 0
+    value_dim: int | None = None
+    """Width of a value head; None: head_dim."""
+    num_window_kv_heads: int | None = None
+    """KV heads of the layers with a window; None: num_kv_heads."""
+    window_head_dim: int | None = None
+    """Width of their key heads; None: head_dim."""
+    window_value_dim: int | None = None
+    """Width of their value heads; None: window_head_dim, or else value_dim."""
 
     def __post_init__(self) -> None:
         if self.num_window_layers > self.num_layers:
@@ -44,14 +53,34 @@ class GroupedQueryAttention:
         """Share of the layers that have a window."""
         return self.num_window_layers / self.num_layers
 
+    @property
+    def _widths(self) -> tuple[int, int]:
+        """Width of a key head and a value head together: of the layers without a window, and of those with one."""
+        whole = self.head_dim + (self.value_dim or self.head_dim)
+        if self.window_head_dim is None and self.window_value_dim is None:
+            return whole, whole
+        dim = self.window_head_dim or self.head_dim
+        return whole, dim + (self.window_value_dim or self.window_head_dim or self.value_dim or dim)
+
     def num_kv_elements(self, tp: int) -> int:
         """KV elements of one token on one rank: beyond one head each, ranks hold copies."""
-        return max(1, self.num_kv_heads // tp) * 2 * self.head_dim * self.num_layers
+        return self.num_whole_elements(tp) + self.num_window_elements(tp)
+
+    def num_whole_elements(self, tp: int) -> int:
+        """Those of the layers without a window."""
+        return max(1, self.num_kv_heads // tp) * self._widths[0] * (self.num_layers - self.num_window_layers)
+
+    def num_window_elements(self, tp: int) -> int:
+        """Those of the layers with a window."""
+        heads = self.num_kv_heads if self.num_window_kv_heads is None else self.num_window_kv_heads
+        return max(1, heads // tp) * self._widths[1] * self.num_window_layers
 
     @property
     def flops_per_pair(self) -> int:
         """FLOPs of a query token against a context token, all heads and layers: QK and PV."""
-        return 4 * self.num_layers * self.num_query_heads * self.head_dim
+        whole, window = self._widths
+        num_whole = self.num_layers - self.num_window_layers
+        return 2 * self.num_query_heads * (num_whole * whole + self.num_window_layers * window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +88,6 @@ class LatentAttention:
     """Multi-head latent attention: one latent per token, the same on every rank."""
 
     KIND: ClassVar = "latent"
-    window_share: ClassVar = 0.0
-    window_tokens: ClassVar = 0
 
     num_layers: int
     num_query_heads: int
@@ -68,15 +95,36 @@ class LatentAttention:
     rope_dim: int
     nope_dim: int
     value_dim: int
+    sparse_tokens: int = 0
+    """Most tokens that a token attends to, which an indexer chooses (DeepSeek sparse attention); 0: all."""
+    compress_ratios: dict[int, int] | None = None
+    """Number of layers that keep one latent for so many tokens, beside a window of the last ones, which is not kept
+    here (DeepSeek V4). None: each layer keeps the latent of each token."""
+
+    @property
+    def window_share(self) -> float:
+        """Share of the layers whose attention is bounded."""
+        return 1.0 if self.sparse_tokens else 0.0
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens that it is bounded to."""
+        return self.sparse_tokens
+
+    @property
+    def _latents_per_token(self) -> float:
+        if self.compress_ratios is None:
+            return self.num_layers
+        return sum(num_layers / ratio for ratio, num_layers in self.compress_ratios.items())
 
     def num_kv_elements(self, tp: int) -> int:
         del tp
-        return (self.kv_lora_rank + self.rope_dim) * self.num_layers
+        return int((self.kv_lora_rank + self.rope_dim) * self._latents_per_token)
 
     @property
-    def flops_per_pair(self) -> int:
+    def flops_per_pair(self) -> float:
         """FLOPs as prefill computes it, with keys and values expanded from the latent."""
-        return 2 * self.num_layers * self.num_query_heads * (self.nope_dim + self.rope_dim + self.value_dim)
+        return 2 * self._latents_per_token * self.num_query_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +138,15 @@ class Experts:
     intermediate_size: int
     weight_dtype: Dtype | None = None
     """None: the model's, whose rate they are computed at in any case."""
+    input_size: int | None = None
+    """Width of what goes into an expert and comes out of it, where that is a projection; None: the model's."""
+    num_matrices: int = 3
+    """Projections of an expert: gate, up and down, or 2, up and down."""
 
     def num_params(self, hidden_size: int) -> int:
-        """Gate, up and down projections of all experts."""
-        return self.num_layers * self.num_experts * 3 * hidden_size * self.intermediate_size
+        """Projections of all experts."""
+        each = self.num_matrices * (self.input_size or hidden_size) * self.intermediate_size
+        return self.num_layers * self.num_experts * each
 
     def fraction_read(self, num_tokens: float) -> float:
         """Share of all experts that at least one of num_tokens uses, if routing is uniform."""
@@ -189,6 +242,9 @@ class ModelSpec:
     weight_dtype: Dtype
     num_params_wider_than_fp4: float = 0
     """Parameters that its checkpoint in fp4 keeps in bf16, beside embeddings and output projection."""
+    num_params_in_bf16: float = 0
+    """Parameters of layers that its checkpoint, in weight_dtype, keeps in bf16, beside embeddings and output projection
+    (fp4 has num_params_wider_than_fp4)."""
     kv_dtype: KvDtype | None = None
     """Type of its KV where the checkpoint says one; None: it says none."""
     tied_embeddings: bool = False
@@ -201,7 +257,7 @@ class ModelSpec:
     def in_dtype(self, dtype: Dtype) -> "ModelSpec":
         """The model with all its weights in one type."""
         experts = None if self.experts is None else replace(self.experts, weight_dtype=None)
-        return replace(self, weight_dtype=dtype, experts=experts)
+        return replace(self, weight_dtype=dtype, num_params_in_bf16=0, experts=experts)
 
     def with_redundant(self, num_redundant: int) -> "ModelSpec":
         """The model with copies of so many experts in each layer that has them."""
@@ -228,6 +284,7 @@ class ModelSpec:
             num_params=(self.num_params - self.num_expert_params) * share,
             num_active_params=(self.num_active_params - self.expert_flops_per_token / 2) * share,
             num_params_wider_than_fp4=self.num_params_wider_than_fp4 * share,
+            num_params_in_bf16=self.num_params_in_bf16 * share,
             num_layers=part(self.num_layers),
             vocab_size=ceil(self.vocab_size * share),
             attention=attention,
@@ -281,7 +338,7 @@ class ModelSpec:
     @property
     def _num_kept_params(self) -> float:
         """Parameters of layers among them."""
-        return self.num_params_wider_than_fp4 if self.weight_dtype == "fp4" else 0
+        return self.num_params_wider_than_fp4 if self.weight_dtype == "fp4" else self.num_params_in_bf16
 
     @property
     def shared_bytes_read(self) -> float:

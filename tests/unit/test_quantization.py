@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from pdsim.launch import ENGINES
 from pdsim.scenario.loading import parse_scenario
 from pdsim.system.catalog import EntryError, build, searched
+from pdsim.system.checkpoint.config import Config
+from pdsim.system.checkpoint.entry import entry_of
+from pdsim.system.checkpoint.layers import layers_of
+from pdsim.system.checkpoint.modules import modules_of
+from pdsim.system.checkpoint.quantization import covers
 from pdsim.system.model import ModelSpec
-from pdsim.system.published import _attention, _Config, _modules, entry_of
-from pdsim.system.quantization import covers
 from tests.cli.test_commands import output
 from tests.unit.test_published import DEEPSEEK, GEMMA, GLM, LLAMA, NEXT, QWEN3_MOE, QWEN35
 
@@ -31,9 +34,8 @@ def made(fields, quantized):
 
 
 def modules(fields):
-    config = _Config(fields)
-    hidden = config.count("hidden_size")
-    return dict(_modules(config, hidden, _attention(config, hidden)[1]))
+    config = Config(fields)
+    return dict(modules_of(config, layers_of(config)))
 
 
 @pytest.mark.parametrize("text", [LLAMA, QWEN3_MOE, DEEPSEEK, GLM, GEMMA, QWEN35, NEXT])
@@ -71,21 +73,81 @@ def test_config_json_comes_before_the_file_beside():
 
 
 def test_modules_that_are_not_known_are_named():
-    _, notes = made(PLAIN["llama"], beside(exclude_modules=["lm_head", "model.layers.3.adapter", "vision*"]))
-    assert "not known, and counted in fp4: model.layers.N.adapter, vision*" in notes
+    _, notes = made(PLAIN["llama"], beside(exclude_modules=["lm_head", "model.layers.3.adapter", "extra*"]))
+    assert "not known, and counted in fp4: extra*, model.layers.N.adapter" in notes
 
 
-def test_fp8_that_leaves_modules_wide_says_how_many():
-    _, notes = made(PLAIN["llama"], beside(quant_algo="FP8", group_size=None, exclude_modules=["*self_attn*"]))
-    assert "1.34 B parameters that it keeps in bf16 are counted in fp8" in notes
+def test_fp8_that_leaves_modules_wide_counts_their_bytes():
+    model, notes = made(PLAIN["llama"], beside(quant_algo="FP8", group_size=None, exclude_modules=["*self_attn*"]))
+    assert "1.34 B parameters of layers are counted in bf16, all else in fp8" in notes
+    narrow, _ = made(PLAIN["llama"], beside(quant_algo="FP8", group_size=None))
+    assert model.weight_bytes - narrow.weight_bytes == model.num_params_in_bf16 == pytest.approx(1.34e9, rel=0.01)
+
+
+MIXED = {
+    **{
+        f"language_model.model.layers.{i}.self_attn.{one}_proj": {"quant_algo": "FP8"}
+        for i in range(32)
+        for one in "qkvo"
+    },
+    **{f"model.layers.{i}.mlp": {"quant_algo": "NVFP4", "group_size": 16} for i in range(32)},
+}
+
+
+def test_layers_of_two_types_have_their_bytes():
+    """Attention in fp8 and MLPs in fp4, embeddings and output projection in bf16."""
+    model, _ = made(PLAIN["llama"], beside(quant_algo="MIXED_PRECISION", quantized_layers=MIXED))
+    sizes = modules(PLAIN["llama"])
+    attention = sum(size for name, size in sizes.items() if "self_attn" in name)
+    embeddings = 2 * model.vocab_size * model.hidden_size
+    expected = attention + (sum(sizes.values()) - attention) * 0.5625 + 2 * embeddings
+    assert (model.weight_dtype, model.weight_bytes) == ("fp4", pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype"),
+    [
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 128}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}}, "fp8"),
+        ({"quant_method": "mxfp4"}, "fp4"),
+        ({"quant_method": "w8a8_int8"}, "int8"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "fp8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "a": {"weights": {"num_bits": 8, "type": "float"}, "targets": ["re:.*self_attn.*"]},
+                    "b": {"weights": {"num_bits": 4, "type": "float"}, "targets": ["Linear"]},
+                },
+            },
+            "fp4",
+        ),
+    ],
+)
+def test_methods_of_quantisation(how, dtype):
+    assert made({**PLAIN["llama"], "quantization_config": how}, None)[0].weight_dtype == dtype
+
+
+def test_groups_of_another_size_are_told():
+    _, notes = made(PLAIN["llama"], beside(group_size=32))
+    assert "groups of 32 weights have 0.531 bytes each; fp4 is counted with 0.5625" in notes
+
+
+def test_the_checkpoints_size_is_a_check():
+    whole = entry_of(PLAIN["llama"], "a test", None, 16.06e9)
+    half = entry_of(PLAIN["llama"], "a test", None, 8e9)
+    assert "notes" not in whole["sources"]
+    assert "its files have 8.0 GB, where 16.1 GB are counted" in half["sources"]["notes"]
 
 
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"quant_algo": "MIXED_PRECISION"}, "hf_quant_config.json: expected one of FP8, .*, found 'MIXED_PRECISION'"),
-        ({"quant_algo": "MXFP8"}, "found 'MXFP8'"),
-        ({"group_size": 32}, "group_size: expected 16 with fp4, found 32"),
+        ({"quant_algo": "MIXED_PRECISION"}, "quantized_layers: expected the modules of MIXED_PRECISION, found None"),
+        ({"quant_algo": "NVFP2"}, "hf_quant_config.json: expected one of FP8, .*, found 'NVFP2'"),
         ({"exclude_modules": "lm_head"}, "expected names of modules"),
         ({"kv_cache_quant_algo": 8}, "kv_cache_quant_algo: expected a name such as FP8, found 8"),
     ],

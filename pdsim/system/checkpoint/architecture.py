@@ -1,0 +1,48 @@
+"""What real mode needs of a model beyond its sizes: the section `llama` of a catalog entry."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdsim.system.checkpoint.config import Config
+from pdsim.system.checkpoint.layers import Layer
+
+_RUNNABLE = {"llama": False, "qwen3": True, "qwen3_moe": True, "deepseek_v3": False, "kimi_k2": False}
+"""Families that real mode runs, and whether they normalise query and key heads."""
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+
+
+def architecture_of(config: Config, layers: list[Layer], experts: Mapping[str, Any]) -> dict[str, Any]:
+    """The section, or nothing if real mode cannot run the model."""
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    has_bias = config.get("attention_bias") or config.get("mlp_bias")
+    is_latent = bool(config.get("kv_lora_rank"))
+    stretched = {"yarn": ("yarn", _YARN)} if is_latent else {"llama3": ("rope_scaling", _LLAMA3)}
+    scalings: dict[str, tuple[str, tuple[str, ...]]] = {"default": ("", ()), **stretched}
+    if config.family not in _RUNNABLE or has_bias or kind not in scalings:
+        return {}
+    is_mixed = experts and experts["num_layers"] != len(layers) and not is_latent
+    is_untold = is_latent and None in (config.get("n_group"), config.get("rms_norm_eps"))
+    if is_mixed or is_untold or (experts and not config.get("norm_topk_prob")):
+        return {}
+    section, names = scalings[kind]
+    return {
+        "intermediate_size": config.count("intermediate_size"),
+        "rms_norm_eps": config.get("rms_norm_eps"),
+        "rope_theta": rope.get("rope_theta", config.get("rope_theta")),
+        **({section: {name: rope[name] for name in names if rope.get(name) is not None}} if section else {}),
+        **({"qk_norm": True} if _RUNNABLE[config.family] else {}),
+        **(_deepseek(config) if is_latent else {}),
+    }
+
+
+def _deepseek(config: Config) -> dict[str, Any]:
+    routing = {
+        "num_groups": config.count("n_group"),
+        "num_active_groups": config.count("topk_group"),
+        "scale": config.get("routed_scaling_factor"),
+        "num_shared": config.count("n_shared_experts"),
+    }
+    rank = config.count("q_lora_rank", default=0)
+    return {**({"query_rank": rank} if rank else {}), "routing": routing}

@@ -1,0 +1,85 @@
+"""What a request leaves in memory: the sections `attention` and `state` of a catalog entry."""
+
+from collections import Counter
+from typing import Any
+
+from pdsim.system.catalog import EntryError
+from pdsim.system.checkpoint.config import Config, delta_attention
+from pdsim.system.checkpoint.layers import Layer, window_of
+from pdsim.system.checkpoint.modules import grouped_sizes, mamba_sizes
+
+
+def attention_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
+    """The section of layers with KV. Raises EntryError without any."""
+    mixers = Counter(layer.mixer for layer in layers)
+    if mixers["compressed"]:
+        return _compressed(config, layers)
+    num_layers = mixers["full"] + mixers["window"]
+    if not num_layers:
+        raise EntryError("no layer has attention: a model without KV has nothing to send from prefill to decode")
+    if config.get("kv_lora_rank"):
+        return _latent(config, num_layers)
+    kv_heads, dim, value_dim = grouped_sizes(config, "full")
+    section = {
+        "kind": "grouped-query",
+        "num_layers": num_layers,
+        "num_query_heads": config.heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": dim,
+        **({"value_dim": value_dim} if value_dim != dim else {}),
+    }
+    if mixers["window"]:
+        section |= {"num_window_layers": mixers["window"], "window_tokens": window_of(config)}
+        heads, window_dim, window_value = grouped_sizes(config, "window")
+        if heads != kv_heads:
+            section["num_window_kv_heads"] = heads
+        if (window_dim, window_value) != (dim, value_dim):
+            section |= {"window_head_dim": window_dim, "window_value_dim": window_value}
+    return section
+
+
+def _latent(config: Config, num_layers: int) -> dict[str, Any]:
+    return {
+        "kind": "latent",
+        "num_layers": num_layers,
+        "num_query_heads": config.heads,
+        "kv_lora_rank": config.count("kv_lora_rank"),
+        "rope_dim": config.count("qk_rope_head_dim"),
+        "nope_dim": config.count("qk_nope_head_dim"),
+        "value_dim": config.count("v_head_dim"),
+        **({"sparse_tokens": config.count("index_topk")} if config.count("index_n_heads", default=0) else {}),
+    }
+
+
+def _compressed(config: Config, layers: list[Layer]) -> dict[str, Any]:
+    """One latent of head_dim, which is key and value, for each `ratio` tokens."""
+    rope = config.count("qk_rope_head_dim")
+    ratios = Counter(layer.ratio for layer in layers if layer.ratio)
+    return {
+        "kind": "latent",
+        "num_layers": sum(ratios.values()),
+        "num_query_heads": config.heads,
+        "kv_lora_rank": config.head_dim - rope,
+        "rope_dim": rope,
+        "nope_dim": config.head_dim - rope,
+        "value_dim": config.head_dim,
+        "compress_ratios": dict(sorted(ratios.items())),
+    }
+
+
+def state_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
+    """The section of layers that keep a state of a request, whatever its length; empty without any."""
+    if not (num_layers := sum(layer.mixer == "state" for layer in layers)):
+        return {}
+    if config.get("linear_num_value_heads") is not None:
+        keys = config.count("linear_num_key_heads") * config.count("linear_key_head_dim")
+        values = config.count("linear_num_value_heads") * config.count("linear_value_head_dim")
+        convolved, kernel = 2 * keys + values, config.count("linear_conv_kernel_dim")
+        elements = values * config.count("linear_key_head_dim")
+    elif (delta := delta_attention(config)) is not None:
+        num_heads, dim, kernel, _ = delta
+        convolved, elements = 3 * num_heads * dim, num_heads * dim * dim
+    else:
+        heads, dim, groups, state, kernel = mamba_sizes(config)
+        convolved, elements = heads * dim + 2 * groups * state, heads * dim * state
+    return {"num_layers": num_layers, "conv_bytes": 2 * convolved * max(0, kernel - 1), "ssm_elements": elements}

@@ -1,0 +1,258 @@
+"""The catalog entry of a model, from its config.json and the files beside it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pdsim.system.catalog import EntryError, build
+from pdsim.system.checkpoint.architecture import architecture_of
+from pdsim.system.checkpoint.attention import attention_of, state_of
+from pdsim.system.checkpoint.config import Config
+from pdsim.system.checkpoint.layers import Layer, layers_of
+from pdsim.system.checkpoint.modules import expert_size, modules_of, num_matrices, routed_of
+from pdsim.system.checkpoint.quantization import Quantization, quantization_of
+from pdsim.system.model import DTYPE_BYTES, Dtype, ModelSpec
+
+
+def entry_of(fields: Any, source: str, beside: Any = None, size_bytes: float | None = None) -> dict[str, Any]:
+    """The catalog entry of a model's config.json, and of the hf_quant_config.json beside it where there is one.
+
+    source: where that comes from. size_bytes: of the checkpoint's weights, as its index says. Raises
+    EntryError.
+    """
+    try:
+        return _entry(Config(fields), source, beside, size_bytes)
+    except EntryError:
+        raise
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError, KeyError, IndexError, OverflowError) as wrong:
+        raise EntryError(f"a field has a wrong value: {wrong}") from None
+
+
+def _entry(config: Config, source: str, beside: Any, size_bytes: float | None) -> dict[str, Any]:
+    quantized = quantization_of(config.get("quantization_config"), beside, config.get("expert_dtype"))
+    layers, hidden, vocab = layers_of(config), config.hidden, config.count("vocab_size")
+    attention, state, experts = attention_of(config, layers), state_of(config, layers), _experts(config, layers)
+    modules = dict(modules_of(config, layers))
+    is_tied = bool(config.get("tie_word_embeddings"))
+    shared = sum(modules.values()) + vocab * hidden * (1 if is_tied else 2)
+    params, active = shared, shared
+    if experts:
+        each = experts.get("num_matrices", 3) * experts.get("input_size", hidden) * experts["intermediate_size"]
+        params += experts["num_layers"] * experts["num_experts"] * each
+        active += experts["num_layers"] * experts["num_active"] * each
+    types = _Types(config, quantized, modules, layers, is_mixture=bool(experts))
+    if types.experts is not None:
+        experts["weight_dtype"] = types.experts
+    can_be_read = (quantized is None or quantized.in_blocks) and "num_window_layers" not in attention
+    llama = architecture_of(config, layers, experts) if can_be_read and not state else {}
+    entry = {
+        "num_params": params,
+        "num_active_params": active,
+        "num_layers": config.num_layers,
+        "hidden_size": hidden,
+        "vocab_size": vocab,
+        "max_context_tokens": config.count("context"),
+        "weight_dtype": types.shared,
+        **types.in_bf16,
+        **({"kv_dtype": quantized.kv_dtype} if quantized is not None and quantized.kv_dtype else {}),
+        **({"tied_embeddings": True} if is_tied else {}),
+        "attention": attention,
+        **({"state": state} if state else {}),
+        **({"experts": experts} if experts else {}),
+        **({"llama": llama} if llama else {}),
+    }
+    notes = [*types.notes, *_of_kv(quantized), *_left_out(config, attention), *_of_size(entry, size_bytes)]
+    return entry | {
+        "sources": {
+            "num_params, num_active_params": "computed from config.json: attention, MLP or experts, embeddings; "
+            "norms and biases left out",
+            "everything else": source,
+            **({"notes": "; ".join(filter(None, notes))} if any(notes) else {}),
+        }
+    }
+
+
+def _experts(config: Config, layers: list[Layer]) -> dict[str, Any]:
+    if not (num_layers := sum(layer.feed in {"experts", "both"} for layer in layers)):
+        return {}
+    section = {
+        "num_layers": num_layers,
+        "num_experts": config.count("experts"),
+        "num_active": config.count("active"),
+        "intermediate_size": expert_size(config),
+    }
+    if latent := config.count("expert_input", default=0):
+        section["input_size"] = latent
+    if (matrices := num_matrices(config)) != len(("gate", "up", "down")):
+        section["num_matrices"] = matrices
+    return section
+
+
+class _Types:
+    """Types of a checkpoint's weights: of the routed experts, and of all else, whose rest is counted in bf16."""
+
+    def __init__(
+        self,
+        config: Config,
+        quantized: Quantization | None,
+        modules: Mapping[str, int],
+        layers: list[Layer],
+        *,
+        is_mixture: bool,
+    ) -> None:
+        self.notes: list[str] = []
+        self.in_bf16: dict[str, float] = {}
+        """The field of parameters that have bf16 where the others are narrower."""
+        self.shared: Dtype = "bf16"
+        self.experts: Dtype | None = None
+        """None: as all else, or there are none."""
+        if quantized is None:
+            given = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+            self.notes += [] if given == "bfloat16" else [f"the checkpoint's {given} is counted as bf16"]
+            return
+        num_params: Counter[Dtype] = Counter()
+        for module, size in modules.items():
+            num_params[quantized.type_of(module)] += size
+        self.shared = _narrow_of(num_params)
+        names = routed_of(layers) if is_mixture else []
+        found = {quantized.type_of(name) for name in names}
+        if found and (routed := max(found, key=lambda dtype: -DTYPE_BYTES[dtype])) != self.shared:
+            self.experts = routed
+        self._count_others(num_params)
+        self._describe(quantized, len(layers), [*modules, *names])
+
+    def _count_others(self, num_params: Mapping[Dtype, int]) -> None:
+        """So many parameters in bf16 make the bytes right."""
+        own = DTYPE_BYTES[self.shared]
+        if self.shared != "bf16":
+            others = sum(size * (DTYPE_BYTES[dtype] - own) for dtype, size in num_params.items())
+            wide = max(0.0, others / (DTYPE_BYTES["bf16"] - own))
+            field = "num_params_wider_than_fp4" if self.shared == "fp4" else "num_params_in_bf16"
+            self.in_bf16 = {field: round(wide)} if wide >= 1 else {}
+        for dtype, size in sorted(num_params.items()):
+            if dtype not in (self.shared, "bf16") and size > _FEW * sum(num_params.values()):
+                how = "by their bytes" if self.in_bf16 else f"in {self.shared}"
+                self.notes.append(f"{size / 1e9:.2f} B parameters in {dtype} beside these are counted {how}")
+
+    def _describe(self, quantized: Quantization, num_layers: int, known: list[str]) -> None:
+        if self.shared == "bf16" and self.experts is None:
+            self.notes.insert(0, "all that is counted is in bf16: what is quantised is not part of the text model")
+        elif self.experts is not None:
+            self.notes.insert(0, f"routed experts are in {self.experts} and all else in {self.shared}")
+        elif self.in_bf16:
+            self.notes.insert(
+                0,
+                f"embeddings, output projection and {sum(self.in_bf16.values()) / 1e9:.2f} B parameters of layers are "
+                f"counted in bf16, all else in {self.shared}",
+            )
+        else:
+            self.notes.insert(0, f"embeddings and output projection are counted in bf16, all else in {self.shared}")
+        self.notes += _of_groups(self.experts or self.shared, quantized.group_size)
+        outside = ["lm_head", "model.lm_head", "head", "model.embed_tokens", "model.embeddings", "model.norm"]
+        missing = quantized.not_understood([*known, *outside], num_layers)
+        if others := [name for name in missing if not _is_apart(name)]:
+            self.notes.append(f"not known, and counted in {self.shared}: {', '.join(others[:8])}")
+
+
+_BYTES_OF_GROUPS: Mapping[Dtype, tuple[float, float]] = {"fp4": (0.5, 1), "int4": (0.5, 2.5), "int8": (1, 2.5)}
+"""Bytes of a weight, and of the scale and zero of its group."""
+
+
+def _of_groups(dtype: Dtype, group_size: int) -> list[str]:
+    """What to know of groups that are smaller or larger than those that the type's bytes are computed with."""
+    if not group_size or dtype not in _BYTES_OF_GROUPS:
+        return []
+    own, of_group = _BYTES_OF_GROUPS[dtype]
+    true = own + of_group / group_size
+    if abs(true / DTYPE_BYTES[dtype] - 1) < _VISIBLE:
+        return []
+    return [f"groups of {group_size} weights have {true:.3f} bytes each; {dtype} is counted with {DTYPE_BYTES[dtype]}"]
+
+
+_VISIBLE = 0.02
+
+
+def _narrow_of(num_params: Mapping[Dtype, int]) -> Dtype:
+    """The type below bf16 that most of the parameters have; bf16 if few have one."""
+    narrow = {dtype: size for dtype, size in num_params.items() if dtype != "bf16"}
+    if sum(narrow.values()) < _SOME * sum(num_params.values()):
+        return "bf16"
+    return max(narrow, key=lambda dtype: (narrow[dtype], DTYPE_BYTES[dtype]))
+
+
+_SOME = 0.1
+"""Share of parameters below which a type is not the model's."""
+_APART = (
+    "visual",
+    "vision",
+    "mtp",
+    "norm",
+    "bias",
+    "multi_modal",
+    "mm_projector",
+    "patch_merge",
+    "indexers_proj",
+    "shared_expert_gate",
+    "shared_experts_gate",
+    "audio",
+    "conv1d",
+    "rotary",
+    "hc_",
+    "eh_proj",
+)
+_FEW = 0.01
+"""Share of all parameters that is not worth a note."""
+
+
+def _is_apart(module: str) -> bool:
+    """True for modules that are left out in any case: encoders, norms and further tokens' predictors."""
+    return any(word in module for word in _APART)
+
+
+def _of_kv(quantized: Quantization | None) -> list[str]:
+    if quantized is None or quantized.kv is None:
+        return []
+    if quantized.kv_dtype:
+        return [f"KV is in {quantized.kv_dtype}, unless a scenario gives kv_dtype"]
+    return [f"its KV scheme {quantized.kv} is not known: a scenario's kv_dtype counts"]
+
+
+def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
+    """Facts that config.json tells and the entry does not."""
+    notes = []
+    if config.count("mtp", default=0):
+        notes.append("modules that predict further tokens (MTP) are left out")
+    if config.get("vision_config") or config.names("^(image|video)_token_(id|index)$"):
+        notes.append("the image encoder is left out")
+    if config.get("audio_config"):
+        notes.append("the audio encoder is left out")
+    if "num_window_layers" in attention:
+        notes.append("KV of all layers is kept and sent whole: windows change the time of attention only")
+    if config.count("index_n_heads", default=0):
+        notes.append("the indexer's cache is left out, and its time")
+    elif attention.get("sparse_tokens") or config.get("sparse_attention_config"):
+        notes.append("which blocks a sparse attention chooses is left out: all are read")
+    if "compress_ratios" in attention:
+        notes.append("windows of the last tokens beside the compressed KV are left out")
+    return notes
+
+
+def stored_bytes(index: Any) -> float | None:
+    """Bytes of a checkpoint's weights, of its model.safetensors.index.json; None: it does not say."""
+    metadata = index.get("metadata") if isinstance(index, Mapping) else None
+    found = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    return found if isinstance(found, int | float) and not isinstance(found, bool) and found > 0 else None
+
+
+_NEAR = 0.1
+"""Relative difference of sizes that norms, scales and encoders explain."""
+
+
+def _of_size(entry: Mapping[str, Any], size_bytes: float | None) -> list[str]:
+    """What the size of the checkpoint's files says of the entry."""
+    if not size_bytes:
+        return []
+    counted = build(ModelSpec, {**entry, "sources": {}}, name="").weight_bytes
+    if abs(counted / size_bytes - 1) <= _NEAR:
+        return []
+    return [f"its files have {size_bytes / 1e9:.1f} GB, where {counted / 1e9:.1f} GB are counted: look at both"]
