@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pdsim.metrics.run_folder import RunFolderError, StoredRun
+    from pdsim.metrics.run_folder import StoredRun
+    from pdsim.metrics.tables import RunFolderError
     from pdsim.scenario.loading import load_scenario
     from pdsim.scenario.schema import Scenario
     from pdsim.scenario.yaml_file import ConfigError
@@ -39,7 +40,7 @@ __all__ = [
 _PLACES = {
     "ConfigError": "scenario.yaml_file",
     "Observation": "sim.simulation",
-    "RunFolderError": "metrics.run_folder",
+    "RunFolderError": "metrics.tables",
     "RunResult": "sim.result",
     "Scenario": "scenario.schema",
     "StoredRun": "metrics.run_folder",

@@ -1,11 +1,11 @@
 """A run on the terminal and on disk: its progress, and the folder that it leaves when it ends."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pdsim import __version__
 from pdsim.files import write_whole
@@ -17,6 +17,9 @@ from pdsim.metrics.timeline import write_timeline
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
+
+Kept = Literal["timeline", "figure"]
+ALL_KEPT: tuple[Kept, ...] = get_args(Kept)
 
 
 @dataclass
@@ -76,8 +79,10 @@ def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
         raise SystemExit(1)
 
 
-def write_run(folder: Path, scenario: Scenario, run: FinishedRun, journal: JournalProof, *, quiet: bool) -> None:
-    """All but the journal, of which the summary keeps the proof."""
+def write_run(
+    folder: Path, scenario: Scenario, run: FinishedRun, journal: JournalProof, *, keep: Collection[Kept], quiet: bool
+) -> None:
+    """All but the journal, of which the summary keeps the proof. keep: what can be made of the tables later, too."""
     summary = {**run.summary, "pdsim": {**run.summary["pdsim"], "journal": journal.fields()}}
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
         write_records(folder, summary, run.records)
@@ -85,8 +90,9 @@ def write_run(folder: Path, scenario: Scenario, run: FinishedRun, journal: Journ
         text = f"# resolved by pdsim {__version__}\n{to_yaml(given)}"
         write_whole(folder / SCENARIO, text)
         write_entries_of(scenario, folder)
-        write_timeline(folder / TIMELINE, run.records)
-        if any(request.outcome == "finished" for request in run.records.requests):
+        if "timeline" in keep:
+            write_timeline(folder / TIMELINE, run.records)
+        if "figure" in keep and any(request.outcome == "finished" for request in run.records.requests):
             from pdsim.metrics.plots import overview
 
             overview(run.records).savefig(folder / OVERVIEW, dpi=110)

@@ -1,13 +1,13 @@
 """Runs scenarios with progress and keeps what they leave behind, also when they are interrupted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from pdsim.cli.finished import FinishedRun, progress_over, saying, write_run
+from pdsim.cli.finished import FinishedRun, Kept, progress_over, saying, write_run
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import origins
 from pdsim.cost.settings import Kernels
@@ -46,17 +46,19 @@ def run_scenario(
     force: bool = False,
     ranging: Ranging = "part",
     slo: Slo | None = None,
+    keep: Collection[Kept] = (),
 ) -> FinishedRun:
     """Simulate; with `out`, write the run folder as well, with journal and levels.
 
     ranging: what of the load to simulate with the fastest and the slowest times, too, where no server was measured.
+    keep: what the folder has besides tables and journal.
     slo: limits that the run is judged by, under pdsim.slo of its summary. Raises ConfigError for classes that it lacks.
     """
     if out is None:
         return _simulate(path, changes, None, quiet=quiet, levels=levels, ranging=ranging, slo=slo)
     run_folder.require_out_of_run(out, force=force)
     with run_folder.run_replaced(out) as folder:
-        return _simulate(path, changes, folder, quiet=quiet, levels=True, ranging=ranging, slo=slo)
+        return _simulate(path, changes, folder, quiet=quiet, levels=True, ranging=ranging, slo=slo, keep=keep)
 
 
 def _simulate(
@@ -68,6 +70,7 @@ def _simulate(
     levels: bool,
     ranging: Ranging,
     slo: Slo | None,
+    keep: Collection[Kept] = (),
 ) -> FinishedRun:
     try:
         loaded = load_scenario(path, changes)
@@ -99,7 +102,7 @@ def _simulate(
         summary["pdsim"]["slo"] = {"slo": str(slo), **outcome.to_json()}
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if folder is not None and journal is not None:
-        write_run(folder, scenario, finished, journal.proof, quiet=quiet)
+        write_run(folder, scenario, finished, journal.proof, keep=keep, quiet=quiet)
     return finished
 
 

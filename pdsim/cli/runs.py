@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from pdsim.cli.command import NO_LOAD, Force, Json, Load, Out, Seed, Set, Tornado, out_at, print_json
-from pdsim.cli.finished import FinishedRun, fail_if_incomplete, print_warnings
+from pdsim.cli.finished import FinishedRun, Kept, fail_if_incomplete, print_warnings
 from pdsim.files import temporary_folder, write_whole
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.tail import TailMetric
@@ -53,6 +53,10 @@ def run(
     set_: Set = (),
     seed: Seed = None,
     out: Out = None,
+    keep: Annotated[
+        tuple[Kept, ...],
+        Parameter(help="Write into --out, too: a timeline for Perfetto, a figure. May be given again."),
+    ] = (),
     force: Force = False,
     json_: Json = False,
 ) -> None:
@@ -61,11 +65,13 @@ def run(
     from pdsim.garbage import garbage_collection_paused
     from pdsim.study.slo import Slo
 
+    if keep and out is None:
+        raise ConfigError(f"--keep {' --keep '.join(keep)}: give --out FOLDER to write into")
     given = set_ if seed is None else (*set_, f"seed={seed}")
     with garbage_collection_paused(), _file_or_starter(scenario, load, given) as (file, changes):
         wanted = None if slo is None else Slo.parse(slo)
         ranging: Ranging = "none" if no_ranges else "whole" if whole_ranges else "part"
-        finished = run_scenario(file, changes, out, quiet=json_, force=force, ranging=ranging, slo=wanted)
+        finished = run_scenario(file, changes, out, quiet=json_, force=force, ranging=ranging, slo=wanted, keep=keep)
         gc.freeze()  # the process ends soon: what is there need not be searched
     if json_:
         print_json(finished.summary)
@@ -178,10 +184,10 @@ def explain(
     if cost:
         _explain_cost(run, set_, json_=json_)
         return
-    (finished,) = obtain_runs((run,), set_, None, quiet=json_)
     if request is not None:
-        _explain_request(finished, request, json_=json_)
+        _explain_request(run, request, set_, json_=json_)
         return
+    (finished,) = obtain_runs((run,), set_, None, quiet=json_)
     found = obtain_sensitivities(run, set_, quiet=json_) if tornado else []
     made: dict[str, Any] = {}
     if tornado:
@@ -226,17 +232,24 @@ def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
     print_kernels(kernels)
 
 
-def _explain_request(finished: FinishedRun, request_id: int, *, json_: bool) -> None:
-    """Prints one request's stages and critical path."""
+def _explain_request(run: Path, request_id: int, changes: tuple[str, ...], *, json_: bool) -> None:
+    """Prints one request's stages and critical path. Of a folder, no more is read than they need."""
+    from pdsim.cli.runner import obtain_runs
     from pdsim.metrics.explain import CriticalPaths, stage_ms
+    from pdsim.metrics.run_folder import read_records, read_records_around
     from pdsim.show.tables import print_path, print_request
 
-    record = next((r for r in finished.records.requests if r.request_id == request_id), None)
+    if run.is_dir():
+        records = read_records_around(run, request_id)
+    else:
+        records = obtain_runs((run,), changes, None, quiet=json_)[0].records
+    record = next((r for r in records.requests if r.request_id == request_id), None)
     if record is None:
-        last = max((r.request_id for r in finished.records.requests), default=-1)
+        known = read_records(run).requests if run.is_dir() else records.requests
+        last = max((r.request_id for r in known), default=-1)
         raise ConfigError(f"--request {request_id}: the run has requests 0 to {last}")
     is_done = record.outcome == "finished"
-    path_ns = CriticalPaths(finished.records).of(record) if is_done else {}
+    path_ns = CriticalPaths(records).of(record) if is_done else {}
     parts_ms = {part: duration_ns / 1e6 for part, duration_ns in path_ns.items()}
     if json_:
         print_json({**asdict(record), "stages_ms": stage_ms(record), "path_ms": parts_ms})
@@ -376,7 +389,7 @@ def export(
     run: RunOrScenario,
     *,
     to: Annotated[
-        Literal["sglang", "vllm", "aiperf", "inferencex", "mooncake", "agentic_mooncake"],
+        Literal["sglang", "vllm", "aiperf", "inferencex", "mooncake", "agentic_mooncake", "perfetto"],
         Parameter(help="Tool whose format to write."),
     ],
     out: Annotated[Path, out_at("File to write.")],
@@ -385,9 +398,10 @@ def export(
     ] = 512,
     set_: Set = (),
 ) -> None:
-    """Write a run as a result file of another tool, or its requests as a Mooncake trace."""
+    """Write a run as another tool's result file, its requests as a Mooncake trace, or its timeline for Perfetto."""
     from pdsim.cli.runner import obtain_runs, scenario_of
     from pdsim.formats.results.exports import Run, write_result
+    from pdsim.metrics.timeline import write_timeline
     from pdsim.scenario.build import requests_of
     from pdsim.workload.hash_ids import NotASessionError, agentic_rows, mooncake_rows, write_mooncake
 
@@ -401,6 +415,8 @@ def export(
             write_mooncake(out, rows[to](requests_of(scenario), sent_ns, block_tokens=block_tokens))
         except NotASessionError as wrong:
             raise ConfigError(f"{run}: {wrong}; --to agentic_mooncake keeps what waits for what") from None
+    elif to == "perfetto":
+        write_timeline(out, finished.records)
     else:
         write_result(out, to, Run(finished.summary, finished.records.requests, scenario))
     print(f"{to}: {out}")

@@ -173,7 +173,10 @@ def from_json(value: Any) -> Any:
 
 
 def to_line(entry: Entry) -> str:
-    return f"{_sequence_text(entry)}\n"
+    instance_id, call, args, returned = entry
+    texts = ",".join([_TEXT[type(value)](value) for value in args])
+    text = _TEXT[type(returned)](returned)
+    return f'[{encode_basestring_ascii(instance_id)},"{call}",[{texts}],{text}]\n'
 
 
 def to_text(value: Any) -> str:

@@ -8,25 +8,22 @@ summary.json, requests/steps/transfers/levels.parquet and journal.jsonl.zst; sce
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import cached_property
 from hashlib import blake2b
 from io import TextIOWrapper
-from operator import attrgetter
 from pathlib import Path
-from types import NoneType
-from typing import Any, Protocol, TypeVar, get_args, get_type_hints
+from typing import Any, Protocol
 
-from pdsim.core.instance import Levels
 from pdsim.core.journal import KILLED, Entry, from_lines, to_line
 from pdsim.core.messages import Finished
 from pdsim.core.router import Router
 from pdsim.files import files_replaced, write_whole
 from pdsim.inputs import InputError, read_json, shown
-from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary_rows import SUMMARY_ROWS
+from pdsim.metrics.tables import TABLES, RunFolderError, records_around, stored_records, stored_table, write_tables
 from pdsim.metrics.tail import Tail, TailMetric, tail
 
 SUMMARY = "summary.json"
@@ -39,8 +36,6 @@ LOGS = "logs"
 TIMELINE = "timeline.json.gz"
 OVERVIEW = "overview.png"
 EXPERTS = "experts.parquet"
-_KINDS: dict[str, type[Any]] = {"requests": RequestRecord, "steps": StepRecord, "transfers": TransferRecord}
-TABLES = (*_KINDS, "levels")
 _FILES = (SUMMARY, SCENARIO, JOURNAL, TIMELINE, OVERVIEW, EXPERTS, *(f"{name}.parquet" for name in TABLES))
 LOG_FILES = ("*.journal", "*.rows", "*.experts")
 """Names in the folder of logs."""
@@ -48,12 +43,6 @@ RUN_FILES = (*_FILES, f"{CATALOG}/*/*.yaml", *(f"{LOGS}/{name}" for name in LOG_
 """All that a run writes into its folder, as patterns: what a command may replace or remove."""
 
 _LINES_AT_ONCE = 256
-
-Record = TypeVar("Record")
-
-
-class RunFolderError(InputError):
-    """A folder that is no run, or not a whole one."""
 
 
 def require_out(out: Path, *, is_file: bool = False) -> None:
@@ -88,30 +77,8 @@ def run_replaced(folder: Path) -> Iterator[Path]:
 
 def write_records(folder: Path, summary: Mapping[str, Any], records: RunRecords) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in TABLES:
-        _write_table(arrow_table(records, name), folder / f"{name}.parquet")
+    write_tables(folder, records)
     write_whole(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")
-
-
-def _write_table(table: Any, path: Path) -> None:
-    """Integers as differences: times and counts take two thirds of the bytes, and half the time."""
-    from pyarrow import parquet, types  # noqa: PLC0415
-
-    integers = [field.name for field in table.schema if types.is_integer(field.type)]
-    others = [name for name in table.column_names if name not in integers]
-    encodings = dict.fromkeys(integers, "DELTA_BINARY_PACKED")
-    parquet.write_table(table, path, compression="zstd", use_dictionary=others, column_encoding=encodings)
-
-
-def arrow_table(records: RunRecords, name: str) -> Any:
-    """Table of records, a row for each, in order; `name` is one of TABLES."""
-    if name == "levels":
-        levels = ((row.instance_id, row.time_ns, *row.levels) for row in records.levels)
-        return _table(levels, ("instance_id", "time_ns", *Levels._fields))
-    if name not in TABLES:
-        raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
-    columns = tuple(field.name for field in fields(_KINDS[name]))
-    return _table(map(attrgetter(*columns), getattr(records, name)), columns)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -186,13 +153,13 @@ def _all_are(found: Any, kind: type) -> bool:
 def read_records(folder: Path) -> RunRecords:
     """All but the pauses between tokens, which the summary has."""
     read_summary(folder)
-    tables = {name: _read_table(folder, name, kind, get_type_hints(kind)) for name, kind in _KINDS.items()}
-    hints = {"instance_id": str, "time_ns": int, **get_type_hints(Levels)}
-    return RunRecords(**tables, levels=_read_table(folder, "levels", _level, hints))
+    return stored_records(folder)
 
 
-def _level(instance_id: str, time_ns: int, **levels: Any) -> LevelRecord:
-    return LevelRecord(instance_id, time_ns, Levels(**levels))
+def read_records_around(folder: Path, request_id: int) -> RunRecords:
+    """What tells one request's critical path; no request, if there is none of that id."""
+    read_summary(folder)
+    return records_around(folder, request_id)
 
 
 class JournalProof:
@@ -295,70 +262,6 @@ def _entry(line: str) -> Entry:
 _CALLS = {"on_message", "next_step", "on_step_done", KILLED}
 
 
-def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-
-    values = list(zip(*rows, strict=True)) or [()] * len(columns)
-    return pa.table(dict(zip(columns, values, strict=True)))
-
-
-def _read_table(folder: Path, name: str, make: Callable[..., Record], hints: Mapping[str, Any]) -> list[Record]:
-    table, path = _stored_table(folder, name), folder / f"{name}.parquet"
-    for column in table.schema:
-        _require_column(path, table, column, hints.get(column.name))
-    try:
-        return [make(**row) for row in table.to_pylist()]
-    except (TypeError, ValueError) as broken:  # of columns that no record has
-        raise RunFolderError(f"{path}: damaged, or no table of a run: {broken}") from None
-
-
-_WORDS = {("steps", "kind"): {"prefill", "decode"}, ("requests", "outcome"): {"unfinished", "finished", "failed"}}
-"""Columns of few words, by table."""
-
-
-def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
-    """Raises RunFolderError if a column has another type than its field, or lacks values that each record has."""
-    from pyarrow import types  # noqa: PLC0415
-
-    hint = int | None if hint is type else hint  # all that a compiled record keeps of a union, and it has no other
-    values, kinds = table.column(column.name), get_args(hint) or (hint,)
-    holds = {
-        int: types.is_integer,
-        float: lambda kind: types.is_floating(kind) or types.is_integer(kind),
-        str: lambda kind: types.is_string(kind) or types.is_large_string(kind),
-        bool: types.is_boolean,
-        NoneType: types.is_null,
-    }
-    if hint is None or not len(values):
-        return
-    expected = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
-    if not any(holds[kind](column.type) for kind in kinds):
-        raise RunFolderError(f"{path}: column {column.name} is of type {column.type}, expected {expected}")
-    if values.null_count and NoneType not in kinds:
-        raise RunFolderError(f"{path}: column {column.name} is null in {values.null_count} rows, expected {expected}")
-    words = _WORDS.get((path.stem, column.name))
-    if words and (foreign := set(values.unique().to_pylist()) - words):
-        raise RunFolderError(
-            f"{path}: column {column.name} has {shown(min(foreign))}, expected {' or '.join(sorted(words))}"
-        )
-
-
-def _stored_table(folder: Path, name: str) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-    from pyarrow import parquet  # noqa: PLC0415
-
-    path = folder / f"{name}.parquet"
-    if not path.is_file():
-        raise RunFolderError(f"{folder} has no {path.name}")
-    try:
-        table = parquet.read_table(path)
-        table.validate(full=True)  # texts are UTF-8
-        _ = table.column_names  # so are names
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
-        raise RunFolderError(f"{path}: damaged, or no table of a run: {broken}") from None
-    return table
-
-
 class PandasMissingError(ImportError):
     """Says what to install."""
 
@@ -435,7 +338,7 @@ class StoredRun(RunTables):
         return read_summary(self.folder)
 
     def _table(self, name: str) -> Any:
-        return _stored_table(self.folder, name)
+        return stored_table(self.folder, name)
 
 
 def load_pandas() -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 from pdsim.cost.kernels import has_kernels
 from pdsim.metrics.failures import failure_rows
 from pdsim.metrics.records import RunRecords, without_first
-from pdsim.metrics.run_folder import RunTables, arrow_table
+from pdsim.metrics.run_folder import RunTables
 from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
+from pdsim.metrics.tables import arrow_table
 from pdsim.scenario.component import component_name
 from pdsim.scenario.cost import CostChoice
 from pdsim.scenario.schema import Scenario

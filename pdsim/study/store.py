@@ -14,7 +14,8 @@ from typing import Any
 
 from pdsim.files import own_lock, temporary_folder, write_whole
 from pdsim.inputs import read_json
-from pdsim.metrics.run_folder import SCENARIO, RunFolderError, require_out
+from pdsim.metrics.run_folder import SCENARIO, require_out
+from pdsim.metrics.tables import RunFolderError
 from pdsim.study.slo import Slo
 from pdsim.study.tasks import Done, Point
 

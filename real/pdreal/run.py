@@ -16,7 +16,7 @@ from pdreal.launcher import Launcher
 from pdreal.settings.host import LaunchError
 from pdreal.settings.options import Options
 from pdreal.settings.scenario import real_scenario
-from pdsim.cli.finished import FinishedRun, progress_over, write_run
+from pdsim.cli.finished import ALL_KEPT, FinishedRun, progress_over, write_run
 from pdsim.files import remove_own
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.failures import failure_rows
@@ -75,7 +75,7 @@ def run_scenario(
                     with journal_writer(folder) as write:
                         for entry in read_journal(logs):
                             write(entry)
-                    write_run(folder, scenario, finished, write.proof, quiet=quiet)
+                    write_run(folder, scenario, finished, write.proof, keep=ALL_KEPT, quiet=quiet)
                     if steps := read_counted_steps(logs):
                         write_counts(folder, steps)
                 remove_own(logs, LOG_FILES)

@@ -1,6 +1,7 @@
 """Each command as a user calls it."""
 
 import ast
+import gzip
 import json
 import re
 import subprocess
@@ -84,8 +85,19 @@ def test_a_run_folder_has_everything_and_reads_back(capsys, scenario, tmp_path):
     output(capsys, "run", scenario, "--out", out)
     names = {path.name for path in out.iterdir()}
     tables = {f"{name}.parquet" for name in ("requests", "steps", "transfers", "levels")}
-    assert names == tables | {"scenario.yaml", "summary.json", "journal.jsonl.zst", "overview.png", "timeline.json.gz"}
+    assert names == tables | {"scenario.yaml", "summary.json", "journal.jsonl.zst"}
     assert read_summary(out)["completed"] == len(read_records(out).requests) == 24
+
+
+def test_a_timeline_is_kept_on_demand_and_is_made_of_the_tables_later(capsys, scenario, tmp_path):
+    out = tmp_path / "run"
+    output(capsys, "run", scenario, "--out", out, "--keep", "timeline", "--keep", "figure")
+    assert (out / "overview.png").is_file()
+    output(capsys, "export", out, "--to", "perfetto", "--out", tmp_path / "later.json.gz")
+    assert (tmp_path / "later.json.gz").read_bytes() == (out / "timeline.json.gz").read_bytes()
+    assert json.loads(gzip.decompress((out / "timeline.json.gz").read_bytes()))["traceEvents"]
+    assert exit_code("run", scenario, "--keep", "timeline") == 2
+    assert "give --out" in capsys.readouterr().err
 
 
 def test_replay_of_a_run_folder(capsys, scenario, tmp_path):

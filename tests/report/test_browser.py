@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_folder(folder):
-    call("run", folder / "browser.yaml", "--out", folder / "run")
+    call("run", folder / "browser.yaml", "--out", folder / "run", "--keep", "timeline")
     call("report", folder / "run", "--out", folder / "run.html")
     return folder
 

@@ -7,7 +7,8 @@ from pyarrow import parquet
 
 from pdsim.core.instance import Levels
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
-from pdsim.metrics.run_folder import RunFolderError, read_records, read_summary, write_records
+from pdsim.metrics.run_folder import read_records, read_summary, write_records
+from pdsim.metrics.tables import RunFolderError
 from tests.support import run, small
 
 COLUMNS = {

@@ -6,7 +6,8 @@ from copy import deepcopy
 import pytest
 
 from pdsim import StoredRun
-from pdsim.metrics.run_folder import TABLES, PandasMissingError, RunFolderError, write_records
+from pdsim.metrics.run_folder import PandasMissingError, write_records
+from pdsim.metrics.tables import TABLES, RunFolderError
 from tests.support import run, small
 
 pytest.importorskip("pandas")

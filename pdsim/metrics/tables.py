@@ -1,0 +1,191 @@
+"""Records of a run as tables: in memory as Arrow has them, and as files of a run folder."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+
+from pdsim.core.instance import Levels
+from pdsim.inputs import InputError, shown
+from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+
+Record = TypeVar("Record")
+
+
+class RunFolderError(InputError):
+    """A folder that is no run, or not a whole one."""
+
+
+class _Kind(NamedTuple):
+    """The records of one table."""
+
+    columns: Sequence[str]
+    values: Sequence[str]
+    """Attribute of a record that a column has, by its path."""
+    hints: Mapping[str, Any]
+    make: Callable[..., Any]
+    """Makes a record of a row."""
+
+
+def _kind(of: type[Any]) -> _Kind:
+    columns = [field.name for field in fields(of)]
+    return _Kind(columns, columns, get_type_hints(of), of)
+
+
+def _level(instance_id: str, time_ns: int, *levels: Any, **named: Any) -> LevelRecord:
+    return LevelRecord(instance_id, time_ns, Levels(*levels, **named))
+
+
+_KINDS = {
+    "requests": _kind(RequestRecord),
+    "steps": _kind(StepRecord),
+    "transfers": _kind(TransferRecord),
+    "levels": _Kind(
+        ["instance_id", "time_ns", *Levels._fields],
+        ["instance_id", "time_ns", *(f"levels.{name}" for name in Levels._fields)],
+        {"instance_id": str, "time_ns": int, **get_type_hints(Levels)},
+        _level,
+    ),
+}
+TABLES = tuple(_KINDS)
+
+
+def arrow_table(records: RunRecords, name: str) -> Any:
+    """Table of records, a row for each, in order; `name` is one of TABLES."""
+    import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
+
+    if name not in _KINDS:
+        raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
+    kind, rows = _KINDS[name], getattr(records, name)
+    columns = (list(map(attrgetter(value), rows)) for value in kind.values)
+    return pa.table({column: pa.array(values) for column, values in zip(kind.columns, columns, strict=True)})
+
+
+def write_tables(folder: Path, records: RunRecords) -> None:
+    for name in TABLES:
+        _write_table(arrow_table(records, name), folder / f"{name}.parquet")
+
+
+def _write_table(table: Any, path: Path) -> None:
+    """Integers as differences: times and counts take two thirds of the bytes, and half the time."""
+    from pyarrow import parquet, types  # noqa: PLC0415
+
+    integers = [field.name for field in table.schema if types.is_integer(field.type)]
+    others = [name for name in table.column_names if name not in integers]
+    encodings = dict.fromkeys(integers, "DELTA_BINARY_PACKED")
+    parquet.write_table(table, path, compression="zstd", use_dictionary=others, column_encoding=encodings)
+
+
+def stored_table(folder: Path, name: str) -> Any:
+    """Raises RunFolderError if it is damaged or missing."""
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
+
+    path = folder / f"{name}.parquet"
+    if not path.is_file():
+        raise RunFolderError(f"{folder} has no {path.name}")
+    try:
+        table = parquet.read_table(path)
+        table.validate(full=True)  # texts are UTF-8
+        _ = table.column_names  # so are names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
+        raise RunFolderError(f"{path}: damaged, or no table of a run: {broken}") from None
+    return table
+
+
+def stored_records(folder: Path) -> RunRecords:
+    """Raises RunFolderError for tables that no run has written."""
+    return RunRecords(**{name: _records(folder, name, _checked(folder, name)) for name in TABLES})
+
+
+def records_around(folder: Path, request_id: int) -> RunRecords:
+    """One request with its transfers, and the steps and levels of the time while it was there.
+
+    There is no request in it if the run has none of that id. Raises RunFolderError as stored_records does.
+    """
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    tables = {name: _checked(folder, name) for name in TABLES}
+    for name in ("requests", "transfers"):
+        tables[name] = tables[name].filter(pc.equal(tables[name]["request_id"], request_id))
+    found = _records(folder, "requests", tables["requests"])
+    if found and (end_ns := found[0].end_ns) is not None:
+        arrival_ns, steps = found[0].arrival_ns, tables["steps"]
+        ends = pc.add(steps["start_ns"], steps["duration_ns"])
+        meets = pc.and_(pc.less_equal(steps["start_ns"], end_ns), pc.greater_equal(ends, arrival_ns))
+        tables["steps"] = steps.filter(meets)
+        tables["levels"] = _levels_between(tables["levels"], arrival_ns, end_ns)
+    return RunRecords(**{name: _records(folder, name, table) for name, table in tables.items()})
+
+
+def _levels_between(levels: Any, begin_ns: int, end_ns: int) -> Any:
+    """With the last of each instance before, and the first of each after, which ends what the last one told."""
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    times = levels["time_ns"]
+    held = levels.filter(pc.less_equal(times, begin_ns)).group_by("instance_id").aggregate([("time_ns", "max")])
+    next_ones = levels.filter(pc.greater(times, end_ns)).group_by("instance_id").aggregate([("time_ns", "min")])
+    since_ns = min(held["time_ns_max"].to_pylist(), default=begin_ns)
+    until_ns = max(next_ones["time_ns_min"].to_pylist(), default=end_ns)
+    return levels.filter(pc.and_(pc.greater_equal(times, since_ns), pc.less_equal(times, until_ns)))
+
+
+def _checked(folder: Path, name: str) -> Any:
+    table = stored_table(folder, name)
+    for column in table.schema:
+        _require_column(folder / f"{name}.parquet", table, column, _KINDS[name].hints.get(column.name))
+    return table
+
+
+def _records(folder: Path, name: str, table: Any) -> list[Any]:
+    kind, names = _KINDS[name], table.column_names
+    rows = zip(*map(_values, table.columns), strict=True)
+    try:
+        if names == list(kind.columns[: len(names)]):
+            return [kind.make(*row) for row in rows]
+        return [kind.make(**dict(zip(names, row, strict=True))) for row in rows]
+    except (TypeError, ValueError) as broken:  # of columns that no record has
+        raise RunFolderError(f"{folder / name}.parquet: damaged, or no table of a run: {broken}") from None
+
+
+def _values(column: Any) -> Iterator[Any]:
+    """Equal texts are one: there are few of them."""
+    from pyarrow import types  # noqa: PLC0415
+
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        return iter(column.to_pylist())
+    texts: dict[str, str] = {}
+    return (texts.setdefault(text, text) for text in column.to_pylist())
+
+
+_WORDS = {("steps", "kind"): {"prefill", "decode"}, ("requests", "outcome"): {"unfinished", "finished", "failed"}}
+"""Columns of few words, by table."""
+
+
+def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
+    """Raises RunFolderError if a column has another type than its field, or lacks values that each record has."""
+    from pyarrow import types  # noqa: PLC0415
+
+    hint = int | None if hint is type else hint  # all that a compiled record keeps of a union, and it has no other
+    values, kinds = table.column(column.name), get_args(hint) or (hint,)
+    holds = {
+        int: types.is_integer,
+        float: lambda kind: types.is_floating(kind) or types.is_integer(kind),
+        str: lambda kind: types.is_string(kind) or types.is_large_string(kind),
+        bool: types.is_boolean,
+        NoneType: types.is_null,
+    }
+    if hint is None or not len(values):
+        return
+    expected = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
+    if not any(holds[kind](column.type) for kind in kinds):
+        raise RunFolderError(f"{path}: column {column.name} is of type {column.type}, expected {expected}")
+    if values.null_count and NoneType not in kinds:
+        raise RunFolderError(f"{path}: column {column.name} is null in {values.null_count} rows, expected {expected}")
+    words = _WORDS.get((path.stem, column.name))
+    if words and (foreign := set(values.unique().to_pylist()) - words):
+        raise RunFolderError(
+            f"{path}: column {column.name} has {shown(min(foreign))}, expected {' or '.join(sorted(words))}"
+        )
