@@ -19,6 +19,8 @@ from pdsim.workload.request_spec import RequestSpec, alone
 from pdsim.workload.trace_file import Line, Trace, TraceError, records
 from pdsim.workload.trace_rows import RowReader, RowTrace, value_of, warn
 
+_USUAL_OUTPUT = 256
+"""Tokens of an answer of which nothing is known, as clients of SGLang and vLLM ask for."""
 _LEAST_TOKENS = 2
 """Least tokens of a prompt and of an answer: SGLang's client drops shorter ones."""
 
@@ -41,13 +43,20 @@ class ShareGpt(Trace):
     def specs(self) -> Iterator[RequestSpec]:
         lengths = ([self._num_tokens(record, turn) for turn in _first_two(record)] for record in records(self.path))
         answered = (pair for pair in lengths if len(pair) == 2 and min(pair) >= _LEAST_TOKENS)  # noqa: PLR2004
-        for i, (num_inputs, num_outputs) in enumerate(answered):
-            yield alone(i, num_inputs, num_outputs)
+        number = 0
+        for number, (num_inputs, num_outputs) in enumerate(answered, start=1):
+            yield alone(number - 1, num_inputs, num_outputs)
+        if number:
+            warn(_estimate_of(self.path, self.tokens_per_character))
 
     def _num_tokens(self, record: Line, turn: object) -> int:
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
             raise record.error("conversations", str(turn)[:40], "turns such as {'from': 'human', 'value': 'text'}")
         return round(len(turn["value"]) * self.tokens_per_character)
+
+
+def _estimate_of(path: Path, tokens_per_character: float) -> str:
+    return f"{path}: lengths are estimated, {tokens_per_character:g} tokens a character"
 
 
 def _first_two(record: Line) -> list[object]:
@@ -70,6 +79,8 @@ PROMPTS = (
     "turns",
 )
 """Fields with the text of a prompt, those looked for first at the left."""
+WHOLE = ("messages", "conversation")
+"""Fields that repeat what was said before."""
 ANSWERS = ("completion", "response", "answer", "output", "chosen", "generated_text", "choices")
 _IN_THE_BODY = ("body", "request", "payload", "endpointInput", "captureData", "kwargs", "data")
 """Fields with the request as it was sent, an object or its text."""
@@ -81,7 +92,8 @@ class ChatTrace(RowTrace):
     files, AIPerf's single and multi turn, captured bodies, vLLM's custom data sets.
 
     A recorded length is taken; else a tokenizer counts; else a length is characters times tokens_per_character. An
-    answer is what is recorded, or else the limit that was sent, or else output_tokens.
+    answer is what is recorded, or else the limit that was sent, or else output_tokens. A later turn of a conversation
+    whose text does not begin with that of the turn before comes behind what was said.
     """
 
     tokenizer: Path | None = None
@@ -91,7 +103,7 @@ class ChatTrace(RowTrace):
     image_tokens: int = 1000
     """Tokens of each image."""
     output_tokens: int | None = None
-    """Tokens of answers whose length is not recorded."""
+    """Tokens of answers whose length is not recorded; 256, which is said, where nothing is given."""
 
     usual_unit: ClassVar[str] = "ms"
 
@@ -127,30 +139,45 @@ class ChatTrace(RowTrace):
 class _ChatReader(RowReader):
     trace: ChatTrace
 
-    def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Its text says what a prompt begins with."""
-        del before, line
-        return prompt
-
     def __post_init__(self) -> None:
         super().__post_init__()
         block = TEXT_BLOCK if self.trace.tokenizer else max(1, round(TEXT_BLOCK / self.trace.tokens_per_character))
         self._texts = TextBlocks(self.streams, block)
-        self._num_estimated = 0
+        self._num_estimated = self._num_unknown = 0
+        self._text = ""
+        self._said: dict[str, tuple[int, int]] = {}
+        """Length and hash of each session's last text."""
 
     def say(self) -> None:
         super().say()
         if self._num_estimated:
-            warn(
-                f"{self.trace.path}: lengths are estimated, {self.trace.tokens_per_character:g} tokens a character: "
-                "tokenizer (a tokenizer.json) counts them"
-            )
+            estimate = _estimate_of(self.trace.path, self.trace.tokens_per_character)
+            warn(f"{estimate}: tokenizer (a tokenizer.json) counts them")
+        if self._num_unknown:
+            what = f"answers of which the file says nothing are taken to have {_USUAL_OUTPUT} tokens (output_tokens)"
+            warn(f"{self.trace.path}: {what}: {self._num_unknown}")
         if self.num_images:
             each = self.trace.image_tokens
             warn(f"{self.trace.path}: images are counted as {each} tokens each (image_tokens): {self.num_images}")
 
+    def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
+        timed = super()._at_its_time(spec, line)
+        if (session := value_of(line, names.SESSION)) is not None:
+            self._said[str(session[1])] = len(self._text), hash(self._text)
+        return timed
+
+    def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
+        """Behind what was said before, unless its text or its recorded length holds that."""
+        session = value_of(line, names.SESSION)
+        length, said = self._said["" if session is None else str(session[1])]
+        is_whole = any(line.get(name) for name in WHOLE) or value_of(line, names.INPUT) is not None
+        if self.trace.new_turns is False or is_whole or hash(self._text[:length]) == said:
+            return prompt
+        return before.prompt.then(before.output).then(prompt)
+
     def prompt(self, line: Line) -> Spans:
-        text, images = _text_of(line)
+        self._text, images = _text_of(line)
+        text = self._text
         recorded = value_of(line, names.INPUT)
         self.num_images += len(images)
         units = self.trace.units(text)
@@ -171,7 +198,8 @@ class _ChatReader(RowReader):
         if (limit := value_of(line, names.OUTPUT)) is not None:
             return line.count(limit[0])
         if self.trace.output_tokens is None:
-            raise TraceError(f"{line.where}: nothing says how long the answer is: output_tokens sets it for all")
+            self._num_unknown += 1
+            return _USUAL_OUTPUT
         return self.trace.output_tokens
 
     def _num_tokens(self, units: Sequence[Any]) -> int:
@@ -187,7 +215,7 @@ def has_text(fields: Mapping[str, Any]) -> bool:
 
 
 def _requests_of(line: Line) -> Iterator[Line]:
-    """The requests of a record: one, or a session's turns or payloads, of which each repeats those before."""
+    """The requests of a record: one, or those of a session's turns or payloads."""
     turns, session = line.get("turns") or line.get("payloads"), line.get("session_id") or line.get("question_id")
     for name in ("forks", "spawns"):
         if any(isinstance(turn, dict) and turn.get(name) for turn in turns or ()):
@@ -195,14 +223,11 @@ def _requests_of(line: Line) -> Iterator[Line]:
     if not isinstance(turns, list):
         yield _with_body(line)
         return
-    said: list[Any] = []
     for i, turn in enumerate(turns):
         fields = dict(turn) if isinstance(turn, dict) else {"text": turn}
-        if "messages" not in fields:
-            said.append({"role": "user", "content": fields.get("text") or fields.get("texts") or ""})
-            fields["messages"] = list(said)
-            said.append({"role": "assistant", "content": ""})
-        yield Line(f"{line.where}, turn {i + 1}", {"session_id": session or line.where, **fields})
+        if value_of(Line("", fields), names.IMAGES) is not None:
+            fields.setdefault("texts", [""])
+        yield _with_body(Line(f"{line.where}, turn {i + 1}", {"session_id": session or line.where, **fields}))
 
 
 def _with_body(line: Line) -> Line:
@@ -282,7 +307,7 @@ def _add_message(message: Any, texts: list[str], images: list[str]) -> None:
         texts.append(str(message))
         return
     texts.append(f"{message.get('role', 'user')}:")
-    content = message.get("content")
+    content = message.get("content", message.get("contents"))
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, dict) and "text" not in part:
             images.append(str(part)[:200])

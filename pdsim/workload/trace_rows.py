@@ -25,6 +25,8 @@ _EPOCH_S = 1e9
 """Times from this on count from 1970; a trace's hours do not come near."""
 _DAY_S = 86_400
 """A trace whose first request comes later than this counts from the begin of some clock."""
+_LEAST_GAP = 2
+"""Whole numbers that are nearer to each other than this on average are no milliseconds: 500 requests in a second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
 """Units of times since 1970, by what they are below."""
 
@@ -238,7 +240,7 @@ class RowReader:
         return round(time_ns if self.trace.speedup == 1 else time_ns / self.trace.speedup)
 
     def _found_unit_ns(self, name: str) -> float:
-        """Times since 1970 tell their unit. Else fractions are taken for seconds, whole numbers for milliseconds."""
+        """Times since 1970 tell their unit. Else fractions are seconds, and whole numbers milliseconds if far apart."""
         if name not in self._units_ns:
             unit = self.trace.time_unit or self.trace.unit
             if not unit:
@@ -294,7 +296,8 @@ def _num_images(line: Line) -> int:
 def unit_of(times: Sequence[float]) -> tuple[str, bool]:
     """The unit of times whose name does not tell it, and whether they leave no doubt."""
     if not times or max(times) < _EPOCH_S:
-        return ("s" if any(value != int(value) for value in times) else "ms"), False
+        is_dense = 0 < max(times) - min(times) < _LEAST_GAP * (len(times) - 1) if times else False
+        return ("s" if is_dense or any(value != int(value) for value in times) else "ms"), False
     return next(unit for unit, below in _EPOCHS if max(times) < below), True
 
 

@@ -84,6 +84,7 @@ def test_a_trace_is_known_by_its_first_line(tmp_path, name, text, workload):
         ("a.jsonl", json.dumps(TOOLS), AppliedComputeTrace),
     ],
 )
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
 def test_a_trace_without_times_is_sent_as_the_scenario_says(tmp_path, name, text, workload):
     (tmp_path / name).write_text(text)
     made = base(tmp_path, trace=tmp_path / name)

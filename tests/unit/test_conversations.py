@@ -107,6 +107,7 @@ def turns(*lengths):
     return {"id": "x", "conversations": [{"from": "human", "value": "x" * length} for length in lengths]}
 
 
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
 def test_sharegpt_is_first_turns_and_a_rule_of_thumb(tmp_path):
     path = tmp_path / "t.json"
     path.write_text(json.dumps([turns(400, 40, 4000), turns(400), turns(4, 400), turns(80, 120)], indent=1))

@@ -136,7 +136,7 @@ def test_chats_share_what_they_begin_with(tmp_path):
         ({"prompt": "x" * 400, "output_tokens": 9}, [(100, 9)]),
         ({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": chat(max_tokens=9)}, [(172, 9)]),
         ({"request": json.dumps({"prompt": "x" * 400}), "info": {"input_tokens": 90, "output_tokens": 7}}, [(90, 7)]),
-        ({"turns": [{"text": "x" * 400}, {"text": "y" * 80, "delay": 1000}]}, [(102, 5), (126, 5)]),
+        ({"turns": [{"text": "x" * 400}, {"text": "y" * 80, "delay": 1000}]}, [(100, 5), (125, 5)]),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 394}, IMAGE]}]}, [(1100, 5)]),
         ({"prompt": "x" * 40, "completion": "y" * 80}, [(10, 20)]),
     ],
@@ -146,9 +146,25 @@ def test_texts_of_other_tools(tmp_path, row, lengths):
     assert [(len(spec.prompt), len(spec.output)) for spec in found] == lengths
 
 
-def test_an_answer_of_no_length_names_the_setting(tmp_path):
-    with pytest.raises(TraceError, match="line 1: nothing says how long the answer is: output_tokens sets it for all"):
-        read(lines(tmp_path / "t.jsonl", chat("a")))
+def test_an_answer_of_no_length_is_said(tmp_path):
+    with pytest.warns(InputWarning) as said:
+        assert len(read(lines(tmp_path / "t.jsonl", chat("a")))[0].output) == 256
+    assert any("taken to have 256 tokens (output_tokens): 1" in str(one.message) for one in said)
+
+
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+def test_later_turns_of_texts_come_behind_what_was_said(tmp_path):
+    said = {"session_id": "a", "text": "x" * 400}
+    new = read(lines(tmp_path / "new.jsonl", said, {**said, "text": "y" * 400}), output_tokens=20)
+    whole = read(lines(tmp_path / "whole.jsonl", said, {**said, "text": "x" * 400 + "y" * 400}), output_tokens=20)
+    assert [len(spec.prompt) for spec in new] == [100, 220]
+    assert [len(spec.prompt) for spec in whole] == [100, 200]
+
+
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+def test_times_too_near_for_milliseconds_are_seconds(tmp_path):
+    rows = [{"ts": at, "isl": 9, "osl": 9} for at in range(5)]
+    assert [spec.arrival_ns for spec in read(lines(tmp_path / "t.jsonl", *rows))] == [at * 10**9 for at in range(5)]
 
 
 def turn(session, length, **more):
