@@ -120,7 +120,7 @@ class Scenario(Section):
     model: Annotated[str, BeforeValidator(a_name)]
     """Name in the catalog (`pdsim catalog` lists the names)."""
     weight_dtype: Dtype | None = None
-    """Type of the weights: bf16, fp8, fp4 or int4 (GPTQ, AWQ: computed in bf16); None: the checkpoint's."""
+    """Type of the weights: bf16, fp8, fp4, or int4 and int8 (computed in bf16); None: the checkpoint's."""
     kv_dtype: KvDtype = "bf16"
     """Type of the KV: bf16, fp8, fp4, or fp32 for CPUs. If left out: the checkpoint's KV type if it has one, otherwise
     bf16."""

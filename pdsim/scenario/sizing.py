@@ -209,7 +209,7 @@ def _resolved_memory(
     page, pool = scenario.page_size, settings.pool_tokens
     if pool is None:
         try:
-            pool = layout.pool_tokens(fraction, page)
+            pool = layout.pool_tokens(fraction, page, engine=scenario.engine)
         except memory.LayoutError as wrong:
             raise ConfigError(f"{role}: {wrong}") from None
     elif pool < page:

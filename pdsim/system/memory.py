@@ -85,6 +85,19 @@ class Layout:
         return self.read_token_bytes * self.num_kv_layers // self.model.attention.num_layers
 
     @property
+    def _vllm_token_bytes(self) -> float:
+        """Mean KV of one token of the longest request, as vLLM sizes its pool by (0.33.0, v1/core/kv_cache_utils.py,
+        get_max_concurrency_for_kv_cache_config; kv_cache_interface.py, max_admission_blocks_per_request): layers with a
+        window hold the window and the tokens of two forwards that are under way.
+        """
+        attention, longest = self.model.attention, self.model.max_context_tokens
+        if not isinstance(attention, GroupedQueryAttention) or not attention.num_window_layers:
+            return self.kv_token_bytes
+        held = attention.window_tokens + _FORWARDS_UNDER_WAY * vllm_batch(self.gpu).num_tokens
+        unheld = max(0.0, 1 - held / longest) * attention.num_window_elements(self.tp)
+        return self.kv_token_bytes - unheld * DTYPE_BYTES[self.kv_dtype]
+
+    @property
     def num_kv_layers(self) -> int:
         """Layers that have KV on one rank, the draft's among them."""
         return self.model.attention.num_layers + self.num_draft_layers
@@ -105,13 +118,17 @@ class Layout:
         room = self.gpu.memory_bytes * mem_fraction - self.weight_bytes_per_rank - RUNTIME_BYTES
         return int(room * STATE_SHARE / (1 + STATE_SHARE) // self.state_bytes)
 
-    def pool_tokens(self, mem_fraction: float, page_size: int) -> int:
-        """Tokens whose KV fits, in whole pages. Raises LayoutError if the weights leave no room."""
+    def pool_tokens(self, mem_fraction: float, page_size: int, *, engine: str = "sglang") -> int:
+        """Tokens whose KV fits, in whole pages: with vLLM of windows no more than a long request holds of them.
+
+        Raises LayoutError if the weights leave no room.
+        """
         static = self.gpu.memory_bytes * mem_fraction
         room = static - self.weight_bytes_per_rank - RUNTIME_BYTES
         if self.state_bytes:
             room /= 1 + STATE_SHARE
-        tokens = int(room // self.kv_token_bytes) // page_size * page_size
+        kept_bytes = self.kv_token_bytes if engine == "sglang" else self._vllm_token_bytes
+        tokens = int(room // kept_bytes) // page_size * page_size
         if tokens <= 0:
             weights = self.weight_bytes_per_rank + RUNTIME_BYTES
             raise LayoutError(
@@ -170,6 +187,10 @@ def default_max_running(pool_tokens: int, max_context_tokens: int) -> int:
 
 VLLM_MEM_FRACTION = 0.92
 """vLLM's gpu_memory_utilization when it is not given."""
+
+
+_FORWARDS_UNDER_WAY = 2
+"""Those of vLLM's asynchronous scheduling."""
 
 
 class VllmBatch(NamedTuple):

@@ -32,7 +32,8 @@ class GroupedQueryAttention:
     num_kv_heads: int
     head_dim: int
     num_window_layers: int = 0
-    """Layers among them that attend to the last window_tokens only. Their KV stays: --disable-hybrid-swa-memory."""
+    """Layers among them that attend to the last window_tokens only. Their KV stays with SGLang
+    (--disable-hybrid-swa-memory); vLLM's pool holds more tokens for it. Prefill sends KV of all layers whole."""
     window_tokens: int = 0
     value_dim: int | None = None
     """Width of a value head; None: head_dim."""

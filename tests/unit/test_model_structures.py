@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.system.catalog import build
+from pdsim.system.catalog import build, load_gpu, load_model
 from pdsim.system.checkpoint.entry import entry_of
+from pdsim.system.memory import Layout
 from pdsim.system.model import ModelSpec
 
 COMMON = {"vocab_size": 131072, "max_position_embeddings": 262144, "tie_word_embeddings": False}
@@ -253,3 +254,16 @@ def test_layer_types_are_counted(kinds, window):
     assert attention.num_layers == len(kinds)
     assert attention.num_window_layers == kinds.count("sliding_attention")
     assert attention.num_kv_elements(1) == len(kinds) * 2 * 512
+
+
+def test_vllms_pool_holds_more_tokens_where_layers_have_windows():
+    """A real vLLM reports 1,630,790 tokens of gpt-oss-120b on an H200, with prefill's default of 8,192 a forward."""
+    layout = Layout(model=load_model("gpt-oss-120b"), gpu=load_gpu("h200"), tp=1, kv_dtype="bf16")
+    whole = layout.pool_tokens(0.92, 16)
+    assert layout.pool_tokens(0.92, 16, engine="vllm") == pytest.approx(1_630_790, rel=0.03)
+    assert layout.pool_tokens(0.92, 16, engine="vllm") < 2 * whole  # half of the layers have no window
+
+
+def test_vllms_pool_is_the_same_without_windows():
+    layout = Layout(model=load_model("qwen3-8b"), gpu=load_gpu("h100"), tp=1, kv_dtype="bf16")
+    assert layout.pool_tokens(0.9, 16, engine="vllm") == layout.pool_tokens(0.9, 16)

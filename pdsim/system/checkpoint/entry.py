@@ -227,7 +227,10 @@ def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
     if config.get("audio_config"):
         notes.append("the audio encoder is left out")
     if "num_window_layers" in attention:
-        notes.append("KV of all layers is kept and sent whole: windows change the time of attention only")
+        notes.append(
+            "KV of all layers is sent whole, and kept whole by SGLang: windows change the time of attention and the "
+            "pool of vLLM"
+        )
     if config.count("index_n_heads", default=0):
         notes.append("the indexer's cache is left out, and its time")
     elif attention.get("sparse_tokens") or config.get("sparse_attention_config"):
