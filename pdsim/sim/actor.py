@@ -67,14 +67,14 @@ class Host:
         self.free_ns = max(self.free_ns, self.now_ns) + duration_ns
 
     def wait_until(self, time_ns: int) -> None:
-        """Be busy until this time of the timeline."""
+        """Keeps the host busy until this time of the timeline."""
         self.free_ns = max(self.free_ns, time_ns - self.lost_ns)
 
     def when_free(self, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> None:
         self.at(self.free_ns, callback, payload, order)
 
     def at(self, due_ns: int, callback: Callback, payload: Any, order: EventPriority) -> None:
-        """Call back at this time of its clock."""
+        """Schedules a callback at this time of the host's clock."""
         waiting = Waiting(due_ns, callback, payload, order)
         self._waiting.append(waiting)
         self._set_alarm(waiting)
@@ -97,16 +97,16 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class BegunForward:
-    """A prefill forward that is being computed; held up, it lasts until its launch is done."""
+    """A prefill forward on the GPU. It ends no earlier than its launch."""
 
     step: m.PrefillStep
     start_ns: int
     launched_ns: int
-    """Time when the host has launched it, by the host's clock."""
+    """Time when the host has launched the forward, by the host's clock."""
     lost_ns: int
-    """Time that the host had lost before."""
+    """Time that the host had lost before the launch."""
     first_ns: int | None
-    """Time on the first pipeline stage; None: there is one."""
+    """Time on the first pipeline stage. None: there is a single stage."""
 
 
 class Actor:
@@ -154,14 +154,15 @@ class Actor:
         self._is_dead = False
         self._waits = False
         self._is_pausing = False
-        """Its loop takes no answer: it goes on when the host has time."""
+        """True while the loop waits for the host."""
         self._held: list[m.Result] = []
-        """Results that came while it was pausing, though the host had time: alarms of a slow clock are rounded up."""
+        """Results that arrived during a pause although the host had time, because alarms of a slowed clock are rounded
+        up."""
         self._timer: Alarm | None = None
         self._num_in_flight = 0
         self._max_in_flight = instance.max_steps_in_flight
         self._gpu_free_ns = 0
-        """Time when the last forward that was begun ends: the next one begins behind it."""
+        """Time when the last begun forward ends. The next forward begins after it."""
 
     def start(self) -> None:
         self._advance(None)
@@ -204,7 +205,7 @@ class Actor:
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begin what the loop asks for until it must wait, for a step or for a message."""
+        """Begins what the loop asks for until the loop must wait for a step or a message."""
         self._is_pausing = False
         for result in self._held:
             self._timeline.after(0, self._see_result, result, self._order)
@@ -242,7 +243,7 @@ class Actor:
         self._host.when_free(self._advance, None, self._order)
 
     def go_at(self, pace: float) -> None:
-        """Let its loop go on at this share of its own pace."""
+        """Sets the loop's speed, as a share of its normal speed."""
         self._host.go_at(pace)
 
     def _on_result(self, result: m.Result) -> None:
@@ -268,10 +269,10 @@ class Actor:
     # Commands that take the instance's time.
 
     def _hand_on(self, commands: list[m.Command]) -> None:
-        """Requests leave the host one after another; all else at once.
+        """Hands the KV of requests to the transfer workers one after another, and all other messages at once.
 
-        A worker that waits takes the interpreter's lock when the loop hands on the next request, or none is left: once
-        for a write, twice behind a gather.
+        A waiting worker gets the interpreter's lock when the loop hands on the next request or the last one: once for a
+        write, twice after a gather.
         """
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
@@ -362,7 +363,9 @@ class Actor:
         self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: m.Result) -> None:
-        """The loop sees it as soon as the host is not launching the next forward, nor handing on the result before."""
+        """Delivers a result to the loop, as soon as the host is not launching the next forward or handing on an
+        earlier result.
+        """
         if self._host.is_busy:
             self._host.when_free(self._see_result, result, self._order)
         elif self._is_pausing:

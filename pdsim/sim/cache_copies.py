@@ -24,7 +24,7 @@ BATCH_PAGES = 128
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Pages that are read or written together."""
+    """Pages that are read or written at one time."""
 
     client: "StorageClient"
     kind: Literal["read", "store"]
@@ -35,7 +35,7 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A prefetch under way."""
+    """A running prefetch."""
 
     command: m.PrefetchKv
     num_found: int = 0
@@ -66,7 +66,7 @@ class Storage:
         self._stores: dict[str, PageStore] = {}
 
     def store_of(self, server: str) -> tuple[str, PageStore]:
-        """A server's store with its name. It outlives its instances."""
+        """The store of a server, by name. A store survives restarts of instances."""
         name = "" if self._shared else server
         if name not in self._stores:
             self._stores[name] = PageStore(self.costs.num_pages, self.page_size)
@@ -77,7 +77,9 @@ class Storage:
 
 
 class StorageClient:
-    """Threads of one instance. One looks up prompts, one reads batches, one writes nodes: each does one at a time."""
+    """Storage threads of one instance: one looks up prompts, one reads batches, one writes nodes. Each does one thing
+    at a time.
+    """
 
     def __init__(self, storage: Storage, instance_id: str, server: str) -> None:
         self._storage = storage
@@ -104,7 +106,7 @@ class StorageClient:
     # Writing.
 
     def store(self, command: m.StoreKv, due_ns: int) -> None:
-        """Write from due_ns on, behind what was to be written before."""
+        """Queues a write that begins at due_ns or later, after earlier writes."""
         self._timeline.after(due_ns - self._timeline.now_ns, self._enqueue, command)
 
     def _enqueue(self, command: m.StoreKv) -> None:
@@ -113,7 +115,7 @@ class StorageClient:
             self._begin_write()
 
     def _begin_write(self) -> None:
-        """Skip what is there already."""
+        """Begins a write of the pages that storage lacks."""
         while self._writes and not self._is_dead:
             command = self._writes[0]
             if num_pages := self._store.num_missing(command.sequence, command.start_tokens, self._stop(command)):
@@ -127,7 +129,7 @@ class StorageClient:
     # Reading.
 
     def prefetch(self, command: m.PrefetchKv) -> None:
-        """Look up what is there behind the lookups before, then read it behind the reads before."""
+        """Queues a lookup after earlier lookups, and then the reads after earlier reads."""
         reading = Reading(command)
         self._by_id[command.request_id] = reading
         self._lookups.append(reading)
@@ -135,12 +137,12 @@ class StorageClient:
             self._look_up()
 
     def stop(self, command: m.StopPrefetch) -> None:
-        """Its turn in a queue ends it; that it is over may be on the way already."""
+        """Ends a prefetch at its turn in the queue. A message about its end may already be on the way."""
         if (reading := self._by_id.get(command.request_id)) is not None:
             reading.is_stopped = True
 
     def _look_up(self) -> None:
-        """Ask for the pages of the first prompt, batch after batch until one is not there as a whole."""
+        """Looks up the pages of the first prompt, batch after batch, until a batch is incomplete."""
         while self._lookups and not self._is_dead:
             reading, num_pages = self._lookups[0], len(self._lookups[0].command.host_pages)
             if not reading.is_stopped:
@@ -166,7 +168,7 @@ class StorageClient:
         return self._store.num_found(reading.command.prompt, reading.command.start_tokens)
 
     def _read_on(self) -> None:
-        """The next batch of the first prefetch, as far as its pages are still there."""
+        """Reads the next batch of the first prefetch, as far as storage still has its pages."""
         while self._reads and not self._is_dead:
             reading = self._reads[0]
             there = min(reading.num_found, self._num_there(reading))
@@ -217,13 +219,13 @@ class StorageClient:
 class CacheCopies:
     """Copies between the pages of one instance, its host cache and storage.
 
-    Loads hold up the forward that reads them, or are told of; some writes hold up the loop.
+    A forward waits for the loads that it reads, and the loop waits for some writes.
     """
 
     def __init__(self, simulation: "Simulation", instance: AnyInstance, storage: StorageClient | None) -> None:
-        """A decode instance is told when its cached KV is loaded; forwards wait for theirs on the GPU."""
+        """A decode instance is told when its cached KV is loaded; a prefill forward waits for its loads on the GPU."""
         self.blocked_until_ns = 0
-        """The loop waits for what is written back, and for retracted requests."""
+        """Time until which the loop waits, for write-backs and for copies of retracted requests."""
         self._timeline = simulation.timeline
         self._instance_id = instance.instance_id
         self._link = HostLink(simulation.cluster.host_links[instance.instance_id])
@@ -234,10 +236,10 @@ class CacheCopies:
         self._written_ns = 0
         """Time when the last write to host memory ends."""
         self._load: tuple[int, int] | None = None
-        """Start and end of loads into pages that the next forward reads."""
+        """Start and end of the loads that the next forward reads."""
 
     def begin(self, commands: list[m.Command]) -> list[m.Command]:
-        """Begin the copies among these commands. Returns the others."""
+        """Begins the copies among the commands. Returns the other commands."""
         others: list[m.Command] = []
         for command in commands:
             if isinstance(command, m.WriteBackup):
@@ -262,7 +264,7 @@ class CacheCopies:
             self._storage.kill()
 
     def forward_end_ns(self, start_ns: int, duration_ns: int) -> int:
-        """End of a forward that begins at start_ns, behind the loads since the last one."""
+        """End of a forward that begins at start_ns, with the loads since the last forward."""
         load, self._load = self._load, None
         return (
             start_ns + duration_ns if load is None else end_behind_load(start_ns, duration_ns, load, self._num_layers)

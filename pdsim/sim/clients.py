@@ -1,4 +1,4 @@
-"""The clients of a run with their front end and router: from a request's arrival to the end that its client sees."""
+"""Clients, front end and router of a run: from a request's arrival to the end that its client sees."""
 
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pdsim.sim.simulation import Simulation
 
 STALL_WITHIN_NS = 40_000_000
-"""Connections stall that were used less than this before: Linux delays an acknowledgement by so long."""
+"""Connections that were used more recently than this stall, because Linux delays acknowledgements by this time."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Passing:
 class FrontEnd:
     """HTTP server, tokenizer and gateway, which delay requests and answers.
 
-    The client keeps its connections in a row and takes the one that idles longest.
+    The client keeps a row of connections and takes the one that has been idle longest.
     """
 
     def __init__(self, timeline: Timeline, settings: FrontEndSettings, clients: "Clients") -> None:
@@ -45,14 +45,14 @@ class FrontEnd:
         self._clients = clients
         self._free_ns = 0
         self._idle: deque[int] = deque([0])
-        """Times of the last answers on idle connections; a benchmark's warm-up leaves one."""
+        """Times of the last answers on idle connections. A benchmark's warm-up leaves one connection."""
         self._passing: dict[int, _Passing] = {}
         self._turns: deque[Callable[[], None]] = deque()
-        """Work of the client in the thread that serves, in order; the first is under way, or waits for the thread."""
+        """Client work that waits for the shared thread, in order. The first is running or waits for the thread."""
         self._in_turn = False
 
     def send(self, spec: RequestSpec) -> None:
-        """The next request of a client that has just seen an end is sent in the same turn."""
+        """Sends a request. A client that has just seen an end sends its next request in the same turn."""
         if self._in_turn:
             self._send(spec)
         else:
@@ -76,24 +76,24 @@ class FrontEnd:
             self._forward(request_id, passing)
 
     def on_streamed(self, request_id: int) -> None:
-        """Decode has streamed the first token."""
+        """Handles the first token that decode has streamed."""
         passing = self._passing[request_id]
         passing.streamed = True
         self._forward(request_id, passing)
 
     def on_retry(self, request_id: int) -> None:
-        """Another prefill instance has to answer."""
+        """Handles a retry, after which another prefill instance must answer."""
         self._passing[request_id].prefill_answered = False
 
     def on_end(self, request_id: int, ended: Callable[[], None], *, failed: bool) -> None:
-        """Decode, or whoever failed the request, is done with it: `ended` is called as the client sees that."""
+        """Handles the end of a request. `ended` is called when the client sees the end."""
         passing = self._passing[request_id]
         passing.ended = ended
         if failed or passing.answered_ns is not None or not passing.streamed:
             self._finish(request_id, passing)
 
     def _forward(self, request_id: int, passing: _Passing) -> None:
-        """The first token, when nothing holds it back; and what ended meanwhile."""
+        """Forwards the first token when nothing delays it, and an end that happened meanwhile."""
         if not passing.streamed or passing.answered_ns is not None:
             return
         if self._settings.waits_for_prefill and not passing.prefill_answered:
@@ -120,7 +120,7 @@ class FrontEnd:
     # The client's turns.
 
     def _take_turn(self, turn: Callable[[], None]) -> None:
-        """Run it at once, unless the thread that serves is the client's, too, and busy."""
+        """Runs client work at once, unless client and server share a thread that is busy."""
         if not self._settings.holds_client:
             turn()
             return
@@ -150,11 +150,11 @@ class Clients:
         cluster = simulation.cluster
         self.num_ended = 0
         self.local: set[int] = set()
-        """Attempts whose prompts vLLM computes where it decodes them, until they are computed."""
+        """Attempts whose prompts decode computes (vLLM), until they are computed."""
         self.on_sent: Callable[[int], None] | None = None
-        """Called as a client sends a request, if anything can go wrong."""
+        """Called when a client sends a request; None: there are no faults."""
         self.on_ended: Callable[[RequestRecord], None] | None = None
-        """Called with each request that has ended, if an autoscaler looks."""
+        """Called with each ended request; None: there is no autoscaler."""
         self.commands: dict[type, Callable[[Any], None]] = {
             m.FirstToken: self._on_first_token,
             m.PrefillDone: self._on_prefill_done,
@@ -175,7 +175,7 @@ class Clients:
         self._priorities = cluster.scenario.priorities
         self._ignore_eos = cluster.scenario.ignore_eos
         self._waiting: set[int] = set()
-        """Requests that clients wait for."""
+        """Requests that clients are waiting for."""
         has_front_end = not cluster.front_end.is_none
         self._front_end = FrontEnd(self._timeline, cluster.front_end, self) if has_front_end else None
         streams = Streams(cluster.scenario.seed)
@@ -187,7 +187,7 @@ class Clients:
         self._driver.start()
 
     def abort(self, request_id: int) -> None:
-        """A client that waits for this request gives it up; the front end may still hold it."""
+        """Aborts a request for its client. The front end may still hold the request."""
         if request_id not in self._waiting:
             return
         reason = "aborted by the client"
@@ -203,7 +203,7 @@ class Clients:
             self._front_end.send(spec)
 
     def arrive(self, spec: RequestSpec) -> None:
-        """A client gets to send this request, at once unless the front end holds it."""
+        """Sends a request for its client, at once unless the front end holds it."""
         self._recorder.on_arrival(
             spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns, spec.request_class
         )
@@ -220,7 +220,7 @@ class Clients:
     # The router and the attempts under way.
 
     def tell_router(self, message: m.Message) -> None:
-        """Carry out what it answers: attempts, their ends, and what it decides of requests."""
+        """Gives the router a message, and carries out the answer: new attempts, ends, and decisions."""
         sends: list[m.Send] = []
         for command in self._recorded_router.on_message(message, self._timeline.now_ns):
             if isinstance(command, m.Send):
@@ -285,7 +285,7 @@ class Clients:
             self._end(m.Finished(request_id))
 
     def _end(self, outcome: m.Finished | m.Failed) -> None:
-        """Nobody works on it any more; its client hears so through the front end."""
+        """Ends a request that no instance holds any more; its client learns so through the front end."""
         self._waiting.discard(outcome.request_id)
         if self._front_end is None:
             self._on_end(outcome)

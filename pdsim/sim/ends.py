@@ -20,16 +20,16 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.workload.request_spec import RequestSpec
 
 Ranging = Literal["part", "whole", "none"]
-"""What of a long load the ends are simulated on; of a short one part is the whole."""
+"""Part of a long load for which the ends of the range are simulated. For a short load, `part` means the whole."""
 _TOLERANCE = 0.02
-"""Of the error and of the drift of what an end changes."""
+"""Largest error, and largest drift, of a change between part and whole."""
 
 Judge = Callable[[Part], Numbers | None]
-"""Numbers of an end as of the whole load, by its part. None: the part does not tell."""
+"""Computes the numbers of an end for the whole load from its part. None: the part does not suffice."""
 
 
 class Ends:
-    """The ends of one run, which is made while they are started."""
+    """The ends of a run's range. They start before the run and proceed beside it."""
 
     def __init__(self, scenario: Scenario, requests: Sequence[RequestSpec], *, whole: bool = False) -> None:
         """whole: simulate ends over all requests, however many there are."""
@@ -37,16 +37,16 @@ class Ends:
         self.watch = PartWatch(size)
         """Observes the run."""
         self.part_requests: int | None = None
-        """Requests that an end was simulated on; None: all."""
+        """Number of requests that an end was simulated for. None: all."""
         self.error = 0.0
-        """Relative standard error of the largest change that was taken from a part."""
+        """Relative standard error of the largest change that was extrapolated from a part."""
         self._size = size
         self._is_long = len(requests) >= LEAST_REQUESTS
         self._ends = [_End(end, requests, size) for end in scenario.ends]
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """In processes of their own, where there are cores for them; these are gone at the end."""
+        """Context with the ends in forked processes, if there are free cores. The processes end with the context."""
         with ExitStack() as stack:
             if self._is_long and _can_fork():
                 self._ends = [stack.enter_context(_forked(end)) for end in self._ends]
@@ -73,7 +73,7 @@ class Ends:
 
 
 def _undecided(_part: Part) -> None:
-    """The judge of a part of which nobody has asked."""
+    """Judge of a part without a decision."""
 
 
 class _Told(Exception):  # noqa: N818  no error: the part tells all
@@ -82,7 +82,7 @@ class _Told(Exception):  # noqa: N818  no error: the part tells all
 
 
 class _End:
-    """An end that is simulated here, when somebody asks."""
+    """An end of the range that this process simulates on demand."""
 
     def __init__(self, scenario: Scenario, requests: Sequence[RequestSpec], part_requests: int | None) -> None:
         self._scenario = scenario
@@ -91,7 +91,7 @@ class _End:
         self._judge: Judge = _undecided
 
     def look(self, judge: Judge) -> None:
-        """Judge its part, as soon as there is one."""
+        """Judges the part of the end as soon as it is complete."""
         self._judge = judge
 
     def numbers(self) -> Numbers:
@@ -111,7 +111,9 @@ class _End:
 
 
 class _ForkedEnd(_End):
-    """An end that a forked process simulates: it says its part and waits to be judged, and then says its numbers."""
+    """An end of the range in a forked process, which sends its part, waits for the judgement, and then sends its
+    numbers.
+    """
 
     def __init__(self, end: _End) -> None:
         self._end = end
@@ -136,7 +138,7 @@ class _ForkedEnd(_End):
             self._said = None
 
     def numbers(self) -> Numbers:
-        """Simulates it here if the process died, so that what is wrong is raised here, too."""
+        """Numbers of the end. If the process died, this process simulates the end, so that errors are raised here."""
         if isinstance(self._said, Part):
             self.look(self._judge)
         found: Numbers | None = self._said
@@ -159,7 +161,7 @@ def _forked(end: _End) -> Iterator[_ForkedEnd]:
 
 
 def _answer(end: _End, from_parent: int, to_parent: int) -> None:
-    """All that a forked process does. Nothing of its parent's is closed or written by it."""
+    """Main function of a forked process. It closes and writes nothing of its parent's."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent that is interrupted, and stops this
         with os.fdopen(from_parent, "rb") as source, os.fdopen(to_parent, "wb") as target:
@@ -180,7 +182,9 @@ def _say(what: Any, target: Any) -> None:
 
 
 def _can_fork() -> bool:
-    """Whether there is another core, and no other thread, whose locks a child would find taken for ever."""
+    """True if there is a free core, and no other thread: a forked child would find the locks of other threads taken
+    for ever.
+    """
     if not hasattr(os, "fork") or threading.active_count() > 1:
         return False
     return len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) > 1

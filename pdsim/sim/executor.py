@@ -1,4 +1,4 @@
-"""Executes steps in place of a GPU and its model: when decode steps end, and which sequences end with them."""
+"""Stands in for GPU and model: decides when decode steps end, and which sequences end with them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
@@ -21,22 +21,22 @@ _NONE_ENDED = StepResult()
 
 
 class Executor:
-    """Ends sequences in place of a model: the only reader of a request's true output length.
+    """Ends sequences in place of a model. It alone reads a request's true output length.
 
-    It follows the batch of one instance by the steps it is given.
+    It follows the batch of one instance by the steps of that instance.
     """
 
     def __init__(self, outputs: Mapping[int, Spans]) -> None:
         self._outputs = outputs
         self._num_steps = 0
         self._ends: list[tuple[int, int]] = []
-        """(step after which it ends, request), as a heap; entries of requests that left are stale."""
+        """Heap of (step after which the request ends, request). Entries of requests that left the batch are stale."""
         self._end_of: dict[int, int] = {}
         self._remaining: dict[int, int] = {}
-        """Tokens that requests still lack which left."""
+        """Remaining output tokens of requests that left the batch."""
 
     def begin(self, step: DecodeStep) -> int:
-        """Take in the changes of the batch; the number of steps until the first sequence ends."""
+        """Updates the batch. Returns the number of steps until the first sequence ends."""
         for request_id in step.left:
             self._set_aside(request_id)
         for request_id in step.joined:
@@ -61,7 +61,7 @@ class Executor:
         return StepResult(num_steps, tuple(ended))
 
     def prefill(self, step: PrefillStep) -> StepResult:
-        """Each prompt that is completed gets a token: the first, or where it was retracted the next."""
+        """Gives each completed prompt a token: its first token, or after a retraction its next."""
         ended = []
         for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
             self._set_aside(request_id)
@@ -74,20 +74,22 @@ class Executor:
         return StepResult(1, tuple(ended)) if ended else _NONE_ENDED
 
     def _set_aside(self, request_id: int) -> None:
-        """A request that left, if that is not known yet: the batch may tell it only with its next step."""
+        """Keeps the remaining tokens of a request that left, unless that is done. The batch may report it only with
+        its next step.
+        """
         end = self._end_of.pop(request_id, None)
         if end is not None:
             self._remaining[request_id] = end - self._num_steps
 
 
 class RecomputingExecutor(Executor):
-    """Executor of a decode instance that computes requests again: their first token came with their KV.
+    """Executor of a decode instance that computes preempted requests again; their first token arrived with their KV.
 
-    Of prompts that are computed there alone, the first forward makes it.
+    For prompts that decode alone computes, the first forward makes the first token.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], local: set[int]) -> None:
-        """local: requests whose prompts are computed where they are decoded, until they are."""
+        """local: requests whose prompts decode computes, until they are computed."""
         super().__init__(outputs)
         self._local = local
 
@@ -102,18 +104,18 @@ class RecomputingExecutor(Executor):
 
 
 class SpeculativeExecutor(Executor):
-    """Accepts drafted tokens, in place of a draft model and the model that verifies it.
+    """Decides how many drafted tokens are accepted, in place of a draft model and its verifying model.
 
-    Each step gives each sequence the next number of its stream, as long as it lacks so many tokens.
+    Each step gives each sequence the next number of its stream, at most the tokens that the sequence still lacks.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], accepted: Callable[[int], Iterator[int]]) -> None:
-        """accepted: of each sequence, the tokens that its steps yield, one after another."""
+        """accepted: for each sequence, the number of tokens of each of its steps."""
         super().__init__(outputs)
         self._accepted = accepted
         self._streams: dict[int, Iterator[int]] = {}
         self._lacks: dict[int, int] = {}
-        """Tokens that sequences in the batch lack, in its order."""
+        """Tokens that the sequences in the batch still lack, in the batch's order."""
 
     def begin(self, step: DecodeStep) -> int:
         for request_id in step.left:
@@ -137,7 +139,9 @@ class SpeculativeExecutor(Executor):
         return Verified(tuple(gained), tuple(ended))
 
     def prefill(self, step: PrefillStep) -> StepResult:
-        """Its first token counts at once: it may be retracted before a decode step, which lacks room for its drafts."""
+        """Gives each completed prompt its first token. It counts at once, because the request may be retracted before
+        a decode step without room for its drafts.
+        """
         result = super().prefill(step)
         ended = {request_id for request_id, _ in result.ended}
         for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
@@ -173,7 +177,7 @@ class DecodeClock:
 
     @property
     def growth_ns(self) -> float:
-        """Time by which each step is longer than the one before."""
+        """Time by which each step is longer than the step before."""
         return self._growth / (1 << FRACTION_BITS)
 
     @property
@@ -216,7 +220,7 @@ def prefill_record(
 
 
 class DecodeRun:
-    """The decode steps that an instance has in progress: as many as may run before it must be asked again."""
+    """Decode steps that an instance has in progress: as many as may run before the instance must be asked again."""
 
     def __init__(
         self,
@@ -229,9 +233,9 @@ class DecodeRun:
         on_result: Callable[[Result], None],
     ) -> None:
         self.num_steps = 0
-        """Steps in progress; more than one can be cut short."""
+        """Number of steps in progress. Several steps can be cut short."""
         self.copying_ns = 0
-        """KV of retracted requests is copied for so long before the next run begins."""
+        """Time of copying KV of retracted requests before the next run begins."""
         self._timeline = timeline
         self._instance_id = instance_id
         self._order = order
@@ -243,9 +247,9 @@ class DecodeRun:
         self._start_ns = 0
         self._end: Alarm | None = None
         self._prompts: PrefillStep | None = None
-        """Chunks that the step in progress computes as well."""
+        """Prompt chunks that the step in progress also computes."""
         self._warms_up = False
-        """The steps in progress count towards the end of a cold start."""
+        """True if the steps in progress count towards the end of a cold start."""
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns
@@ -261,7 +265,7 @@ class DecodeRun:
         self._end_after(step, 1 if single else num_steps)
 
     def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int, prompts: PrefillStep | None = None) -> None:
-        """Begins one step, with start and duration as its caller says. prompts: chunks that it computes as well."""
+        """Begins one step, with start and duration given by the caller. prompts: chunks that the step also computes."""
         self._start_ns = start_ns
         self._prompts = prompts
         self._warms_up = False
@@ -276,12 +280,12 @@ class DecodeRun:
 
     @property
     def num_done(self) -> int:
-        """Steps in progress that have ended before now, though the instance does not know yet."""
+        """Number of steps that have ended before now, which the instance does not know yet."""
         elapsed_ns = self._timeline.now_ns - self._start_ns
         return self._clock.steps_until(elapsed_ns) - 1 if self.num_steps > 1 and elapsed_ns > 0 else 0
 
     def cut_short(self) -> None:
-        """The step in progress is the last."""
+        """Makes the step in progress the last."""
         num_steps = self._clock.steps_until(max(0, self._timeline.now_ns - self._start_ns))
         if num_steps < self.num_steps:
             assert self._end is not None
@@ -289,7 +293,7 @@ class DecodeRun:
             self._end_after(self._end.payload, num_steps)
 
     def kill(self) -> None:
-        """Steps that had ended are recorded."""
+        """Records the steps that had ended."""
         if self._end is None or not self.num_steps:
             return
         self._end.cancel()

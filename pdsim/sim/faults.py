@@ -1,4 +1,4 @@
-"""Makes go wrong what a scenario says, when it says so; and the heartbeats that find it out."""
+"""Carries out the faults of a scenario at their times, and sends heartbeats."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ class FaultInjector:
                 self._timeline.after(fault.at_ns, actions[type(fault)], fault)
 
     def _on_sent(self, request_id: int) -> None:
-        """A client has sent a request, and may give it up later."""
+        """Draws whether and when the client of a sent request aborts it."""
         for fault in self._faults:
             if isinstance(fault, ClientAborts):
                 gives_up, share = self._draws.random() < fault.abort_fraction, self._draws.random()
@@ -40,7 +40,7 @@ class FaultInjector:
                     self._timeline.after(round(share * fault.within_ns), self._simulation.clients.abort, request_id)
 
     def _kill(self, fault: Kill) -> None:
-        """Kills an instance. One that is dead already stays so, and comes back no sooner."""
+        """Kills an instance. A dead instance stays dead, and does not restart earlier."""
         if self._simulation.life(fault.kill) is None:
             return
         self._simulation.kill(fault.kill)
@@ -62,9 +62,9 @@ class FaultInjector:
 
 
 class Heartbeats:
-    """Every interval, of every instance; left out are those whose answer would be the same as the one before.
+    """Asks every instance at every interval, except instances whose answer would be the same as before.
 
-    So only instances that died or came back are asked, until the health monitor knows all there is to know.
+    Only instances that died or restarted are asked, until the health monitor has all news.
     """
 
     def __init__(self, simulation: "Simulation", health: HealthSettings) -> None:
@@ -74,7 +74,7 @@ class Heartbeats:
         self._interval_ns = health.heartbeat_interval
         self._max_failures = health.heartbeat_failures
         self._watched: dict[str, int] = {}
-        """Failures in a row of those that are asked at the next beat."""
+        """Consecutive missed heartbeats of the instances that are asked at the next beat."""
 
     def watch(self, instance_id: str) -> None:
         if instance_id not in self._watched:

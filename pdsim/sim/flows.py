@@ -1,7 +1,7 @@
 """Bytes that cross links at the same time.
 
-They share the links max-min fairly: none can be faster without slowing one that is no faster.
-Law: tests/laws/test_fair_links.py.
+Flows share links max-min fairly: no flow can be faster without slowing a flow that is at most as fast. Law:
+tests/laws/test_fair_links.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,20 +15,22 @@ from pdsim.system.transport import Path
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Bytes under way."""
+    """Bytes on their way."""
 
     owner: Any
     path: Path
     limit: float
-    """Bytes per second that it can have at most, whatever the links."""
+    """Maximum rate of the flow in bytes per second."""
     remaining: float
     rate: float = 0.0
     finish_ns: float = 0.0
-    """Infinite on a link that carries nothing."""
+    """Time when the last byte arrives; infinite on a link without bandwidth."""
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
-    """Max-min fair: fill all flows evenly until a link or a flow is at its limit, fix those, go on with the rest."""
+    """Max-min fair rates: raise all rates evenly until a link or a flow reaches its limit, fix these flows, and
+    continue with the rest.
+    """
     open_flows = list(flows)
     links = [link for flow in open_flows for link, _ in flow.path]
     if len(open_flows) == 1 or len(set(links)) == len(links):  # nothing is shared
@@ -57,7 +59,7 @@ def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
 
 
 class Flows:
-    """Moves bytes over shared links, and calls back with the owner of those that have arrived."""
+    """Moves bytes over shared links, and calls back with the owner of each flow that has arrived."""
 
     def __init__(self, timeline: Timeline, capacity: Mapping[str, float], on_arrived: Callable[[Any], None]) -> None:
         self._timeline = timeline
@@ -73,7 +75,7 @@ class Flows:
         self._share()
 
     def drop(self, is_gone: Callable[[Any], bool]) -> None:
-        """End flows of these owners, whose bytes do not arrive."""
+        """Ends the flows of these owners; their bytes do not arrive."""
         self._progress()
         self._flows = [flow for flow in self._flows if not is_gone(flow.owner)]
         self._share()
@@ -93,7 +95,7 @@ class Flows:
             self._on_arrived(flow.owner)
 
     def _progress(self) -> None:
-        """Count the bytes that moved since rates last changed."""
+        """Counts the bytes that moved since rates last changed."""
         seconds = (self._timeline.now_ns - self._updated_ns) / 1e9
         for flow in self._flows:
             flow.remaining -= flow.rate * seconds

@@ -1,7 +1,8 @@
-"""Ranks of a server with data-parallel attention: all begin a step together, and it lasts as long as the slowest's.
+"""Ranks of a server with data-parallel attention. All ranks begin a step together, and it lasts as long as the slowest
+rank's.
 
-Experts compute the tokens of all ranks, so that no rank can go on alone; one without work takes part with none. A round
-begins when every rank's host has come round and at least one of them has a step, as SGLang's ranks agree before each
+Experts compute the tokens of all ranks, so no rank can proceed alone; a rank without work takes part with no tokens. A
+round begins when every rank's host is ready and at least one rank has a step, as SGLang's ranks agree before each
 forward (prepare_mlp_sync_batch_raw).
 """
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Rank(Actor):
-    """A rank: its steps begin with those of the others."""
+    """A rank, whose steps begin with those of the other ranks."""
 
     def __init__(self, simulation: "Simulation", instance: AnyInstance, lockstep: "Lockstep") -> None:
         super().__init__(simulation, instance)
@@ -30,12 +31,12 @@ class Rank(Actor):
 
     @property
     def is_busy(self) -> bool:
-        """Its host takes in a result, or sends."""
+        """True while its host processes a result or sends KV."""
         return not self._is_dead and self._host.is_busy
 
     @property
     def free_ns(self) -> int:
-        """Time when its host is not busy any more."""
+        """Time when its host becomes free."""
         return self._host.free_ns
 
     def kill(self) -> None:
@@ -43,7 +44,7 @@ class Rank(Actor):
         self._lockstep.leave(self)
 
     def go_at(self, pace: float) -> None:
-        """Posting does not hold up a rank: it was seen on servers without data-parallel attention only."""
+        """Posting does not slow a rank: the slowdown was measured only without data-parallel attention."""
 
     def _begin_decode(self, step: DecodeStep) -> None:
         self._lockstep.ask(self, step)
@@ -57,13 +58,13 @@ class Rank(Actor):
     # What a round asks of it.
 
     def ready_ns(self, step: Step) -> int:
-        """The earliest time at which its step can begin."""
+        """Earliest time at which its step can begin."""
         if isinstance(step, PrefillStep):
             return self._prefill_start_ns()
         return self._timeline.now_ns + self._decode.copying_ns
 
     def num_tokens(self, step: Step) -> int:
-        """Tokens that it sends to experts."""
+        """Number of tokens that it sends to experts."""
         if isinstance(step, PrefillStep):
             return step.num_tokens
         if isinstance(step, MixedStep):
@@ -71,7 +72,7 @@ class Rank(Actor):
         return self._cost.num_computed(step.num_requests)
 
     def end_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
-        """Time when its step would end if none of the others were slower. Called once for each step, in order."""
+        """Time when its step would end if no other rank were slower. Called once for each step, in order."""
         if isinstance(step, PrefillStep):
             return self._prefill_end_ns(start_ns, self._cost.prefill_ns(step, start_ns, expert_tokens))
         if isinstance(step, MixedStep):
@@ -96,25 +97,25 @@ class Lockstep:
     """The ranks of one server."""
 
     def __init__(self, timeline: Timeline, num_ranks: int, order: EventPriority) -> None:
-        """order: behind all choices of ranks."""
+        """order: rank of its events among the choices of all instances."""
         self._timeline = timeline
         self._num_ranks = num_ranks
         self._order = order
         self._ranks: dict[str, Rank] = {}
         self._asked: dict[str, deque[Step]] = {}
-        """Steps that are to begin, of one rank after the other."""
+        """Steps that wait to begin, by rank."""
         self._end_ns = 0
         self._looks = False
 
     def join(self, rank: Rank) -> None:
-        """Take in a rank, or its next life."""
+        """Adds a rank, or its restarted instance."""
         self._ranks[rank.instance.instance_id] = rank
 
     def leave(self, rank: Rank) -> None:
         self._asked.pop(rank.instance.instance_id, None)
 
     def ask(self, rank: Rank, step: Step) -> None:
-        """Begin this step in the next round that has none of the rank before it."""
+        """Begins this step in the next round that has no earlier step of the rank."""
         self._asked.setdefault(rank.instance.instance_id, deque()).append(step)
         if not self._looks:
             self._look_at(self._timeline.now_ns)
@@ -124,7 +125,7 @@ class Lockstep:
         self._timeline.after(time_ns - self._timeline.now_ns, self._look, order=self._order)
 
     def _look(self, _: None) -> None:
-        """Begin a round, or look again when that may be possible."""
+        """Begins a round, or schedules the next attempt."""
         self._looks = False
         if not self._asked:
             return

@@ -1,7 +1,7 @@
-"""Engines that send KV over links.
+"""Transfer engines that send KV over links.
 
-A transfer takes the engine's time per batch and per descriptor, and the gather's if it is staged; then its bytes cross
-links that all transfers under way share.
+A transfer takes the engine's time per batch and per descriptor, and with staging the time of the gather. Then its bytes
+cross links that all running transfers share.
 """
 
 from collections import deque
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A unit under way."""
+    """A running transfer of a unit."""
 
     unit: TransferUnit
     num_bytes: int
-    """Bytes that one rank sends, to all its targets together."""
+    """Bytes that one rank sends to all its targets."""
     start_ns: int
     since_ns: int
-    """Time when it began what it is doing."""
+    """Time when the current stage of the transfer began."""
     setup_ns: int
     least_ns: float
-    """The least time for its bytes, for descriptors are posted meanwhile."""
+    """Minimum time of the bytes, because descriptors are posted meanwhile."""
     line_ns: int = 0
     posting_ns: int = 0
     unposted_ns: int = 0
-    """Time that the rest of its descriptors takes a worker alone."""
+    """Time that a worker alone would need to post the remaining descriptors."""
     takes_turns: bool = False
-    """Its descriptors take longer than a turn."""
+    """True if posting its descriptors takes longer than a turn."""
     is_stuck: bool = False
-    """Its target has died: no byte moves, and its engine waits."""
+    """True if its target has died: no bytes move, and the engine waits for its timeout."""
     is_over: bool = False
-    """Failed, or died with its source."""
+    """True if it failed, or died with its source."""
 
     def took(self, now_ns: int) -> int:
-        """End a stage and begin the next; the time that it took."""
+        """Ends a stage and begins the next. Returns the duration of the stage."""
         duration_ns, self.since_ns = now_ns - self.since_ns, now_ns
         return duration_ns
 
@@ -67,7 +67,7 @@ class Network:
         on_posting: Callable[[str, float], None] | None = None,
         timeout_ns: int | None = None,
     ) -> None:
-        """timeout_ns: after it an engine gives a transfer up."""
+        """timeout_ns: time after which an engine gives a transfer up."""
         self._timeline = timeline
         self._topology = interconnect.topology
         self._transport = interconnect.transport
@@ -78,13 +78,13 @@ class Network:
         self._on_posting = on_posting
         self._timeout_ns = timeout_ns
         self._factors: dict[str, list[float]] = {}
-        """The factors of links that carry less at present."""
+        """Factors of links that are slowed at present."""
         self._dead: set[str] = set()
         self._under_way: list[Transfer] = []
-        """Only if they can fail."""
+        """Running transfers; kept only if faults are possible."""
         self._flows = Flows(timeline, interconnect.topology.capacity, self._finish)
         self._lines: dict[str, deque[Transfer]] = {}
-        """Serial engines: the transfers of each prefill instance that post or wait to post, in order."""
+        """For serial engines: transfers of each prefill instance that post or wait to post, in order."""
 
     def start(self, command: m.StartTransfer) -> None:
         unit = command.unit
@@ -105,7 +105,7 @@ class Network:
             self._timeline.after(setup_ns + transfer.posting_ns, self._move, transfer)
 
     def _batch_ns(self, unit: TransferUnit) -> int:
-        """A staged request's last unit has no cell, and no pages either."""
+        """Time of a batch. The last unit of a staged request may have neither cell nor pages."""
         is_staged = self._staging is not None and (unit.cell is not None or not unit.source_pages)
         staged_ns = self._transport.staged_batch_ns
         return staged_ns if is_staged and staged_ns is not None else self._transport.batch_ns
@@ -124,7 +124,7 @@ class Network:
             self._post(transfer)
 
     def _post(self, transfer: Transfer) -> None:
-        """Post for one turn, or all that fits into one."""
+        """Posts descriptors for one turn, or all that fit into it."""
         duration_ns = part_ns = transfer.unposted_ns
         if transfer.takes_turns:
             whole_ns, num_posting = self._transport.turn_alone_ns, self._num_in_turns(transfer.unit.source)
@@ -175,7 +175,7 @@ class Network:
         self._on_done(transfer)
 
     def _leave_line(self, transfer: Transfer) -> None:
-        """Whoever is next may post, if it was this one's turn."""
+        """Leaves the queue of a serial engine. If it was this transfer's turn, the next transfer posts."""
         line = self._lines.get(transfer.unit.source)
         if not line or transfer not in line:
             return
@@ -189,7 +189,7 @@ class Network:
     # What goes wrong.
 
     def slow(self, links: Iterable[str], factor: float) -> None:
-        """Let these links carry so much less, on top of what slows them already."""
+        """Slows these links by a factor, in addition to earlier factors."""
         for link in links:
             self._factors.setdefault(link, []).append(factor)
         self._change_capacity(links)
@@ -204,7 +204,7 @@ class Network:
         self._flows.set_capacity({link: whole[link] * prod(self._factors[link]) for link in links})
 
     def kill(self, instance_id: str) -> None:
-        """Its transfers are gone; those to it stand still until its engine gives up."""
+        """Ends the transfers of a dead instance. Transfers to it stall until their engine gives up."""
         self._dead.add(instance_id)
         for transfer in self._under_way:
             transfer.is_over = transfer.unit.source == instance_id
@@ -232,12 +232,12 @@ class Network:
         self._on_failed(transfer)
 
     def _drop_flows(self) -> None:
-        """Drop transfers that are over or stuck: others get their share of the links."""
+        """Drops the flows of ended or stalled transfers, so that others get their bandwidth."""
         self._flows.drop(lambda transfer: transfer.is_over or transfer.is_stuck)
 
 
 class Transfers:
-    """The interconnect of a disaggregated cluster. It tells senders and receivers at once what has happened."""
+    """The interconnect of a disaggregated cluster. It tells senders and receivers at once what happened."""
 
     def __init__(self, simulation: "Simulation", interconnect: Interconnect) -> None:
         cluster, health = simulation.cluster, simulation.cluster.scenario.health
@@ -257,7 +257,7 @@ class Transfers:
         )
 
     def scatter(self, command: m.Scatter) -> None:
-        """Scatters have a stream of their own, one behind the other."""
+        """Scatters cells one after another, on a stream of their own."""
         assert self._interconnect.staging is not None
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))
@@ -292,7 +292,7 @@ class Transfers:
         self.network.start(m.StartTransfer(command.unit, None))
 
     def _on_returned(self, row: TransferRecord) -> None:
-        """Both sides hear of it as they do of other transfers."""
+        """Tells both sides about returned KV, as for other transfers."""
         self._simulation.recorder.on_returned(row)
         for name in (row.target, row.source):
             self._simulation.send(m.Send(name, m.KvReturned(row.request_id)))
@@ -308,7 +308,7 @@ class Transfers:
         self._simulation.tell_agent(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
 
     def _on_posting(self, instance_id: str, pace: float) -> None:
-        """Threads that post for an instance leave its loop this pace."""
+        """Sets the speed of an instance's loop while threads post descriptors for it."""
         self._simulation.actors[instance_id].go_at(pace)
 
     def kill(self, instance_id: str) -> None:
@@ -316,7 +316,7 @@ class Transfers:
         self._scatter_free_ns.pop(instance_id, None)
 
     def links_of(self, name: str) -> list[str]:
-        """Links of an instance, or the shared one."""
+        """Links of an instance, or the shared link."""
         topology = self._interconnect.topology
         paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
         return [link for path in paths for link, _ in path[:1]] or [name]

@@ -1,7 +1,7 @@
-"""How far a run's numbers move by chance: the same requests, with messages a little faster and slower.
+"""How much a run's numbers move by chance: the same requests, with slightly faster and slower messages.
 
-Routers that read loads, and batches that just miss a request, turn a microsecond into another order of events. A
-difference that is no larger than this says nothing about its cause.
+Routers read loads, and batches just miss a request, so a microsecond changes the order of events. A difference within
+this noise says nothing about its cause.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.build import Cluster
 
 JITTERS = (-0.1, -0.05, 0.05, 0.1)
-"""Relative changes of the latency of messages: some microseconds, which no host keeps from one run to the next."""
+"""Relative changes of the message latency: some microseconds, as between two runs on one host."""
 UNSTABLE = 0.02
-"""Relative width from which a band is told."""
+"""Relative width from which a band is reported."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """The least and the most of one number, over a run and its repetitions with other latencies."""
+    """Least and largest value of one number, over a run and its repetitions with other latencies."""
 
     base: float
     """The number of the run itself."""
@@ -27,7 +27,7 @@ class Band:
 
     @property
     def width(self) -> float:
-        """Relative to the run's own number; 0 if that is 0."""
+        """Width relative to the run's own number; 0 if that number is 0."""
         return (self.most - self.least) / self.base if self.base else 0.0
 
     @property
@@ -35,7 +35,7 @@ class Band:
         return self.width >= UNSTABLE
 
     def hides(self, change: float) -> bool:
-        """True for a relative change that chance alone makes, too."""
+        """True if a relative change lies within the noise."""
         return abs(change) <= self.width
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Band:
 
 
 def bands(base: Mapping[str, float], repeated: Sequence[Mapping[str, float]]) -> dict[str, Band]:
-    """The band of each number of a run, by its own numbers and those of its repetitions."""
+    """Bands of a run's numbers, from the run and its repetitions."""
     found = {}
     for name, value in base.items():
         values = [value, *(one[name] for one in repeated)]
@@ -52,7 +52,7 @@ def bands(base: Mapping[str, float], repeated: Sequence[Mapping[str, float]]) ->
 
 
 def jittered(build: Callable[[], Cluster]) -> Iterator[Cluster]:
-    """A cluster for each repetition. Where messages take no time, all are alike."""
+    """A cluster for each repetition. If messages take no time, all are equal."""
     for jitter in JITTERS:
         cluster = build()
         yield replace(cluster, message_latency_ns=max(0, round(cluster.message_latency_ns * (1 + jitter))))

@@ -1,4 +1,4 @@
-"""The beginning of a long run, and what another run of the same load changes there."""
+"""The first part of a long run, and how another run of the same load differs there."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
@@ -9,12 +9,12 @@ from pdsim.metrics.summary_rows import RANGED_FIELDS
 from pdsim.sim.simulation import Simulation
 
 LEAST_REQUESTS = 1_000
-"""A part has so many: its p99 is the tenth of them from the end."""
+"""Requests of a part: its p99 is then the tenth largest value."""
 _SHARE = 0.15
-"""Both ends of a range then cost 0.3 of the run."""
+"""Share of a load that is its part: both ends of a range then cost 0.3 of the run."""
 _BATCHES = 10
 _LIKE = 0.1
-"""Largest difference of a mean between the part and the whole run, relative to the whole."""
+"""Largest relative difference of a mean between the part and the whole run."""
 _MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
 
 Numbers = Mapping[str, float | None]
@@ -22,32 +22,33 @@ Numbers = Mapping[str, float | None]
 
 
 class Part(NamedTuple):
-    """A run at the time when so many requests have ended."""
+    """A run at the time when the requests of its part have ended."""
 
     numbers: Numbers
     half_ns: int
-    """Time in which the second half of them ended: without the start of the run."""
+    """Time in which the second half of these requests ended, without the start of the run."""
     batches: Sequence[tuple[float, float]]
-    """Mean TTFT and latency in ns of each tenth of those that arrived first; none if nothing of a tenth finished."""
+    """Mean TTFT and latency in ns of each tenth of the requests that arrived first; empty if a tenth has no finished
+    request."""
 
     def is_like(self, whole: Numbers) -> bool:
-        """Whether its means are near those of the whole run."""
+        """True if its means are near those of the whole run."""
         pairs = [(self.numbers[field], whole[field]) for field in _MEANS]
         return all(here == there or (here and there and abs(here / there - 1) <= _LIKE) for here, there in pairs)
 
 
 class Change(NamedTuple):
-    """Numbers of another run relative to those of a run, in the same part of both."""
+    """Numbers of another run relative to a run, for the same part of both."""
 
     ratios: Mapping[str, float]
     error: float
-    """Standard error of the change of TTFT or of latency, relative to it: the larger."""
+    """Relative standard error of the change of TTFT or latency, whichever is larger."""
     drift: float
-    """Difference of that change between both halves of the part, relative to it: the larger."""
+    """Relative difference of this change between the halves of the part, whichever is larger."""
 
 
 def part_size(num_requests: int) -> int | None:
-    """Requests that end in the part of a load. None: the load is too short for a part."""
+    """Number of requests of a load's part. None: the load is too short for a part."""
     size = max(LEAST_REQUESTS, round(_SHARE * num_requests))
     return size if size < num_requests else None
 
@@ -57,10 +58,10 @@ def numbers_of(summary: Mapping[str, Any]) -> Numbers:
 
 
 class PartWatch:
-    """Looks at a simulation as soon as so many requests have ended: an observer of their ends."""
+    """Observer that calls `seen` as soon as the requests of the part have ended."""
 
     def __init__(self, num_requests: int | None, seen: Callable[[Part], None] | None = None) -> None:
-        """num_requests: requests of the part; None: there is none. What `seen` raises ends the run."""
+        """num_requests: requests of the part; None: no part. An exception of `seen` ends the run."""
         self.part: Part | None = None
         self.simulation: Simulation | None = None
         """Set before it runs."""
@@ -96,7 +97,7 @@ def _batches(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
 
 
 def change_of(other: Part, run: Part) -> Change | None:
-    """None: it is not known, for one of them lacks what the other has."""
+    """The change between two parts. None: it is unknown, because a part lacks numbers of the other."""
     if not (other.batches and run.batches and other.half_ns and run.half_ns):
         return None
     ratios = {}
@@ -114,7 +115,7 @@ def change_of(other: Part, run: Part) -> Change | None:
 
 
 def _spread(ratios: Sequence[float]) -> tuple[float, float]:
-    """Standard error of the mean, and difference of both halves' means, relative to the mean."""
+    """Relative standard error of the mean, and relative difference of the means of both halves."""
     mean, half = fmean(ratios), len(ratios) // 2
     drift = abs(fmean(ratios[half:]) - fmean(ratios[:half]))
     return stdev(ratios) / len(ratios) ** 0.5 / mean, drift / mean

@@ -23,17 +23,17 @@ class RunResult(RunTables):
     """The records of a run, the same as DataFrames, and its summary."""
 
     scenario: Scenario
-    """Resolved: every default filled in."""
+    """The scenario with every default filled in."""
     records: RunRecords
     num_events: int
     stall: list[str] = field(default_factory=list)
-    """A line for each request that waits, if the run came to a halt before its last request ended."""
+    """If the run stalled: a line for each waiting request. Otherwise empty."""
     num_primes: int = 0
-    """Requests of a warm-up that the workload has."""
+    """Number of warm-up requests of the workload."""
 
     @property
     def judged(self) -> RunRecords:
-        """Records without the requests of the client's warm-up."""
+        """Records without the warm-up requests of the client."""
         return without_first(self.records, self._num_warm_up)
 
     @property
@@ -41,7 +41,7 @@ class RunResult(RunTables):
         return warm_up_requests(self.scenario.client, len(self.records.requests), self.num_primes)
 
     def summary(self, skip: int = 0) -> dict[str, Any]:
-        """skip: requests that are left out besides those of the warm-up, the first to arrive."""
+        """Summary of the run. skip: number of requests to leave out after the warm-up, the first to arrive."""
         num_warm_up = self._num_warm_up
         extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
         extra["device"] = self.scenario.device
@@ -69,11 +69,13 @@ class RunResult(RunTables):
         return arrow_table(self.records, name)
 
     def warnings(self) -> list[str]:
-        """A line for each end of a real server that the run does not have, and what was not measured of its cost."""
+        """A line for each part of a real server that the run does not model, and for each cost outside its measured
+        sizes.
+        """
         return [*self.scenario.engine_warnings, *self._cost_warnings()]
 
     def _cost_warnings(self) -> list[str]:
-        """A line for each cost that is not within what was measured."""
+        """A line for each cost outside its measured sizes."""
         cost, measured = self.scenario.cost, self.scenario.cost.measured
         servers = dict(zip(("prefill", "decode"), self.scenario.servers, strict=True))
         if measured is None:
@@ -92,7 +94,7 @@ class RunResult(RunTables):
 
 
 def _unmeasured(cost: CostChoice, servers: Mapping[str, ServerSettings]) -> str:
-    """Says what the costs of roles are made of that no server was measured for."""
+    """A line on the costs of roles that no server was measured for."""
     costs = (cost.prefill if role == "prefill" else cost.decode for role in servers)
     names = " and ".join(dict.fromkeys(map(component_name, costs)))
     whose = "cost" if len(servers) > 1 else f"cost of {next(iter(servers))}"

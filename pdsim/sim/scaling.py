@@ -1,4 +1,4 @@
-"""Lets the autoscaler of an elastic cluster look at it, and carries out what it commands."""
+"""Gives the autoscaler of an elastic cluster its view, and carries out its commands."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,6 @@
-"""Runs with a little more of one resource, simulated again for each with the same requests.
+"""Runs with slightly more of one resource, simulated with the same requests.
 
-The resource whose gain moves a metric most is what limits that metric, of its mean as of its tail, unless chance alone
-moves the metric as much.
+The resource whose increase moves a metric most limits this metric, unless chance alone moves the metric as much.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,22 +25,22 @@ MEASURES = {
     "mean_tpot_ms": "TPOT mean",
     "p99_tpot_ms": "TPOT p99",
 }
-"""Fields of a summary, and their titles. More throughput is better, and less of all others."""
+"""Summary fields and their titles. For throughput more is better, for all others less."""
 
 Measure = Callable[[RunResult], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Relative changes of a run's metrics when there is GAIN more of one resource."""
+    """Relative changes of a run's metrics with GAIN more of one resource."""
 
     resource: str
     changes: Mapping[str, float]
     """Relative change of each metric."""
     relief: str
-    """Fields of the scenario that give more of it."""
+    """Fields of the scenario that increase the resource."""
     noise: Mapping[str, Band] = field(default_factory=dict)
-    """How far each metric moves by chance."""
+    """Range of each metric by chance."""
 
     def by_chance(self, metric: str) -> bool:
         """True if chance alone moves the metric as much."""
@@ -49,7 +48,7 @@ class Sensitivity:
 
     @property
     def effect(self) -> float:
-        """The largest of them, whatever its sign."""
+        """The largest relative change, in absolute value."""
         return max(map(abs, self.changes.values()))
 
 
@@ -58,12 +57,12 @@ class Limit(NamedTuple):
 
     metric: str
     resource: str
-    """Empty: more of none improves it."""
+    """Name of the resource. Empty: no resource improves the metric."""
     change: float
     """Relative change of the metric."""
     relief: str
     unstable: str = ""
-    """The least and the most of a metric that chance moves; empty: it is steady."""
+    """Least and largest value of a metric that chance moves; empty: the metric is stable."""
 
     def __str__(self) -> str:
         if not self.resource and self.unstable:
@@ -79,7 +78,7 @@ class Limit(NamedTuple):
 
 
 def limits(found: Sequence[Sensitivity]) -> list[Limit]:
-    """The limit of each metric that was measured."""
+    """The limit of each measured metric."""
     return [_limit(found, metric) for metric in found[0].changes]
 
 
@@ -108,7 +107,9 @@ def _summary(result: RunResult) -> dict[str, float]:
 def sensitivities(
     scenario: Scenario, *, measure: Measure = _summary, progress: Callable[[], None] = lambda: None
 ) -> list[Sensitivity]:
-    """Sorted by effect, the largest first. Raises ConfigError as build does. Calls progress after each run."""
+    """Sensitivities of a scenario, the largest effect first. Raises ConfigError as build does. Calls progress after
+    each run.
+    """
     relief = RELIEF if scenario.aggregated is None else AGGREGATED_RELIEF
     base = measure(Simulation(build(scenario)).run())
     progress()
@@ -132,7 +133,9 @@ def sensitivities(
 
 
 def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """Changes that may save descriptors: larger pages, and where tensor-parallel sizes differ, no slices of heads."""
+    """Changes that may reduce descriptors: larger pages, and with unequal tensor-parallel sizes staging instead of
+    slices.
+    """
     prefill, decode = scenario.pair
     size = max(_LARGE_PAGE, 2 * scenario.page_size)
     changes: dict[str, dict[str, Any]] = {f"page_size: {size}": {"page_size": size}}
@@ -147,13 +150,13 @@ def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
 
 
 _LARGE_PAGE = 64
-"""Tokens of the least page size that is tried."""
+"""Minimum page size to try, in tokens."""
 _TRIED = {"descriptor cost": _fewer_descriptors}
-"""Resources of which it depends on the scenario what gives more: changes to try, by their names."""
+"""Resources whose relief depends on the scenario: functions that return changes to try."""
 
 
 def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], measure: Measure) -> str:
-    """Changes that improve what the resource improves most, each simulated, and by how much; the best first."""
+    """Changes that improve the metric most affected by the resource, with their simulated gains, the best first."""
     metric = max(one.changes, key=lambda name: _better(name, one.changes[name]))
     gains: dict[str, float] = {}
     for name, update in _TRIED[one.resource](scenario).items():
@@ -169,11 +172,11 @@ def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], meas
 
 
 _USEFUL = 0.01
-"""Least relative gain of a change that is proposed."""
+"""Minimum relative gain of a change that is proposed."""
 
 
 def _better(metric: str, change: float) -> float:
-    """The change, positive where it is an improvement."""
+    """Relative change of a metric, positive if it is an improvement."""
     is_more_better = metric == "request_throughput" or "within " in metric  # a share of requests
     return change if is_more_better else -change
 
@@ -183,7 +186,7 @@ def num_runs(scenario: Scenario) -> int:
 
 
 def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Cluster]]:
-    """Clusters that have more of a resource, by its name."""
+    """Clusters with more of a resource, by its name."""
     scenario = resolve(scenario)
 
     def of_cluster(change: Callable[[Cluster], Cluster]) -> Callable[[], Cluster]:

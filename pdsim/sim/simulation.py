@@ -1,4 +1,4 @@
-"""Runs a scenario in simulated time: carries out what instances command, and decides nothing."""
+"""Runs a scenario in simulated time: carries out the commands of instances, and decides nothing."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -36,28 +36,30 @@ from pdsim.workload.request_spec import Streams
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Things to look at while running. None of it changes what happens."""
+    """What to observe during a run. Observation does not change the run."""
 
     journal: Callable[[Entry], None] | None = None
     """Called with every call into an instance."""
     levels: bool = False
-    """Record how full each instance is, each time it chooses what to do."""
+    """True: record how full each instance is at each of its choices."""
     progress: Callable[[int], None] | None = None
-    """Called with the number of requests that have ended, now and then."""
+    """Called from time to time with the number of ended requests."""
     ended: Callable[[RequestRecord], None] | None = None
-    """Called with each request that has ended. What it raises ends the run."""
+    """Called with each ended request. An exception ends the run."""
 
 
 UNOBSERVED = Observation()
 
 
 def simulate(scenario: Scenario, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> RunResult:
-    """Run to the end. single_steps runs decode steps one at a time: slower, and by law the same."""
+    """Simulates a scenario to its end. single_steps: run decode steps one at a time, which is slower and gives the
+    same result.
+    """
     return Simulation(build(scenario), observation, single_steps=single_steps).run()
 
 
 class Simulation:
-    """A cluster on a timeline: delivers messages, carries out commands, and lets instances die and come back."""
+    """A cluster on a timeline: delivers messages, carries out commands, kills and restarts instances."""
 
     def __init__(self, cluster: Cluster, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> None:
         self.cluster = cluster
@@ -68,14 +70,14 @@ class Simulation:
         self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns
         self._record = observation.journal
         self.on_levels = self._on_choice if observation.levels else None
-        """Called with each instance that chooses a step, if somebody looks."""
+        """Called with each instance that chooses a step, if levels are observed."""
         self.single_steps = single_steps
         self.order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
         self._lives = dict.fromkeys(self.order, 0)
         self._dead: dict[str, Any] = {}
-        """State machines that take the place of the dead after a restart, by name."""
+        """State machines of dead instances for their restart, by name."""
         self._agents: dict[str, Any] = {agent.instance_id: self.recorded(agent) for agent in cluster.agents}
-        """Senders and receivers that live."""
+        """Living senders and receivers."""
         self.sender_ids = {instance_id: sender_of(instance_id) for instance_id in self.order}
         self.clients = Clients(self, observation.progress, observation.ended)
         self._commands: dict[type, Callable[[Any], None]] = {
@@ -103,11 +105,11 @@ class Simulation:
         self._faults = None if health is None else FaultInjector(self, health)
 
     def recorded(self, machine: Any) -> Any:
-        """A state machine that writes its calls into the journal, if there is one."""
+        """A state machine that writes its calls into the journal, if there is a journal."""
         return machine if self._record is None else Recorded(machine, self._record)
 
     def _actor(self, instance: Any) -> Actor:
-        """The actor of a fresh instance. It has neither host memory nor warm shapes of an earlier life."""
+        """Actor of a new or restarted instance, without host memory and warm shapes of an earlier life."""
         lockstep = self._locksteps.get(server_of(instance.instance_id))
         return Actor(self, instance) if lockstep is None else Rank(self, instance, lockstep)
 
@@ -158,7 +160,7 @@ class Simulation:
         return self.result()
 
     def result(self) -> RunResult:
-        """The result so far, also of a run that was interrupted."""
+        """The result so far, also of an interrupted run."""
         ran_dry = self.timeline.has_ended
         stall: list[str] = []
         if ran_dry and self.clients.num_ended < len(self.cluster.requests):
@@ -169,12 +171,12 @@ class Simulation:
         return RunResult(self.cluster.scenario, self.recorder.records, self.timeline.num_events, stall, num_primes)
 
     def instance(self, instance_id: str) -> Any:
-        """An instance as it is now; the last one of those that have died."""
+        """The present instance of this name, or its last instance if it is dead."""
         instance = self.actors[instance_id].instance
         return getattr(instance, "inner", instance)
 
     def machines(self) -> list[Any]:
-        """Every state machine that lives."""
+        """All living state machines."""
         living = [self.instance(name) for name in self.actors if name not in self._dead]
         agents = [getattr(agent, "inner", agent) for agent in self._agents.values()]
         return [*living, *agents, self.cluster.router]
@@ -217,7 +219,7 @@ class Simulation:
         self.deliver(m.Tell(asked.instance_id, m.PutOut(asked.request_id, output)))
 
     def tell_agent(self, to: str, message: m.Message) -> None:
-        """It answers at once, whatever its instance is doing; not if it is dead."""
+        """Gives a sender or receiver a message, which it answers at once, unless it is dead."""
         if (agent := self._agents.get(to)) is not None:
             self.carry_out(agent.on_message(message, self.timeline.now_ns))
 
@@ -233,7 +235,7 @@ class Simulation:
     # What goes wrong. Nothing of this happens unless the scenario says so.
 
     def kill(self, instance_id: str) -> None:
-        """An instance dies, with its sender or receiver and all under way from it; what is sent to it is lost."""
+        """Kills an instance with its sender or receiver and its transfers. Later messages to it are lost."""
         self.actors[instance_id].kill()
         if self.transfers is not None:
             self.transfers.kill(instance_id)
@@ -247,7 +249,7 @@ class Simulation:
             self.on_levels(self._dead[instance_id])
 
     def restart(self, instance_id: str) -> None:
-        """It comes back with nothing in its memory."""
+        """Restarts an instance with empty memory."""
         self._lives[instance_id] += 1
         if self.transfers is not None:
             self.transfers.network.revive(instance_id)
@@ -258,5 +260,5 @@ class Simulation:
         self.actors[instance_id].start()
 
     def life(self, instance_id: str) -> int | None:
-        """In which of its lives an instance is; None if it is dead."""
+        """Number of restarts of an instance; None if it is dead."""
         return None if instance_id in self._dead else self._lives[instance_id]

@@ -28,7 +28,7 @@ class Alarm:
         self.payload = payload
 
     def cancel(self) -> None:
-        """It still passes, without effect."""
+        """Cancels the alarm, which then passes without effect."""
         self.callback = _nothing
 
 
@@ -42,11 +42,11 @@ class Timeline:
     def __init__(self) -> None:
         self.now_ns = 0
         self.num_events = 0
-        """Scheduled so far."""
+        """Number of scheduled events."""
         self._queue: list[Any] = Environment()._queue  # noqa: SLF001  not inherited, for it is compiled
 
     def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
-        """A SimPy timeout with a callback, in its place among the events of that instant."""
+        """Schedules a SimPy timeout with a callback, at its place among the events of that instant."""
         assert delay_ns >= 0, f"{callback} is due {-delay_ns} ns ago"
         alarm = Alarm(callback, payload)
         self.num_events += 1
@@ -54,7 +54,7 @@ class Timeline:
         return alarm
 
     def run_all(self) -> None:
-        """Do what SimPy's run does, for alarms alone: nothing else is scheduled here, and none of them can fail."""
+        """Runs all alarms, as SimPy's run does. No other events are scheduled here, and no alarm can fail."""
         queue = self._queue
         while queue:
             now_ns, _, _, alarm = heappop(queue)
@@ -63,7 +63,7 @@ class Timeline:
 
     @property
     def is_last_now(self) -> bool:
-        """True if nothing else is due at this very instant."""
+        """True if no other event is due at this instant."""
         return not self._queue or self._queue[0][0] > self.now_ns
 
     @property
