@@ -34,7 +34,7 @@ def show(name: Annotated[str, Parameter(help="A model, GPU or transport.")], /) 
     paths = [file_of(kind, name) for kind in KINDS if name in names(kind)]
     if not paths:
         known = [name for kind in KINDS for name in names(kind)]
-        raise CatalogError(f"nothing is called {name!r}; there are {', '.join(known)}{hint(name, known)}")
+        raise CatalogError(f"no entry {name!r}; there are {', '.join(known)}{hint(name, known)}")
     for path in paths:
         print(f"# {path}\n{path.read_text(encoding='utf-8')}", end="")
 

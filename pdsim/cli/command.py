@@ -117,7 +117,7 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
     except OSError as wrong:  # of a file or folder that cannot be read or written
         if wrong.errno in _FULL:
             where = "" if wrong.filename is None else f"{wrong.filename}: "
-            print(f"{app.name[0]}: {where}{strerror(wrong.errno)}; files that were whole are kept", file=sys.stderr)
+            print(f"{app.name[0]}: {where}{strerror(wrong.errno)}; complete files are kept", file=sys.stderr)
             raise SystemExit(1) from None
         if wrong.filename is None:
             raise

@@ -66,7 +66,7 @@ def fail_for_requests(failures: Mapping[str, str], program: str = "pdsim") -> No
 
 def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
     if finished.interrupted:
-        print(f"{program}: {finished.name}: interrupted; what had finished is kept", file=sys.stderr)
+        print(f"{program}: {finished.name}: interrupted; finished requests are kept", file=sys.stderr)
         raise SystemExit(130)
     if finished.stall:
         lines = [

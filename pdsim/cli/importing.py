@@ -57,7 +57,7 @@ def import_(
             print("".join(f"  {line}\n" for line in lines), end="")
         print(f"scenario: {out}")
     if problem:
-        raise ConfigError(f"{out} is written, and does not run as it is: {problem}")
+        raise ConfigError(f"{out} was written, but cannot run yet: {problem}")
 
 
 def _said(found: "Imported") -> dict[str, list[str]]:

@@ -234,9 +234,9 @@ def _require_campaign(out: Path) -> None:
     """Raises ConfigError for a folder that something else made: its files would be written over."""
     is_begun = (out / SUITE_FILE).is_file()
     if not is_begun and out.exists() and any(out.iterdir()):
-        raise ConfigError(f"--out {out}: is no campaign (it has no {SUITE_FILE}) and not empty; name another folder")
+        raise ConfigError(f"--out {out}: not empty, and no campaign (it has no {SUITE_FILE}); name another folder")
     if not is_begun and (archive := _archive_of(out)).exists():
-        raise ConfigError(f"--out {out}: {archive} exists already, and would be written over; name another folder")
+        raise ConfigError(f"--out {out}: {archive} exists already, and would be overwritten; name another folder")
 
 
 def _archive_of(out: Path) -> Path:

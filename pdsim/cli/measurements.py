@@ -71,7 +71,7 @@ def observe(
         show_pages(Path(url), later, scenario, set_, seconds, json_=json_)
         return
     if later is not None or scenario is not None or seconds is not None:
-        raise ConfigError(f"{url} is no file: a second page, --scenario and --seconds are of saved pages")
+        raise ConfigError(f"{url} is no file: a second page, --scenario and --seconds need saved pages")
     from pdsim.calibration.observe.observation import Session
     from pdsim.calibration.observe.probes import ObservationBudget, loads, planned
     from pdsim.calibration.observe.server_client import ServerClient
@@ -225,11 +225,11 @@ def validate(
         from pdsim.cli.matrix import validate_suite
 
         if len(cases) > 1:
-            raise ConfigError(f"{suites[0]} is a matrix, which is validated alone; found {', '.join(cases)}")
+            raise ConfigError(f"{suites[0]} is a matrix: validate one matrix at a time; found {', '.join(cases)}")
         validate_suite(suites[0], _EXPERIMENTS, profile=profile, runs=runs, real_only=real_only, quiet=json_)
         return
     if profile or runs or real_only:
-        raise ConfigError("--profile, --runs and --real-only are of a matrix or --observed, and neither is named")
+        raise ConfigError("--profile, --runs and --real-only need a matrix or --observed")
     from pdsim.calibration.validate.case import compare_case, find_cases
     from pdsim.cli.finished import fail_for_requests, progress_over
     from pdsim.metrics.failures import failure_text

@@ -211,7 +211,7 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
     cluster = build(scenario)
     scenario, requests = cluster.scenario, cluster.requests
     if not requests:
-        raise ConfigError(f"{scenario.name}: its workload has no requests, so there is no typical step")
+        raise ConfigError(f"{scenario.name}: the workload has no requests, so there is no typical step")
     computing, decoding = scenario.servers
     prefill_id, decode_ids = next(iter(cluster.costs)), [i for i in cluster.costs if not i.startswith("prefill")]
     prompt_tokens = fmean(len(request.prompt) for request in requests)

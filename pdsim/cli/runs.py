@@ -1,4 +1,4 @@
-"""Commands of runs: make them, set them side by side, say where their time went, check and pass them on."""
+"""Commands of runs: run, compare, explain, report, replay, export."""
 
 import gc
 import shlex
@@ -303,7 +303,7 @@ def report(
 
 
 def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
-    """The page of runs, a sweep or a plan. Raises ConfigError for a sweep beside something else."""
+    """The page of runs, a sweep or a plan. Raises ConfigError for a sweep together with other paths."""
     from pdsim.show.plan_page import FILE as PLAN
     from pdsim.show.plan_page import plan_page
     from pdsim.show.sweep_page import sweep_page
@@ -314,13 +314,13 @@ def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, 
         return plan_page(paths[0])
     sweeps = [path for path in paths if is_sweep_folder(path)]
     if not sweeps and (begun := [path for path in paths if has_points(path) and not (path / PLAN).is_file()]):
-        raise ConfigError(f"{begun[0]}: a plan or an answer that has not ended; the same command goes on with it")
+        raise ConfigError(f"{begun[0]}: an unfinished plan or answer; run its command again to complete it")
     if not sweeps:
         return _run_page(paths, changes, with_tornado=with_tornado, quiet=quiet)
     if len(paths) > 1:
         raise ConfigError(f"{sweeps[0]} is a sweep: report one at a time, or runs side by side")
     if with_tornado:
-        raise ConfigError("--tornado is of a run; the page of a sweep says which of its fields matters")
+        raise ConfigError("--tornado needs a run; the page of a sweep shows which field matters")
     result = read_sweep(sweeps[0])
     if result.num_damaged:
         left_out = f"damaged runs: {result.num_damaged}; their points are left out, until the sweep is started again"
@@ -337,14 +337,14 @@ def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bo
     if len(scenarios) != len(runs):  # a file with the results of several runs
         scenarios = [None] * len(runs)
     if with_tornado and len(runs) > 1:
-        raise ConfigError("--tornado is of one run: report it alone")
+        raise ConfigError("--tornado needs a single run: report it alone")
     found = obtain_sensitivities(paths[0], changes, quiet=quiet) if with_tornado else ()
     pairs = zip(runs, scenarios, strict=True)
     return run_page([ReportedRun(run.name, run.summary, run.records, scenario, found) for run, scenario in pairs])
 
 
 def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
-    """Resolved; None of what has none."""
+    """The resolved scenario of a run; None for results without a scenario."""
     from pdsim.metrics.run_folder import SCENARIO
     from pdsim.scenario.loading import load_scenario
     from pdsim.scenario.sizing import resolve
@@ -414,7 +414,7 @@ def export(
         try:
             write_mooncake(out, rows[to](requests_of(scenario), sent_ns, block_tokens=block_tokens))
         except NotASessionError as wrong:
-            raise ConfigError(f"{run}: {wrong}; --to agentic_mooncake keeps what waits for what") from None
+            raise ConfigError(f"{run}: {wrong}; --to agentic_mooncake keeps which request waits for which") from None
     elif to == "perfetto":
         write_timeline(out, finished.records)
     else:

@@ -1,4 +1,4 @@
-"""Commands of scenarios: write a first one, say what its fields are, and launch its cluster."""
+"""Commands of scenarios: init, schema, fields, launch."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pdsim.scenario.schema import Scenario
 
 _MARK = "# written by pdsim launch"
-"""First line of what a launch writes."""
+"""First line of files that `pdsim launch` writes."""
 _WITHOUT_COMMENTS = (".json", ".jsonl")
 
 
@@ -93,7 +93,7 @@ def _asked(options: StarterOptions) -> StarterOptions:
 
 
 def _answer(question: str, parse: Callable[[str], Any]) -> Any:
-    """The answer, asked for again until it is right; None: Enter."""
+    """Asks until the answer is valid. None: the user pressed Enter."""
     while answer := input(question).strip():
         try:
             return parse(answer)
@@ -235,7 +235,7 @@ def _require_launch(out: Path, files: Iterable[str]) -> None:
     """Raises ConfigError if files would be replaced of which none was written by a launch."""
     there = [path for path in (out / name for name in files) if path.is_symlink() or path.exists()]
     if there and not any(path.read_bytes().startswith(_MARK.encode()) for path in there if path.is_file()):
-        raise ConfigError(f"--out {out}: {there[0].name} is there, and no launch wrote it; name another folder")
+        raise ConfigError(f"--out {out}: {there[0].name} exists and is not a file of pdsim launch; name another folder")
 
 
 def _files(made: "Launch") -> dict[str, str]:

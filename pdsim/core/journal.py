@@ -78,7 +78,7 @@ def replay(
             raise ReplayError(f"entry {count} is of {entry.instance_id}; there are {', '.join(machines)}")
         if entry.call == KILLED:
             if restarted is None:
-                raise ReplayError(f"entry {count}: {entry.instance_id} was killed, and nobody can restart it")
+                raise ReplayError(f"entry {count}: {entry.instance_id} was killed, and the journal has no restart")
             machines[entry.instance_id] = restarted(entry.instance_id)
             continue
         where = f"entry {count}, {entry.instance_id}.{entry.call} at {entry.args[-1]} ns"

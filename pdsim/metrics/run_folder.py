@@ -46,7 +46,7 @@ _LINES_AT_ONCE = 256
 
 
 def require_out(out: Path, *, is_file: bool = False) -> None:
-    """Raises RunFolderError if nothing can be written there. Nothing is made: what follows may be wrong, too."""
+    """Checks that a folder can be written, without making it. Raises RunFolderError."""
     if is_file and out.is_dir():
         raise RunFolderError(f"--out {out}: is a folder; expected a file's name, such as {out / 'NAME'}")
     folder = out.parent if is_file else out
@@ -58,14 +58,16 @@ def require_out(out: Path, *, is_file: bool = False) -> None:
 
 
 def require_out_of_run(out: Path, *, force: bool) -> None:
-    """Raises RunFolderError if a run cannot be kept there, or would take the place of another unless that is wanted."""
+    """Checks that a run can be written to a folder. Raises RunFolderError, also if it would overwrite a run without
+    `force`.
+    """
     require_out(out)
     link = next((name for name in (*_FILES, CATALOG, LOGS) if (out / name).is_symlink()), None)
     if link is not None:
-        raise RunFolderError(f"--out {out}: {link} is a link, which no run makes; name another folder")
+        raise RunFolderError(f"--out {out}: {link} is a symbolic link; name another folder")
     kept = next((name for name in (SUMMARY, JOURNAL, SCENARIO, LOGS) if (out / name).exists()), None)
     if kept is not None and not force:
-        raise RunFolderError(f"--out {out}: has a run already ({kept}); --force writes over it, or name another folder")
+        raise RunFolderError(f"--out {out}: has a run already ({kept}); --force overwrites it, or name another folder")
 
 
 @contextmanager
@@ -151,7 +153,7 @@ def _all_are(found: Any, kind: type) -> bool:
 
 
 def read_records(folder: Path) -> RunRecords:
-    """All but the pauses between tokens, which the summary has."""
+    """Reads the records of a run folder, except the pauses between tokens, which only the summary has."""
     read_summary(folder)
     return stored_records(folder)
 
@@ -163,7 +165,7 @@ def read_records_around(folder: Path, request_id: int) -> RunRecords:
 
 
 class JournalProof:
-    """What a journal's lines must add up to: kept in the summary, so that a line that is missing later is found."""
+    """Number and digest of a journal's calls. The summary keeps them, so that missing lines are found."""
 
     def __init__(self) -> None:
         self._num_calls = 0
@@ -181,7 +183,7 @@ class JournalProof:
 
 
 class JournalWriter:
-    """Writes entries as they come, so that an interrupted run keeps what it did."""
+    """Writes each entry at once, so that an interrupted run keeps its journal."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -200,7 +202,9 @@ class JournalWriter:
 
 @contextmanager
 def journal_writer(folder: Path) -> Iterator[JournalWriter]:
-    """Its proof is whole when the context ends, and belongs into the summary as `journal` under `pdsim`."""
+    """Context that writes a journal. When the context ends, its proof is complete; the summary keeps it as
+    `pdsim.journal`.
+    """
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -294,12 +298,12 @@ class RunTables:
 
     @property
     def steps(self) -> Any:
-        """A row for each prefill forward, and for each run of decode steps of one batch."""
+        """Table with a row for each prefill forward, and for each run of decode steps of one batch."""
         return self._frame("steps")
 
     @property
     def transfers(self) -> Any:
-        """A row for each transfer unit."""
+        """Table with a row for each transfer unit."""
         return self._frame("transfers")
 
     @property
@@ -308,7 +312,9 @@ class RunTables:
         return self._frame("levels")
 
     def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
-        """The slowest requests by a metric, grouped by what they waited for. Observe levels, to see full pools."""
+        """The slowest requests by a metric, grouped by what they waited for. Full pools show only if levels were
+        observed.
+        """
         return tail(self.records, metric, percent=percent)
 
     def _frame(self, name: str) -> Any:

@@ -41,7 +41,7 @@ from pdsim.workload.trace_file import TraceError
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """All that a driver needs. Instances are fresh: each build makes new ones."""
+    """The objects that a driver runs. Each build makes new instances."""
 
     scenario: Scenario
     """Resolved."""
@@ -49,7 +49,7 @@ class Cluster:
     agents: Sequence[Sender | Receiver]
     router: Router
     monitor: HealthMonitor | None
-    """Watches the instances, if anybody does."""
+    """Health monitor; None: instances are not watched."""
     autoscaler: Autoscaler | None
     """None: servers keep their roles."""
     costs: Mapping[str, StepTimes]
@@ -74,7 +74,9 @@ class Cluster:
 
 
 def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
-    """Raises ConfigError for a trace that cannot be read, and where programs limit it, for more than fits."""
+    """Requests of the scenario's workload. Raises ConfigError for an unreadable trace, and for more requests than this
+    machine's memory holds.
+    """
     require_room_for_run(scenario)
     try:
         return scenario.workload.requests(Streams(scenario.seed))
@@ -84,9 +86,9 @@ def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
 
 @lookups_remembered()
 def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> Cluster:
-    """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool, a fault.
+    """Builds the cluster of a scenario. Raises ConfigError for an impossible layout, trace, request or fault.
 
-    requests: what `requests_of` gives for this scenario, if that is known already.
+    requests: the result of `requests_of` for this scenario, if the caller has it.
     """
     scenario = resolve(scenario)
     if requests is None:
@@ -141,7 +143,7 @@ def _check_faults(scenario: Scenario, num_requests: int) -> None:
         if isinstance(fault, Kill) and fault.kill not in instances:
             raise missing(f"faults.{i}.kill: no instance", fault.kill, instances)
         if isinstance(fault, SlowLink) and not links:
-            raise ConfigError(f"faults.{i}.link: an aggregated cluster sends no KV; it has no links")
+            raise ConfigError(f"faults.{i}.link: an aggregated cluster has no links, because it sends no KV")
         if isinstance(fault, SlowLink) and fault.link not in links:
             raise missing(f"faults.{i}.link: no link of", fault.link, links)
         if isinstance(fault, ClientAbort) and not 0 <= fault.abort < num_requests:

@@ -55,7 +55,7 @@ def require_trust(name: str, module: str) -> None:
     where = "which is nowhere to be found" if found is None else f"from {found.origin or package}"
     raise ValueError(
         f"{name!r} is no built-in name: pdsim would import the module {module}, {where}, and run its code; "
-        "if you trust whoever wrote it, give --trust or set PDSIM_TRUST=1"
+        "if you trust its author, give --trust or set PDSIM_TRUST=1"
     )
 
 
@@ -345,7 +345,7 @@ def _load(seam: Any, name: str) -> type[Any]:
     if found is None:
         raise ValueError(f"module {module!r} has no {attribute!r}")
     if not (isinstance(found, type) and is_dataclass(found)):
-        raise ValueError(f"{name} is no dataclass: its fields would be its settings")
+        raise ValueError(f"{name} is no dataclass; fields of a dataclass are the settings")
     return found
 
 

@@ -64,7 +64,7 @@ def require_room(what: str, num_bytes: float, time_s: float) -> None:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     estimate = f"{what}: about {num_bytes / 1e9:,.1f} GB and {_shown(time_s)} at least"
     if num_bytes > memory_bytes:
-        raise ConfigError(f"{estimate}; this machine has {memory_bytes / 1e9:,.1f} GB: --yes begins all the same")
+        raise ConfigError(f"{estimate}; this machine has {memory_bytes / 1e9:,.1f} GB: --yes runs it anyway")
     if time_s > _LONG_S:
         warnings.warn(estimate, InputWarning, stacklevel=2)
 

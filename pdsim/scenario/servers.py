@@ -51,21 +51,21 @@ class StorageSettings(Section):
     drives: int = Field(default=1, ge=1)
     """Drives of each server; of a shared store, or nodes that lend it memory."""
     size: Size = 3_840_000_000_000
-    """Size of one drive."""
+    """Capacity of one drive."""
     read_bandwidth: Bandwidth = Field(default=6.9e9, gt=0)
     """Read bandwidth of one drive."""
     write_bandwidth: Bandwidth = Field(default=4.1e9, gt=0)
     """Write bandwidth of one drive."""
     io_limit: Rate = Field(default=1e6, gt=0)
-    """Reads and writes of one drive together, one of each page and rank."""
+    """Reads and writes per second of one drive; each page of each rank is one operation."""
     client_bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """Bandwidth of one instance, in each direction; None: no limit."""
+    """Bandwidth of one instance in each direction. None: no limit."""
     latency: Duration = 100_000
-    """Time before the first byte of each batch of up to 128 pages, and of looking up as many."""
+    """Time before the first byte of each batch of up to 128 pages, and time of looking up such a batch."""
     prefetch: PrefetchPolicy = "timeout"
     """Rule for waiting for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy)."""
     prefetch_threshold: int = Field(default=256, ge=1)
-    """Fewer tokens are computed rather than read."""
+    """Minimum number of tokens to read from storage. Fewer tokens are computed."""
 
 
 class Split(NamedTuple):
@@ -88,44 +88,47 @@ class ServerSettings(Section):
     """Servers of every kind."""
 
     instances: int = Field(default=1, ge=1)
-    """Servers. They are called prefill-0, prefill-1, …; with data-parallel attention prefill-0.dp0, prefill-0.dp1, …"""
+    """Number of servers. Their names are prefill-0, prefill-1, …; with data-parallel attention prefill-0.dp0,
+    prefill-0.dp1, …"""
     gpu: str
-    """Name in the catalog (`pdsim catalog`)."""
+    """Name in the catalog (`pdsim catalog` lists the names)."""
     tp: int = Field(default=1, ge=1)
-    """GPUs of one server (--tp); the size of one role must be a multiple of the other's."""
+    """Number of GPUs of one server (--tp). The tp of one role must be a multiple of the other role's."""
     dp: int = Field(default=1, ge=1)
-    """Data-parallel attention (--enable-dp-attention --dp): so many instances share the server's GPUs and its experts;
-    divides tp."""
+    """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
+    experts. dp divides tp."""
     ep: int | None = Field(default=None, ge=1)
-    """GPUs that hold whole experts (--ep-size): tp, or 1, which divides each expert among all. None: tp with dp > 1,
-    else 1."""
+    """Expert parallelism (--ep-size): tp, where each GPU holds whole experts, or 1, where all GPUs share each expert.
+    None: tp with dp > 1, else 1."""
     expert_skew: float = Field(default=0, ge=0)
-    """Excess of the busiest GPU's expert tokens over the mean, with whole experts, before redundant experts help."""
+    """Relative excess of the busiest GPU's expert tokens over the mean, with whole experts and without redundant
+    experts."""
     redundant_experts: int | None = Field(default=None, ge=0)
-    """Copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts); None: no balancer."""
+    """Number of copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts). None: no
+    balancer."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
-    """Share of GPU memory for weights and KV (--mem-fraction-static); None: the engine's rule."""
+    """Share of GPU memory for weights and KV (--mem-fraction-static). None: the engine's rule."""
     pool_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """KV tokens of an instance (--max-total-tokens); None: what mem_fraction leaves."""
+    """Number of KV tokens of an instance (--max-total-tokens). None: as many as mem_fraction leaves room for."""
     radix_cache: bool = True
-    """Keep the KV of earlier prompts."""
+    """True: keep the KV of earlier prompts in a prefix cache."""
     eviction: Annotated[protocols.EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
-    """Eviction policy: the order in which unused KV goes."""
+    """Eviction policy: the order in which unused KV is evicted."""
     host_cache: SizeOrAuto | None = None
-    """Host memory for the KV of each GPU, which keeps what is evicted (--enable-hierarchical-cache --hicache-size).
+    """Host memory per GPU that keeps evicted KV (--enable-hierarchical-cache --hicache-size).
 
-    Needs radix_cache. auto: twice the pool (--hicache-ratio 2). None: what is evicted is lost.
+    Needs radix_cache. auto: twice the pool (--hicache-ratio 2). None: evicted KV is lost.
     """
     host_cache_write: WritePolicy = "write_through"
-    """Rule for copying KV there: write_through, write_through_selective or write_back (--hicache-write-policy). No
-    effect without host_cache."""
+    """When KV is copied to the host cache: write_through, write_through_selective or write_back
+    (--hicache-write-policy). No effect without host_cache."""
     max_running_requests: int | None = Field(default=None, ge=1)
-    """Most running requests of a server (--max-running-requests); None: the engine's rule."""
+    """Maximum number of running requests of a server (--max-running-requests). None: the engine's rule."""
 
     @model_validator(mode="after")
     def _has_something_to_keep(self) -> Self:
         if self.host_cache is not None and not self.radix_cache:
-            raise ValueError("host_cache lies behind the prefix cache: it needs radix_cache: true")
+            raise ValueError("host_cache needs radix_cache: true")
         return self
 
     @property
@@ -162,15 +165,15 @@ class ComputingSettings(ServerSettings):
     """Servers that compute prompts."""
 
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
-    """Most tokens of one forward (--chunked-prefill-size), of all data-parallel ranks together. None: by the GPU's
-    memory; 0 or -1: no chunking."""
+    """Maximum number of tokens of one forward (--chunked-prefill-size), for all data-parallel ranks together. None: by
+    the GPU's memory. 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
-    """Most new tokens of one forward; its first prompt may have more. No effect with engine vllm."""
+    """Maximum number of new tokens of one forward, except for its first prompt. No effect with engine vllm."""
     long_prefill_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of one prompt in a step, with engine vllm only (--long-prefill-token-threshold); None: all that are
-    left."""
+    """Maximum number of tokens of one prompt in a step, with engine vllm only (--long-prefill-token-threshold). None:
+    no limit."""
     policy: Annotated[protocols.PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
-    """Prefill policy: which prompt is next."""
+    """Prefill policy: which waiting prompt is computed next."""
 
     @property
     def rank_chunk_tokens(self) -> int:
@@ -179,26 +182,26 @@ class ComputingSettings(ServerSettings):
 
 
 class DecodingSettings(ServerSettings):
-    """Servers that decode. With drafts a step verifies several tokens of each request."""
+    """Servers that decode. With speculation a step verifies several tokens of each request."""
 
     preemption: Annotated[protocols.PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
-    """Preemption policy: who gives pages back when a step does not fit."""
+    """Preemption policy: which running request loses its pages when a step does not fit."""
     speculative_draft_tokens: int | None = Field(default=None, ge=2)
-    """Tokens that a step verifies of each request, its last among them (--speculative-num-draft-tokens); None: no
-    drafts."""
+    """Number of tokens that a step verifies for each request, including its last token
+    (--speculative-num-draft-tokens). None: no speculation."""
     speculative_accept_length: float | None = Field(default=None, ge=1)
-    """Mean number of tokens that such a step gives a request."""
+    """Mean number of tokens that a speculative step gives a request."""
     speculative_draft_layers: int = Field(default=1, ge=0)
-    """Attention layers of the draft model, whose KV is kept, cached and sent beside the model's: 1 for EAGLE, EAGLE3
-    and MTP. 0: drafts without KV, such as n-grams. No effect without speculative_draft_tokens."""
+    """Number of attention layers of the draft model, whose KV is kept, cached and sent with the model's: 1 for EAGLE,
+    EAGLE3 and MTP; 0 for drafts without KV, such as n-grams. No effect without speculative_draft_tokens."""
     speculative_drafting: Duration = 0
-    """Time of all draft forwards of one step."""
+    """Time of all draft forwards of one decode step."""
 
     @model_validator(mode="after")
     def _accepts_what_is_drafted(self) -> Self:
         tokens, length = self.speculative_draft_tokens, self.speculative_accept_length
         if (tokens is None) != (length is None):
-            raise ValueError("speculative_draft_tokens and speculative_accept_length: one needs the other")
+            raise ValueError("speculative_draft_tokens and speculative_accept_length: give both or none")
         if tokens is not None and length is not None and length > tokens:
             raise ValueError(f"speculative_accept_length {length:g} is more than the {tokens} speculative_draft_tokens")
         return self
@@ -217,33 +220,35 @@ class DecodingSettings(ServerSettings):
 
 
 class PrefillSettings(ComputingSettings):
-    """The prefill instances, all alike."""
+    """The prefill servers, all alike."""
 
     pp: int = Field(default=1, ge=1)
-    """Pipeline stages (--pp-size): each has its share of the layers, on tp GPUs of its own. In simulation only."""
+    """Number of pipeline stages (--pp-size). Each stage has its share of the layers on its own tp GPUs. Simulation
+    only."""
     cp: int = Field(default=1, ge=1)
-    """Context parallelism (--attn-cp-size): so many groups of the server's GPUs share the tokens of a prompt, and each
-    holds all its KV; divides tp. In simulation only."""
+    """Context parallelism (--attn-cp-size): number of groups of the server's GPUs that share the tokens of a prompt.
+    Each group holds all KV of the prompt. cp divides tp. Simulation only."""
     dynamic_chunks: bool = False
-    """With pp > 1, chunks behind a prompt's first are smaller, so that each takes about as long
+    """True, with pp > 1: later chunks of a prompt are smaller, so that each takes about as long as the first
     (--enable-dynamic-chunking)."""
     overlap: bool = True
-    """Choose a forward while the one before it runs; false: --disable-overlap-schedule. No effect with pp > 1, where as
-    many forwards are under way as there are stages."""
+    """True: choose a forward while the forward before it runs. False: --disable-overlap-schedule. No effect with pp >
+    1, where one forward per stage is under way."""
     layer_groups: int = Field(default=0, ge=0)
-    """Groups of layers whose KV is sent while the forward computes the others; needs equal TP or latent KV. 0: KV is
-    sent after the forward."""
+    """Number of groups of layers whose KV is sent while the forward computes later layers. Needs equal TP or latent
+    KV. 0: KV is sent after the forward."""
     transfer: Annotated[protocols.TransferPolicy, Component("every_chunk")] = EveryChunk()
-    """Transfer policy: how much KV is sent after each chunk."""
+    """Transfer policy: which KV is sent after each chunk."""
     optimistic_attempts: int | None = Field(default=None, ge=0)
-    """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts).
+    """Number of attempts to compute a prompt before decode has granted it pages (--optimistic-prefill-attempts).
 
-    None: 0, or 1 where decode.allocation is prefill_complete.
+    None: 0, or 1 if decode.allocation is prefill_complete.
     """
     hold_timeout: Duration | None = Field(default=None, gt=0)
-    """Time for which a computed prompt waits to be read, with engine vllm (VLLM_NIXL_ABORT_REQUEST_TIMEOUT).
+    """Time for which prefill holds a computed prompt until decode reads it, with engine vllm
+    (VLLM_NIXL_ABORT_REQUEST_TIMEOUT).
 
-    None: as long as it takes, for decode renews its lease (0.33.0).
+    None: no limit, because decode renews its lease (0.33.0).
     """
 
     @property
@@ -252,27 +257,28 @@ class PrefillSettings(ComputingSettings):
 
 
 class DecodeSettings(DecodingSettings):
-    """The decode instances, all alike."""
+    """The decode servers, all alike."""
 
     radix_cache: bool = False
-    """Keep the KV of prompts and outputs (--disaggregation-decode-enable-radix-cache)."""
+    """True: keep the KV of prompts and outputs in a prefix cache (--disaggregation-decode-enable-radix-cache)."""
     extra_slots: int | None = Field(default=None, ge=0)
-    """Requests that may wait for KV beyond those running (--disaggregation-decode-extra-slots). None: 0, or twice
-    max_running_requests where that is given and at most 32."""
+    """Number of requests that may wait for KV in addition to running requests (--disaggregation-decode-extra-slots).
+    None: 0, or twice max_running_requests if that is given and at most 32."""
     polling_interval: int = Field(default=1, ge=1)
-    """Steps from one look at queue and transfers to the next (--disaggregation-decode-polling-interval)."""
+    """Number of steps between two checks of queue and transfers (--disaggregation-decode-polling-interval)."""
     allocation: Literal["early", "prefill_complete"] = "early"
-    """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
+    """When decode grants pages: before prefill computes a prompt, or when the prompt is computed
+    (--disaggregation-decode-allocation-policy)."""
     admission: Annotated[protocols.AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
-    """Admission policy: whether the head of the queue may have its pages."""
+    """Admission policy: whether the first request of the queue gets its pages."""
     returns_kv: bool = False
-    """KV of a request that has ended goes back to its prefill instance (vLLM's bidirectional_kv_xfer). In simulation
-    only."""
+    """True: decode sends the KV of an ended request back to its prefill instance (vLLM's bidirectional_kv_xfer).
+    Simulation only."""
     retraction_backup: bool = True
-    """Copies of retracted KV to host memory and back take time."""
+    """True: copies of retracted KV to host memory and back take time."""
     retracts_to_host_cache: bool = False
-    """Retracted KV goes into the host cache's memory, and a request that finds no room there fails
-    (--disaggregation-decode-retraction-backup host_pool). In simulation only."""
+    """True: retracted KV goes into the host cache's memory, and a request that finds no room there fails
+    (--disaggregation-decode-retraction-backup host_pool). Simulation only."""
 
     @model_validator(mode="after")
     def _has_what_servers_accept(self) -> Self:
@@ -287,18 +293,21 @@ class DecodeSettings(DecodingSettings):
 
 
 class AggregatedSettings(ComputingSettings, DecodingSettings):
-    """The instances of a cluster without disaggregation, all alike: each prefills and decodes on the same GPUs.
+    """Servers of a cluster without disaggregation, all alike. Each prefills and decodes on the same GPUs.
 
-    Here cost.host, router.decode, front_end.waits_for_prefill and all of network but message_latency have no effect.
+    In such a cluster cost.host, router.decode, front_end.waits_for_prefill and all of network except message_latency
+    have no effect.
     """
 
     schedule_conservativeness: float = Field(default=1.0, gt=0)
-    """Factor on the expected output of running requests (--schedule-conservativeness); times 0.3 with dp > 1."""
+    """Factor on the expected output of running requests (--schedule-conservativeness). With dp > 1 it is multiplied by
+    0.3."""
     priority_preemption_threshold: int | None = Field(default=None, ge=0)
-    """A running request gives its slot to one whose priority is higher by more than this (--priority-scheduling-
-    preemption-threshold). None: 10 where there are priorities, else nobody does."""
+    """A request preempts a running request whose priority is lower by more than this
+    (--priority-scheduling-preemption-threshold). None: 10 with priorities; without priorities there is no
+    preemption."""
     overlap: bool = True
-    """Choose a step when the one before it begins; false: --disable-overlap-schedule."""
+    """True: choose a step when the step before it begins. False: --disable-overlap-schedule."""
 
 
 class Pair(NamedTuple):
@@ -309,20 +318,20 @@ class Pair(NamedTuple):
 
 
 class ElasticSettings(Section):
-    """Servers that change their roles, start and stop. `instances` of prefill and decode are those at first.
+    """Servers that change their roles, start and stop. `instances` of prefill and decode are the initial numbers.
 
-    Both roles need the same gpu and tp, and no dp, staging or faults.
+    Both roles need the same gpu and tp. dp, staging and faults are not possible.
     """
 
     policy: Annotated[protocols.ScalingPolicy, Component("load_thresholds")] = LoadThresholds()
     """Scaling policy: how many servers each role has."""
     max_servers: int | None = Field(default=None, ge=2)
-    """Servers of both roles together; None: as many as at first."""
+    """Maximum number of servers of both roles together. None: the initial number."""
     interval: Duration = Field(default=180_000_000_000, gt=0)
     """Time between two decisions (adjustment_interval of Dynamo's planner)."""
     start_up: Duration = 120_000_000_000
-    """Time from the decision until a new server serves; its GPUs are paid for from the decision on."""
+    """Time from the decision until a new server serves. Its GPUs are paid for from the decision on."""
     switch: Duration = 5_000_000_000
-    """Time from the moment that a server is drained until it serves in its new role."""
+    """Time from the end of draining until the server serves in its new role."""
     drain_timeout: Duration | None = Field(default=None, gt=0)
-    """A server that is not drained by then keeps its role; None: it has all the time it needs."""
+    """Maximum time to drain. A server that is not empty by then keeps its role. None: no limit."""

@@ -103,7 +103,7 @@ def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> flo
         raise ConfigError(f"{field}: a server's GPUs hold whole experts with dp > 1 or ep > 1 only, found {found}")
     costs = (scenario.cost.prefill, scenario.cost.decode) if role == "aggregated" else (getattr(scenario.cost, role),)
     if not all(isinstance(cost, Kernels | Roofline) for cost in costs):
-        raise ConfigError(f"{field}: only the costs kernels and roofline tell experts apart")
+        raise ConfigError(f"{field}: only the cost models kernels and roofline have times of experts")
     if skew > num_gpus - 1:
         raise ConfigError(f"{field}: one of {num_gpus} GPUs is at most {num_gpus - 1} above the mean, found {skew:g}")
     if redundant is None:

@@ -1,4 +1,4 @@
-"""The reference of files: what each field of a scenario and of a run folder means, as the code says it."""
+"""Reference of the fields of scenarios and run folders, made of the docstrings of the code."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -89,7 +89,9 @@ def entry(name: str) -> ReferenceEntry:
         if name in BUILT_IN[seam]:
             return ReferenceEntry(f"{title}: {name}", "", known[title].columns, _component(seam, name))
     every = [*known, *(use for built_in in BUILT_IN.values() for use in built_in)]
-    raise ConfigError(f"nothing is called {name!r}{did_you_mean(name, every)}; there are {', '.join(known)}")
+    raise ConfigError(
+        f"no section, component or table {name!r}{did_you_mean(name, every)}; there are {', '.join(known)}"
+    )
 
 
 def _section(name: str, section: type[Section]) -> Iterator[ReferenceEntry]:

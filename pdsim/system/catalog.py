@@ -49,7 +49,7 @@ class GpuSpec:
 
     def __post_init__(self) -> None:
         if "bf16" not in self.flops:
-            raise ValueError("flops.bf16 is missing: what a type without units of its own computes in")
+            raise ValueError("flops.bf16 is missing: the rate of types without units of their own")
 
     def num_hosts(self, num_gpus: int) -> int:
         """Hosts that a server of so many GPUs needs."""

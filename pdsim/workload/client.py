@@ -131,7 +131,9 @@ class Profile:
 
     def __post_init__(self) -> None:
         if not self.levels or min(self.levels) < 0 or not sum(self.levels):
-            raise ValueError(f"a profile needs levels, none below 0 and one above, found {list(self.levels)}")
+            raise ValueError(
+                f"a profile needs levels, none below 0 and at least one above 0, found {list(self.levels)}"
+            )
         if len(self._lengths_s) != len(self.levels):
             raise ValueError(f"a profile of {len(self.levels)} levels has {len(self._lengths_s)} lengths of them")
         if self.rate_per_s is None:

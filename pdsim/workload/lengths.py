@@ -152,7 +152,9 @@ class Mixed:
                 f"mixed lengths need a share for each part, found {len(self.parts)} and {len(self.shares)}"
             )
         if min(self.shares) < 0 or not sum(self.shares):
-            raise ValueError(f"mixed lengths need shares, none below 0 and one above, found {list(self.shares)}")
+            raise ValueError(
+                f"mixed lengths need shares, none below 0 and at least one above 0, found {list(self.shares)}"
+            )
 
     def sampler(self, random: Random) -> Callable[[], int]:
         samplers = [part.sampler(random) for part in self.parts]

@@ -25,7 +25,7 @@ class RandomLengths:
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests)
         if self.classes is not None and (min(self.classes.values(), default=0) < 0 or not sum(self.classes.values())):
-            raise ValueError(f"classes are shares, none below 0 and one above, found {dict(self.classes)}")
+            raise ValueError(f"classes are shares, none below 0 and at least one above 0, found {dict(self.classes)}")
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         inputs = self.input_tokens.sampler(rng.named("input lengths"))

@@ -305,7 +305,9 @@ class TimedTrace(Trace):
         end = None if self.num_requests is None else self.skip_requests + self.num_requests
         specs = list(islice(self.specs(), end))
         if len(specs) <= self.skip_requests:
-            raise TraceError(f"{self.path}: skip_requests is {self.skip_requests}, and it has {len(specs)} requests")
+            raise TraceError(
+                f"{self.path}: skip_requests is {self.skip_requests}, but the trace has {len(specs)} requests"
+            )
         return in_order(_without_first(self.skip_requests, specs), self.path)
 
 

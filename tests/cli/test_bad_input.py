@@ -178,7 +178,7 @@ def test_a_wrong_field(capsys, scenario, change, says):
         ("nowhere:Policy", "cannot import 'nowhere:Policy': No module named 'nowhere'"),
         ("pdsim.policy.prefill:Fcfs", "module 'pdsim.policy.prefill' has no 'Fcfs'"),
         ("pdsim.policy.pages:LeastRecentlyUsed", "LeastRecentlyUsed is no PrefillPolicy: it has no method select"),
-        ("pdsim.core.instance:instance_loop", "is no dataclass: its fields would be its settings"),
+        ("pdsim.core.instance:instance_loop", "is no dataclass; fields of a dataclass are the settings"),
         ("broken:Policy", "cannot import 'broken:Policy': ZeroDivisionError: division by zero"),
     ],
 )
@@ -308,7 +308,7 @@ AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggreg
         ("faults=[{at: 1 s, kill: prefill-0}]", "no instance 'prefill-0'; there are aggregated-0"),
         (
             "faults=[{at: 1 s, link: aggregated-0, bandwidth_factor: 0}]",
-            "faults.0.link: an aggregated cluster sends no KV; it has no links",
+            "faults.0.link: an aggregated cluster has no links, because it sends no KV",
         ),
         ("aggregated.radix=1", "line 3: unknown field 'aggregated.radix' (did you mean 'radix_cache'?); here are inst"),
         ("aggregated.tp=5", "aggregated: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
@@ -465,7 +465,7 @@ def test_a_run_takes_no_place_of_another_unless_forced(capsys, scenario, tmp_pat
     out = tmp_path / "runs" / "scenario"
     assert main_exit("run", scenario, "--out", out) == 0
     before = (out / "summary.json").read_bytes()
-    assert f"--out {out}: has a run already (summary.json); --force writes over it" in message(
+    assert f"--out {out}: has a run already (summary.json); --force overwrites it" in message(
         capsys, "run", scenario, "--seed", "1", "--out", out
     )
     assert "has a run already" in message(capsys, "compare", scenario, out, "--out", tmp_path / "runs")
@@ -614,7 +614,7 @@ def test_what_does_not_fit_this_machine_is_refused(capsys, scenario, monkeypatch
     error = message(capsys, *command)
     assert says in error
     assert "; this machine has " in error
-    assert "GB: --yes begins all the same" in error
+    assert "GB: --yes runs it anyway" in error
 
 
 def test_what_takes_long_is_told_and_yes_begins_it(capsys, scenario, monkeypatch):
@@ -625,6 +625,6 @@ def test_what_takes_long_is_told_and_yes_begins_it(capsys, scenario, monkeypatch
         in capsys.readouterr().err
     )
     monkeypatch.setattr(room, "_REQUEST_BYTES", 1e15)
-    assert "--yes begins all the same" in message(capsys, "run", scenario)
+    assert "--yes runs it anyway" in message(capsys, "run", scenario)
     assert main_exit("run", scenario, "--yes") == 0
     assert load_scenario(scenario).workload.num_requests == len(requests_of(load_scenario(scenario)))  # Python's own

@@ -51,5 +51,5 @@ def test_a_full_disk_is_one_message(name, tmp_path):
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].endswith("File too large; files that were whole are kept")
+    assert done.stderr.splitlines()[-1].endswith("File too large; complete files are kept")
     assert {path: path.read_bytes() for path in before} == before

@@ -143,8 +143,8 @@ def test_an_interrupted_matrix_keeps_what_has_finished(capsys, matrix, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["decode-radix-b200", "--real-only"], "are of a matrix or --observed, and neither is named"),
-        (["--profile", "nowhere.yaml"], "are of a matrix"),
+        (["decode-radix-b200", "--real-only"], "need a matrix or --observed"),
+        (["--profile", "nowhere.yaml"], "need a matrix"),
     ],
 )
 def test_flags_of_a_matrix(capsys, arguments, says):
@@ -154,7 +154,7 @@ def test_flags_of_a_matrix(capsys, arguments, says):
 
 def test_a_matrix_is_validated_alone(capsys, matrix):
     code, _, said = validate(capsys, matrix, "decode-radix-b200")
-    assert (code, "is a matrix, which is validated alone" in said) == (2, True)
+    assert (code, "is a matrix: validate one matrix at a time" in said) == (2, True)
 
 
 def test_a_profile_that_is_not_there_is_said_before_anything_runs(capsys, matrix):

@@ -98,7 +98,7 @@ def test_copies_take_memory():
         (
             {"skew": 1},
             {"use": "affine", "decode_base": "1 ms"},
-            "only the costs kernels and roofline tell experts apart",
+            "only the cost models kernels and roofline have times of experts",
         ),
     ],
 )

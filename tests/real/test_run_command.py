@@ -66,7 +66,7 @@ def test_an_interrupted_run_keeps_what_has_finished(scenario, tmp_path, monkeypa
     out = tmp_path / "run"
     assert exit_code("run", scenario, "--out", out) == 130
     said = capsys.readouterr().err
-    assert "interrupted; what had finished is kept" in said
+    assert "interrupted; finished requests are kept" in said
     assert "Traceback" not in said
     outcomes = [request.outcome for request in read_records(out).requests]
     assert 3 <= outcomes.count("finished") < 20
@@ -125,7 +125,7 @@ def test_a_terminated_run_keeps_what_has_finished(scenario, tmp_path, monkeypatc
     monkeypatch.setattr("pdreal.run.progress_over", terminating)
     out = tmp_path / "run"
     assert exit_code("run", scenario, "--out", out) == 130
-    assert "interrupted; what had finished is kept" in capsys.readouterr().err
+    assert "interrupted; finished requests are kept" in capsys.readouterr().err
     assert 6 <= read_summary(out)["completed"] < 20
     assert not (out / "logs").exists()
 
@@ -154,7 +154,7 @@ def test_out_that_cannot_be_written_is_told_before_anything_starts(scenario, tmp
     assert "is a file; expected a folder" in capsys.readouterr().err
     (tmp_path / "summary.json").touch()
     assert exit_code("run", scenario, "--out", tmp_path) == 2
-    assert "--force writes over it" in capsys.readouterr().err
+    assert "--force overwrites it" in capsys.readouterr().err
 
 
 def full_after(monkeypatch, method, num_calls):

@@ -372,4 +372,4 @@ def test_a_wrong_file_is_one_message_and_leaves_nothing(folder, text, complaint,
     assert complaint in capsys.readouterr().err
     assert not (folder / "config").exists()
     assert call("catalog", "show", "h1000") == 2
-    assert "nothing is called 'h1000'" in capsys.readouterr().err
+    assert "no entry 'h1000'" in capsys.readouterr().err

@@ -226,7 +226,7 @@ def test_a_later_part_of_a_trace_begins_at_0_and_follows_nothing_that_was_left_o
     assert [spec.after for spec in part] == [(), (0,)]
     assert part[0].arrival_ns == 0
     assert [spec.prompt for spec in part] == [spec.prompt for spec in whole[2:4]]
-    with pytest.raises(TraceError, match="it has 5 requests"):
+    with pytest.raises(TraceError, match="the trace has 5 requests"):
         MooncakeTrace(path=path, skip_requests=5).requests(Streams(0))
 
 

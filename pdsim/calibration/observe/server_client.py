@@ -164,7 +164,7 @@ class ServerClient:
         usage = self._json("POST", "/v1/completions", self._body(text, 1, stream=False)).get("usage")
         num_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
         if not isinstance(num_tokens, int) or num_tokens < 1:
-            raise ServerError(f"{self.url} reports no usage.prompt_tokens: nothing says how long prompts are")
+            raise ServerError(f"{self.url} reports no usage.prompt_tokens: so the lengths of prompts are unknown")
         self._chars_per_token = len(text) / num_tokens
 
     def text(self, num_tokens: int) -> str:
