@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdsim.formats.results.reading import read_results
+from pdsim.formats.results.reading import is_result, read_results
 from pdsim.scenario.yaml_file import ConfigError
 from tests.cli.test_commands import SCENARIO, exit_code, output, output_json
 
@@ -175,6 +175,7 @@ def test_vllm(tmp_path):
         {
             "duration": 2.0,
             "completed": 24,
+            "request_throughput": 12.0,
             "total_throughput": 700.0,
             "mean_ttft_ms": 30.0,
             "median_tpot_ms": 5.0,
@@ -523,6 +524,78 @@ def test_results_of_earlier_releases(tmp_path):
     totals = metrics.pop("request_totals")
     old |= {"args": {"strategy": {"type_": "concurrent", "streams": 4}}, "metrics": metrics, "request_totals": totals}
     assert summary(tmp_path, {"benchmarks": [old]}) == summary(tmp_path, guidellm())
+
+
+PRINTED = """
+============ Serving Benchmark Result ============
+Successful requests:                     100
+Maximum request concurrency:             8
+Benchmark duration (s):                  25.00
+Total input tokens:                      102400
+Total generated tokens:                  12800
+Total Token throughput (tok/s):          4,608.00
+---------------Time to First Token----------------
+Mean TTFT (ms):                          210.10
+P99 TTFT (ms):                           400.10
+==================================================
+"""
+
+
+def test_a_printed_report_is_a_result(tmp_path):
+    """Each of a log's; rates that it lacks are of its totals."""
+    path = tmp_path / "bench.log"
+    path.write_text(f"qps 1:\n{PRINTED}(client pid=3) {PRINTED.replace('210.10', '310.10')}")
+    first, second = read_results(path)
+    assert is_result(path)
+    assert first.tool == "vLLM"
+    assert (first.summary["mean_ttft_ms"], second.summary["mean_ttft_ms"]) == (210.1, 310.1)
+    assert {name: first.summary[name] for name in ("completed", "max_concurrency", "total_throughput")} == {
+        "completed": 100,
+        "max_concurrency": 8,
+        "total_throughput": 4608,
+    }
+    assert first.summary["request_throughput"] == 4
+
+
+TABLE = """Metric,avg,min,p99,p50
+Time To First Token (ms),"1,146.31",249.48,"3,457.97",640.07
+Inter Token Latency (ms),30.35,27.59,35.60,30.13
+Input Sequence Length,"3,000.05",1,1,1
+
+Metric,Value
+Request Throughput (per sec),1.50
+Request Count (count),40.00
+"""
+
+
+def test_a_table_of_aiperf_is_a_result(tmp_path):
+    path = tmp_path / "profile_export_genai_perf.csv"
+    path.write_text(TABLE)
+    (found,) = read_results(path)
+    assert found.summary == {
+        "completed": 40,
+        "request_throughput": 1.5,
+        "total_input_tokens": 120002,
+        "mean_ttft_ms": 1146.31,
+        "p99_ttft_ms": 3457.97,
+        "median_ttft_ms": 640.07,
+        "mean_tpot_ms": 30.35,
+        "p99_tpot_ms": 35.6,
+        "median_tpot_ms": 30.13,
+    }
+
+
+def test_a_table_of_others_is_no_result(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="no table of AIPerf or GenAI-Perf, which begins with Metric,avg"):
+        read_results(tmp_path / "t.csv")
+
+
+def test_guidellm_may_count_requests_in_its_run_stats(tmp_path):
+    mean = {"successful": {"mean": 4.0}}
+    row = {"args": {"strategy": {"type_": "constant", "rate": 4}}, "run_stats": {"requests_made": {"successful": 9}}}
+    _, found = summary(tmp_path, {**row, "metrics": {"requests_per_second": mean}})
+    assert found == {"completed": 9, "request_throughput": 4.0}
 
 
 def _names(found):

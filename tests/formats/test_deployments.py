@@ -274,7 +274,15 @@ def test_counts_of_experts_may_be_words(tmp_path):
 RESULT = '{"completed": 40, "total_input_tokens": 40000, "total_output_tokens": 400, "max_concurrency": 8, '
 RESULT += '"mean_ttft_ms": 30}'
 TRACE = '{"timestamp": 0, "input_length": 900, "output_length": 40}'
+PRINTED = """===== Serving Benchmark Result =====
+Successful requests:  40
+Benchmark duration (s):  10.0
+Total input tokens:  40000
+Total generated tokens:  400
+Mean TTFT (ms):  30.1
+"""
 CASES = {
+    "r.log": (PRINTED, ("random_lengths", "open_loop")),
     "r.json": (RESULT, ("random_lengths", "closed_loop")),
     "t.jsonl": (TRACE, ("mooncake_trace", "open_loop")),
     "t.csv": ("num_prefill_tokens,num_decode_tokens\n9,9\n", ("request_table", "closed_loop")),

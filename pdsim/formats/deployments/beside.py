@@ -3,18 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-from pdsim.formats.results.reading import read_results
+from pdsim.formats.results.reading import is_printed, read_results
 from pdsim.inputs import InputError
 from pdsim.scenario.starter import workload_of_trace
 from pdsim.scenario.yaml_file import ConfigError
 
-SUFFIXES = (".json", ".jsonl", ".csv", ".gz", ".txt.gz")
+_SUFFIXES = (".json", ".jsonl", ".csv", ".gz")
+
+
+def is_beside(path: Path) -> bool:
+    """A trace or a result by its name, or a report of a client as it was printed."""
+    return path.suffix in _SUFFIXES or is_printed(path)
 
 
 def load_beside(path: Path) -> tuple[dict[str, Any], str]:
     """Workload and client, and what is assumed of them. Raises ConfigError for what is neither."""
     try:
-        summary = read_results(path)[0].summary if path.suffix in (".json", ".jsonl") else {}
+        summary = {} if path.suffix == ".gz" else read_results(path)[0].summary
     except InputError:
         summary = {}
     if _has_lengths(summary):

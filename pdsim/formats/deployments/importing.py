@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pdsim.formats.deployments.beside import SUFFIXES, load_beside
+from pdsim.formats.deployments.beside import is_beside, load_beside
 from pdsim.formats.deployments.environment import of_environment
 from pdsim.formats.deployments.flags import Read, Value, parsed, read_flags
 from pdsim.formats.deployments.loads import load_of
@@ -60,7 +60,7 @@ class _Server:
 def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: str | None = None) -> Imported:
     """Files, or folders of them. Raises ConfigError or InputError."""
     files = list(_files(paths))
-    beside = [path for path in files if path.suffix in SUFFIXES and not _is_manifest(path)]
+    beside = [path for path in files if is_beside(path) and not _is_manifest(path)]
     commands = [path for path in files if path.suffix != ".txt" and path not in beside]
     processes = [process for path in commands for process in read_processes(path)]
     found = Imported()

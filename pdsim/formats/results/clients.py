@@ -18,11 +18,21 @@ _VLLM = {"total_token_throughput": "total_throughput"} | {f"{s}_e2el_ms": f"{s}_
 
 
 def sglang(result: ResultFields) -> dict[str, float]:
-    return result.numbers(_SGLANG_SAME)
+    return _with_rates(result.numbers(_SGLANG_SAME))
 
 
 def vllm(result: ResultFields) -> dict[str, float]:
-    return result.numbers(_SGLANG_SAME | _VLLM)
+    return _with_rates(result.numbers(_SGLANG_SAME | _VLLM))
+
+
+def _with_rates(summary: dict[str, float]) -> dict[str, float]:
+    """With rates of tokens and requests, where the result has their totals and how long it took."""
+    duration = summary.get("duration") or 0
+    inputs, outputs = (summary.get(f"total_{what}_tokens") for what in ("input", "output"))
+    whole_total = None if inputs is None or outputs is None else inputs + outputs
+    totals = {"request": summary.get("completed"), "input": inputs, "output": outputs, "total": whole_total}
+    rates = {f"{name}_throughput": total / duration for name, total in totals.items() if duration > 0 and total}
+    return {**rates, **summary}
 
 
 _AIPERF_LATENCIES = {"request_latency": "e2e_latency", "time_to_first_token": "ttft", "inter_token_latency": "tpot"}
@@ -35,6 +45,8 @@ _AIPERF_TOTALS = {
     "output_token_throughput": "output_throughput",
     "total_token_throughput": "total_throughput",
 }
+_AIPERF_LENGTHS = {"input_sequence_length": "total_input_tokens", "output_sequence_length": "total_output_tokens"}
+"""Means that totals are made of where the file has none."""
 _AIPERF_DURATION = "benchmark_duration"
 _AIPERF_IN_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _AIPERF_IN_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
@@ -54,6 +66,10 @@ def aiperf(result: ResultFields) -> dict[str, float]:
         if theirs in result:
             latency = result.part(theirs)
             summary |= latency.numbers(statistics_of(ours, _AIPERF_STATISTICS), latency.unit("unit", _AIPERF_IN_MS))
+    for theirs, ours in _AIPERF_LENGTHS.items():
+        mean = result.part(theirs).number("avg") if theirs in result else None
+        if mean is not None and "completed" in summary:
+            summary.setdefault(ours, round(mean * summary["completed"]))
     return summary
 
 
@@ -105,9 +121,7 @@ def aiperf_records(rows: Iterable[ResultFields]) -> dict[str, Any]:
     inputs, outputs = tokens.values()
     summary: dict[str, Any] = {"completed": len(begins), "duration": duration}
     summary |= {"total_input_tokens": round(inputs), "total_output_tokens": round(outputs)}
-    if duration > 0:
-        rates = {"request": len(begins), "input": inputs, "output": outputs, "total": inputs + outputs}
-        summary |= {f"{name}_throughput": count / duration for name, count in rates.items()}
+    summary = _with_rates(summary)
     for latency, values in times.items():
         found = statistics(latency, Samples(values)) if values else {}
         summary |= {name: value for name, value in found.items() if value is not None}

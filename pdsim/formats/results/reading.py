@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdsim.formats.results import clients, reports
+from pdsim.formats.results import clients, reports, tables
 from pdsim.formats.results.fields import ResultFields
 from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_json, parse_yaml, read_text
 from pdsim.scenario.yaml_file import ConfigError
@@ -35,7 +35,7 @@ _RECORDS = "AIPerf's records"
 TOOLS = (
     Tool(
         "AIPerf, GenAI-Perf",
-        "`profile_export_aiperf.json`, `profile_export_genai_perf.json`",
+        "`profile_export_aiperf.json`, `profile_export_genai_perf.json`, and their CSV",
         "`inter_token_latency` is TPOT; no ITL",
         lambda row: "aiperf_version" in row or {"request_latency", "records"} & row.objects,
         clients.aiperf,
@@ -87,7 +87,7 @@ TOOLS = (
     ),
     Tool(
         "SGLang `bench_serving`",
-        "JSON lines",
+        "JSON lines, or what it prints",
         "",
         lambda row: "mean_e2e_latency_ms" in row or "median_e2e_latency_ms" in row,
         clients.sglang,
@@ -95,7 +95,7 @@ TOOLS = (
     ),
     Tool(
         "`vllm bench serve`",
-        "JSON",
+        "JSON, or what it prints",
         "ITL is of chunks",
         lambda row: "mean_ttft_ms" in row or "median_ttft_ms" in row,
         clients.vllm,
@@ -103,13 +103,24 @@ TOOLS = (
     ),
 )
 """DynoSim's report has SGLang's names, and SGLang's result has vLLM's: the more particular comes first."""
-SUFFIXES = (".json", ".jsonl")
+SUFFIXES = (".json", ".jsonl", ".csv")
+_PRINTED = (".txt", ".log", ".out", ".md")
 _YAML = (".yaml", ".yml")
 _OF_SCENARIOS = re.compile(r"^model\s*:", re.MULTILINE)
 
 
+def is_printed(path: Path) -> bool:
+    """A file of text that holds the report of a client."""
+    return path.suffix in _PRINTED and path.is_file() and tables.HEAD in read_text(path, "text")
+
+
 def is_result(path: Path) -> bool:
-    """A file of results: JSON, or YAML that a benchmark wrote. A scenario names its model and has no results."""
+    """A file of results: JSON, CSV, a report as it was printed, or YAML that a benchmark wrote.
+
+    A scenario names its model and has no results.
+    """
+    if is_printed(path):
+        return True
     if path.suffix not in _YAML or not path.is_file():
         return path.suffix in SUFFIXES
     try:
@@ -117,6 +128,8 @@ def is_result(path: Path) -> bool:
         found = None if _OF_SCENARIOS.search(text) else parse_yaml(text, str(path))
     except (InputError, OSError):
         return False
+    if isinstance(found, dict) and isinstance(found.get("benchmarks"), list):
+        return True
     return isinstance(found, dict) and any(tool.wrote(ResultFields(found, "")) for tool in TOOLS)
 
 
@@ -137,23 +150,33 @@ def _rows(path: Path) -> Iterator[Any]:
     """Rows of an object, an array, or lines of objects. Infinity, which SGLang writes, is read."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
-    if path.suffix in _YAML:
-        yield parse_yaml(read_text(path, "YAML", MOST_YAML_BYTES), str(path))
+    if path.suffix in _PRINTED:
+        yield from tables.printed(read_text(path, "text").splitlines())
         return
-    text = read_text(path, "JSON")
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError:
-        for number, line in enumerate(text.splitlines(), start=1):
-            if line.strip():
-                yield parse_json(line, f"{path}, line {number}", has_infinity=True)
+    if path.suffix == ".csv":
+        yield tables.tabled(read_text(path, "CSV"), str(path))
         return
-    except (ValueError, RecursionError):
-        found = parse_json(text, str(path), has_infinity=True)  # which says what is wrong
+    found = _yaml(path) if path.suffix in _YAML else _json(path)
     if isinstance(found, dict) and "benchmarks" in found:
         yield from reports.benchmarks_of(found, f"{path}")
     else:
         yield from found if isinstance(found, list) else [found]
+
+
+def _yaml(path: Path) -> Any:
+    return parse_yaml(read_text(path, "YAML", MOST_YAML_BYTES), str(path))
+
+
+def _json(path: Path) -> Any:
+    """What the file holds, or a list of what its lines hold."""
+    text = read_text(path, "JSON")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+        return [parse_json(line, f"{path}, line {number}", has_infinity=True) for number, line in lines]
+    except (ValueError, RecursionError):
+        return parse_json(text, str(path), has_infinity=True)  # which says what is wrong
 
 
 def _imported(path: Path, number: int, row: Any) -> ImportedResult:

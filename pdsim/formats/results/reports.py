@@ -49,8 +49,7 @@ def _strategy(benchmark: ResultFields) -> ResultFields:
 def guidellm(benchmark: ResultFields) -> dict[str, float]:
     metrics = benchmark.part("metrics")
     summary = benchmark.numbers({"duration": "duration"})
-    totals = metrics if "request_totals" in metrics else benchmark
-    summary |= totals.part("request_totals").numbers({"successful": "completed"})
+    summary |= _guidellm_totals(benchmark).numbers({"successful": "completed"})
     summary |= _strategy(benchmark).numbers({"streams": "max_concurrency"})
     for theirs, ours in _GUIDELLM_MEANS.items():
         summary |= _guidellm_successful(metrics, theirs).numbers({"mean": ours})
@@ -64,7 +63,19 @@ def guidellm(benchmark: ResultFields) -> dict[str, float]:
     return summary
 
 
+def _guidellm_totals(benchmark: ResultFields) -> ResultFields:
+    """Counts of requests, which its versions have in three places."""
+    for part, name in (("metrics", "request_totals"), ("", "request_totals"), ("run_stats", "requests_made")):
+        holder = benchmark.part(part) if part and part in benchmark else benchmark
+        if name in holder:
+            return holder.part(name)
+    return ResultFields({}, benchmark.where)
+
+
 def _guidellm_successful(metrics: ResultFields, name: str) -> ResultFields:
+    """Nothing where the report has no such metric."""
+    if name not in metrics:
+        return ResultFields({}, metrics.where)
     return metrics.part(name).part("successful")
 
 
@@ -72,7 +83,9 @@ def _guidellm_times(distribution: ResultFields, latency: str, in_ms: float = 1) 
     """None where their mean is 0: nothing was measured, as without streaming."""
     if not distribution.number("mean"):
         return {}
-    percentiles = distribution.part("percentiles").numbers(statistics_of(latency, _GUIDELLM_PERCENTILES), in_ms)
+    has_percentiles = "percentiles" in distribution
+    part = distribution.part("percentiles") if has_percentiles else ResultFields({}, distribution.where)
+    percentiles = part.numbers(statistics_of(latency, _GUIDELLM_PERCENTILES), in_ms)
     return distribution.numbers(statistics_of(latency, _GUIDELLM_MOMENTS), in_ms) | percentiles
 
 
@@ -84,9 +97,10 @@ def _guidellm_tpot(benchmark: ResultFields, metrics: ResultFields) -> dict[str, 
     lengths = _guidellm_successful(metrics, "output_token_count")
     if lengths.number("min") == lengths.number("max"):
         return _guidellm_times(_guidellm_successful(metrics, _GUIDELLM_TPOT), "tpot")
+    if "requests" not in benchmark:
+        return {}
     requests = benchmark.part("requests").parts("successful")
-    totals = metrics if "request_totals" in metrics else benchmark
-    if len(requests) != totals.part("request_totals").number("successful"):
+    if len(requests) != _guidellm_totals(benchmark).number("successful"):
         return {}
     times_ms = (one.number(_GUIDELLM_TPOT) for one in requests)
     found = statistics("tpot", Samples(each_ms for each_ms in times_ms if each_ms is not None))
