@@ -1,13 +1,14 @@
 """Growth of the cost of a simulated request: python bench/growth.py
 
 With instances, context, concurrency and prefixes, one at a time, around the load of experiments/speed. CPU time of
-building, running and summing up, best of two, without garbage collection, as in commands; n log n is how much the last
-column may grow.
+building, running and summing up, best of two, without garbage collection, as in commands. The exponent is that of the
+cost of a request, from the first size on: 0 is a cost that does not grow.
 """
 
 import gc
 from collections.abc import Callable, Sequence
-from math import log2
+from functools import partial
+from math import log
 from pathlib import Path
 from time import process_time
 
@@ -17,13 +18,13 @@ from pdsim.garbage import garbage_collection_paused
 SCENARIO = Path(__file__).parent.parent / "experiments" / "speed" / "scenario.yaml"
 
 
-def instances(n: int) -> list[str]:
+def instances(n: int, router: str) -> list[str]:
     return [
         "workload.num_requests=4000",
         f"prefill.instances={n}",
         f"decode.instances={n}",
         f"client.arrivals.rate={4 * n}/s",
-        "router=least_loaded",
+        f"router={router}",
     ]
 
 
@@ -41,10 +42,10 @@ def context(num_tokens: int) -> list[str]:
 
 def concurrency(n: int) -> list[str]:
     return [
-        "workload.num_requests=8192",
+        f"workload.num_requests={max(8192, 2 * n)}",
         f"client={{use: closed_loop, concurrency: {n}}}",
         "decode.pool_tokens=20000000",
-        "decode.max_running_requests=4096",
+        f"decode.max_running_requests={max(4096, n)}",
     ]
 
 
@@ -55,9 +56,10 @@ def prefixes(n: int) -> list[str]:
 
 
 AXES: dict[str, tuple[Callable[[int], list[str]], Sequence[int]]] = {
-    "instances (xPxD)": (instances, (1, 4, 16, 64)),
+    "xPxD, cache_aware": (partial(instances, router="cache_aware"), (1, 4, 16, 64, 256)),
+    "xPxD, least_loaded": (partial(instances, router="least_loaded"), (1, 4, 16, 64, 256)),
     "context (tokens)": (context, (1_000, 10_000, 100_000, 1_000_000)),
-    "concurrency": (concurrency, (16, 64, 256, 1_024, 4_096)),
+    "concurrency": (concurrency, (16, 64, 256, 1_024, 4_096, 16_384)),
     "prefixes": (prefixes, (10, 100, 1_000, 10_000)),
 }
 
@@ -75,14 +77,16 @@ def request_us(changes: Sequence[str]) -> float:
 
 
 def main() -> None:
-    print(f"{'':18} {'':>10} {'us/request':>11} {'times':>7} {'n log n':>9}")
+    print(f"{'':18} {'':>10} {'us/request':>11} {'times':>7} {'exponent':>9}")
     for name, (changes, sizes) in AXES.items():
         least = None
         for size in sizes:
             found_us = request_us(changes(size))
             least = least or found_us
-            most = size / sizes[0] * log2(2 * size) / log2(2 * sizes[0])
-            print(f"{name:18} {size:>10,} {found_us:11.0f} {found_us / least:7.2f} {most:9.1f}", flush=True)
+            times, text = found_us / least, ""
+            if size > sizes[0]:
+                text = f"{log(times) / log(size / sizes[0]):.2f}"
+            print(f"{name:18} {size:>10,} {found_us:11.0f} {times:7.2f} {text:>9}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ Optimistic prompts are begun before decode has granted them pages. They give way
 computed one at the end of a chunk, parked ones when nothing else moves. What was computed of them stays cached.
 """
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pdsim.core import messages as m
 from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
@@ -32,6 +34,7 @@ from pdsim.core.send_planner import SendPlanner
 from pdsim.policy.protocols import PrefillPolicy
 
 _WAIT = m.Wait()
+_ARRIVAL = attrgetter("arrival_ns", "request_id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,7 @@ class PrefillInstance:
         self.page_size = cache.page_size
         self.max_steps_in_flight = limits.max_steps_in_flight
         self.granted: list[PrefillRequest] = []
+        """By arrival."""
         self.sending: dict[int, PrefillRequest] = {}
         self._builder: ForwardBuilder[PrefillRequest] = ForwardBuilder(
             cache=cache,
@@ -270,7 +274,7 @@ class PrefillInstance:
             return self._grant(request, early, now_ns)
         if self.limits.optimistic_attempts:
             request.num_attempts = 1
-            self.granted.append(request)
+            insort(self.granted, request, key=_ARRIVAL)
         return self._bootstrap.expect(request, now_ns)
 
     def _grant(self, request: PrefillRequest, grant: m.KvGranted, now_ns: int) -> list[m.Command]:
@@ -282,7 +286,7 @@ class PrefillInstance:
         request.cursor = cursor
         if request.request_id in self._set_aside or not request.is_optimistic:
             self._set_aside.pop(request.request_id, None)
-            self.granted.append(request)
+            insort(self.granted, request, key=_ARRIVAL)
         is_begun = request.num_scheduled_tokens and not request.gives_way
         commands = self._planner.ask_staging(request) if is_begun else []
         if request.request_id in self.sending:
@@ -295,7 +299,6 @@ class PrefillInstance:
         num_free = self.limits.max_first_tokens - held
         if num_free < len(self.granted):
             self._blocked_by = "slots"
-        self.granted.sort(key=lambda request: (request.arrival_ns, request.request_id))
         for request in self.granted[:num_free]:
             self._builder.enqueue(request)
         del self.granted[:num_free]

@@ -10,15 +10,14 @@ streamed is not tried again: the client has part of the answer (SGLang's gateway
 passed on by then).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import ClassVar
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
-from pdsim.core.radix_cache import RadixCache
-from pdsim.policy.pages import LeastRecentlyUsed
+from pdsim.core.prompt_memory import PromptMemories
 from pdsim.policy.protocols import DisaggregationPolicy, RoutingPolicy, SheddingPolicy
 from pdsim.policy.routing import Draws
 from pdsim.policy.views import TokenSequence
@@ -26,8 +25,6 @@ from pdsim.policy.views import TokenSequence
 _RETRY = 1_000_000_000
 """Ids of clients stay below."""
 _FINE = 1 << 30
-_PAGE_SIZE = 64
-"""Tokens: the grain in which prompts are remembered."""
 
 
 def attempt_id(request_id: int, num_retries: int) -> int:
@@ -85,15 +82,21 @@ class RoleRouter:
         self.instances = self.loads
         """Loads that the policy sees."""
         self._down: set[str] = set()
-        self._remembered: dict[str, PromptMemory] = {}
+        self._remembered: PromptMemories | None = None
         self.num_picked_cached_tokens: int | None = None
         """Tokens of the last prompt that its instance had seen; None: nobody asks."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         """Prompts are remembered once a policy has asked: an approximate copy of the instance's cache."""
-        if not self._remembered:
-            self._remembered = {i: PromptMemory(MEMORY_TOKENS) for i in self._loads}
-        return self._remembered[instance_id].num_tokens(prompt)
+        return self._memories().num_tokens(prompt, instance_id)
+
+    def holders(self, prompt: TokenSequence) -> Collection[str]:
+        return self._memories().holders(prompt)
+
+    def _memories(self) -> PromptMemories:
+        if self._remembered is None:
+            self._remembered = PromptMemories(self._loads, MEMORY_TOKENS)
+        return self._remembered
 
     def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "") -> str:
         """Picks an instance that is not down; not the one to avoid, if there is another."""
@@ -105,8 +108,8 @@ class RoleRouter:
         if self.num_picked_cached_tokens is not None:
             self.num_picked_cached_tokens = self.num_cached_tokens(prompt, instance_id)
         self._loads[instance_id].add(1, len(prompt))
-        if self._remembered:
-            self._remembered[instance_id].add(prompt)
+        if self._remembered is not None:
+            self._remembered.add(prompt, instance_id)
         return instance_id
 
     def release(self, instance_id: str, num_tokens: int) -> None:
@@ -125,12 +128,12 @@ class RoleRouter:
             self._down.add(instance_id)
         else:
             self._down.discard(instance_id)
-        if self._remembered and isinstance(message, m.Serve | m.PeerDown):
-            self._remembered[instance_id] = PromptMemory(MEMORY_TOKENS)
+        if self._remembered is not None and isinstance(message, m.Serve | m.PeerDown):
+            self._remembered.forget(instance_id)
 
     def forget(self) -> list[m.Command]:
         """Forget the content of the caches, and have instances forget it, too."""
-        self._remembered = {}
+        self._remembered = None
         return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
 
     def _offered(self, avoid: str) -> list[RoutedLoad]:
@@ -195,6 +198,8 @@ class Router:
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}
         """Requests by the client's id, in the order in which they were routed."""
+        self._waiting: dict[int, _Request] = {}
+        """Those of them that are under way and whose clients have no token yet."""
         self._prefill = prefill
         self._decode = prefill if decode is None else decode
         self._is_aggregated = decode is None
@@ -226,6 +231,7 @@ class Router:
             case m.FirstToken():
                 if request := self._under_way(message.request_id):
                     request.streamed = True
+                    self._waiting.pop(request.arrival.request_id, None)
             case m.Finished():
                 if request := self._under_way(message.request_id):
                     self._leave_decode(request)
@@ -257,7 +263,7 @@ class Router:
 
     @property
     def waiting(self) -> list[_Request]:
-        return [request for request in self.live.values() if request.at_decode and not request.streamed]
+        return list(self._waiting.values())
 
     def _take_or_shed(self, request: _Request, now_ns: int) -> list[m.Command]:
         assert self._shedding is not None
@@ -295,6 +301,7 @@ class Router:
         limits = arrival.max_output_tokens, prefill_id, decode_id, arrival.priority, arrival.ignores_eos
         new = m.NewRequest(attempt, now_ns, prompt, *limits)
         request.attempt, request.at_prefill, request.at_decode = new, is_remote, True
+        self._waiting[request_id] = request
         return [m.Send(to, new) for to in new.instance_ids]
 
     def _pair(self, decode_id: str, num_tokens: int) -> _Pair:
@@ -368,6 +375,7 @@ class Router:
         if request.at_decode:
             assert request.attempt is not None
             request.at_decode = False
+            self._waiting.pop(request.arrival.request_id, None)
             self._decode.release(request.attempt.decode_id, request.num_tokens)
 
     def _forget_if_over(self, request: _Request) -> None:
@@ -391,28 +399,3 @@ class Router:
                 reason = f"{instance_id} was lost"
                 commands += [*self._give_up(request, reason), *self._try_later(request, reason, now_ns)]
         return commands
-
-
-class PromptMemory:
-    """The prompts that the router sent to one instance: an estimate of what that instance has cached.
-
-    Forgets the least recently sent first. A prompt that is larger than the memory is not remembered.
-    """
-
-    def __init__(self, num_tokens: int) -> None:
-        self._num_pages = num_tokens // _PAGE_SIZE
-        self._prefixes = RadixCache(None, _PAGE_SIZE, LeastRecentlyUsed())
-        self._prefixes.uses_whole_nodes = False
-
-    def num_tokens(self, prompt: TokenSequence) -> int:
-        """Prompt tokens that were sent before."""
-        return self._prefixes.peek(prompt)
-
-    def add(self, prompt: TokenSequence) -> None:
-        num_pages = len(prompt) // _PAGE_SIZE
-        if num_pages <= self._num_pages:
-            prefixes = self._prefixes
-            end, _ = prefixes.insert(prompt, num_pages * _PAGE_SIZE, range(num_pages), prefixes.root)
-            prefixes.touch(end)
-            if (num_excess := prefixes.num_evictable_pages - self._num_pages) > 0:
-                prefixes.evict(num_excess)

@@ -97,12 +97,20 @@ class CacheAware:
         counts = [load.num_requests for load in view.instances]
         most, fewest = max(counts), min(counts)
         if most - fewest <= self.balance_abs_threshold or most <= fewest * self.balance_rel_threshold:
-            cached = {load.instance_id: view.num_cached_tokens(prompt, load.instance_id) for load in view.instances}
-            best = max(cached, key=cached.__getitem__)
-            if cached[best] > self.match_threshold * len(prompt):
+            best = self._best_match(prompt, view)
+            if best is not None:
                 return best
         idlest = [load.instance_id for load in view.instances if load.num_requests == fewest]
         return idlest[self._draws.below(len(idlest), self.seed)] if len(idlest) > 1 else idlest[0]
+
+    def _best_match(self, prompt: TokenSequence, view: RoutingView) -> str | None:
+        holders = view.holders(prompt)
+        if not holders:
+            return None
+        names = [load.instance_id for load in view.instances if load.instance_id in holders]
+        cached = {name: view.num_cached_tokens(prompt, name) for name in names}
+        best = max(cached, key=cached.__getitem__, default="")
+        return best if best and cached[best] > self.match_threshold * len(prompt) else None
 
 
 @dataclass

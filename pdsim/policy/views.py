@@ -188,6 +188,9 @@ class RoutingView(Protocol):
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         """Prompt tokens that were routed to this instance before, as far as the router remembers."""
 
+    def holders(self, prompt: TokenSequence) -> Collection[str]:
+        """Instances that may have some of these tokens; the others have none. Ask whether one is in it."""
+
 
 class WaitingRequest(Protocol):
     """A request as a router sees it."""

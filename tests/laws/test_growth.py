@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pdsim.core.deadlines import KEPT_NS
 from pdsim.core.messages import LayersComputed, Woken
 from pdsim.core.page_pool import PagePool
+from pdsim.core.prompt_memory import PromptMemories
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.router import Router
 from pdsim.core.sender import Sender
@@ -26,7 +27,7 @@ from tests.strategies import (
 )
 from tests.support import examples, run
 
-CACHES = PagePool, RadixCache
+CACHES = PagePool, PromptMemories, RadixCache
 TOLD_WITH_THE_NEXT_STEP = "batch._left"
 """Requests that left the batch without an end: at most as many as ran."""
 OF_THE_LAST_CHOICE = "_builder._policy._order"

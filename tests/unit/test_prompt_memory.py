@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
+from pdsim.core.prompt_memory import PromptMemories, PromptMemory
 from pdsim.core.radix_cache import RadixCache
-from pdsim.core.router import PromptMemory
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import LeastRecentlyUsed
 
@@ -35,3 +35,19 @@ def test_a_memory_knows_what_a_cache_would_hold(sent):
             cache.grow(lease, len(prompt) // PAGE - lease.num_shared)
             cache.close(lease, prompt, len(prompt))
         assert [memory.num_tokens(p) for p in sent] == [cache.num_cached_tokens(p) for p in sent]
+
+
+@given(prompts, st.lists(st.integers(0, 3), min_size=1))
+def test_only_holders_know_anything_of_a_prompt(sent, places):
+    """3: the first instance forgets all."""
+    names = ["a", "b", "c"]
+    memories = PromptMemories(names, NUM_PAGES * PAGE)
+    for i, prompt in enumerate(sent):
+        place = places[i % len(places)]
+        if place == len(names):
+            memories.forget("a")
+        else:
+            memories.add(prompt, names[place])
+        for one in sent:
+            known = {name for name in names if memories.num_tokens(one, name)}
+            assert known == set(memories.holders(one))

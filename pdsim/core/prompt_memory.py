@@ -1,0 +1,85 @@
+"""The prompts that a router sent to the instances of one role: an estimate of what each of them has cached."""
+
+from collections.abc import Collection, Hashable, Iterable
+
+from pdsim.core.radix_cache import Node, RadixCache
+from pdsim.policy.pages import LeastRecentlyUsed
+from pdsim.policy.views import TokenSequence
+
+_PAGE_SIZE = 64
+"""Tokens: the grain in which prompts are remembered."""
+_NOBODY: frozenset[str] = frozenset()
+
+
+class PromptMemory:
+    """The prompts that were sent to one instance.
+
+    Forgets the least recently sent first. A prompt that is larger than the memory is not remembered.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_pages = num_tokens // _PAGE_SIZE
+        self._prefixes = RadixCache(None, _PAGE_SIZE, LeastRecentlyUsed())
+        self._prefixes.uses_whole_nodes = False
+
+    def takes(self, prompt: TokenSequence) -> bool:
+        """Whether it remembers such a prompt."""
+        return 0 < len(prompt) // _PAGE_SIZE <= self._num_pages
+
+    def num_tokens(self, prompt: TokenSequence) -> int:
+        """Prompt tokens that were sent before."""
+        return self._prefixes.peek(prompt)
+
+    def add(self, prompt: TokenSequence) -> list[Hashable]:
+        """First pages of prompts that are forgotten, all that begin so."""
+        forgotten: list[Hashable] = []
+        if not self.takes(prompt):
+            return forgotten
+        num_pages, prefixes = len(prompt) // _PAGE_SIZE, self._prefixes
+
+        def leaving(node: Node) -> None:
+            if node.parent is prefixes.root:
+                forgotten.append(node.key)
+
+        end, _ = prefixes.insert(prompt, num_pages * _PAGE_SIZE, range(num_pages), prefixes.root)
+        prefixes.touch(end)
+        if (num_excess := prefixes.num_evictable_pages - self._num_pages) > 0:
+            prefixes.evict(num_excess, leaving)
+        return forgotten
+
+
+class PromptMemories:
+    """The memory of each instance, and which of them know a prompt's first page: the others know nothing of it."""
+
+    def __init__(self, instance_ids: Iterable[str], num_tokens: int) -> None:
+        """num_tokens: of each memory."""
+        self._num_tokens = num_tokens
+        self._memories = {instance_id: PromptMemory(num_tokens) for instance_id in instance_ids}
+        self._holders: dict[Hashable, set[str]] = {}
+        """Instances by first page. Nobody goes through a set: its order is not the same in every process."""
+
+    def num_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
+        return self._memories[instance_id].num_tokens(prompt)
+
+    def holders(self, prompt: TokenSequence) -> Collection[str]:
+        """Instances that may know a beginning of this prompt."""
+        return self._holders.get(prompt.page_key(0, _PAGE_SIZE), _NOBODY) if len(prompt) >= _PAGE_SIZE else _NOBODY
+
+    def add(self, prompt: TokenSequence, instance_id: str) -> None:
+        memory = self._memories[instance_id]
+        if memory.takes(prompt):
+            self._holders.setdefault(prompt.page_key(0, _PAGE_SIZE), set()).add(instance_id)
+        for first_page in memory.add(prompt):
+            self._leave(first_page, instance_id)
+
+    def forget(self, instance_id: str) -> None:
+        """The instance has nothing in its cache any more."""
+        self._memories[instance_id] = PromptMemory(self._num_tokens)
+        for first_page in [page for page, holders in self._holders.items() if instance_id in holders]:
+            self._leave(first_page, instance_id)
+
+    def _leave(self, first_page: Hashable, instance_id: str) -> None:
+        holders = self._holders[first_page]
+        holders.discard(instance_id)
+        if not holders:
+            del self._holders[first_page]
