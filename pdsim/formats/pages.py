@@ -1,9 +1,11 @@
 """Saved pages of metrics and answers of server info: SGLang's, vLLM's and Dynamo's numbers under one name each."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from pdsim.inputs import finite, parse_json, read_text
@@ -22,7 +24,8 @@ class Quantity(NamedTuple):
 QUANTITIES = {
     "running": Quantity(
         "requests running",
-        ("vllm:num_requests_running", "sglang:num_running_reqs", "dynamo_frontend_inflight_requests"),
+        ("vllm:num_requests_running", "sglang:num_running_reqs", "dynamo_component_inflight_requests",
+         "dynamo_frontend_inflight_requests", "dynamo_frontend_active_requests"),
     ),
     "waiting": Quantity(
         "requests waiting", ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "dynamo_frontend_queued_requests")
@@ -30,7 +33,7 @@ QUANTITIES = {
     "cache_usage": Quantity(
         "share of the pool in use",
         ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage",
-         "dynamo_component_kvstats_gpu_cache_usage_percent"),
+         "dynamo_component_kvstats_gpu_cache_usage_percent", "dynamo_component_gpu_cache_usage_percent"),
         is_mean=True,
     ),
     "hit_tokens": Quantity(
@@ -54,7 +57,8 @@ QUANTITIES = {
          "dynamo_frontend_output_sequence_tokens_sum"),
     ),
     "requests": Quantity(
-        "requests", ("vllm:request_success", "sglang:num_requests", "dynamo_frontend_requests")
+        "requests", ("vllm:request_success", "sglang:num_requests", "dynamo_frontend_requests",
+                     "dynamo_component_requests")
     ),
     "preemptions": Quantity("preemptions", ("vllm:num_preemptions", "sglang:num_retracted_requests")),
     **{
@@ -67,7 +71,8 @@ QUANTITIES = {
             ("itl", "ITL", ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds",
                             "dynamo_frontend_inter_token_latency_seconds")),
             ("e2e_latency", "latency", ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds",
-                                        "dynamo_frontend_request_duration_seconds")),
+                                        "dynamo_frontend_request_duration_seconds",
+                                        "dynamo_component_request_duration_seconds")),
         )
         for part, factor in (("sum", 1e3), ("count", 1.0))
     },
@@ -78,6 +83,8 @@ COUNTERS = (
     *(f"{time}_{part}" for time in ("ttft", "tpot", "itl", "e2e_latency") for part in ("sum", "count")),
 )  # fmt: skip
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
+_OF_RAY = re.compile(r"^(?:ray_)?(vllm|sglang)[:_]")
+"""Ray, and stores that take no colons, write ray_vllm_num_requests_running for vllm:num_requests_running."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -109,7 +116,9 @@ def read_page(path: Path) -> Page:
 
 
 def samples(text: str) -> Iterator[Sample]:
-    """Samples of Prometheus's text format; other lines are left out, and so are ranks that repeat what rank 0 says."""
+    """Samples of Prometheus's text format; other lines are left out, and so are ranks that repeat what rank 0 says,
+    and endpoints of Dynamo's workers that do not generate.
+    """
     for line in text.splitlines():
         found = _SAMPLE.match(line.strip())
         if found is None or line.startswith("#"):
@@ -118,8 +127,10 @@ def samples(text: str) -> Iterator[Sample]:
         own = dict(_LABEL.findall(labels or ""))
         if own.get("tp_rank", "0") != "0" or own.get("pp_rank", "0") != "0":
             continue
+        if own.get("dynamo_endpoint", "generate") != "generate":
+            continue
         try:
-            yield Sample(name.removesuffix("_total"), own, finite(value))
+            yield Sample(_OF_RAY.sub(r"\1:", name).removesuffix("_total"), own, finite(value))
         except ValueError:  # NaN, of a gauge that has no value yet
             continue
 
@@ -133,13 +144,19 @@ def _values(found: Iterable[Sample]) -> dict[str, float]:
         name = next((name for name in quantity.names if name in by_name), None)
         if name is None:
             continue
-        numbers = [sample.value for sample in by_name[name]]
+        numbers = [sample.value for sample in _wholes(by_name[name])]
         values[key] = quantity.factor * sum(numbers) / (len(numbers) if quantity.is_mean else 1)
     if "pool_tokens" not in values:
         values |= _pool(by_name)
     if values.get("queried_tokens") and "hit_tokens" in values:
         values["hit_share"] = values["hit_tokens"] / values["queried_tokens"]
     return values
+
+
+def _wholes(found: Sequence[Sample]) -> Sequence[Sample]:
+    """Without the parts by priority that SGLang writes beside the whole, whose priority is empty."""
+    wholes = [sample for sample in found if not sample.labels.get("priority")]
+    return wholes or found
 
 
 def _pool(by_name: Mapping[str, list[Sample]]) -> dict[str, float]:
@@ -157,9 +174,13 @@ def _pool(by_name: Mapping[str, list[Sample]]) -> dict[str, float]:
 _OF_INFO = {
     "pool_tokens": ("max_total_num_tokens", "max_total_tokens", "token_capacity"),
     "page_tokens": ("page_size", "block_size"),
+}
+_OF_LOADS = {
     "running": ("num_running_reqs",),
     "waiting": ("num_waiting_reqs", "num_queue_reqs"),
+    "cache_usage": ("token_usage",),
 }
+"""Of several ranks the sum, or the mean, as on a page of metrics."""
 _TOLD = (
     "model_path", "model", "served_model_name", "version", "tp_size", "dp_size", "pp_size", "ep_size",
     "tensor_parallel_size", "max_running_requests", "chunked_prefill_size", "mem_fraction_static", "kv_cache_dtype",
@@ -170,13 +191,20 @@ _TOLD = (
 def _of_info(path: Path, found: Any) -> Page:
     """SGLang's /server_info and the like: an object, whose states and configurations may nest."""
     flat: dict[str, Any] = {}
+    numbers: dict[str, list[float]] = {}
     for name, value in _leaves(found):
         flat.setdefault(name, value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+            numbers.setdefault(name, []).append(value)
     page = Page(path)
-    for key, names in _OF_INFO.items():
-        for name in names:
-            if isinstance(flat.get(name), int | float) and not isinstance(flat[name], bool):
-                page.values.setdefault(key, float(flat[name]))
+    for key, names in (_OF_INFO | _OF_LOADS).items():
+        each = next((numbers[name] for name in names if name in numbers), None)
+        if each is not None and key in _OF_LOADS:
+            page.values[key] = fmean(each) if QUANTITIES[key].is_mean else sum(each)
+        elif each is not None:
+            page.values[key] = each[0]
+    if "running" not in page.values and "num_reqs" in numbers:  # of SGLang's /get_load, with those that wait
+        page.values["running"] = sum(numbers["num_reqs"]) - page.values.get("waiting", 0.0)
     page.told = {name: flat[name] for name in _TOLD if flat.get(name) is not None}
     if not page.values and not page.told:
         raise ConfigError(f"{path} is no answer of a server's info: it has {', '.join(list(flat)[:12]) or 'no fields'}")

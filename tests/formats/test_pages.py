@@ -86,6 +86,36 @@ def test_what_is_no_page_is_one_message(tmp_path, text):
     assert "\n" not in str(error.value)
 
 
+def test_parts_by_priority_are_no_others(tmp_path):
+    text = "".join(f'sglang:num_queue_reqs{{priority="{each}"}} {count}\n' for each, count in (("", 5), (1, 2), (2, 3)))
+    assert page(tmp_path, text).values["waiting"] == 5
+
+
+def test_a_worker_of_dynamo_counts_what_it_generates(tmp_path):
+    name = "dynamo_component_inflight_requests"
+    text = f'{name}{{dynamo_endpoint="generate"}} 12\n{name}{{dynamo_endpoint="load_metrics"}} 40\n'
+    assert page(tmp_path, text).values == {"running": 12}
+
+
+@pytest.mark.parametrize("name", ["ray_vllm_num_requests_running", "ray_vllm:num_requests_running"])
+def test_names_that_ray_writes(tmp_path, name):
+    assert page(tmp_path, f"{name} 3\n").values == {"running": 3}
+
+
+@pytest.mark.parametrize(
+    ("loads", "values"),
+    [
+        (
+            {"loads": [{"num_running_reqs": 3, "num_waiting_reqs": 1, "token_usage": use} for use in (0.25, 0.75)]},
+            {"running": 6, "waiting": 2, "cache_usage": 0.5},
+        ),
+        ([{"dp_rank": rank, "num_reqs": 9, "num_waiting_reqs": 2} for rank in range(2)], {"running": 14, "waiting": 4}),
+    ],
+)
+def test_loads_of_ranks_are_added(tmp_path, loads, values):
+    assert page(tmp_path, json.dumps(loads)).values == values
+
+
 NAMES = st.sampled_from(sorted({name for quantity in QUANTITIES.values() for name in quantity.names}))
 NUMBERS = st.integers(0, 10**6) | st.sampled_from(["NaN", "+Inf", "x", "1e400"])
 
