@@ -24,7 +24,7 @@ from pdsim.workload.trace_file import InputWarning
 
 
 def out_at(what: str) -> Parameter:
-    """--out, with what is written there."""
+    """The flag --out, with a help on what is written."""
     return Parameter(name=("--out", "-o"), help=what)
 
 

@@ -41,7 +41,7 @@ class FinishedRun:
 
 
 def print_warnings(finished: FinishedRun) -> None:
-    """Prints what was not measured of a run above its tables, for they look alike."""
+    """Prints which parts of a run were not measured, above its tables."""
     for message in finished.warnings:
         print(f"warning: {finished.name}: {message}")
 
@@ -82,7 +82,9 @@ def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
 def write_run(
     folder: Path, scenario: Scenario, run: FinishedRun, journal: JournalProof, *, keep: Collection[Kept], quiet: bool
 ) -> None:
-    """All but the journal, of which the summary keeps the proof. keep: what can be made of the tables later, too."""
+    """Writes a run folder except its journal, whose proof is in the summary. keep: files that can also be made later
+    from the tables.
+    """
     summary = {**run.summary, "pdsim": {**run.summary["pdsim"], "journal": journal.fields()}}
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
         write_records(folder, summary, run.records)

@@ -1,7 +1,6 @@
-"""A matrix: runs for real what was not run yet, simulates all of it, and compares the two; or a campaign of it.
+"""A matrix: runs its missing variants for real, simulates all variants, and compares; or a campaign with these steps.
 
-Each step of a campaign is a command that anybody can call; one whose result is there is left out, so that a campaign
-goes on where it was interrupted.
+Each step of a campaign is a command of its own. Steps with a result are skipped, so an interrupted campaign resumes.
 """
 
 import csv
@@ -62,8 +61,8 @@ def validate_suite(
     real_only: bool,
     quiet: bool,
 ) -> None:
-    """Exits with 1 if a real run or a simulated request failed, or if the two sides differ in what does not depend on
-    time.
+    """Exits with 1 if a real run or simulated request failed, or if real and simulated runs differ in anything but
+    times.
     """
     suite = load_suite(name, experiments)
     suite = replace(suite if profile is None else suite.with_profile(profile), runs=runs or suite.runs)
@@ -123,9 +122,8 @@ def missing(suite: ValidationSuite) -> list[Variant]:
 
 
 def run_missing(suite: ValidationSuite) -> list[str]:
-    """The variants that failed. What has finished is kept, also if this is interrupted.
-
-    Raises ConfigError if this machine cannot run them.
+    """Runs variants for real and returns those that failed. An interruption keeps finished runs. Raises ConfigError if
+    this machine cannot run them.
     """
     variants = missing(suite)
     if variants and find_spec("pdreal") is None:

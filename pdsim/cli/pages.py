@@ -17,7 +17,7 @@ def show_pages(
     *,
     json_: bool,
 ) -> None:
-    """Raises ConfigError for what is no such page, and for pages in the wrong order."""
+    """Prints saved pages of metrics. Raises ConfigError for other files, and for pages in the wrong order."""
     from pdsim.show.page_table import print_page
 
     page, notes = read_page(path), list[str]()

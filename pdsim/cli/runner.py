@@ -1,4 +1,4 @@
-"""Runs scenarios with progress and keeps what they leave behind, also when they are interrupted."""
+"""Runs scenarios with a progress bar and keeps their results, also after an interruption."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Times fitted to measurements: straight lines, or entries between them, in what a forward has to do."""
+"""Times fitted to measurements: straight lines, or tables between whose entries times are interpolated."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ class TableModel(AffineModel):
 
 
 class Entries:
-    """Straight lines from one entry to the next; the last one goes on. Below the first entry its time holds."""
+    """Straight lines from one entry to the next. The last line continues; below the first entry its time holds."""
 
     def __init__(self, times_ns: Mapping[int, float]) -> None:
         self._sizes = sorted(times_ns)

@@ -10,7 +10,7 @@ from typing import Literal
 class HostCopies:
     """Costs of copying the KV of retracted requests to host memory and back, layer by layer over the host link.
 
-    They are those of one rank; all ranks copy their shares at the same time.
+    The costs are those of one rank; all ranks copy their shares at the same time.
     """
 
     page_bytes: int
@@ -29,8 +29,8 @@ class HostCopies:
 class HostMemory:
     """Times the copies of one instance, one after another.
 
-    A plane goes into pinned memory of a power of two in bytes, as PyTorch's allocator has it, and is pinned once: later
-    copies use what is free of the same size.
+    A plane goes into pinned memory of a power of two in bytes, as in PyTorch's allocator. Memory is pinned once; later
+    copies use free memory of the same size.
     """
 
     def __init__(self, costs: HostCopies) -> None:
@@ -55,7 +55,7 @@ class HostMemory:
         return self._copy_ns(num_bytes, self._costs.load_bandwidth)
 
     def forget(self, request_id: int) -> None:
-        """Drops what is held of a request, if anything is."""
+        """Drops the copies of a request, if there are any."""
         if num_bytes := self._held_bytes.pop(request_id, 0):
             self._free[self._plane_bytes(num_bytes)] += 1
 
@@ -128,7 +128,7 @@ class StorageCosts:
     """Pages that fit."""
     read_page_bytes: int
     write_page_bytes: int
-    """Less where ranks hold the same KV: one of them writes it, and each reads it."""
+    """Bytes that one rank writes for a page. Where ranks hold the same KV, one rank writes it and each reads it."""
     objects_per_page: int
     """Reads, or writes, that a page takes."""
     read_bandwidth: float

@@ -17,14 +17,14 @@ _FILE = Path(__file__).with_name("kernels.csv")
 
 
 class Kernel(NamedTuple):
-    """An operator on one GPU, in one type or among so many GPUs."""
+    """Measured shares of one operator on one GPU, for one type or one number of GPUs."""
 
     compute: float
     """Share of the operations per second of its type."""
     memory: float
     """Share of the memory's bandwidth; of the link's, where GPUs exchange."""
     fixed_us: float
-    """Time beyond both."""
+    """Time in us beyond bytes and operations."""
     error: float
     """Median relative error of the measured times."""
 

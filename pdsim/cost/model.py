@@ -1,4 +1,4 @@
-"""Cost models: what they answer, and what they are asked of."""
+"""Interfaces of cost models, and the steps that they time."""
 
 from typing import NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ class DecodeLine(NamedTuple):
 
     base: int
     per_context_token: int
-    """Counted for each request that reads it."""
+    """Time of a context token, counted for each request that reads it."""
     per_distinct_token: int
     """Counted once, however many requests share it; in waves, once in each."""
 
@@ -39,7 +39,7 @@ Terms = dict[str, float]
 
 
 class CostModel(Protocol):
-    """Times that a GPU takes for steps. It may remember what it did before, but asks no one else."""
+    """Times that a GPU takes for steps. A model may remember earlier steps, but depends on nothing else."""
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order."""

@@ -161,7 +161,7 @@ class ExpertTimes:
         self._layers_ns = spec.experts.num_layers * settings.expert_layer_ns
 
     def ns(self, num_tokens: float) -> float:
-        """Time of a forward over num_tokens on each instance of a server, or so many on average."""
+        """Time of a forward over num_tokens on each instance of a server, or over this mean number."""
         num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
         return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes
 
@@ -185,7 +185,7 @@ def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: i
 
 
 def popularities(exponent: float, num_experts: int) -> list[float]:
-    """Popularities of experts, in the order of a checkpoint: popular ones lie anywhere."""
+    """Popularities of experts in the order of a checkpoint, in which popular experts have random places."""
     popular = [(1 + i) ** -exponent for i in range(num_experts)]
     Random(0).shuffle(popular)
     return popular

@@ -81,7 +81,7 @@ class Roofline:
 
 
 KERNELS_SPREAD = 1.3
-"""Factor within which step times of most servers lie: half of the points of experiments/default-cost chose it."""
+"""Factor within which step times of most servers lie, chosen on half of the points of experiments/default-cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,10 +245,10 @@ def _scaled(times_ns: Any, share: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class AffineTable(Affine):
-    """Affine, with measured times by size in place of base and time per token or request, between which it
-    interpolates.
+    """Affine costs with tables of measured times by size, instead of base and time per token or request.
 
-    Times must not fall as sizes grow. Beyond the last entry the line goes on; below the first one its time holds.
+    Times between entries are interpolated, and must not fall as sizes grow. Beyond the last entry the line continues;
+    below the first entry its time holds.
     """
 
     prefill_ns: Mapping[int, float] | None = None
@@ -287,5 +287,5 @@ class AiConfigurator:
     """Host time of each prompt of a forward."""
 
     def model(self, layout: Layout) -> CostModel:
-        """Raises NoOperatorTablesError."""
+        """The operator tables of a model and GPU. Raises NoOperatorTablesError."""
         return AiConfiguratorModel(self, compiled_engine(self.backend, self.version, layout))

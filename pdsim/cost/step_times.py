@@ -1,7 +1,7 @@
-"""Times of the steps of one instance: what its GPU computes, and what the host does around that.
+"""Times of the steps of one instance: of its GPU and of the host.
 
-A prefill forward takes what its cost model says. A decode step of n requests drafts, computes n times the draft tokens
-in the next larger CUDA graph, and is followed by host work.
+A prefill forward takes the time of its cost model. A decode step of n requests drafts, computes n times the draft
+tokens in the next larger CUDA graph, and is followed by host work.
 """
 
 from bisect import bisect_left
@@ -18,7 +18,9 @@ from pdsim.system.model import stage_layers
 
 
 class Drafting(NamedTuple):
-    """Drafted tokens pass the matrices as if each were a request; a request's KV is read once for all of its own."""
+    """Speculation: drafted tokens pass the matrices as separate requests do; a request's KV is read once for all its
+    drafted tokens.
+    """
 
     tokens: int = 1
     step_ns: float = 0
@@ -32,7 +34,7 @@ class Graphs(NamedTuple):
     launch_ns: float
     """Time of launching all kernels of a step without a graph, which is the step's minimum."""
     empty_row_kv: float = 0
-    """Time of each empty row, as a share of what a row takes to read its KV."""
+    """Time of each empty row, as a share of the time in which a row reads its KV."""
 
     def size(self, num_requests: int) -> int | None:
         """The smallest captured batch size that holds this number of requests; None: there is none."""
@@ -90,7 +92,7 @@ class AttentionWaves(NamedTuple):
     token_ns: float
     """Time of an SM for a token of one KV head."""
     merge_ns: float = 0
-    """Added where contexts are split."""
+    """Additional time where contexts are split."""
 
     @property
     def num_requests(self) -> float:
@@ -105,9 +107,9 @@ class AttentionWaves(NamedTuple):
         return self.merge_ns if self.num_splits(num_requests) > 1 else 0.0
 
     def line(self, num_requests: int, smooth: DecodeLine) -> DecodeLine:
-        """The same step in waves. `smooth` counts what tokens take of the memory.
+        """The time of the same step in waves. `smooth`: time that tokens take of the memory.
 
-        Contexts are of equal lengths. What is not distinct within a wave costs the time of SMs alone.
+        Contexts count as equally long. KV that requests of a wave share takes only the time of SMs.
         """
         one_ns = 1 << FRACTION_BITS
         read = (smooth.per_context_token + smooth.per_distinct_token) / self.num_heads
@@ -123,14 +125,14 @@ class AttentionWaves(NamedTuple):
 
 
 class KvReads:
-    """Transfers that read a GPU's KV beside its forwards, which take longer (experiments/transfer-micro).
+    """Transfers that read a GPU's KV and so prolong the forwards beside them (experiments/transfer-micro).
 
-    A forward pays for what was read beside those before it: when it begins, nobody knows what will be read meanwhile.
-    Reads of the same time count once, if they end in the order in which they began.
+    A forward pays for the reads beside earlier forwards, because later reads are unknown when it begins. Simultaneous
+    reads count once, if they end in the order in which they began.
     """
 
     def __init__(self, slows_prefill: float) -> None:
-        """slows_prefill: the share of a transfer's time by which it prolongs the forwards beside it."""
+        """slows_prefill: share of a transfer's time by which it prolongs forwards."""
         self._share = slows_prefill
         self._busy_since_ns = self._busy_until_ns = 0
         self._counted_ns = 0
@@ -138,7 +140,9 @@ class KvReads:
         self._owed_ns = 0.0
 
     def prolonged_ns(self, start_ns: int, duration_ns: int) -> int:
-        """Duration of a forward that begins at start_ns, with what is owed. Called once for each, in order."""
+        """Duration of a forward that begins at start_ns, including the time owed for earlier reads. Called once per
+        forward, in order.
+        """
         owed_ns = int(self._owed_ns)
         self._owed_ns -= owed_ns
         if start_ns > self._busy_until_ns:
@@ -155,7 +159,7 @@ class KvReads:
 
 @dataclass(kw_only=True)
 class StepTimes:
-    """Times of one instance. It may remember what its GPU did before, but asks no one else."""
+    """Times of one instance. They may depend on what its GPU did before, but on nothing else."""
 
     prefill: CostModel
     decode: CostModel
@@ -167,7 +171,7 @@ class StepTimes:
     speedup: tuple[float, float] = (1, 1)
     """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
     kv_reads: KvReads | None = None
-    """None: transfers prolong no forward."""
+    """Reads of KV that prolong forwards. None: transfers prolong no forward."""
     cold_start: Mapping[int, int] = field(default_factory=dict)
     """Stall in ns of the n-th decode step of several requests."""
     _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
@@ -203,11 +207,11 @@ class StepTimes:
         return line
 
     def num_computed(self, num_requests: int) -> int:
-        """Tokens that a decode step computes: drafts and empty rows of its graph are among them."""
+        """Number of tokens that a decode step computes, including drafts and empty rows of its graph."""
         return ((self.graphs and self.graphs.size(num_requests)) or num_requests) * self.drafting.tokens
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
-        """decode_line where experts compute so many tokens; only a roofline tells them apart."""
+        """decode_line with this number of expert tokens. Only rooflines have times of experts."""
         if not isinstance(self.decode, RooflineModel):
             return self.decode_line(num_requests)
         return self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests), expert_tokens))
@@ -249,11 +253,11 @@ class StepTimes:
     # What the times are made of.
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
-        """Parts of a forward's time in ns on a GPU that has rested, by name; they add up to it."""
+        """Terms of a forward's time in ns on an idle GPU, by name. Their sum is the time."""
         return self.prefill.prefill_terms(step)
 
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
-        """Parts of a decode step's time in ns, by name; they add up to it."""
+        """Terms of a decode step's time in ns, by name. Their sum is the time."""
         line = self.decode_line(num_requests)
         terms = self.decode.decode_terms(self.num_computed(num_requests))
         terms["drafting"] = self.drafting.step_ns
@@ -294,7 +298,9 @@ class PipelineTimes:
 
 
 def pipeline_times(layout: Layout, num_layers: int) -> PipelineTimes:
-    """num_layers: of the whole model. Hidden states and residuals go on in bf16, a part of them from each rank."""
+    """Times of pipeline stages. num_layers: layers of the whole model. Hidden states and residuals are sent in bf16, a
+    part from each rank.
+    """
     layers, gpu = stage_layers(num_layers, layout.pp), layout.gpu
     bandwidth = gpu.nvlink_bandwidth if layout.num_gpus <= gpu.gpus_per_server else gpu.nic_bandwidth
     return PipelineTimes(

@@ -31,7 +31,7 @@ class Place(NamedTuple):
     hosts: tuple[Expanded, ...]
     first_gpu: int
     number: int
-    """Among the servers of all roles."""
+    """Number among the servers of all roles."""
 
     @property
     def host(self) -> Expanded:
@@ -90,7 +90,7 @@ class Launch:
     commands: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     manifests: dict[str, str] = field(default_factory=dict)
-    """YAML by file, instead of commands or beside them."""
+    """YAML by file name, instead of or beside commands."""
     hosts: set[str] = field(default_factory=set)
     """Variables of the commands: addresses of hosts, which the user sets."""
 
@@ -283,7 +283,7 @@ def weights(value: Any, scenario: Scenario) -> str | None:
 
 
 def kv_cache_dtype(scenario: Scenario, names: Mapping[str, str], bf16: str) -> str | None:
-    """The value of --kv-cache-dtype. With auto, a checkpoint that says a type of KV would have that one."""
+    """Value of --kv-cache-dtype. With auto, a checkpoint with a KV type would use its own type."""
     is_other = scenario.kv_dtype == "bf16" and load_model(scenario.model).kv_dtype not in (None, "bf16")
     return bf16 if is_other else names.get(scenario.kv_dtype)
 

@@ -227,7 +227,7 @@ def _hold_seconds(servers: ServerSettings) -> int | None:
 
 
 def environment(place: Place, servers: ServerSettings, connector: str | None) -> dict[str, object]:
-    """Variables of a server: its GPUs, and where the other role finds it."""
+    """Environment variables of a server: its GPUs, and its address for the other role."""
     gpus = ",".join(str(place.first_gpu + i) for i in range(servers.num_server_gpus))
     found: dict[str, object] = {"CUDA_VISIBLE_DEVICES": gpus}
     if connector == "nixl":

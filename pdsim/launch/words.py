@@ -1,4 +1,4 @@
-"""Words of commands: what a shell or Kubernetes hands on to a program, byte by byte."""
+"""Words of commands, as a shell or Kubernetes passes them to a program, byte by byte."""
 
 import re
 import shlex
@@ -38,7 +38,7 @@ def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> l
 
 
 def shell_line(words: Sequence[str], variables: Mapping[str, object]) -> str:
-    """A command of a shell, with variables of the environment before it."""
+    """A shell command with environment variables before it."""
     return " ".join([*(f"{name}={_quoted(value)}" for name, value in variables.items()), *map(_quoted, words)])
 
 

@@ -120,7 +120,7 @@ def _arranged(values: "array[Number]", order: list[int]) -> "array[Number]":
 
 
 def interpolated(percent: float, count: int, value_at: Callable[[int], float]) -> float:
-    """The percentile of sorted values; infinite if a value that it lies between is."""
+    """Percentile of sorted values, interpolated linearly. Infinite if one of its two neighbours is."""
     position = (count - 1) * percent / 100
     rank = floor(position)
     low = value_at(rank)

@@ -41,7 +41,7 @@ HIDDEN_BOOTSTRAP_STAGES = {
     **{stage: way for stage, way in STAGES.items() if stage != "decode_bootstrap"},
     "prefill_waiting": _WAITING,
 }
-"""Stages of a request that was granted pages while it was computed: it never waited for them."""
+"""Stages of a request that got its pages while prefill computed it, so that it did not wait for the grant."""
 
 AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
     "front_end": STAGES["front_end"],
@@ -158,7 +158,7 @@ PARTS = {
     "decode compute": "a step runs on decode",
     "decode wait": "between decode steps: retracted, prompts of others, host work",
 }
-"""Parts in their order, and what they mean."""
+"""Parts of a request's time in their order, with what happens in each."""
 
 
 class CriticalPaths:
@@ -227,7 +227,7 @@ def _transfer(unit: TransferRecord | None, begin_ns: int, end_ns: int) -> dict[s
 
 
 class TimeSpans:
-    """Spans of time that do not overlap, and how much of them lies between two moments."""
+    """Non-overlapping spans of time, and the time of them between two moments."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self.spans: list[tuple[int, int]] = []
@@ -268,7 +268,7 @@ def _busy(records: RunRecords, kind: str) -> Mapping[str, TimeSpans]:
 
 
 def blocked(records: RunRecords, kind: str = "") -> Mapping[str, TimeSpans]:
-    """Times when the head of an instance's queue lacked pages or slots, or that kind alone, by instance."""
+    """Times when the first request of an instance's queue lacked pages or slots (or the given kind), by instance."""
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     since: dict[str, int] = {}
     for level in records.levels:

@@ -35,11 +35,11 @@ class Failure:
     """Reason of the first of them, with roles in place of instances."""
     num_requests: int
     relief: str
-    """Fields of a scenario that give more of what lacked; empty where more of nothing helps."""
+    """Fields of the scenario that would prevent such failures; empty: no field would."""
     is_wanted: bool
     """The scenario asks for it: its faults, clients that give up, a router that sheds load."""
     example: int
-    """Id of the first of them."""
+    """Id of the first such request."""
 
     @property
     def text(self) -> str:
@@ -84,17 +84,17 @@ def _resource(reason: str) -> str:
 
 
 def failure_rows(requests: Iterable[RequestRecord], *, has_faults: bool) -> list[dict[str, Any]]:
-    """Failures as a summary has them."""
+    """Failed requests by reason, as summaries hold them."""
     return [asdict(failure) for failure in failures_of(requests, has_faults=has_faults)]
 
 
 def failures_in(summary: Mapping[str, Any]) -> list[Failure]:
-    """Failures of a summary; none of another tool's, or of an older one."""
+    """Failures of a summary; empty for other tools' summaries and older ones."""
     return [Failure(**row) for row in summary.get("pdsim", {}).get("failures", ())]
 
 
 def failure_text(summary: Mapping[str, Any]) -> str:
-    """Sentence on failures that nobody asked for; empty where there are none."""
+    """Sentence on failures that the scenario does not ask for; empty: there are none."""
     unwanted = [failure for failure in failures_in(summary) if not failure.is_wanted]
     if not unwanted:
         return ""

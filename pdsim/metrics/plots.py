@@ -85,7 +85,7 @@ def overview(records: RunRecords) -> Figure:
 
 
 def draw_stages(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
-    """Mean latency of each run, stage by stage. Stages that would not be seen are one."""
+    """Draws the mean latency of each run, stage by stage. Stages too short to see are drawn as one."""
     times = {
         name: {stage: ms / 1e3 for stage, ms in mean_stage_ms(requests).items()} for name, requests in runs.items()
     }
@@ -171,7 +171,7 @@ def binned(
 
 
 def plain_log_axis(ax: Any, which: Literal["x", "y"], lowest: float, highest: float) -> None:
-    """0.1, 1, 10 instead of powers; 1, 2, 5 where there would be few of them."""
+    """Labels a logarithmic axis 0.1, 1, 10 instead of with powers; with few labels also 2 and 5."""
     ax.set(**{f"{which}scale": "log"})
     axis = ax.xaxis if which == "x" else ax.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0,) if highest > _WIDE * lowest else (1.0, 2.0, 5.0)))

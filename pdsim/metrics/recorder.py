@@ -1,4 +1,4 @@
-"""Turns what a driver sees into rows."""
+"""Makes records of what a driver reports."""
 
 from collections import Counter
 from dataclasses import replace

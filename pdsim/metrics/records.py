@@ -17,7 +17,7 @@ class RequestRecord:
     num_output_tokens: int
     """Length of its output."""
     arrival_ns: int
-    """Time when the client sent it."""
+    """Time when the client sent the request."""
     routed_ns: int | None = None
     """The router chose its instances. With retries, this and all below is of the last attempt."""
     prefill_id: str = ""
@@ -27,17 +27,17 @@ class RequestRecord:
     admitted_ns: int | None = None
     """Decode reserved its pages and asked prefill to compute."""
     prefill_start_ns: int | None = None
-    """Its first forward began."""
+    """Time when its first forward began."""
     prefill_end_ns: int | None = None
-    """Its last forward ended."""
+    """Time when its last forward ended."""
     transfer_start_ns: int | None = None
-    """Its first unit left its queue."""
+    """Time when its first transfer unit left the queue."""
     transfer_end_ns: int | None = None
-    """Its last unit arrived."""
+    """Time when its last transfer unit arrived."""
     streamed_ns: int | None = None
     """Decode streamed the first token."""
     first_token_ns: int | None = None
-    """The client saw it."""
+    """Time when the client received its first token."""
     end_ns: int | None = None
     """The client saw the last token, or the failure."""
     num_decode_cached_tokens: int = 0
@@ -55,7 +55,7 @@ class RequestRecord:
     reason: str = ""
     """Reason of a failure."""
     request_class: str = ""
-    """Class that the trace names, for limits of its own; empty: none."""
+    """Class of the request in its trace; empty: no class."""
 
     @property
     def is_aggregated(self) -> bool:
@@ -65,14 +65,14 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class StepRecord:
-    """A prefill forward, or so many decode steps of one batch, each longer than the one before by growth_ns."""
+    """A prefill forward, or consecutive decode steps of one batch, each longer than the step before by growth_ns."""
 
     instance_id: str
     """Instance."""
     kind: str
     """prefill or decode."""
     start_ns: int
-    """Its begin."""
+    """Time when the step, or the first of the steps, began."""
     duration_ns: int
     """Duration of all steps of the row."""
     first_ns: int
@@ -101,11 +101,11 @@ class TransferRecord:
     """
 
     request_id: int
-    """Its request."""
+    """Id of the request."""
     source: str
-    """Instance that sends it."""
+    """Name of the sending instance."""
     target: str
-    """Instance that gets it."""
+    """Name of the receiving instance."""
     num_bytes: int
     """Bytes of all ranks, as are the descriptors; 0 if only the first token travels."""
     num_pages: int
@@ -117,13 +117,13 @@ class TransferRecord:
     queued_ns: int
     """It was planned."""
     start_ns: int
-    """A worker took it."""
+    """Time when a transfer worker took the unit."""
     end_ns: int
-    """Its bytes are in place, or in the ring."""
+    """Time when its bytes had arrived, in pages or in the staging ring."""
     needs: str = ""
     """Condition beside a free worker: "ring", room in the staging ring; "layers", their forward."""
     setup_ns: int = 0
-    """The engine's time for a batch, and the gather of what is staged."""
+    """Time of the engine's batch, and with staging of the gather."""
     line_ns: int = 0
     """Behind transfers of other workers, where the engine serves one at a time."""
     posting_ns: int = 0
@@ -133,14 +133,14 @@ class TransferRecord:
 
 
 class TokenGap(NamedTuple):
-    """A gap of so many requests between two tokens, not one step: they were retracted, prompts came first, or several
-    tokens came together.
+    """A gap between two tokens of some requests that is not one decode step: after a retraction, beside prompts, or
+    before several tokens at once.
     """
 
     duration_ns: int
     num_requests: int
     num_tokens: int = 1
-    """Tokens of each of them that share it."""
+    """Number of tokens of each request that share the gap."""
 
 
 class HostCopyRecord(NamedTuple):
@@ -162,7 +162,7 @@ class ServerRecord(NamedTuple):
     server: int
     time_ns: int
     role: str
-    """Empty: it is off."""
+    """Role of the server; empty: the server is off."""
     state: str
 
 
@@ -182,12 +182,12 @@ class RunRecords:
     steps: list[StepRecord] = field(default_factory=list)
     transfers: list[TransferRecord] = field(default_factory=list)
     levels: list[LevelRecord] = field(default_factory=list)
-    """Empty unless asked for."""
+    """Levels of instances; empty unless observed."""
     token_gaps: list[TokenGap] = field(default_factory=list)
     host_copies: list[HostCopyRecord] = field(default_factory=list)
-    """Empty without host caches."""
+    """Copies of host caches; empty without host caches."""
     servers: list[ServerRecord] = field(default_factory=list)
-    """Empty unless the cluster is elastic."""
+    """Roles of servers over time; empty unless the cluster is elastic."""
 
 
 def without_first(records: RunRecords, num_requests: int) -> RunRecords:

@@ -1,4 +1,4 @@
-"""Resources that a run may lack, and the fields of a scenario that give more of each."""
+"""Scarce resources, and the fields of a scenario that increase each."""
 
 RELIEF = {
     "prefill compute": "prefill.instances, prefill.tp, a faster prefill.gpu",
@@ -33,5 +33,5 @@ AGGREGATED_RELIEF = {
 
 
 def relief_of(resource: str, *, aggregated: bool) -> str:
-    """Fields that give more of the resource; empty for what is none."""
+    """Fields that increase the resource; empty for other names."""
     return (AGGREGATED_RELIEF if aggregated else RELIEF).get(resource, "")

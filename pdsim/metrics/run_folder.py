@@ -40,7 +40,7 @@ _FILES = (SUMMARY, SCENARIO, JOURNAL, TIMELINE, OVERVIEW, EXPERTS, *(f"{name}.pa
 LOG_FILES = ("*.journal", "*.rows", "*.experts")
 """Names in the folder of logs."""
 RUN_FILES = (*_FILES, f"{CATALOG}/*/*.yaml", *(f"{LOGS}/{name}" for name in LOG_FILES))
-"""All that a run writes into its folder, as patterns: what a command may replace or remove."""
+"""Patterns of all files of a run folder, which commands may replace or remove."""
 
 _LINES_AT_ONCE = 256
 
@@ -159,7 +159,7 @@ def read_records(folder: Path) -> RunRecords:
 
 
 def read_records_around(folder: Path, request_id: int) -> RunRecords:
-    """What tells one request's critical path; no request, if there is none of that id."""
+    """The records that one request's critical path needs; without the request if the run lacks its id."""
     read_summary(folder)
     return records_around(folder, request_id)
 
@@ -217,14 +217,15 @@ def journal_writer(folder: Path) -> Iterator[JournalWriter]:
 
 
 def proves_its_journal(summary: Mapping[str, Any]) -> bool:
-    """Whether a summary says what its journal holds; runs of earlier releases do not."""
+    """True if a summary has the proof of its journal; runs of earlier releases lack it."""
     return "journal" in summary.get("pdsim", {})
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
-    """Raises RunFolderError if it is damaged, or lacks a call: its lines must be those that the summary counts.
+    """Reads the calls of a journal. Raises RunFolderError if the journal is damaged or incomplete: its lines must
+    match the summary's proof.
 
-    Of a run of an earlier release, only the requests that finish are counted.
+    For a run of an earlier release, only its finished requests are counted.
     """
     import pyarrow as pa  # noqa: PLC0415
 
@@ -279,10 +280,11 @@ class HasRecords(Protocol):
 
 
 class RunTables:
-    """Base of what has the records of a run: shows them as tables with the columns of its folder's files.
+    """Base of classes with the records of a run, which shows them as pandas tables with the columns of the folder's
+    files.
 
-    Times are ns since the run began; a column in which some are "never" is of floats, with NaN for those. Tables are
-    made anew at each call. Raises PandasMissingError without pandas.
+    Times are ns since the run began. A column with "never" has floats, with NaN for "never". Each call makes new
+    tables. Raises PandasMissingError without pandas.
     """
 
     @property
@@ -312,9 +314,7 @@ class RunTables:
         return self._frame("levels")
 
     def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
-        """The slowest requests by a metric, grouped by what they waited for. Full pools show only if levels were
-        observed.
-        """
+        """Slowest requests by a metric, grouped by what they waited for. Causes by full pools need observed levels."""
         return tail(self.records, metric, percent=percent)
 
     def _frame(self, name: str) -> Any:
@@ -332,7 +332,7 @@ class StoredRun(RunTables):
     """A run folder, of a simulated run or a real one. Each of its files is read when it is asked for."""
 
     def __init__(self, folder: Path | str) -> None:
-        """Raises RunFolderError if it is none."""
+        """Opens a run folder. Raises RunFolderError if the folder is no run."""
         self.folder = Path(folder)
         read_summary(self.folder)
 
@@ -348,7 +348,7 @@ class StoredRun(RunTables):
 
 
 def load_pandas() -> Any:
-    """Raises PandasMissingError."""
+    """Imports pandas. Raises PandasMissingError."""
     try:
         import pandas as pd  # noqa: PLC0415  an extra
     except ImportError:

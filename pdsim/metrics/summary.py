@@ -166,7 +166,7 @@ def storage_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str
 
 
 def elastic_fields(servers: Sequence[ServerRecord], num_gpus: int, end_ns: int) -> dict[str, Any]:
-    """Fields of an elastic cluster, whose servers have so many GPUs each."""
+    """Summary fields of an elastic cluster. num_gpus: GPUs of each server."""
     by_server: dict[int, list[ServerRecord]] = {}
     for row in servers:
         by_server.setdefault(row.server, []).append(row)

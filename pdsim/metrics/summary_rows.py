@@ -1,6 +1,6 @@
-"""The numbers of a summary that are shown, in their order, units and precision: on the terminal and in reports.
+"""Numbers of a summary that screens and reports show, with their order, units and precision.
 
-A range is what a number lies between, if the run is simulated at both ends of the times that nobody measured.
+A range goes from the least to the largest value over the ends of the step times, where no server was measured.
 """
 
 import re
@@ -17,7 +17,7 @@ _VISIBLE = 0.005
 class Difference(NamedTuple):
     text: str
     is_better: bool | None = None
-    """None: neither."""
+    """True: the change is better. None: neither better nor worse."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,12 @@ class SummaryRow:
     kind: Literal["count", "time", "share", "bytes"]
     decimals: int = 0
     better: int = 0
-    """More is better (+1), or less (-1)."""
+    """1 if more is better, -1 if less is better."""
 
     def value(self, summary: Mapping[str, Any]) -> float | None:
-        """0 for what a run did not count; None for what another tool does not report, and times that no request had."""
+        """Value of the row in a summary. 0 for what a run did not count; None for unknown numbers, and for times that
+        no request has.
+        """
         value: Any = summary
         for key in self.field.split("."):
             value = value.get(key, 0 if "pdsim" in summary else {} if key == "pdsim" else None)
@@ -38,7 +40,7 @@ class SummaryRow:
         return None if is_missing else float(value or 0)
 
     def cells(self, values: Sequence[float | None]) -> tuple[str, list[str]]:
-        """Title with unit, and the values in it."""
+        """Title with unit, and the values in this unit."""
         if self.kind == "time":
             unit = unit_of([value for value in values if value is not None])
             return f"{self.title}, {unit}", [
@@ -104,7 +106,7 @@ _IF_ANY = {
 
 
 def rows_to_show(summaries: Iterable[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
-    """Each row with the value of each run; without rows that have nothing to show."""
+    """Rows with the value of each run, without rows that no run has a value for."""
     summaries = list(summaries)
     rows = [(row, [row.value(summary) for summary in summaries]) for row in SUMMARY_ROWS]
     return [(row, values) for row, values in rows if row.field not in _IF_ANY or any(values)]
@@ -176,12 +178,12 @@ RANGED_FIELDS = (
     *(f"{statistic}_{time}_ms" for time in _TIMES for statistic in ("mean", "median", "p90", "p95", "p99")),
 )
 RANGED = tuple(row for row in SUMMARY_ROWS if row.field in RANGED_FIELDS)
-"""Rows of a summary that have one."""
+"""Rows of a summary that have a range."""
 HEADLINES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
 """Numbers that are shown where there is no room for all."""
 
 Ranges = Mapping[str, Sequence[float]]
-"""Least and most, by the field of a summary."""
+"""Least and largest value by summary field."""
 
 
 def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -217,7 +219,7 @@ def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
 
 
 def between(field: str, found: Ranges, beside: str = "") -> str:
-    """Text such as "1.2 to 3.4 s" behind what it stands beside; nothing where there is none."""
+    """Text such as "1.2 to 3.4 s" to stand behind a number; empty: there is no range."""
     if field not in found:
         return beside
     least, most = found[field]

@@ -15,7 +15,7 @@ Record = TypeVar("Record")
 
 
 class RunFolderError(InputError):
-    """A folder that is no run, or not a whole one."""
+    """The folder is no run, or an incomplete one."""
 
 
 class _Kind(NamedTuple):
@@ -79,7 +79,7 @@ def _write_table(table: Any, path: Path) -> None:
 
 
 def stored_table(folder: Path, name: str) -> Any:
-    """Raises RunFolderError if it is damaged or missing."""
+    """Reads a table of a run folder. Raises RunFolderError if it is damaged or missing."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -96,14 +96,14 @@ def stored_table(folder: Path, name: str) -> Any:
 
 
 def stored_records(folder: Path) -> RunRecords:
-    """Raises RunFolderError for tables that no run has written."""
+    """Reads the records of a table. Raises RunFolderError for tables that no run has written."""
     return RunRecords(**{name: _records(folder, name, _checked(folder, name)) for name in TABLES})
 
 
 def records_around(folder: Path, request_id: int) -> RunRecords:
-    """One request with its transfers, and the steps and levels of the time while it was there.
+    """One request with its transfers, and the steps and levels during its time in the cluster.
 
-    There is no request in it if the run has none of that id. Raises RunFolderError as stored_records does.
+    Without the request if the run lacks its id. Raises RunFolderError as stored_records does.
     """
     import pyarrow.compute as pc  # noqa: PLC0415
 

@@ -14,7 +14,7 @@ from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 
 TailMetric = Literal["ttft", "tpot", "e2e"]
 METRICS: dict[TailMetric, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
-"""Each in ms."""
+"""Metrics of a tail, in ms."""
 
 _DECODING = ("decode compute", "decode wait")
 _PARTS: dict[TailMetric, tuple[str, ...]] = {
@@ -80,7 +80,7 @@ class Tail:
     num_all: int
     """Finished requests that have the metric."""
     from_ms: float
-    """Least value of the metric in the tail."""
+    """Smallest value of the metric in the tail."""
     median_ms: float
     """Median of the metric over all requests."""
     is_aggregated: bool

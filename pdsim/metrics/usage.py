@@ -40,9 +40,9 @@ class InstanceUsage:
     """Mean share of the pool that requests hold."""
     mean_running: float
     mean_waiting: float
-    """Requests in its queue, complete ones without a place, and retracted ones."""
+    """Mean number of requests in its queue, arrived requests without a place in the batch, and retracted requests."""
     link_busy: float
-    """Share of time in which bytes move from it or to it."""
+    """Share of time in which bytes move from or to the instance."""
 
 
 USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {

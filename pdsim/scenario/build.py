@@ -51,7 +51,7 @@ class Cluster:
     monitor: HealthMonitor | None
     """Health monitor; None: instances are not watched."""
     autoscaler: Autoscaler | None
-    """None: servers keep their roles."""
+    """Autoscaler of a resolved scenario. None: servers keep their roles."""
     costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
     """Host times of the loops of prefill instances."""
@@ -63,10 +63,10 @@ class Cluster:
     """Storage behind the host caches, if there is any."""
     front_end: FrontEndSettings
     interconnect: wiring.Interconnect | None
-    """None: nothing is sent, for the cluster is aggregated."""
+    """Network between prefill and decode. None: the cluster is aggregated and sends no KV."""
     num_layers: int
     pipeline: PipelineTimes | None
-    """Stages of each prefill instance; None: it has one."""
+    """Pipeline stages of each prefill instance. None: a single stage."""
     message_latency_ns: int
     handover_ns: int
     requests: Sequence[RequestSpec]

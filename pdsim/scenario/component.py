@@ -47,7 +47,7 @@ def imports_are_allowed() -> bool:
 
 
 def require_trust(name: str, module: str) -> None:
-    """Raises ValueError with the file that would be imported, which is found without importing anything."""
+    """Raises ValueError that names the file to import. The file is found without importing anything."""
     if imports_are_allowed():
         return
     package = module.partition(".")[0]
@@ -164,7 +164,7 @@ class Component:
     """
 
     def __init__(self, default: str | None = None, *, by_field: bool = False) -> None:
-        """by_field: instead of `use`, the field that only this component has may name it."""
+        """by_field: True: instead of `use`, a field that only this component has may name it."""
         self.default, self.by_field = default, by_field
 
     def __get_pydantic_core_schema__(self, seam: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -215,7 +215,7 @@ def describe_component(value: Any) -> Any:
 
 
 def component_name(value: Any) -> str:
-    """The name of a component, as `use` has it."""
+    """Name of a component, as in `use`."""
     kind: Any = type(value)
     return _name_of(kind)
 

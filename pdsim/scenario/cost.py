@@ -41,7 +41,7 @@ Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
 class Setup(Section):
-    """A model, and what it runs on."""
+    """A model, its types, its GPU and its sizes."""
 
     model: str | None = None
     """Model; None: the setup is not known."""
@@ -95,9 +95,9 @@ class MeasuredSettings(Setup):
     """
 
     role: Literal["prefill", "decode"] | None = None
-    """The role that alone was measured; sizes and device are then its own. None: both."""
+    """The only measured role; sizes and device are that role's. None: both roles."""
     scaled_from: str | None = None
-    """The setup that times are scaled from, where nothing was measured on this one."""
+    """Setup of the profile that times were scaled from. None: times were measured on this setup."""
     prefill_new_tokens: Bounds | None = None
     """New tokens of one forward."""
     prefill_context_tokens: Bounds | None = None
@@ -116,7 +116,7 @@ class MeasuredSettings(Setup):
         return f"profile{of_role} measured on {super().__str__()}"
 
     def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
-        """Each field that steps leave, with the value that is farthest outside."""
+        """Fields whose bounds the steps exceed, each with the value farthest outside."""
         found = []
         for name, (least, most) in reached(steps).items():
             bounds = getattr(self, name)
@@ -127,7 +127,7 @@ class MeasuredSettings(Setup):
 
 
 def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:
-    """Least and most of the sizes of steps, by the field that bounds them."""
+    """Least and largest sizes of steps, by the field that bounds them."""
     extremes: dict[str, tuple[float, float]] = {}
     for step in steps:
         for name, low, high in _sizes(step):
@@ -219,7 +219,7 @@ class CostChoice(Section):
         return self
 
     def at(self, corner: Mapping[Group, End]) -> "CostChoice":
-        """This cost with roles at an end of their interval, where they have one."""
+        """This cost with roles at one end of their range, if they have a range."""
         update: dict[str, Any] = {}
         for role, end in corner.items():
             if role != "outside" and (ends := self._ends(role)):

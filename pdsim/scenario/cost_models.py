@@ -1,4 +1,4 @@
-"""Cost models of roles, and what is made of them."""
+"""Cost models of roles, and step times made of them."""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass, replace

@@ -1,4 +1,4 @@
-"""Faults of a run: things that go wrong, and how the cluster finds out and goes on."""
+"""Faults of a run, their detection, and retries."""
 
 from dataclasses import dataclass
 

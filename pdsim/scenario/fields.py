@@ -41,14 +41,14 @@ class Section(BaseModel):
 
 
 def names_a_folder(name: str) -> str:
-    """Raises ValueError for a name that would be another folder than one inside."""
+    """Raises ValueError for a name that is no plain folder name, such as one with slashes."""
     if name in {".", ".."} or not name.isprintable():
         raise ValueError(f"expected a name that a folder can have, without control characters, found {name!r}")
     return name
 
 
 FolderName = Annotated[str, Field(pattern=r"^[^/\\]+$"), AfterValidator(names_a_folder)]
-"""A name that is a folder of its own inside another."""
+"""Name of a folder inside another folder."""
 
 
 def meanings(kind: type[Any]) -> dict[str, str]:
@@ -102,12 +102,12 @@ class Dimension(NamedTuple):
     units: dict[str, float]
     example: str
     least: float
-    """In base units, of values above 0: what is less is a mistake, and its inverse leaves the range of numbers."""
+    """Smallest value above 0, in base units. Smaller values are mistakes, and their inverse would overflow."""
     most: float
-    """In base units: what is more is a mistake, and sums of it leave 64 bits."""
+    """Largest value, in base units. Larger values are mistakes, and their sums would overflow 64 bits."""
 
     def parse(self, value: Any) -> float:
-        """The amount in base units. Raises ValueError with what is possible."""
+        """The amount in base units. Raises ValueError that names the possible units."""
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError(f"expected a {self.what} such as {self.example!r}, found {shown(value)}")
         match = _NUMBER.match(str(value))

@@ -71,7 +71,7 @@ def spread(mean: int | None) -> dict[str, Any] | None:
 
 
 def require_load(load: LoadOptions, changes: Sequence[str]) -> None:
-    """Raises ConfigError where neither flags nor --set say the load that a cluster is chosen for."""
+    """Raises ConfigError if neither flags nor --set give the load."""
     is_set = any(change.startswith(("workload", "client")) for change in changes)
     has_lengths = load.isl is not None and load.osl is not None
     if is_set or (has_lengths and load.client is not None):

@@ -40,7 +40,7 @@ def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
 
 
 def write_entries_of(scenario: Scenario, folder: Path) -> None:
-    """Copies the user's own entries of the catalog beside the scenario in a folder, where load_scenario finds them."""
+    """Copies the user's own catalog entries into the folder of a scenario, where load_scenario finds them."""
     write_entries(own_entries(scenario.entries), folder / CATALOG)
 
 

@@ -33,7 +33,7 @@ DP_CONSERVATIVENESS = 0.3
 
 
 def state_machines(scenario: Scenario) -> dict[str, Any]:
-    """Fresh state machines of a resolved scenario by name: what its journal replays on."""
+    """New state machines of a resolved scenario by name, on which its journal can be replayed."""
     machines: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
     machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
     watching = [one for one in (build_autoscaler(scenario), build_monitor(scenario)) if one is not None]
@@ -217,7 +217,7 @@ def build_monitor(scenario: Scenario) -> HealthMonitor | None:
 
 
 def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
-    """None: servers keep their roles."""
+    """Autoscaler of a resolved scenario. None: servers keep their roles."""
     if (elastic := scenario.elastic) is None:
         return None
     prefill, decode = scenario.pair

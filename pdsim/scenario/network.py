@@ -92,5 +92,5 @@ class FrontEndSettings(Section):
 FRONT_END, *FRONT_END_ENDS = (
     FrontEndSettings.model_construct(latency_in=latency_ns) for latency_ns in (40_000_000, 10_000_000, 160_000_000)
 )
-"""HTTP, tokenizer and scheduler of most servers, and between what it lies: chosen on half of the points of
-experiments/default-cost. A prompt waits for it, and the next is not held up."""
+"""Front end of most servers (HTTP, tokenizer, scheduler) and the ends of its range, chosen on half of the points of
+experiments/default-cost. Requests wait in parallel."""

@@ -55,7 +55,7 @@ def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]]
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by what the file says. Only changes of sections in _BESIDE may stand beside it."""
+    """Replaces {profile: FILE} by the file's cost. Only changes of the sections in _BESIDE may stand beside it."""
     of_role = {role: its for role in _OF_ROLE if isinstance(value, dict) and (its := _named(value.get(role), info))}
     named = _named(value, info)
     if of_role:
@@ -118,7 +118,7 @@ def _measured(costs: dict[str, Any]) -> dict[str, Any]:
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces `profile: FILE` by what was fitted for the transport; what stands beside it goes before it."""
+    """Replaces `profile: FILE` by the fitted values of the transport. Fields beside `profile` override them."""
     if (named := _named(value, info)) is None:
         return value
     path, given = named
@@ -137,9 +137,9 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces `profile: FILE` by what was measured; what stands beside it goes before it.
+    """Replaces `profile: FILE` by the measured values. Fields beside `profile` override them.
 
-    Real mode, which profiles are measured on, has no gateway that waits.
+    Real mode, on which profiles are measured, has no gateway.
     """
     if (named := _named(value, info)) is None:
         return value

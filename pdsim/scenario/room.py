@@ -47,7 +47,9 @@ def limited(is_limited: bool, /) -> Iterator[None]:
 
 
 def require_room_for_run(scenario: Scenario) -> None:
-    """Raises ConfigError for more instances or requests than fit; of a trace its file has the requests."""
+    """Raises ConfigError for more instances or requests than fit this machine's memory. For a trace, its requests are
+    counted.
+    """
     counts = [servers.instances * servers.dp for servers in scenario.roles.values()]
     workload = scenario.workload
     requests = 0 if hasattr(workload, "path") else prod(getattr(workload, name, 1) for name in _COUNTS)
@@ -58,7 +60,7 @@ def require_room_for_run(scenario: Scenario) -> None:
 
 
 def require_room(what: str, num_bytes: float, time_s: float) -> None:
-    """Raises ConfigError if it does not fit this machine, and warns if it takes long."""
+    """Raises ConfigError if a run does not fit this machine's memory, and warns if it takes long."""
     if not _LIMITED.get():
         return
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -75,9 +77,8 @@ def _shown(time_s: float) -> str:
 
 
 def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Raises ConfigError if a request alone does not fit the model's context or the pools, in a resolved scenario.
-
-    Raises it if there is no request, too.
+    """Raises ConfigError if a single request does not fit the model's context or the pools of a resolved scenario, or
+    if there is no request.
     """
     if not requests:
         raise ConfigError("workload: it has no requests")

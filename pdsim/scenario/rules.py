@@ -39,7 +39,7 @@ def with_priority_policy(data: Any) -> Any:
 
 
 def with_defaults_of_engine(data: Any) -> Any:
-    """Fill in what a scenario leaves to its engine."""
+    """Fills in the defaults of the scenario's engine."""
     if not isinstance(data, dict) or not isinstance(data.get("engine"), str):
         return data
     filled = dict(data)

@@ -60,7 +60,7 @@ def a_name(value: Any) -> Any:
 
 
 def by_role(value: Any) -> Any:
-    """Lets a component stand for both roles; what was measured may stand beside it."""
+    """Lets one component set both roles. Measured sizes may stand beside it."""
     if isinstance(value, dict) and "use" in value:
         one = {key: setting for key, setting in value.items() if key != "measured"}
         beside = {"measured": value["measured"]} if "measured" in value else {}
@@ -296,7 +296,7 @@ class Scenario(Section):
 
     @property
     def at_corner(self) -> "Scenario":
-        """This scenario with its corner's times in place of the best known, and no corner any more."""
+        """This scenario with the step times of its `corner`, and without `corner`."""
         if not self.corner:
             return self
         update: dict[str, Any] = {"corner": None, "cost": self.cost.at(self.corner)}

@@ -16,7 +16,7 @@ from pdsim.workload.lengths import Acceptance
 
 
 def size_or_auto(value: Any) -> int | Literal["auto"]:
-    """Bytes. Raises ValueError with what is possible, and with the two fields that stand for a mapping."""
+    """Size in bytes, or auto. Raises ValueError that names the possible values."""
     if value == "auto":
         return "auto"
     if isinstance(value, dict):
@@ -143,7 +143,7 @@ class ServerSettings(Section):
 
     @property
     def host_cache_bytes(self) -> int | None:
-        """Host memory of each GPU, in resolved settings; None: there is none."""
+        """Host memory per GPU in resolved settings. None: no host cache."""
         assert self.host_cache != "auto", "the scenario is not resolved"
         return self.host_cache
 
@@ -208,7 +208,7 @@ class DecodingSettings(ServerSettings):
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """None: a step gives each request one token."""
+        """Acceptance of drafts. None: a step gives each request one token."""
         if self.speculative_draft_tokens is None or self.speculative_accept_length is None:
             return None
         return Acceptance(draft_tokens=self.speculative_draft_tokens, accept_length=self.speculative_accept_length)

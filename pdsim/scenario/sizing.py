@@ -38,7 +38,7 @@ def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
 
 
 def server_of(instance_id: str) -> str:
-    """The server of an instance, which is one of its ranks or all of it."""
+    """Name of the server of an instance, which may be one of several ranks."""
     return instance_id.partition(".dp")[0]
 
 

@@ -42,7 +42,7 @@ def interconnect(scenario: Scenario) -> Interconnect:
 
 
 def transport(scenario: Scenario) -> Transport:
-    """The catalog's, with what the scenario changes of it."""
+    """The transport of the catalog with the scenario's changes."""
     network, slowdown = scenario.network, scenario.cost.host.slowdown
     try:
         found = load_transport(network.transport)
@@ -77,7 +77,7 @@ def wire_of(scenario: Scenario) -> RankPairLayout:
 
 
 def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool) -> RankPairLayout:
-    """Raises ConfigError where the ranks of the two sides do not divide."""
+    """KV wire between two layouts. Raises ConfigError if their ranks do not divide."""
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
@@ -108,7 +108,7 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool) -> Ra
 
 
 def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
-    """Raises ConfigError for layers or staging that the two sides cannot have."""
+    """Planner of transfers. Raises ConfigError for impossible layer groups or staging."""
     groups, staging = scenario.pair.prefill.layer_groups, scenario.network.staging
     model, wire = layout_of(scenario, "prefill").model, wire_of(scenario)
     if groups > model.num_layers:
@@ -122,7 +122,7 @@ def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
 
 
 def staging_plan(scenario: Scenario) -> StagingPlan | None:
-    """None: nothing is staged."""
+    """Plan of staging. None: nothing is staged."""
     if (staging := scenario.network.staging) is None:
         return None
     chunk = scenario.pair.prefill.rank_chunk_tokens or 8192
@@ -170,7 +170,7 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
 
 
 def storage_costs(scenario: Scenario) -> StorageCosts | None:
-    """Raises ConfigError for a store of which no two roles could share a page."""
+    """Costs of storage. Raises ConfigError for a store in which two roles could share no page."""
     if (storage := scenario.storage) is None:
         return None
     layouts = {role: layout_of(scenario, role) for role, _ in host_caches(scenario)}

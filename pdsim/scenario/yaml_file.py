@@ -14,7 +14,7 @@ from pdsim.inputs import parse_yaml as parse_input
 
 
 class ConfigError(InputError):
-    """A file or flag that is wrong: the message names the place, what was found and what is possible."""
+    """A wrong file or flag. The message names the place, the value, and the possible values."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -32,7 +32,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Raises ConfigError."""
+    """Reads YAML. Raises ConfigError with the line of a mistake."""
     try:
         return parse_input(text, where)
     except InputError as wrong:
@@ -40,7 +40,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def write_yaml(data: Any, path: Path) -> None:
-    """Raises OSError if it cannot be written; then what stood there stays."""
+    """Writes a YAML file. Raises OSError; then an earlier file stays."""
     write_whole(path, to_yaml(data))
 
 

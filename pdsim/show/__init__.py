@@ -1,1 +1,1 @@
-"""Runs and sweeps as one HTML page: figures are plain functions, pages choose among them."""
+"""Runs, sweeps and plans on the terminal and as HTML pages."""

@@ -44,7 +44,7 @@ _LITTLE = 0.01
 
 @dataclass(frozen=True)
 class FigureBlock:
-    """A figure, and one line that says how to read it."""
+    """A figure with one line on how to read it."""
 
     name: str
     """Unique on its page: letters, digits and hyphens."""

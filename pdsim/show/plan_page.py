@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 def plan_page(folder: Path) -> Page:
-    """Raises ConfigError if what the folder has is no plan."""
+    """Page of a plan's folder. Raises ConfigError if the folder has no plan."""
     path = folder / FILE
     try:
         plan: dict[str, Any] = read_json(path)

@@ -49,7 +49,7 @@ COMPONENTS: dict[Any, str] = {
 
 
 class ReferenceEntry(NamedTuple):
-    """A section, a kind of components, or a file of a run: a table whose last column says what a row means."""
+    """Reference of a section, a kind of components, or a file of a run: a table whose last column explains each row."""
 
     name: str
     about: str
@@ -133,7 +133,7 @@ def _columns(record: type[Any]) -> list[tuple[str, ...]]:
 
 
 def default_in(field: FieldInfo) -> str:
-    """A field's default as a file has it; empty: a section with defaults of its own."""
+    """Default of a field as files write it; empty: a section with its own defaults."""
     if field.default is PydanticUndefined:
         return REQUIRED
     if isinstance(field.default, Section):
