@@ -18,8 +18,9 @@ from pdsim.system.catalog import names
 CPU = torch.device("cpu")
 
 
-def test_every_transport_of_the_catalog_has_an_engine():
-    assert sorted(NAMES) == sorted(names("transports"))
+def test_every_engine_is_a_transport_of_the_catalog():
+    """The catalog has more: those that no engine here can run are simulated only."""
+    assert {*NAMES} <= {*names("transports")}
 
 
 def test_an_unknown_transport_is_answered_with_the_nearest():
