@@ -30,7 +30,7 @@ class ReserveDecodeTokens:
     reserved_tokens: int = 512
     """Tokens in reserve for each active request (--num-reserved-decode-tokens)."""
     max_estimated_output_tokens: int = 4096
-    """Longest output that is counted (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
+    """Longest output that counts, in tokens (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
     def __post_init__(self) -> None:
         if self.reserved_tokens < 0 or self.max_estimated_output_tokens < 1:
@@ -64,7 +64,9 @@ class ReserveDecodeTokens:
 
 @dataclass
 class ReserveMaxOutput:
-    """Admit only what can run to its longest output beside all that is active: nothing is ever retracted."""
+    """Admits a request only if it and all active requests can run to their longest outputs, so that nothing is ever
+    retracted.
+    """
 
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
         to_grow = sum(self._pages_to_grow(request, view) for request in (*view.active, candidate.request))

@@ -35,7 +35,7 @@ class ShortestPromptFirst:
     """Short prompts first; one that has waited longer than its patience goes before all."""
 
     patience_ns: int = 10_000_000_000
-    """Longest time after its arrival that a prompt is passed over."""
+    """Maximum time after its arrival for which a prompt may be passed over."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         def rank(request: QueuedPrefill) -> tuple[bool, int, int]:

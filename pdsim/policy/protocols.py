@@ -1,7 +1,7 @@
-"""The seams of the system: one small Protocol per decision.
+"""Protocols of policies, one for each decision. A policy proposes; the core checks and applies.
 
-A policy proposes; the core checks and applies. A policy is a dataclass whose fields are its settings. It may keep
-private state (every instance gets its own copy), but it never touches what is behind a view.
+A policy is a dataclass whose fields are its settings. It may keep private state, because every instance gets its own
+copy. It must not change objects behind a view.
 """
 
 from collections.abc import Iterable
@@ -42,10 +42,10 @@ ADMITTED = Admitted()
 
 
 class Deferred(NamedTuple):
-    """Not now. Ask again when a message comes, a request ends, or after so many decode steps."""
+    """The policy decides later: ask again after a message, the end of a request, or this number of decode steps."""
 
     ask_again_steps: int | None = 1
-    """None: no number of decode steps alone can change the answer."""
+    """Number of decode steps after which to ask again. None: decode steps alone cannot change the answer."""
 
 
 class AdmissionPolicy(Protocol):
@@ -65,7 +65,7 @@ class EvictionPolicy(Protocol):
     """Decides which unused leaf of the prefix cache goes first."""
 
     def key(self, leaf: views.CachedLeaf) -> Any:
-        """Smaller goes first. May depend only on the leaf."""
+        """Sort key of a leaf; smaller keys are evicted first. It may depend on the leaf alone."""
 
 
 class TransferPolicy(Protocol):
@@ -86,11 +86,11 @@ class SheddingPolicy(Protocol):
     """Decides whom the router refuses as a request arrives."""
 
     def shed(self, request: views.WaitingRequest, view: views.SheddingView) -> int | None:
-        """The request_id of the one that arrives, or of one of view.waiting; None: nobody."""
+        """Id of the request to refuse: the arriving one, or one of view.waiting. None: refuse no request."""
 
 
 class DisaggregationPolicy(Protocol):
-    """Decides where a prompt is computed: on a prefill instance, or on the decode instance that answers it."""
+    """Decides where a prompt is computed: on a prefill instance, or on its decode instance."""
 
     def is_remote(self, prompt: views.TokenSequence, view: views.PairView) -> bool:
         """True: a prefill instance computes it, and sends the KV."""

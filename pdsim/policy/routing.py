@@ -88,7 +88,7 @@ class CacheAware:
     balance_abs_threshold: int = 64
     """Loads are out of balance if they differ by more requests than this and by more than balance_rel_threshold."""
     balance_rel_threshold: float = 1.5
-    """Factor of the same."""
+    """Loads are out of balance if they also differ by more than this factor."""
     seed: int = 0
     """Seed of the draws."""
     _draws: Draws = field(default_factory=Draws, init=False)
@@ -115,9 +115,10 @@ class CacheAware:
 
 @dataclass
 class QueueLimit:
-    """So many may wait for their first token: SGLang's rule for a full queue (--max-queued-requests).
+    """Limits the requests that wait for their first token, by SGLang's rule (--max-queued-requests).
 
-    The one that arrives is refused, unless one of a lower priority waits: then the last of the lowest goes.
+    An arriving request is refused, unless a request of lower priority waits: then the last request of the lowest
+    priority is refused.
     """
 
     max_queued_requests: int

@@ -42,9 +42,8 @@ class LoadThresholds:
 
 @dataclass
 class Forecast:
-    """Scales to the load that the last two intervals foretell, as Dynamo's SLA planner does.
-
-    A role's load goes on as it changed from one interval to the next.
+    """Scales to a forecast of the load, as Dynamo's SLA planner does: the change between the last two intervals
+    continues.
     """
 
     prefill_token_rate_per_s: float

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class TokenSequence(Protocol):
-    """A prompt or an output, without saying what its tokens are."""
+    """Tokens of a prompt or output, without their values."""
 
     def __len__(self) -> int: ...
 
@@ -21,7 +21,7 @@ class TokenSequence(Protocol):
         """Count the tokens from `start` that equal those of `other` from `other_start`."""
 
     def then(self, other: Any) -> "TokenSequence":
-        """This sequence followed by another of the same kind."""
+        """This sequence followed by another sequence."""
 
 
 class QueuedRequest(Protocol):
@@ -35,7 +35,7 @@ class QueuedRequest(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def priority(self) -> int:
-        """Larger goes first; 0 unless the scenario gives its class one."""
+        """Priority; larger goes first. 0 unless the scenario gives the request's class a priority."""
 
 
 class QueuedPrefill(QueuedRequest, Protocol):
@@ -46,7 +46,7 @@ class QueuedPrefill(QueuedRequest, Protocol):
 
 
 class InstanceView(Protocol):
-    """An instance as every policy of it sees it."""
+    """View of an instance for its policies."""
 
     @property
     def now_ns(self) -> int: ...
@@ -54,11 +54,11 @@ class InstanceView(Protocol):
     def page_size(self) -> int: ...
     @property
     def num_available_pages(self) -> int:
-        """Free pages, and cached ones that nobody uses."""
+        """Free pages, and cached pages that no request uses."""
 
 
 class PrefillView(InstanceView, Protocol):
-    """A prefill or an aggregated instance as a prefill policy sees it."""
+    """View of a prefill or aggregated instance for prefill policies."""
 
     @property
     def waiting(self) -> Collection[QueuedPrefill]:
@@ -68,7 +68,7 @@ class PrefillView(InstanceView, Protocol):
         """Prompt tokens that the prefix cache holds now. Costs a tree walk."""
 
     def use_cached_tokens(self, request: QueuedPrefill) -> int:
-        """The same, and an access to them: they are not evicted soon."""
+        """Number of cached prompt tokens. Counts as a use, so that they are not evicted soon."""
 
 
 class SendingPrefill(Protocol):
@@ -114,7 +114,7 @@ class DecodeView(InstanceView, Protocol):
 
     @property
     def resume_unit_tokens(self) -> int:
-        """A retracted request asks for a multiple of so many tokens: a page, or 1 in SGLang 0.5.12."""
+        """A retracted request asks for a multiple of this number of tokens: a page, or 1 in SGLang 0.5.12."""
 
     @property
     def running(self) -> Sequence[QueuedDecode]:
@@ -144,7 +144,7 @@ class Candidate:
 
 
 class CachedLeaf(Protocol):
-    """A leaf of the prefix cache that nobody uses."""
+    """A leaf of the prefix cache that no request uses."""
 
     @property
     def last_access(self) -> int:
@@ -152,7 +152,7 @@ class CachedLeaf(Protocol):
 
     @property
     def num_hits(self) -> int:
-        """Requests that inserted it."""
+        """Number of requests that inserted the leaf."""
 
     @property
     def born(self) -> int:
@@ -177,23 +177,23 @@ class InstanceLoad(Protocol):
 
 
 class RoutingView(Protocol):
-    """The instances of one role as a routing policy sees them."""
+    """View of the instances of one role for routing policies."""
 
     @property
     def now_ns(self) -> int: ...
     @property
     def instances(self) -> Sequence[InstanceLoad]:
-        """Never empty, always in the same order."""
+        """Instances of the role; never empty, always in the same order."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Prompt tokens that were routed to this instance before, as far as the router remembers."""
+        """Prompt tokens that the router remembers to have sent to this instance."""
 
     def holders(self, prompt: TokenSequence) -> Collection[str]:
-        """Instances that may have some of these tokens; the others have none. Ask whether one is in it."""
+        """Instances that may have some of these tokens; other instances have none of them. Supports `in`."""
 
 
 class WaitingRequest(Protocol):
-    """A request as a router sees it."""
+    """A waiting request, as the router sees it."""
 
     @property
     def request_id(self) -> int: ...
@@ -218,7 +218,7 @@ class PairView(Protocol):
 
     @property
     def num_decode_cached_tokens(self) -> int:
-        """Prompt tokens that were routed to this decode instance before, as far as the router remembers."""
+        """Prompt tokens that the router remembers to have sent to this decode instance."""
 
     @property
     def decode(self) -> InstanceLoad:
@@ -229,11 +229,11 @@ class PairView(Protocol):
 
 
 class RoleSeen(Protocol):
-    """The servers of one role as a scaling policy sees them."""
+    """View of the servers of one role for scaling policies."""
 
     @property
     def num_servers(self) -> int:
-        """Servers that have the role, start with it, or switch to it."""
+        """Number of servers that have the role, start in it, or switch to it."""
 
     @property
     def num_requests(self) -> int:

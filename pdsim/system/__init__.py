@@ -1,1 +1,1 @@
-"""Models, GPUs and how a model lies on them, with the source of every number."""
+"""Models, GPUs, and the layout of a model on GPUs, with the source of every number."""

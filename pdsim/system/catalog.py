@@ -40,7 +40,7 @@ class GpuSpec:
     num_sms: int | None = None
     """Streaming multiprocessors, or compute units; None: not told."""
     gpus_per_server: int = 8
-    """Joined by one NVLink domain, or on one board: as far as tensor parallelism goes."""
+    """Number of GPUs in one NVLink domain or on one board, the limit of tensor parallelism."""
     gpus_per_host: int | None = None
     """GPUs that one operating system sees, where an NVLink domain has several hosts; None: all of a server."""
     board_power_w: float | None = None
@@ -52,7 +52,7 @@ class GpuSpec:
             raise ValueError("flops.bf16 is missing: the rate of types without units of their own")
 
     def num_hosts(self, num_gpus: int) -> int:
-        """Hosts that a server of so many GPUs needs."""
+        """Number of hosts of a server with this number of GPUs."""
         return -(-num_gpus // (self.gpus_per_host or self.gpus_per_server))
 
     def flops_for(self, dtype: Dtype) -> float:
@@ -119,7 +119,7 @@ def searched(folder: Path | None, *, is_new: bool = False) -> Iterator[None]:
 
 @contextmanager
 def lookups_remembered() -> Iterator[None]:
-    """Each entry is looked for once for as long as this lasts. What changes meanwhile is seen afterwards."""
+    """Context in which each catalog entry is read once. Changes of files show afterwards."""
     token = _located.set(_located.get() or {})
     try:
         yield
@@ -128,7 +128,9 @@ def lookups_remembered() -> Iterator[None]:
 
 
 def lend(folder: Path) -> list[str]:
-    """Lets this process find entries of a folder that no other folder has; the others that differ from it."""
+    """Lets this process find the entries of a folder that no other folder has. Returns the entries that differ from
+    another folder's.
+    """
     if folder not in _lent:
         _lent.append(folder)
     differing = []
@@ -141,7 +143,7 @@ def lend(folder: Path) -> list[str]:
 
 
 def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
-    """Text of the user's entries among these, by place in a catalog, with those that they are the same as."""
+    """Texts of the user's own entries among these names, by place in a catalog, with entries that they refer to."""
     found: dict[str, str] = {}
     for kind, entry in named:
         name: str | None = entry
@@ -178,7 +180,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def load_model(name: str) -> ModelSpec:
-    """Raises CatalogError, as all that load do."""
+    """The model of this name. Raises CatalogError, as all loaders do."""
     entry: ModelSpec = _load("models", name)
     return entry
 
@@ -194,7 +196,7 @@ def load_transport(name: str) -> Transport:
 
 
 def file_of(kind: Kind, name: str) -> Path:
-    """The file that has the entry. Raises CatalogError if there is none, or more than one."""
+    """The file of an entry. Raises CatalogError if no file, or more than one, has it."""
     return _located_file(kind, name)[0]
 
 

@@ -51,8 +51,8 @@ class Layout:
     expert_skew: float = 0
     """Excess of the busiest GPU's experts over the mean in tokens."""
     num_draft_layers: int = 0
-    """Attention layers of a draft model, whose KV lies beside the model's and is as large for each layer (SGLang
-    0.5.23, model_executor/pool_configurator.py: cell_size * draft_num_layers / num_layers)."""
+    """Number of attention layers of a draft model, each with as much KV as a layer of the model (SGLang 0.5.23,
+    model_executor/pool_configurator.py: cell_size * draft_num_layers / num_layers)."""
     kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 
@@ -99,7 +99,7 @@ class Layout:
 
     @property
     def num_kv_layers(self) -> int:
-        """Layers that have KV on one rank, the draft's among them."""
+        """Number of layers with KV on one rank, including the draft's."""
         return self.model.attention.num_layers + self.num_draft_layers
 
     @property

@@ -11,7 +11,7 @@ KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 """fp32 is for CPUs."""
 
 KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
-"""KV types by torch's name, in which rows and options of real runs have it."""
+"""KV types by torch's name, which rows and options of real runs use."""
 
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
@@ -68,11 +68,11 @@ class GroupedQueryAttention:
         return self.num_whole_elements(tp) + self.num_window_elements(tp)
 
     def num_whole_elements(self, tp: int) -> int:
-        """Those of the layers without a window."""
+        """Number of elements per token in layers without a window."""
         return max(1, self.num_kv_heads // tp) * self._widths[0] * (self.num_layers - self.num_window_layers)
 
     def num_window_elements(self, tp: int) -> int:
-        """Those of the layers with a window."""
+        """Number of elements per token in layers with a window."""
         heads = self.num_kv_heads if self.num_window_kv_heads is None else self.num_window_kv_heads
         return max(1, heads // tp) * self._widths[1] * self.num_window_layers
 
@@ -97,10 +97,10 @@ class LatentAttention:
     nope_dim: int
     value_dim: int
     sparse_tokens: int = 0
-    """Most tokens that a token attends to, which an indexer chooses (DeepSeek sparse attention); 0: all."""
+    """Maximum number of tokens that a token attends to, chosen by an indexer (DeepSeek sparse attention). 0: all."""
     compress_ratios: dict[int, int] | None = None
-    """Number of layers that keep one latent for so many tokens, beside a window of the last ones, which is not kept
-    here (DeepSeek V4). None: each layer keeps the latent of each token."""
+    """Number of layers by tokens per stored latent, beside a window of the last tokens that is not stored (DeepSeek
+    V4). None: every layer stores the latent of each token."""
 
     @property
     def window_share(self) -> float:
@@ -138,7 +138,7 @@ class Experts:
     """Experts that each token is routed to."""
     intermediate_size: int
     weight_dtype: Dtype | None = None
-    """None: the model's, whose rate they are computed at in any case."""
+    """Type of the expert weights. None: the model's type. Experts compute at the rate of the model's type."""
     input_size: int | None = None
     """Width of what goes into an expert and comes out of it, where that is a projection; None: the model's."""
     num_matrices: int = 3
@@ -196,7 +196,7 @@ class GroupedRouting:
     """DeepSeek-V3's choice of experts: by sigmoids, and a learned bias that weighs nothing, in the best groups only."""
 
     num_groups: int
-    """Each is judged by its best two experts."""
+    """Number of groups of experts. A group is judged by its best two experts."""
     num_active_groups: int
     scale: float
     """Factor of what the chosen experts say together."""
@@ -206,7 +206,7 @@ class GroupedRouting:
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaArchitecture:
-    """Details that running a model of Llama's family, Qwen3's or DeepSeek's takes beyond sizes. Costs ignore it."""
+    """Details of Llama, Qwen3 and DeepSeek models that running a model needs beyond sizes; costs ignore them."""
 
     intermediate_size: int
     """Size of layers without experts."""
@@ -219,7 +219,7 @@ class LlamaArchitecture:
     query_rank: int = 0
     """Width of the queries' own latent, with latent attention; 0: none."""
     routing: GroupedRouting | None = None
-    """None: the softmax of all experts."""
+    """Routing of tokens to experts. None: softmax over all experts."""
 
 
 def stage_layers(num_layers: int, num_stages: int) -> list[int]:
@@ -261,7 +261,7 @@ class ModelSpec:
         return replace(self, weight_dtype=dtype, num_params_in_bf16=0, experts=experts)
 
     def with_redundant(self, num_redundant: int) -> "ModelSpec":
-        """The model with copies of so many experts in each layer that has them."""
+        """The model with this number of copies of experts in each layer with experts."""
         if self.experts is None:
             return self
         experts = replace(self.experts, num_experts=self.experts.num_experts + num_redundant)
@@ -269,7 +269,9 @@ class ModelSpec:
         return replace(self, experts=experts, num_params=self.num_params + added)
 
     def largest_stage(self, num_stages: int) -> "ModelSpec":
-        """The part that the largest of so many pipeline stages has. Embeddings are dealt out as layers are."""
+        """The part of the model in the largest of this number of pipeline stages. Embeddings are divided as layers
+        are.
+        """
         if num_stages == 1:
             return self
         share = max(stage_layers(self.num_layers, num_stages)) / self.num_layers
@@ -353,7 +355,9 @@ class ModelSpec:
 
     @property
     def wide_flops_per_token(self) -> float:
-        """Matrix products of one token with these, but for the output projection: of a prompt, one token needs it."""
+        """Operations per token of these matrix products, without the output projection, which a prompt needs for one
+        token only.
+        """
         return 2 * self._num_kept_params
 
     def expert_bytes_read(self, num_tokens: float) -> float:

@@ -61,16 +61,14 @@ class Transport:
     turn_ns: int = 0
     """Serial: after posting for so long a worker lets the next one post; 0: it posts all that it has."""
     loop_turn_ns: int = 0
-    """Time that the instance's loop gets after each round of turns, with turn_ns; 0: it needs no turn.
-
-    descriptor_ns is that of a worker alone, which waits for the loop after each turn.
-    """
+    """Time of the instance's loop after each round of turns, with turn_ns; 0: the loop needs no turn. descriptor_ns is
+    then the time of a worker alone, which waits for the loop after each turn."""
     slows_prefill: float = 0.0
     """The share of a transfer's time by which it prolongs forwards of the GPU that it reads."""
     coalesces: bool = True
     """Joins pages that follow each other on both sides into one descriptor."""
     pushes: bool = False
-    """A kernel writes all pages of a batch, however heads lie: one descriptor."""
+    """True: a kernel writes all pages of a batch with one descriptor, whatever the layout of heads."""
     sources: dict[str, str]
 
     def posting_ns(self, num_descriptors: int) -> int:
@@ -78,16 +76,16 @@ class Transport:
         return round((1 - self.overlap) * self.descriptor_ns * num_descriptors)
 
     def loop_pace(self, num_posting: int) -> float:
-        """The share of its own pace at which the loop of an instance goes on beside so many workers that post."""
+        """Share of its normal speed at which an instance's loop runs beside this number of posting workers."""
         return self.loop_turn_ns / (num_posting * self.turn_ns + self.loop_turn_ns) if self.loop_turn_ns else 1
 
     @property
     def turn_alone_ns(self) -> int:
-        """A turn of a worker alone, and the loop's behind it."""
+        """Time of a turn of a worker alone, including the loop's turn after it."""
         return self.turn_ns + self.loop_turn_ns
 
     def turn_beside_ns(self, num_posting: int) -> float:
-        """Turn of one among so many workers, which share the loop's."""
+        """Time of a turn of a worker among this number of workers, which share the loop's turns."""
         return self.turn_ns + self.loop_turn_ns / num_posting
 
     def least_moving_ns(self, num_descriptors: int) -> float:

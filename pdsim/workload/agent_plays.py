@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A call, or a sub-agent as the calls of its parent see it."""
+    """A recorded call, or a sub-agent as one interval of its parent's calls."""
 
     start_ns: int
     end_ns: int
@@ -51,9 +51,9 @@ class WekaTrace(Trace):
     num_sessions: int | None = None
     """Sessions, begun again after the last with prompts that share nothing with those before. None: each once."""
     lanes: int | None = None
-    """The first so many sessions go on from a random moment of theirs, as AgentX begins: the last prompt of each agent
-    that goes on is sent first, for one token, and what follows begins when all these have ended. Give the closed loop
-    as many in flight. None: all begin at their begin."""
+    """Number of sessions that resume at a random moment, as AgentX begins: the last prompt of each of their agents is
+    sent first, for one token, and later requests begin when all these have ended. Set the closed loop's concurrency
+    to the same number. None: all sessions begin at their start."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,7 +110,9 @@ class Session:
         return round(random.uniform(min(starts), max(starts)))
 
     def specs(self, session: int, first: int, moment_ns: int | None) -> list[RequestSpec]:
-        """Requests numbered from `first` on, each behind those that it waits for; from a moment on: what goes on."""
+        """Requests of a session, numbered from `first`, each after those that it waits for. With a moment, only the
+        requests after it.
+        """
         places = sorted(range(len(self.calls)), key=lambda i: (self.calls[i].start_ns, i))
         from_ns = min((call.start_ns for call in self.calls), default=0) if moment_ns is None else moment_ns
         goes_on = [place for place in places if self.calls[place].start_ns >= from_ns]

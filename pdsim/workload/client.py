@@ -76,12 +76,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class Bursts:
-    """Two Poisson rates that take turns, a Markov-modulated Poisson process: the lengths of bursts and of what is
-    between them are exponential.
+    """Bursts: two Poisson rates that alternate (a Markov-modulated Poisson process). The lengths of bursts and of the
+    times between them are exponential.
     """
 
     rate_per_s: float
-    """Mean rate of both."""
+    """Mean rate over bursts and the times between them."""
     burst_factor: float = 5.0
     """Rate of a burst over the mean."""
     burst_share: float = 0.1
@@ -142,7 +142,7 @@ class Profile:
             raise ValueError(f"a profile needs rate > 0 and level > 0, found {self}")
 
     def times_ns(self, random: Random) -> Iterator[int]:
-        """Arrivals of rate 1, each at the time by which so many are expected."""
+        """Arrival times for a rate that changes over time, from arrivals at rate 1."""
         assert self.rate_per_s is not None
         scale = self.rate_per_s / self._mean_level
         expected, begin_s = random.expovariate(1.0), 0.0
@@ -183,7 +183,7 @@ def _reached(area: float, rate: float, growth: float) -> float:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Sends each request at its time, and one that waits for others after the last of them."""
+    """Sends each request at its time, and a request that waits for others after the last of them has ended."""
 
     arrivals: Arrivals | None = None
     """Arrivals. None: the trace's times; generated workloads are sent all at once."""
@@ -191,9 +191,9 @@ class OpenLoop:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Keeps so many requests in flight: all at once at the start, then one for each that ends.
+    """Keeps a fixed number of requests in flight: all are sent at the start, then one for each that ends.
 
-    A request's latency counts from when it is sent, so waiting in the client is not in it (as in SGLang's client).
+    A request's latency counts from when it is sent, as in SGLang's client, and does not include waiting in the client.
     """
 
     concurrency: int
@@ -227,7 +227,7 @@ def warm_up_requests(client: Client, num_requests: int, num_primes: int = 0) -> 
 
 
 class Clock(Protocol):
-    """Simulated time, or the real one."""
+    """Clock of a client: simulated or real time."""
 
     @property
     def now_ns(self) -> int: ...

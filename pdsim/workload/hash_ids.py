@@ -36,7 +36,7 @@ class HashBlocks:
     """
 
     def __init__(self, block_tokens: int, streams: Iterator[int] | None = None, *, only_whole: bool = False) -> None:
-        """only_whole: what is left of a prompt behind its whole blocks has no id."""
+        """only_whole: True: the rest of a prompt after its whole blocks has no id."""
         self._size, self._only_whole = block_tokens, only_whole
         self._streams = fresh_streams() if streams is None else streams
         self._first_ids: list[int] = []
@@ -68,7 +68,7 @@ class HashBlocks:
         return self.of_ids(ids, num_tokens)
 
     def of_ids(self, ids: list[int], num_tokens: int) -> Spans:
-        """A prompt by the ids of its blocks; what they do not cover is shared with none."""
+        """A prompt from the ids of its blocks. Tokens that ids do not cover are shared with no prompt."""
         size = self._size
         spans: list[tuple[int, int, int]] = []
         at = 0
@@ -126,11 +126,11 @@ def _num_rising(ids: list[int], at: int, limit: int) -> int:
 
 
 TEXT_BLOCK = 16
-"""Tokens of a block of text; shared prefixes count in them."""
+"""Number of tokens of a block of text. Shared prefixes count in such blocks."""
 
 
 class TextBlocks:
-    """Prompts by what they hold, token by token: equal beginnings are shared, to whole blocks of 16."""
+    """Prompts from their content, token by token. Equal beginnings are shared, in whole blocks of 16 tokens."""
 
     def __init__(self, streams: Iterator[int], block: int = TEXT_BLOCK) -> None:
         self._blocks = HashBlocks(TEXT_BLOCK, streams)
@@ -149,7 +149,7 @@ class TextBlocks:
 
 
 class NotASessionError(ValueError):
-    """Requests that follow each other in another way than turn by turn."""
+    """Requests that depend on each other in another way than as turns of a session."""
 
 
 def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -160,11 +160,10 @@ def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def mooncake_rows(
     requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for each request that was sent, in the order of sending.
+    """Mooncake rows of the sent requests, in the order of sending.
 
-    Prompts share what they share in whole blocks; a last block that is not whole has an id of its own. Later turns have
-    session_id and delay (ms). What a turn's prompt repeats of an answer is not known as such to a reader. Raises
-    NotASessionError.
+    Prompts share whole blocks; a partial last block has its own id. Later turns have session_id and delay (ms). Rows do
+    not tell which part of a turn's prompt repeats an answer. Raises NotASessionError.
     """
     specs = _in_order_of_sending(requests, sent_ns)
     _check_turns(specs)

@@ -29,7 +29,7 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always the same; a plain integer means this."""
+    """All lengths are equal. A plain integer means this."""
 
     tokens: int
     """Length."""
@@ -47,9 +47,9 @@ class Uniform:
     """Every integer from low to high, both included, equally often."""
 
     low: int
-    """Least."""
+    """Shortest length."""
     high: int
-    """Most."""
+    """Longest length."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
@@ -91,7 +91,7 @@ class Lognormal:
     stddev: float
     """Standard deviation."""
     most: int | None = None
-    """Longest; what is drawn longer has this length. None: no longest."""
+    """Longest length; longer draws get this length. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.stddev, self.most)
@@ -111,7 +111,7 @@ class GammaLengths:
     stddev: float
     """Standard deviation."""
     most: int | None = None
-    """Longest; what is drawn longer has this length. None: no longest."""
+    """Longest length; longer draws get this length. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.stddev, self.most)
@@ -128,7 +128,7 @@ class Exponential:
     mean: float
     """Mean."""
     most: int | None = None
-    """Longest; what is drawn longer has this length. None: no longest."""
+    """Longest length; longer draws get this length. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.mean, self.most)
@@ -187,7 +187,9 @@ class Acceptance:
     accept_length: float
 
     def stream(self, rng: Random) -> Iterator[int]:
-        """Tokens of each step of a sequence, without end: drafts are accepted in turn, each with one probability."""
+        """Endless numbers of tokens of a sequence's steps. Drafts are accepted one after another, each with the same
+        probability.
+        """
         probability = chain_probability(self.draft_tokens, self.accept_length)
         while True:
             num_tokens = 1

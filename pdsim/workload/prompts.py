@@ -27,10 +27,10 @@ _LEAST_TOKENS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ShareGpt(Trace):
-    """A JSON list of conversations: the first turn is the prompt, the second its answer.
+    """ShareGPT: a JSON list of conversations, of which the first turn is the prompt and the second the answer. Shorter
+    conversations are left out.
 
-    Conversations of fewer turns are left out. There is no tokenizer: a length is characters times tokens_per_character.
-    There are no arrival times: set the client's.
+    Lengths are characters times tokens_per_character. The file has no arrival times: set those of the client.
     """
 
     tokens_per_character: float = 0.25
@@ -80,7 +80,7 @@ PROMPTS = (
 )
 """Fields with the text of a prompt, those looked for first at the left."""
 WHOLE = ("messages", "conversation")
-"""Fields that repeat what was said before."""
+"""Fields that repeat the conversation so far."""
 ANSWERS = ("completion", "response", "answer", "output", "chosen", "generated_text", "choices")
 _IN_THE_BODY = ("body", "request", "payload", "endpointInput", "captureData", "kwargs", "data")
 """Fields with the request as it was sent, an object or its text."""

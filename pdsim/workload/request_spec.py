@@ -16,13 +16,13 @@ class RequestSpec(NamedTuple):
     max_output_tokens: int
     """Limit that the client sets, and a policy may see."""
     arrival_ns: int = 0
-    """Time in a trace; an open-loop client may replace it, a closed loop does not look at it."""
+    """Arrival time in the trace. An open-loop client may replace it; a closed loop ignores it."""
     after: tuple[int, ...] = ()
-    """Requests whose ends it follows, all of them: most often the turn before."""
+    """Requests that must end before this one is sent: most often the turn before."""
     think_ns: int = 0
     """Pause after the last of these ends."""
     request_class: str = ""
-    """Class in a trace: an SLO may have limits for it. No policy sees it."""
+    """Class in a trace, for limits of an SLO. Policies do not see it."""
     session: int = -1
     """Recorded session: a closed loop counts its requests as one, also those that follow none. -1: none is recorded."""
     primes: bool = False
@@ -38,7 +38,9 @@ def alone(number: int, num_prompt_tokens: int, num_output_tokens: int, arrival_n
 def conversation(
     history: Spans, lengths: Iterable[tuple[int, int]], streams: Iterator[int]
 ) -> Iterator[tuple[Spans, Spans]]:
-    """Prompt and output of each turn: a prompt is all before it and new input. lengths: of new input and of output."""
+    """Prompt and output of each turn. A prompt is the conversation so far and new input. lengths: of new input and of
+    output.
+    """
     for num_inputs, num_outputs in lengths:
         prompt = history.then(Spans.of(next(streams), num_inputs))
         output = Spans.of(next(streams), num_outputs)

@@ -42,7 +42,7 @@ class RandomLengths:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixPool:
-    """AIPerf's synthetic load: each prompt is a prefix drawn uniformly from a pool, and a body of its own."""
+    """AIPerf's synthetic load: each prompt is a prefix drawn uniformly from a pool, followed by its own body."""
 
     num_requests: int
     """Number of requests."""
@@ -81,11 +81,11 @@ class SharedPrefixGroups:
     prompts_per_group: int = 16
     """Conversations of each group."""
     system_prompt_tokens: int = 2048
-    """Longest system prompt; drawn for each group."""
+    """Maximum length of a system prompt; drawn for each group."""
     question_tokens: int = 128
-    """Longest question; drawn for each prompt."""
+    """Maximum length of a question; drawn for each prompt."""
     output_tokens: int = 256
-    """Longest output; drawn for each prompt."""
+    """Maximum length of an output; drawn for each prompt."""
     range_ratio: float = 1.0
     """Shortest of a length, as a fraction of the longest."""
     num_turns: int = 1
@@ -127,7 +127,7 @@ class SharedPrefixGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """Conversations: each turn's prompt is the whole conversation so far and new input, sent after a pause."""
+    """Conversations: the prompt of each turn is the conversation so far and new input, sent after a pause."""
 
     num_sessions: int
     """Number of conversations."""
@@ -136,11 +136,11 @@ class Sessions:
     system_prompt_tokens: int = 0
     """Length of a prompt that all sessions share."""
     input_tokens: Lengths
-    """Lengths of new input in each turn."""
+    """Lengths of the new input of each turn."""
     output_tokens: Lengths
     """Lengths of outputs."""
     think_ns: int = 0
-    """Time from an answer to the next turn."""
+    """Time from an answer until the next turn is sent."""
 
     def __post_init__(self) -> None:
         positive(self, num_sessions=self.num_sessions)

@@ -6,12 +6,12 @@ from typing import NamedTuple
 NS, US, MS, S = 1.0, 1e3, 1e6, 1e9
 UNITS = {"ns": NS, "us": US, "ms": MS, "s": S}
 SAID_BY_VALUE = None
-"""Unit of a time whose name does not tell it."""
+"""Unit of times whose field name does not tell the unit."""
 
 
 class Quantity(NamedTuple):
     what: str
-    """As messages and the page of formats call it."""
+    """Name of the quantity in messages and on the page of formats."""
     names: Mapping[str, float | None]
     """Names in files, those looked for first at the top; of times with nanoseconds of one unit."""
 

@@ -24,7 +24,7 @@ LONGEST_LINE = 2**24
 
 
 class InputWarning(UserWarning):
-    """Something that a user may not have meant, and that is taken all the same."""
+    """Input that a user may not have meant, and that pdsim uses all the same."""
 
 
 class Line:
@@ -46,7 +46,7 @@ class Line:
         return self._fields
 
     def flat(self) -> "Line":
-        """The same with what nested objects hold beside its own fields; of {value, unit} the value stands for it."""
+        """The record with the fields of nested objects beside its own. Of {value, unit} the value is taken."""
         if not any(isinstance(value, dict) for value in self._fields.values()):
             return self
         flat: dict[str, Any] = {}
@@ -55,7 +55,7 @@ class Line:
 
     @property
     def request_class(self) -> str:
-        """Empty: the line has none."""
+        """Class of the request; empty: the line names none."""
         found = self._fields.get("class")
         return "" if found is None else str(found).strip()
 
@@ -224,7 +224,7 @@ def _has_rows(found: Any) -> bool:
 
 @contextmanager
 def open_trace(path: Path) -> Iterator[IO[str]]:
-    """Raises TraceError, also for what is found to be no text while it is read."""
+    """Opens a trace, plain or gzip. Raises TraceError, also later for content that is not text."""
     if not path.is_file():
         raise TraceError(f"no trace file {path}")
     try:
@@ -239,9 +239,10 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
 
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
-    """Requests by arrival, and numbered so; ties stay as in the file. Specs are numbered as they stand.
+    """Requests by arrival, numbered in this order; equal times keep the file's order. Specs are numbered in the file's
+    order.
 
-    Warns if the file is not in this order: "the first so many" are then not the earliest.
+    Warns if the file is not in order of time, because its first requests are then not the earliest.
     """
     specs = list(specs)
     times_ns = [spec.arrival_ns for spec in specs if not spec.after]
@@ -271,7 +272,7 @@ class Trace:
     path: Path
     """File, plain or gzip."""
     num_requests: int | None = None
-    """The first so many; None: all."""
+    """Maximum number of requests, from the start of the file. None: all."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests)

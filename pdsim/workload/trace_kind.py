@@ -34,7 +34,9 @@ class TraceKind(NamedTuple):
 
 
 def trace_kind(path: Path) -> TraceKind:
-    """Raises TraceError, also for records that no workload reads."""
+    """The workload that reads a trace, and whether it has times. Raises TraceError, also for records that no workload
+    reads.
+    """
     if path.is_dir():
         return TraceKind("weka_trace", has_times=False)
     first = next(records(path), None)

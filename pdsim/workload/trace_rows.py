@@ -43,8 +43,8 @@ class RowTrace(TimedTrace):
     """Tokens that each image adds to its prompt's length."""
 
     new_turns: bool | None = None
-    """Lengths of a session's later turns, where no ids tell their prompts: of what is new in them (AIPerf), or of the
-    whole prompt. None: new where a length is less than that of the turns before, and said."""
+    """Meaning of the lengths of a session's later turns, if no ids tell their prompts: true: of new input (AIPerf);
+    false: of the whole prompt. None: new input if a length is less than the turns before, with a warning."""
 
     unit: ClassVar[str] = ""
     """Unit of times without one in this format."""
@@ -60,7 +60,7 @@ class RowTrace(TimedTrace):
             raise ValueError(f"{type(self).__name__} needs image_tokens >= 0, found {self.image_tokens}")
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """By arrival; times of a clock count from the first request."""
+        """Requests by arrival. Times of day count from the first request."""
         ordered = super().requests(rng)
         begin_ns = ordered[0].arrival_ns
         if begin_ns * self.speedup < _DAY_S * 1e9:
@@ -210,7 +210,7 @@ class RowReader:
         return spec
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """The prompt of a later turn: where no ids tell it, behind what was said before."""
+        """Prompt of a later turn. If no ids tell the prompt, it continues the conversation so far."""
         if _tells_prompt(line):
             return prompt
         self._told_turns += 1
@@ -270,7 +270,9 @@ def _tells_prompt(line: Line) -> bool:
 
 
 def has_new_turns(lines: Iterable[Line]) -> bool:
-    """A session has a turn that is shorter than the turns before it together: lengths are of what is new."""
+    """True if a session has a turn that is shorter than the turns before it together, so that lengths are those of new
+    input.
+    """
     known: dict[str, int] = {}
     for line in lines:
         session, length, output = (value_of(line, one) for one in (names.SESSION, names.INPUT, names.OUTPUT))

@@ -1,1 +1,1 @@
-"""Checkpoints as Hugging Face's files describe them: from config.json and what lies beside it to a catalog entry."""
+"""Checkpoints in Hugging Face's format: from config.json and files beside it to a catalog entry."""

@@ -1,4 +1,4 @@
-"""What a request leaves in memory: the sections `attention` and `state` of a catalog entry."""
+"""Memory of a request: the sections `attention` and `state` of a catalog entry."""
 
 from collections import Counter
 from typing import Any

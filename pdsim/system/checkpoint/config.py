@@ -67,7 +67,7 @@ class Config:
     """The text model of a config.json."""
 
     def __init__(self, fields: Any) -> None:
-        """Raises EntryError."""
+        """Reads config.json's fields. Raises EntryError."""
         if not isinstance(fields, Mapping):
             raise EntryError(f"expected a mapping of fields, found {fields!r}")
         given = _text_of(fields)
@@ -109,7 +109,7 @@ class Config:
         return default
 
     def flags(self, name: str) -> list[Any] | None:
-        """A list with a value for each layer; None where there is none. Further values are of modules behind them."""
+        """A list with one value per layer; None: the field is missing. Further values belong to later modules."""
         value = self._fields.get(name)
         if not isinstance(value, list):
             return None

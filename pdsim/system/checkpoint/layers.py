@@ -1,4 +1,4 @@
-"""What each layer of a model is made of: how it mixes tokens, and what it computes of each alone."""
+"""Kinds of the layers of a model: how a layer mixes tokens, and its computation per token."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,11 +21,11 @@ class Layer:
     has_indexer: bool = True
     """False: it takes what an earlier layer's indexer chose."""
     feed_factor: float | None = None
-    """Size of its MLP in hidden_size, of a model whose layers were searched for; None: intermediate_size says it."""
+    """Size of the layer's MLP in units of hidden_size, for models from architecture search. None: intermediate_size."""
 
 
 def layers_of(config: Config) -> list[Layer]:
-    """Each layer in order. Raises EntryError for kinds that are not known."""
+    """Layers in order. Raises EntryError for unknown kinds."""
     if (blocks := config.flags("block_configs")) is not None:
         return [_searched(block) for block in blocks]
     if alone := _single_blocks(config):
@@ -146,7 +146,7 @@ def _windows(config: Config, num_layers: int) -> list[Mixer]:
 
 
 def window_of(config: Config) -> int:
-    """Tokens that a layer with a window attends to; 0: no layer has one."""
+    """Window of attention in tokens; 0: no layer has a window."""
     if config.get("use_sliding_window") is False:
         return 0
     if config.get("no_rope_layer_interval") is not None:

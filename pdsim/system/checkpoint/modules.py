@@ -66,7 +66,7 @@ def _grouped(config: Config, layer: Layer) -> Iterator[tuple[str, int]]:
 
 
 def grouped_sizes(config: Config, mixer: str) -> tuple[int, int, int]:
-    """KV heads and the widths of a key head and a value head, of layers with a window or of the others."""
+    """Numbers of KV heads, and widths of key and value heads, of layers with or without a window."""
     kv_heads, dim = config.kv_heads, config.head_dim
     if (blocks := config.get("block_configs")) is not None and config.get("num_key_value_heads") is None:
         sizes = {b["attention"]["n_heads_in_group"] for b in blocks if b["attention"].get("n_heads_in_group")}

@@ -1,4 +1,4 @@
-"""Types of a checkpoint's weights and KV, as config.json or ModelOpt's hf_quant_config.json beside it says them."""
+"""Types of a checkpoint's weights and KV, from config.json or ModelOpt's hf_quant_config.json."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,11 +42,11 @@ class Quantization:
     left: tuple[str, ...] = ()
     """Names, globs or regular expressions (re:...) of modules that keep bf16."""
     named: Mapping[str, Dtype] | None = None
-    """Types of modules, by name or pattern, that have another one."""
+    """Modules with other types, by name or pattern."""
     kv: str | None = None
     """The checkpoint's scheme of KV, by ModelOpt's name; None: it has none."""
     in_blocks: bool = False
-    """Each scale is for a block of rows and columns."""
+    """True: each scale is for a block of rows and columns."""
     group_size: int = 0
     """Weights that share a scale; 0: not told."""
 
@@ -104,7 +104,7 @@ _ALIKE = (
 
 
 def named_alike(name: str) -> str:
-    """The name as modules.py has it."""
+    """The module's name as modules.py spells it."""
     for found, ours in _ALIKE:
         name = re.sub(found, ours, name)
     return name
