@@ -21,6 +21,8 @@ from pdsim.workload.trace_rows import RowReader, RowTrace, value_of, warn
 
 _USUAL_OUTPUT = 256
 """Tokens of an answer of which nothing is known, as clients of SGLang and vLLM ask for."""
+_LOOKED_AT = 100
+"""Rows from which the unit of times is found out."""
 _LEAST_TOKENS = 2
 """Least tokens of a prompt and of an answer: SGLang's client drops shorter ones."""
 
@@ -114,7 +116,7 @@ class ChatTrace(RowTrace):
 
     def specs(self) -> Iterator[RequestSpec]:
         rows = (one for line in records(self.path) for one in _requests_of(line))
-        first = list(islice(rows, 1))
+        first = list(islice(rows, _LOOKED_AT))
         yield from _ChatReader(self, first).read(chain(first, rows))
 
     @cached_property
@@ -211,16 +213,17 @@ class _ChatReader(RowReader):
 
 def has_text(fields: Mapping[str, Any]) -> bool:
     """A record whose prompt is a text."""
-    return _body_of(Line("", dict(fields))) is not None
+    line = Line("", dict(fields))
+    return _turns_of(line) is not None or _body_of(line) is not None
 
 
 def _requests_of(line: Line) -> Iterator[Line]:
     """The requests of a record: one, or those of a session's turns or payloads."""
-    turns, session = line.get("turns") or line.get("payloads"), line.get("session_id") or line.get("question_id")
+    turns, session = _turns_of(line), line.get("session_id") or line.get("question_id")
     for name in ("forks", "spawns"):
         if any(isinstance(turn, dict) and turn.get(name) for turn in turns or ()):
             raise line.error("turns", f"turns with {name}", "none: AIPerf's branches are not modelled")
-    if not isinstance(turns, list):
+    if turns is None:
         yield _with_body(line)
         return
     for i, turn in enumerate(turns):
@@ -228,6 +231,12 @@ def _requests_of(line: Line) -> Iterator[Line]:
         if value_of(Line("", fields), names.IMAGES) is not None:
             fields.setdefault("texts", [""])
         yield _with_body(Line(f"{line.where}, turn {i + 1}", {"session_id": session or line.where, **fields}))
+
+
+def _turns_of(line: Line) -> list[Any] | None:
+    """Turns of a session, also as AIPerf and GenAI-Perf write them into their inputs.json."""
+    found = (line.get(name) for name in ("turns", "payloads", "payload"))
+    return next((turns for turns in found if isinstance(turns, list) and turns), None)
 
 
 def _with_body(line: Line) -> Line:

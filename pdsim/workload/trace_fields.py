@@ -46,14 +46,14 @@ ARRIVAL = _times(
     timestamp=SAID_BY_VALUE, arrival_s=S, arrived_at=S, TIMESTAMP=SAID_BY_VALUE, Timestamp=S, request_start_ns=NS,
     arrival_time_ns=NS, arrival_ns=NS, timestamp_ns=NS, timestamp_ms=MS, arrival_ms=MS, arrival_time_ms=MS,
     timestamp_s=S, arrival_time_s=S, arrival_timestamp=S, arrival_time=SAID_BY_VALUE, start_times=S,
-    request_start_time=S, timestamp_start_unix_ms=MS, inferenceTime=SAID_BY_VALUE,
+    request_start_time=S, request_received_ms=MS, timestamp_start_unix_ms=MS, inferenceTime=SAID_BY_VALUE,
     created_time=SAID_BY_VALUE, created_at=SAID_BY_VALUE, created=SAID_BY_VALUE, start_time=SAID_BY_VALUE,
     time=SAID_BY_VALUE, arrival=SAID_BY_VALUE, ts=SAID_BY_VALUE, request_time=SAID_BY_VALUE, t=S,
 )  # fmt: skip
-END = _times("end", request_end_ns=NS, end_time_ns=NS, end_ns=NS)
+END = _times("end", request_end_ns=NS, end_time_ns=NS, end_ns=NS, event_time_unix_ms=MS)
 DELAY = _times("pause", delay=MS, delay_ms=MS, think_time=S, think_time_s=S, think_time_ms=MS, think_ms=MS)
 SESSION = _counts("session", "session_id", "x_correlation_id", "conversation_id")
-BLOCKS = _counts("ids of blocks", "hash_ids", "block_hashes", "prefix_hash_ids")
+BLOCKS = _counts("ids of blocks", "hash_ids", "block_hashes", "prefix_hash_ids", "input_sequence_hashes")
 BLOCK_TOKENS = _counts("tokens of a block", "block_size", "block_tokens", "hash_block_size", "trace_block_size")
 TOKEN_IDS = _counts("token ids", "input_tok_ids", "prompt_token_ids", "input_ids", "token_ids")
 IMAGES = _counts("images", "num_images", "NumImages", "image_count", "images", "image")

@@ -7,10 +7,11 @@ from typing import NamedTuple
 from pdsim.workload import trace_fields as names
 from pdsim.workload.prompts import has_text
 from pdsim.workload.trace_file import Line, TraceError, open_trace, records
-from pdsim.workload.trace_rows import value_of
+from pdsim.workload.trace_rows import rows_of, value_of
 
 READS = {
-    "mooncake_trace": "Mooncake, AIPerf, Dynamo, `pdsim export`: `input_length`, with or without `hash_ids`",
+    "mooncake_trace": "Mooncake, AIPerf, Dynamo and its request traces, `pdsim export`: `input_length`, with or "
+    "without `hash_ids`",
     "agentic_mooncake_trace": "DynoSim: `wait_for`",
     "bailian_trace": "Qwen's of Bailian: `chat_id`",
     "azure_trace": "Azure: `ContextTokens`",
@@ -49,7 +50,11 @@ def trace_kind(path: Path) -> TraceKind:
         return TraceKind("applied_compute_trace", has_times=False)
     if "conversations" in fields:
         return TraceKind("sharegpt", has_times=False)
-    row = first.flat()
+    row = next(rows_of(path), None)
+    if row is None:
+        raise TraceError(f"{path}: no requests in it: no event is a request_end")
+    if row.where != first.where:  # a turn of the session, or the first of Dynamo's events that is a request
+        first = row
     has_times = value_of(row, names.ARRIVAL) is not None
     return TraceKind(_use_of(row, first, path), has_times)
 

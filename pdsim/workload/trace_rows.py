@@ -1,11 +1,13 @@
 """Traces of one request a row, whatever a tool calls its fields: `trace_fields.py` has their names."""
 
+import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, islice
 from math import inf
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pdsim.core.sequence import Spans
@@ -68,10 +70,67 @@ class RowTrace(TimedTrace):
         return [spec._replace(arrival_ns=spec.arrival_ns - begin_ns) for spec in ordered]
 
     def specs(self) -> Iterator[RequestSpec]:
-        rows = (line.flat() for line in records(self.path))
+        rows = rows_of(self.path)
         first = list(islice(rows, _LOOKED_AT))
         reader = RowReader(self, first)
         yield from reader.read(chain(first, rows))
+
+
+_DYNAMO_REQUEST = "request_end"
+_FORMATS = ("ContextTokens", "Request tokens")
+"""Fields of formats whose names are their own."""
+
+
+def rows_of(path: Path) -> Iterator[Line]:
+    """Rows by the names of the table, and the turns of sessions that hold lengths, one by one.
+
+    Dynamo's request traces have other events too, and requests by their ends.
+    """
+    lines = (line for line in records(path) if line.get("event_type") in (None, _DYNAMO_REQUEST))
+    first = next(lines, None)
+    if first is None:
+        return
+    ours = {} if any(name in first.fields for name in _FORMATS) else _other_spellings(first.flat().fields)
+    rows: Iterator[Line] = (line.flat() for line in chain((first,), lines))
+    if first.get("event_type") == _DYNAMO_REQUEST:
+        rows = iter(sorted(rows, key=_received))
+    for row in rows:
+        named = Line(row.where, {ours.get(name, name): value for name, value in row.fields.items()}) if ours else row
+        yield from _turns_of(named)
+
+
+def _received(row: Line) -> float:
+    return row.time_ns("request_received_ms", names.MS)
+
+
+def _other_spellings(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Names of the table by what is spelt otherwise in a row: Prompt Tokens, promptTokens, prompt-tokens."""
+    known = {name for quantity in names.QUANTITIES for name in quantity.names}
+    found: dict[str, str] = {}
+    for name in fields:
+        if isinstance(name, str) and name not in known:
+            parts = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)
+            plain = "_".join(parts).lower()
+            if plain in known and plain not in fields and plain not in found.values():
+                found[name] = plain
+    return found
+
+
+def _turns_of(line: Line) -> Iterator[Line]:
+    """The row, or its turns: the first at the session's time."""
+    turns = line.get("turns")
+    if not (isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)):
+        yield line
+        return
+    if value_of(Line(line.where, turns[0]), names.INPUT) is None:
+        yield line
+        return
+    around = {name: value for name, value in line.fields.items() if name != "turns"}
+    session = value_of(line, names.SESSION)
+    own = {} if session is None else {session[0]: session[1]}
+    for number, turn in enumerate(turns, start=1):
+        fields = {"session_id": line.where, **(around if number == 1 else own), **turn}
+        yield Line(f"{line.where}, turn {number}", fields).flat()
 
 
 def value_of(line: Line, quantity: Quantity) -> tuple[str, Any] | None:
@@ -303,7 +362,7 @@ def unit_of(times: Sequence[float]) -> tuple[str, bool]:
     return next(unit for unit, below in _EPOCHS if max(times) < below), True
 
 
-def has_only_whole(lines: Iterable[Line], block_tokens: int) -> bool:
+def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
     """All prompts have an id for each whole block and none for the rest, as engines' own hashes do."""
     sizes = [
         (line.count(length[0]), len(ids[1]))
@@ -312,8 +371,9 @@ def has_only_whole(lines: Iterable[Line], block_tokens: int) -> bool:
         and (length := value_of(line, names.INPUT))
         and isinstance(ids[1], list)
     ]
+    is_dynamo = any(line.get("input_sequence_hashes") is not None for line in lines)
     has_rest = any(num_tokens % block_tokens for num_tokens, _ in sizes)
-    return has_rest and len(sizes) > 1 and all(num_ids == num // block_tokens for num, num_ids in sizes)
+    return has_rest and (is_dynamo or len(sizes) > 1) and all(num_ids == num // block_tokens for num, num_ids in sizes)
 
 
 def block_tokens_of(lines: Iterable[Line], path: str) -> int:

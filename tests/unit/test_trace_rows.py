@@ -191,3 +191,55 @@ def test_branches_of_aiperf_are_refused(tmp_path):
     turns = [{"messages": [{"role": "user", "content": "go"}], "max_tokens": 3, "spawns": ["b"]}]
     with pytest.raises(TraceError, match="turns with spawns"):
         read(lines(tmp_path / "t.jsonl", {"session_id": "a", "turns": turns}))
+
+
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"Prompt Tokens": 100, "Completion Tokens": 20, "Arrival Time (s)": 1.5},
+        {"promptTokens": 100, "completionTokens": 20, "arrivalTimeS": 1.5},
+        {"prompt-tokens": 100, "completion-tokens": 20, "arrival-time-ms": 1500},
+    ],
+)
+def test_names_may_be_spelt_otherwise(tmp_path, row):
+    (found,) = read(lines(tmp_path / "t.jsonl", row))
+    assert (len(found.prompt), len(found.output), found.arrival_ns) == (100, 20, 1_500_000_000)
+
+
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+def test_turns_that_hold_lengths_are_requests(tmp_path):
+    turns = [{"input_tokens": 100, "output_tokens": 20}, {"input_tokens": 50, "output_tokens": 9, "think_time": 2}]
+    first, second = read(lines(tmp_path / "t.jsonl", {"conversation_id": "c", "timestamp_ms": 40, "turns": turns}))
+    assert (first.arrival_ns, second.after, second.think_ns) == (40_000_000, (first.request_id,), 2_000_000_000)
+    assert len(second.prompt) == 100 + 20 + 50
+
+
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+@pytest.mark.parametrize("name", ["payloads", "payload"])
+def test_inputs_of_aiperf(tmp_path, name):
+    (tmp_path / "inputs.json").write_text(json.dumps({"data": [{"session_id": "a", name: [chat(max_tokens=9)] * 2}]}))
+    assert [len(spec.output) for spec in read(tmp_path / "inputs.json")] == [9, 9]
+
+
+def request_end(name, begin_ms, end_ms, hashes, session="a"):
+    """Of Dynamo's request traces, whose hashes are of whole blocks."""
+    replay = {"trace_block_size": 64, "input_length": 140, "input_sequence_hashes": hashes}
+    request = {"request_id": name, "input_tokens": 9, "output_tokens": 8, "request_received_ms": begin_ms}
+    event = {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": end_ms}
+    return {**event, "agent_context": {"session_id": session}, "request": {**request, "replay": replay}}
+
+
+def test_requests_of_dynamo_lie_by_their_ends(tmp_path):
+    payload = {"event_type": "request_payload", "request_id": "b", "body": {"prompt": "x"}}
+    begin_ms = 1_700_000_000_000
+    late = request_end("b", begin_ms + 8000, begin_ms + 9000, [1001, 2002])
+    early = request_end("a", begin_ms, begin_ms + 20_000, [1001, 1002])
+    path = lines(tmp_path / "t.jsonl", payload, late, early, request_end("c", begin_ms + 1, begin_ms + 2, [3], "b"))
+    with pytest.raises(TraceError, match="line 3: input_sequence_hashes is"):
+        read(path)
+    first, second = read(lines(tmp_path / "t.jsonl", payload, late, early))
+    assert trace_kind(path) == ("mooncake_trace", True)
+    assert [len(spec.prompt) for spec in (first, second)] == [140, 140]
+    assert first.prompt.common_prefix(0, second.prompt, 0) == 64
+    assert second.after == (first.request_id,)
