@@ -14,7 +14,7 @@ def results_table() -> str:
 
 
 def traces_table() -> str:
-    """Traces by the workload that reads them."""
+    """Table of traces by the workload that reads them."""
     return _table(("workload", "reads"), [(f"`{use}`", what) for use, what in READS.items()])
 
 

@@ -18,7 +18,7 @@ class Quantity(NamedTuple):
     """Names of metrics, without `_total`; the first that a page has counts."""
     factor: float = 1.0
     is_mean: bool = False
-    """Of several servers or ranks the mean, else the sum."""
+    """True: several servers or ranks are averaged. False: they are summed."""
 
 
 QUANTITIES = {
@@ -105,7 +105,7 @@ class Page:
 
 
 def read_page(path: Path) -> Page:
-    """Raises ConfigError for what is neither metrics of these servers nor their info."""
+    """Reads a saved page. Raises ConfigError if it is neither a metrics page nor a server info."""
     text = read_text(path, "text")
     if text.lstrip().startswith(("{", "[")):
         return _of_info(path, parse_json(text, str(path), has_infinity=True))

@@ -1,1 +1,1 @@
-"""Profiles from measured rows, and profiles of other GPUs derived from them."""
+"""Profiles fitted to measured rows, and profiles of other GPUs derived from them."""

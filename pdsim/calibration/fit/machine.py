@@ -32,7 +32,7 @@ class GpuSlowdown:
     """Time constant of the average utilisation."""
 
     def rested(self, rows: Rows) -> Rows:
-        """Prefill forwards, each of a GPU that had rested before, without what they slow themselves."""
+        """Prefill forwards on a GPU that was idle before, without the slowdown that they cause themselves."""
         times_ns = rows.columns["time_ns"]
         rested_ns = times_ns
         for _ in range(_ITERATIONS):
@@ -41,7 +41,7 @@ class GpuSlowdown:
 
 
 def gpu_slowdown(measurements: Measurements) -> GpuSlowdown | None:
-    """None without clock rows."""
+    """Slowdown of a busy GPU; None: there are no clock rows."""
     return next(map(_fitted, measurements.of("clock")), None)
 
 
@@ -94,7 +94,9 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
 
 
 def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
-    """Times of the front end: the launcher takes requests in turn, and decode admits each before it grants pages."""
+    """Times of the front end: the launcher takes requests one after another, and decode admits each before it grants
+    pages.
+    """
     if not medians.keys() >= {"route", "admit", "answer", "message"}:
         return {}
     way_in_ns = medians["route"] + medians["admit"] - medians["message"]
@@ -129,12 +131,13 @@ def _tokens_alone(measurements: Measurements) -> float:
 
 @dataclass(frozen=True)
 class SendingTime:
-    """Time of a transfer in the harness beyond the engine's own, while its worker is busy with it."""
+    """Additional time of a transfer in real mode, while its worker is busy with it."""
 
     batch_ns: float = 0.0
     ns_per_byte: float = 0.0
     serial: bool = False
-    """Workers wait for each other: while all were busy, each took nearer to so many times as long than to as long."""
+    """True: workers wait for each other. While all were busy, a transfer took nearer to that multiple of its time than
+    to its own time."""
 
     @classmethod
     def fitted(cls, measurements: Measurements, transfer: FittedForm) -> "SendingTime":

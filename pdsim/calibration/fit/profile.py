@@ -1,4 +1,4 @@
-"""Makes a profile from measured rows: fits each kind by its form, and writes what was found."""
+"""Makes a profile from measured rows: fits the form of each kind of rows, and writes the results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ SHARED_READING = 0.47
 the SMs, in the fit of SGLang on an H200 (experiments/sglang-h200). Rows have no shared KV.
 """
 LEAST_NS = 1e-6
-"""A smaller coefficient is written as 0: the fit comes close to its bound, but never reaches it."""
+"""Smaller coefficients are written as 0, because fits come close to their bound without reaching it."""
 _RANGES = {
     "prefill": {"prefill_new_tokens": "new_tokens", "prefill_context_tokens": "context_tokens"},
     "decode": {"decode_batch": "batch", "decode_context_tokens": "context_tokens"},
@@ -64,13 +64,13 @@ class Calibration:
     gpu: str | None
     """Name in the catalog: staging is written as a share of its memory bandwidth."""
     overhead: RequestOverhead | None = None
-    """Time of requests around forwards, where a server's client measured them."""
+    """Time of requests outside forwards, if clients of a server measured it."""
     notes: tuple[str, ...] = field(default=())
     """Notes on what could not be fitted, and why."""
 
 
 def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above: float = TABLE_ABOVE) -> Calibration:
-    """Raises ConfigError without rows of prefill and decode, or without scipy."""
+    """Fits a profile to rows. Raises ConfigError without rows of prefill and decode, or without scipy."""
     if find_spec("scipy") is None:
         raise ConfigError("fitting needs scipy: pip install 'pdsim[calibrate]'")
     gpu = gpu or _gpu_of(measurements.devices)

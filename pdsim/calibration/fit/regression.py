@@ -76,7 +76,7 @@ class Form:
 
 
 def prefill_form(rows: Rows, wave_tokens: int = 1) -> Form:
-    """Terms of an affine prefill. Forwards in graphs are padded, and their attention is a kernel of its own."""
+    """Terms of an affine prefill. Forwards in CUDA graphs are padded, and use another attention kernel."""
     terms: dict[str, Term] = {"base": _one, "per_token": _computed, "per_pair": _pairs}
     if rows.columns["graph"].any():
         pairs = partial(_pairs, wave_tokens=wave_tokens)
@@ -190,7 +190,7 @@ def _steps(size: Term, knots: Sequence[float]) -> dict[str, Term]:
 SOFT = 0.03
 """Relative error from which on a residual counts by its size, no longer by its square."""
 LEAST_RATIO = 1e-6
-"""Least ratio of a fitted to a measured time: keeps logarithms finite."""
+"""Smallest ratio of a fitted to a measured time, which keeps logarithms finite."""
 ABOVE_LEAST = (1.3, 3.0)
 """Times by so much above the least of all are taken for work at first, and the others for the least that it takes."""
 NUM_FOLDS = 5
@@ -240,7 +240,7 @@ class FittedForm:
 
     @property
     def typical_error(self) -> float:
-        """Median absolute, held out: rows of a machine that was slow for a while do not move it."""
+        """Median absolute error of held-out shapes, which rows of a temporarily slow machine do not move."""
         return float(np.median(np.abs(self.held_out)))
 
     @property
@@ -254,7 +254,7 @@ class FittedForm:
 
 
 def fit(form: Form, rows: Rows) -> FittedForm:
-    """Raises ValueError where the shapes that are left when some are held out are fewer than the form's parameters."""
+    """Fits a form to rows. Raises ValueError if too few shapes remain when some are held out."""
     shapes, num_shapes = _shapes(form, rows.columns)
     if num_shapes - ceil(num_shapes / NUM_FOLDS) < len(form.parameters):
         raise ValueError(

@@ -24,7 +24,7 @@ Columns = dict[str, Floats]
 
 
 class Kind(NamedTuple):
-    """Columns of a kind of rows, besides `time_us`, and what its fits depend on."""
+    """A kind of rows: its columns besides `time_us`, and what its fits depend on."""
 
     needed: tuple[str, ...] = ()
     optional: Mapping[str, float] = {}
@@ -59,7 +59,7 @@ OBSERVED = ("ttft", "stall", "burst", "round_trip")
 """Kinds that a server's client measures."""
 DEVICE = ("device", "machine")
 UNKNOWN = "unknown"
-"""The device of a server that does not say what it runs on."""
+"""Device of a server that does not report its device."""
 REQUIRED_PROVENANCE = ("command", "date")
 PROVENANCE = (
     *DEVICE,
@@ -82,7 +82,7 @@ OUR_KERNELS = "fused"
 PREFILL_GRAPHS = "prefill_graphs"
 """Tokens of each CUDA graph in which the engine of a row runs forwards, ascending, between spaces."""
 A_COPY = "copy"
-"""The transport of rows that only say what a link can do."""
+"""Transport of rows that only measure a link."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Rows:
     kind: str
     name: str
     columns: Columns
-    """Values by column, `time_ns` among them."""
+    """Values by column, with `time_ns`."""
     tp: int = 1
     """Ranks of the instance."""
 
@@ -109,15 +109,17 @@ class Measurements:
     provenance: tuple[dict[str, str], ...]
     """Origin of each file, distinct values joined by commas."""
     notes: tuple[str, ...] = ()
-    """Notes on what is left out of them."""
+    """Notes on rows that were left out."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
-    """Distinct devices, models, dtypes and graphs of rows of forwards: others may be of the host beside them."""
+    """Distinct devices, models, dtypes and graphs of the rows of forwards. Other rows may be of the host."""
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
     def of_ranks(self, prefill_tp: int, decode_tp: int) -> "Measurements":
-        """Rows of so many ranks where a kind depends on them, and of one rank elsewhere. Raises ConfigError."""
+        """Rows with this number of ranks for kinds that depend on ranks, and with one rank for others. Raises
+        ConfigError.
+        """
         ranks = {"prefill": prefill_tp, "decode": decode_tp, "": 1}
         asked = {name: ranks[kind.role] for name, kind in KINDS.items()}
         for phase in FORWARDS:
@@ -136,10 +138,10 @@ class Measurements:
 
 
 def read_rows(paths: Sequence[Path]) -> Measurements:
-    """Raises ConfigError with file, line and column of what is wrong.
+    """Reads rows. Raises ConfigError with file, line and column of a mistake.
 
-    Forwards that were measured in rounds become one row a shape, with the mean of its rounds: a machine that is slow a
-    third of the time is so in runs as well, and no median says it.
+    Forwards that were measured in rounds become one row per shape, with the mean of the rounds, because a machine that
+    is slow for a third of the time is so in runs as well.
     """
     found: dict[tuple[str, str, int], list[dict[str, float]]] = {}
     rounds: dict[tuple[str, str, int], list[dict[str, float]]] = {}
@@ -262,7 +264,7 @@ def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
 
 
 def graph_sizes(text: str) -> list[int]:
-    """Raises ValueError."""
+    """Sizes of CUDA graphs from a row's text. Raises ValueError."""
     sizes = [int(size) for size in text.split()]
     if sizes != sorted({size for size in sizes if size > 0}):
         raise ValueError

@@ -120,7 +120,7 @@ def _times() -> dict[tuple[str, str], dict[Dtype, dict[str, float]]]:
 
 @dataclass(frozen=True)
 class GpuScaling:
-    """A scaling from one GPU to another, for one model on so many ranks."""
+    """Scaling of a profile from one GPU to another, for one model on a number of ranks."""
 
     source: GpuSpec
     target: GpuSpec
@@ -158,7 +158,7 @@ class GpuScaling:
         return 1e9 * self.model.shared_bytes_read / self.tp / rate
 
     def cost(self, cost: CostChoice, end: str) -> dict[str, Any]:
-        """Both roles at one end of the ratios, as a profile writes them."""
+        """Cost of both roles at one end of the ratios, as profiles write it."""
         ratio = {operator: getattr(ratio, end) for operator, ratio in self.ratios.items()}
         prefill, token_ns = _prefill(cost.prefill, ratio)
         return {"prefill": _section(prefill), "decode": _section(self._decode(cost.decode, ratio, token_ns))}

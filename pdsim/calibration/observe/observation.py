@@ -67,7 +67,7 @@ class Session:
         return time.monotonic() - self._begin_s
 
     def run(self, probes: Sequence[Probe], advance: Callable[[int], None]) -> None:
-        """Raises ConfigError where the server does not answer, or streams nothing."""
+        """Observes a server. Raises ConfigError if the server does not answer or streams nothing."""
         try:
             self._begin()
         except ServerError as wrong:
@@ -180,7 +180,7 @@ class AddRow(Protocol):
 
 @contextmanager
 def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
-    """Writes each row at once, so that an interrupted observation keeps what it has."""
+    """Context that writes each row at once, so that an interrupted observation keeps its rows."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ROWS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, (*_SIZES, *provenance))
@@ -195,7 +195,7 @@ def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
 
 
 def require_observation(folder: Path) -> None:
-    """Raises ForeignFileError for a folder with files of an observation's names that no observation wrote."""
+    """Raises ForeignFileError for a folder that has files with names of an observation but is none."""
     there = [name for name in (ROWS, LOAD) if (folder / name).exists() or (folder / name).is_symlink()]
     if there and not (folder / SERVER).is_file():
         raise ForeignFileError(f"{folder}: has {there[0]} but no {SERVER}, which observe writes; name another folder")
@@ -206,7 +206,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_load(path: Path) -> list[dict[str, Any]]:
-    """Arms of a load; path is the observation's folder or the file. Raises ConfigError."""
+    """Reads the arms of a load. path: the folder or the file of an observation. Raises ConfigError."""
     path = path / LOAD if path.is_dir() else path
     try:
         arms: list[dict[str, Any]] = read_json(path)["arms"]

@@ -43,7 +43,7 @@ class ObservationBudget:
     num_minutes: float = 10.0
     num_requests: int = 600
     concurrency: int = 16
-    """Most requests under way at a time."""
+    """Maximum number of requests in flight."""
     longest_prompt: int = 4096
 
 
@@ -102,7 +102,7 @@ class Load:
 
 
 def loads(budget: ObservationBudget) -> tuple[Load, ...]:
-    """A load at half of the concurrency and one at all of it, as far as requests go."""
+    """Loads at half and at all of the concurrency, as far as the number of requests allows."""
     sizes = sorted({max(1, budget.concurrency // 2), budget.concurrency})
     return tuple(Load(f"c{size}", size, tuple(_drawn(size, budget))) for size in sizes)
 

@@ -20,7 +20,7 @@ OPTIONAL_FIELDS: Mapping[str, Any] = {
     "ignore_eos": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
-"""Fields beyond OpenAI's oldest, left out where a server refuses them."""
+"""Fields that OpenAI's first API lacks. They are left out if a server refuses them."""
 _INFO_PATHS = ("/get_server_info", "/server_info", "/version", "/props")
 """SGLang's, new SGLang's, vLLM's and llama.cpp's."""
 _ENGINES = {
@@ -70,7 +70,7 @@ class Completion:
     output_tokens: int = 0
     """Equals the number of events where the server reports no usage."""
     cached_tokens: int | None = None
-    """None: not reported."""
+    """Cached tokens of the prompt. None: the server does not report them."""
 
     @property
     def ttft_ns(self) -> int:
@@ -141,7 +141,7 @@ class ServerClient:
         }
 
     def metrics(self) -> str:
-        """Prometheus text; empty where there is none."""
+        """The server's metrics as Prometheus text; empty: the server has none."""
         try:
             with self._answer("GET", "/metrics") as (answer, _):
                 return answer.read().decode(errors="replace")
@@ -168,7 +168,7 @@ class ServerClient:
         self._chars_per_token = len(text) / num_tokens
 
     def text(self, num_tokens: int) -> str:
-        """Random words of about so many tokens. No two begin alike."""
+        """Random words of about this number of tokens. No two texts have the same beginning."""
         return self._words(max(1, round(num_tokens * self._chars_per_token)))
 
     def complete(

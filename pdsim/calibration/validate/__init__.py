@@ -1,1 +1,1 @@
-"""Errors of a simulation against what was measured: published numbers, real runs, an observed load."""
+"""Errors of simulations against measurements: published numbers, real runs, observed loads."""

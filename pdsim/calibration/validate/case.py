@@ -46,7 +46,7 @@ class MeasuredArm:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Each metric's mean over the runs that report it."""
+        """Mean of each metric over the runs that report it."""
         names = dict.fromkeys(name for run in self.runs for name in run)
         values = {name: [run[name] for run in self.runs if name in run] for name in names}
         return {name: sum(v) / len(v) for name, v in values.items()}
@@ -165,9 +165,8 @@ def named_cases(known: list[str], experiments: Path) -> str:
 
 
 Simulate = Callable[..., Mapping[str, Any]]
-"""Runs a scenario and returns its summary, without the first so many requests if a number stands behind the scenario:
-the driver's part, which this room does not see.
-"""
+"""Simulates a scenario and returns its summary, without the first requests if their number is given. Callers provide
+it, because this package does not import the simulator."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ def compare_case(case: MeasuredCase, simulate: Simulate) -> Iterable[ArmErrors]:
 def simulated_metrics(
     case: MeasuredCase, arm: MeasuredArm, simulate: Simulate, changes: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Means over the case's seeds, of the metrics that the arm reports."""
+    """Means over the case's seeds of the metrics that the arm reports."""
     skip = (arm.skip,) if arm.skip else ()
     summaries = [by_client(simulate(case.scenario(arm, seed, changes), *skip), case.client) for seed in case.seeds]
     return {name: sum(_value(s, name, case) for s in summaries) / len(summaries) for name in arm.measured}
@@ -230,7 +229,7 @@ def _value(summary: Mapping[str, Any], name: str, case: MeasuredCase) -> float:
 DEFAULT_WITHIN = 0.1
 
 Settings = Callable[[Mapping[str, float]], tuple[str, ...]]
-"""A function from parameter values to changes of the scenario, as --set takes them."""
+"""Function from parameter values to changes of the scenario, as --set takes them."""
 
 
 @dataclass(frozen=True)
@@ -251,8 +250,9 @@ def fit_arm(
     *,
     skip: tuple[str, ...] = (),
 ) -> Fit:
-    """Least squares over relative errors, in the logarithms of the parameters: they stay positive, and steps are
-    relative. Metrics in `skip` follow from others and would count twice.
+    """Fits parameters by least squares of relative errors, in the logarithms of the parameters, which stay positive.
+
+    Metrics in `skip` follow from others and would count twice.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -282,9 +282,10 @@ def fitted_profile(
     *,
     run: Callable[[Scenario], Any],
 ) -> dict[str, Any]:
-    """A profile file's content: the cost settings, what they were fitted on, and where they come from.
+    """Content of a profile: fitted cost settings, their setup and sizes, and provenance.
 
-    run: simulates, the driver's part. Sizes of its steps stand for those of the measured run, which tells means alone.
+    run: simulates a scenario; the step sizes of this simulation stand for those of the measured run, of which only
+    means are known.
     """
     scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]
     sizes = reached(step for scenario in scenarios for step in run(scenario).records.steps)

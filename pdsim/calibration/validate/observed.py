@@ -1,4 +1,4 @@
-"""The load of an observation, simulated: errors of what its clients saw."""
+"""The load of an observation, simulated: errors against the times that its clients measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,9 +37,8 @@ class SentRequests:
 
 
 def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:
-    """Errors of each arm of an observation's load, with stages where the server's metrics time them.
-
-    `profile` takes the place of the scenario's costs.
+    """Errors of each arm of an observed load, with stages if the server's metrics have their times. `profile` replaces
+    the scenario's costs.
     """
     changes = () if profile is None else profile_changes(profile)
     served = load_scenario(scenario, changes)
@@ -54,7 +53,7 @@ def profile_changes(profile: Path) -> tuple[str, ...]:
 
 
 def of_load(served: Scenario, arm: Mapping[str, Any]) -> Scenario:
-    """The scenario with the arm's requests and clients."""
+    """The scenario with the requests and clients of the arm."""
     lengths = tuple((one["prompt_tokens"], one["output_tokens"]) for one in arm["requests"])
     return served.model_copy(update={"workload": SentRequests(lengths), "client": ClosedLoop(arm["concurrency"])})
 

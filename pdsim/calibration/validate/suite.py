@@ -72,7 +72,7 @@ class VariantFields(Section):
 
     changes: tuple[str, ...] = ()
     profile: Path | None = None
-    """A profile of its own, instead of the suite's."""
+    """Profile of the variant, instead of the suite's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -87,7 +87,7 @@ class SuiteFile(Section):
     real: RealRunSettings = RealRunSettings()
     within: Tolerances = Tolerances()
     variants: dict[Annotated[FolderName, BeforeValidator(str)], VariantFields] = Field(min_length=1)
-    """Each names the folder of its run."""
+    """Variants by name, which is also the name of the variant's run folder."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class ValidationSuite:
         )
 
     def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
-        """Raises ConfigError for the folder of a run of something else."""
+        """Raises ConfigError if the folder has a run of another scenario."""
         expected = resolve(self.real_scenario(variant))
         for name in (*_NAMES, "network.transport", "network.staging"):
             is_there, should_be = _part(ran, name), _part(expected, name)

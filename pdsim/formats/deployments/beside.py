@@ -1,4 +1,4 @@
-"""A load by what lies beside a deployment: a trace, or the result of a client."""
+"""A load from files beside a deployment: a trace, or the result of a client."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def is_beside(path: Path) -> bool:
 
 
 def load_beside(path: Path) -> tuple[dict[str, Any], str]:
-    """Workload and client, and what is assumed of them. Raises ConfigError for what is neither."""
+    """Workload, client, and assumptions about them. Raises ConfigError for other files."""
     try:
         summary = {} if path.suffix == ".gz" else read_results(path)[0].summary
     except InputError:

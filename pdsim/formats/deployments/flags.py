@@ -13,7 +13,7 @@ Value = str | bool | list[str]
 
 
 def parsed(words: Sequence[str]) -> tuple[list[str], dict[str, Value]]:
-    """Words that belong to no flag, and flags with their values: `--tp-size 4` and `--tp_size=4` are one."""
+    """Words without a flag, and flags with their values. `--tp-size 4` and `--tp_size=4` are the same flag."""
     alone: list[str] = []
     flags: dict[str, Value] = {}
     name = None
@@ -338,7 +338,9 @@ TABLES = {"sglang": SGLANG, "vllm": VLLM, "dynamo.sglang": {**VLLM, **SGLANG}, "
 
 
 def read_flags(program: str, flags: Mapping[str, Value]) -> Read:
-    """Fields by the flags of a program. Raises ValueError with the flag, what was found and what is possible."""
+    """Scenario fields from the flags of a program. Raises ValueError that names the flag, its value and the possible
+    values.
+    """
     read, table = Read(), TABLES[program]
     for name, value in flags.items():
         shown = f"--{name}" if value is True else f"--{name} {' '.join(value) if isinstance(value, list) else value}"

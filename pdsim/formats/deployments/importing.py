@@ -1,4 +1,4 @@
-"""A deployment as plain data of a scenario: what was understood, what is left aside, and what is assumed."""
+"""A deployment as plain data of a scenario, with lists of what was read, ignored and assumed."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -210,7 +210,7 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
 
 
 def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str, Any], int]:
-    """Fields of a role by what its flags say, and how many servers one process is."""
+    """Fields of a role from the flags of its processes, and the number of servers of one process."""
     given = dict(server.read.server)
     is_vllm = found.data["engine"] == "vllm"
     dp, copies = given.pop("dp", 1), 1
@@ -312,7 +312,7 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
 
 
 def changed(data: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Data with changes as --set takes them."""
+    """Plain data with changes as --set takes them."""
     for change in changes:
         apply_change(data, change)
     return data

@@ -29,9 +29,8 @@ _STANDS_IN = "model: the catalog has no"
 
 
 def model_named(given: str) -> tuple[str, str | None, str]:
-    """Name in the catalog, type of the weights if the name says one, and what is assumed, or nothing.
-
-    Raises ConfigError.
+    """Name of the model in the catalog, type of the weights if the name tells it, and the assumption, if any. Raises
+    ConfigError.
     """
     known = names("models")
     base = given.rstrip("/").rsplit("/", 1)[-1].lower().replace("_", "-")
@@ -55,7 +54,7 @@ def model_named(given: str) -> tuple[str, str | None, str]:
 
 
 def is_known(given: str) -> bool:
-    """A model of the catalog, or of the sizes of one."""
+    """True for a model of the catalog, or for the sizes of one."""
     try:
         return not model_named(given)[2].startswith(_STANDS_IN)
     except ConfigError:

@@ -29,7 +29,7 @@ PROGRAMS = {
     ("aiperf", "profile"): "aiperf-load",
     ("genai-perf", "profile"): "aiperf-load",
 }
-"""Programs by the words that start them, and what they are."""
+"""Programs by the words that start them."""
 _BY_LENGTH = sorted(PROGRAMS, key=len, reverse=True)
 
 
@@ -38,7 +38,7 @@ class Process:
     """A program that a deployment runs."""
 
     where: str
-    """File, and the line or what in it."""
+    """File, and line or object in it."""
     program: str
     words: Sequence[str]
     """What stands behind the program."""
@@ -49,15 +49,15 @@ class Process:
     gpus: int | None = None
     """GPUs of each host."""
     gpu: str | None = None
-    """As a node's label names it."""
+    """GPU by the name of a node's label."""
     role: str | None = None
-    """As names around it say it: prefill or decode."""
+    """Role by names around the process: prefill or decode."""
     parallel: Mapping[str, int] = field(default_factory=dict)
     """Flags of sizes that a chart's values give beside the command."""
 
 
 def read_processes(path: Path) -> list[Process]:
-    """Raises InputError; a file without any of these programs gives none."""
+    """Processes of a file; empty for a file without any of these programs. Raises InputError."""
     text = read_text(path)
     if path.suffix in (".yaml", ".yml", ".json"):
         return list(_of_manifests(text, str(path)))

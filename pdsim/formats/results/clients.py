@@ -53,7 +53,7 @@ _AIPERF_IN_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
 
 
 def aiperf(result: ResultFields) -> dict[str, float]:
-    """Also of GenAI-Perf, whose names AIPerf has; early AIPerf has its metrics in `records`."""
+    """Results of AIPerf and of GenAI-Perf, whose names are AIPerf's. Early AIPerf has its metrics in `records`."""
     result = result.part("records") if isinstance(result.get("records"), dict) else result
     summary: dict[str, float] = {}
     for theirs, ours in _AIPERF_TOTALS.items():

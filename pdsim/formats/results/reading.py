@@ -21,9 +21,9 @@ class ImportedResult(NamedTuple):
 class Tool(NamedTuple):
     name: str
     file: str
-    """What it calls its file."""
+    """Name that the tool gives its file."""
     differs: str
-    """What is not as in a summary."""
+    """Differences of the tool's definitions from those of a summary."""
     wrote: Callable[[ResultFields], Any]
     """True of its results."""
     summary: Callable[[ResultFields], dict[str, float]]
@@ -134,7 +134,7 @@ def is_result(path: Path) -> bool:
 
 
 def read_results(path: Path) -> list[ImportedResult]:
-    """Results, a line, element or benchmark of the file each. Raises ConfigError for what no tool writes."""
+    """Results of a file, one per line, element or benchmark. Raises ConfigError for files of no known tool."""
     rows = list(_rows(path))
     if rows and all(isinstance(row, dict) and {"metadata", "metrics"} <= row.keys() for row in rows):
         each = [ResultFields(row, f"{path}, line {number}") for number, row in enumerate(rows, start=1)]

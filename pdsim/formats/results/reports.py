@@ -24,7 +24,7 @@ _GUIDELLM_TPOT = "inter_token_latency_ms"
 
 
 def benchmarks_of(report: dict[str, Any], where: str) -> list[Any]:
-    """Raises ConfigError for a newer version."""
+    """Benchmarks of a report. Raises ConfigError for a newer version."""
     metadata = report.get("metadata")
     version = metadata.get("version") if isinstance(metadata, dict) else None
     if version not in _GUIDELLM_VERSIONS:

@@ -11,7 +11,7 @@ from typing import Any
 from pdsim.scenario.yaml_file import ConfigError
 
 HEAD = "Serving Benchmark Result"
-"""What a client's report begins with."""
+"""First line of a client's report."""
 _COUNTS = {
     "successful requests": "completed",
     "max request concurrency": "max_concurrency",
