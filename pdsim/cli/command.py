@@ -29,7 +29,7 @@ def out_at(what: str) -> Parameter:
 
 
 _FULL = {ENOSPC, EDQUOT, EFBIG}
-"""Errors of a disk that is full, or of a user's share of it."""
+"""Errors of a full disk, or of a used-up quota."""
 ScenarioFile = Annotated[Path, Parameter(help="Scenario file (YAML).")]
 Set = Annotated[
     tuple[str, ...],
@@ -126,7 +126,7 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
 
 @contextmanager
 def _warnings_shown(name: str) -> Iterator[None]:
-    """Ours as messages, each once."""
+    """Context that prints pdsim's own warnings as messages, each once."""
     shown: set[str] = set()
     with warnings.catch_warnings():
         show: Any = warnings.showwarning
@@ -150,7 +150,7 @@ def _fail(app: App, message: str) -> NoReturn:
 
 @contextmanager
 def _working_folder_searched(is_wanted: bool) -> Iterator[None]:
-    """Policies may lie in the folder that one works in."""
+    """Context that searches the working folder for modules, because policies may be there."""
     if is_wanted:
         sys.path.insert(0, "")
     try:

@@ -65,7 +65,7 @@ def _said(found: "Imported") -> dict[str, list[str]]:
 
 
 def _text(found: "Imported", data: object) -> str:
-    """The scenario, with what is left aside and assumed as comments."""
+    """The scenario file, with ignored and assumed fields as comments."""
     from pdsim.launch.words import comment
 
     notes = [*(f"assumed: {line}" for line in found.assumed), *(f"left aside: {line}" for line in found.aside)]

@@ -44,9 +44,9 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 
 _CANNOT = 2
-"""Exit code of pdreal for what this machine or the scenario lacks."""
+"""Exit code of pdreal if this machine or the scenario lacks something."""
 _LOG = "pdreal.log"
-"""What a run says while it goes on."""
+"""Name of the log of a run."""
 _PART_FILES = (*RUN_FILES, _LOG)
 _NOT_COMPARED = (TIMELINE, OVERVIEW, JOURNAL)
 """Files of a run folder that the comparison does not read: left out of kept folders, which may be many."""
@@ -148,7 +148,7 @@ def run_missing(suite: ValidationSuite) -> list[str]:
 
 
 def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
-    """Its summary; None if it failed, which is said, and written down beside its folder."""
+    """Runs a variant for real. Returns its summary; None: it failed, which is printed and written beside its folder."""
     folder, part = suite.runs / variant.name, suite.runs / f".{variant.name}.part"
     for own in (folder, part):
         require_own(own, _PART_FILES)
@@ -229,7 +229,7 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
 
 
 def _require_campaign(out: Path) -> None:
-    """Raises ConfigError for a folder that something else made: its files would be written over."""
+    """Raises ConfigError for a folder that is no campaign, because its files would be overwritten."""
     is_begun = (out / SUITE_FILE).is_file()
     if not is_begun and out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out {out}: not empty, and no campaign (it has no {SUITE_FILE}); name another folder")

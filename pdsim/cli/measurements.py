@@ -255,7 +255,7 @@ def validate(
 
 
 def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
-    """Prints what a server's clients saw beside the simulation, and where the simulation's time went."""
+    """Prints the errors of a simulation against a server's clients, and where the simulated time went."""
     from pdsim.calibration.validate.observed import compare_load
     from pdsim.cli.finished import fail_for_requests
     from pdsim.metrics.explain import mean_stage_ms

@@ -46,7 +46,7 @@ def _between(first: Page, last: Page, seconds: float | None) -> tuple[Page, list
 
 
 def _simulated(scenario: Path, changes: tuple[str, ...], page: Page) -> dict[str, Any]:
-    """Those numbers of a simulation that the page may have, too."""
+    """Numbers of a simulation that a saved page may also have."""
     from pdsim.cli.runner import run_scenario
     from pdsim.scenario.loading import load_scenario
     from pdsim.scenario.sizing import resolve

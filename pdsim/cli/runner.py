@@ -107,7 +107,7 @@ def _simulate(
 
 
 def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple[RunResult, bool]:
-    """The result so far and True, if somebody interrupts."""
+    """Runs to the end or to an interruption. Returns the result so far, and True if it was interrupted."""
     if watch is not None:
         watch.simulation = simulation
     try:
@@ -117,7 +117,9 @@ def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple
 
 
 def _interval(summary: Mapping[str, Any], ends: Ends) -> dict[str, Any]:
-    """Least and most of each metric, over the run and both ends of its times; and what of the load tells it."""
+    """Least and largest value of each metric over the run and both ends of its range, and the part of the load that
+    they come from.
+    """
     found = {"interval": ranges([summary, *ends.numbers(summary)])}
     if ends.part_requests is None:
         return found

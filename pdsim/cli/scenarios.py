@@ -232,7 +232,7 @@ def _printed(made: "Launch") -> str:
 
 
 def _require_launch(out: Path, files: Iterable[str]) -> None:
-    """Raises ConfigError if files would be replaced of which none was written by a launch."""
+    """Raises ConfigError if files would be replaced that no launch wrote."""
     there = [path for path in (out / name for name in files) if path.is_symlink() or path.exists()]
     if there and not any(path.read_bytes().startswith(_MARK.encode()) for path in there if path.is_file()):
         raise ConfigError(f"--out {out}: {there[0].name} exists and is not a file of pdsim launch; name another folder")

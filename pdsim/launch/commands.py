@@ -243,7 +243,7 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Those that are part of no other."""
+    """Fields that are not inside another of these fields."""
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
 
@@ -259,7 +259,7 @@ def _sizes(split: Split) -> str:
 
 
 def _nearest(rules: Mapping[str, Rule], path: str, missing: str) -> Rule:
-    """The rule of the field, or of what it is part of. A check is for one field alone."""
+    """The rule of a field, or of the innermost section around it. A Check applies to its own field only."""
     inner = path
     while inner:
         role, dot, rest = inner.partition(".")

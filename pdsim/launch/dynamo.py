@@ -67,9 +67,9 @@ class _At(NamedTuple):
 
     host: str
     number: int
-    """Among the workers of all roles."""
+    """Number among the workers of all roles."""
     rank: int
-    """Among those of its role."""
+    """Number among the workers of its role."""
 
 
 _POD = _At(graph.ANYWHERE, 0, 0)
@@ -171,7 +171,7 @@ def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
 
 
 def _events(scenario: Scenario, number: int, switch: Mapping[str, bool]) -> Flags:
-    """KV events of the worker of this number, for routing by KV; `switch` is what its engine wants too."""
+    """Settings of KV events of this worker, for routing by KV. `switch`: further settings that its engine needs."""
     if component_name(scenario.router.prefill) != "cache_aware":
         return []
     endpoint = f"tcp://*:{FIRST_EVENT_PORT + number}"

@@ -61,6 +61,6 @@ def _quoted(word: object) -> str:
 
 
 def _require_bytes(word: str) -> None:
-    """Raises ConfigError: a command line is UTF-8 here, and ends a word at NUL."""
+    """Raises ConfigError for words that are not UTF-8 or that contain NUL, which ends a word."""
     if "\0" in word or any("\ud800" <= char <= "\udfff" for char in word):
         raise ConfigError(f"{word!r}: no command line holds this word; leave out NUL and bytes that are not UTF-8")

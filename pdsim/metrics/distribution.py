@@ -88,7 +88,7 @@ class RunSamples:
         return self._lasts[-1] if self._lasts else 0.0
 
     def _value_at(self, rank: int) -> float:
-        """The value of this rank lies between the firsts and the lasts of that rank: write out only what lies there."""
+        """The value of this rank lies between the first and last values of its run, so only these are written out."""
         low = self._firsts[bisect_right(self._up_to_first, rank)]
         high = self._lasts[bisect_right(self._up_to_last, rank)]
         num_below = bisect_left(self._lasts, low)

@@ -122,7 +122,7 @@ def mean_stage_ms(requests: Iterable[RequestRecord]) -> dict[str, float]:
 
 
 def _samples_by_stage(requests: Sequence[RequestRecord]) -> dict[str, Samples]:
-    """Times of each stage that one of these has; 0 of those that do not have it."""
+    """Times of each stage that a request of these has; 0 for requests without the stage."""
     groups = _groups(requests)
     found: dict[str, list[float]] = {stage: [] for stage in STAGES if any(stage in table for table, _ in groups)}
     for table, group in groups:
@@ -211,7 +211,7 @@ def mean_parts_ms(records: RunRecords) -> dict[str, float]:
 
 
 def _transfer(unit: TransferRecord | None, begin_ns: int, end_ns: int) -> dict[str, int]:
-    """The last unit's way, as far as it lies in between; before it was planned it waited for a worker as well."""
+    """Parts of the last unit's transfer between two times. Before it was planned, it waited for a worker, too."""
     if unit is None:
         return {"transfer": end_ns - begin_ns}
     moments = [unit.start_ns]

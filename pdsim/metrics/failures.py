@@ -24,7 +24,7 @@ _RESOURCES = {
 _CLIENTS = ("aborted by the client", "shed")
 """Beginnings of reasons that a scenario always asks for."""
 _NEVER_FAULTS = "fit"
-"""Word of reasons that no fault brings about: a request is larger than what it needs."""
+"""Word in reasons that no fault causes: a request is too large."""
 
 
 @dataclass(frozen=True)

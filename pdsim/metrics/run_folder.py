@@ -122,7 +122,7 @@ _IN_ROWS = {row.field for row in SUMMARY_ROWS}
 
 
 def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
-    """Raises RunFolderError for a field of a foreign type: what shows the summary computes with its fields."""
+    """Raises RunFolderError for a field of a wrong type, because screens compute with the fields."""
     extra = summary.get("pdsim", {})
     nested = {f"pdsim.{name}": value for name, value in extra.items()} if isinstance(extra, dict) else {}
     for name, value in {**summary, **nested}.items():
@@ -255,7 +255,7 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 
 def _entry(line: str) -> Entry:
-    """Raises ValueError, LookupError, TypeError or RecursionError for what is no call."""
+    """An entry of a line. Raises ValueError, LookupError, TypeError or RecursionError for other lines."""
     (entry,) = from_lines([line])
     if not (isinstance(entry.instance_id, str) and isinstance(entry.call, str) and isinstance(entry.args, tuple)):
         raise ValueError(f"no call of an instance: {line[:60]!r}")
@@ -324,7 +324,7 @@ class RunTables:
         return table.to_pandas().astype(dict.fromkeys(never, float))
 
     def _table(self, name: str) -> Any:
-        """Table of that name, as Arrow has it."""
+        """Arrow table of that name."""
         raise NotImplementedError
 
 

@@ -121,7 +121,7 @@ def records_around(folder: Path, request_id: int) -> RunRecords:
 
 
 def _levels_between(levels: Any, begin_ns: int, end_ns: int) -> Any:
-    """With the last of each instance before, and the first of each after, which ends what the last one told."""
+    """Levels within a span, with the last of each instance before it and the first after it."""
     import pyarrow.compute as pc  # noqa: PLC0415
 
     times = levels["time_ns"]
@@ -151,7 +151,7 @@ def _records(folder: Path, name: str, table: Any) -> list[Any]:
 
 
 def _values(column: Any) -> Iterator[Any]:
-    """Equal texts are one: there are few of them."""
+    """Values of a column; equal texts are one object, because there are few different ones."""
     from pyarrow import types  # noqa: PLC0415
 
     if not (types.is_string(column.type) or types.is_large_string(column.type)):

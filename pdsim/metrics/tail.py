@@ -275,7 +275,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _window(arrivals_ns: Sequence[int]) -> tuple[int, int]:
-    """Shortest span that holds most of them."""
+    """Shortest span that holds most of the times."""
     ordered = sorted(arrivals_ns)
     most = ceil(_MOST * len(ordered))
     spans = [(ordered[i], ordered[i + most - 1]) for i in range(len(ordered) - most + 1)]

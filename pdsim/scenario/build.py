@@ -130,7 +130,7 @@ def _check_priorities(scenario: Scenario, requests: Sequence[RequestSpec]) -> No
 
 
 def _check_faults(scenario: Scenario, num_requests: int) -> None:
-    """Raises ConfigError for what a run does not have."""
+    """Raises ConfigError for faults of instances, links or requests that the run does not have."""
     instances = [i for ids in roles(scenario).values() for i in ids]
     links = [] if scenario.aggregated is not None else list(instances)
     if links and scenario.network.shared_bandwidth is not None:

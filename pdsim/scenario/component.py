@@ -34,7 +34,7 @@ _ALLOWED: ContextVar[bool] = ContextVar("imports_allowed", default=True)
 
 @contextmanager
 def imports(*, allowed: bool) -> Iterator[None]:
-    """Components may be named by import path, or not, for as long as this lasts."""
+    """Context in which components may, or may not, be named by import path."""
     token = _ALLOWED.set(allowed)
     try:
         yield
@@ -282,7 +282,7 @@ def _construct(kind: Any, name: str, settings: dict[str, Any], base: Path) -> An
 
 
 def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> Any:
-    """A value from a file as its field wants it."""
+    """Converts a value from a file to the type of its field."""
     options = get_args(hint) or (hint,)
     if value is None and NoneType in options:
         return None
@@ -350,7 +350,7 @@ def _load(seam: Any, name: str) -> type[Any]:
 
 
 def _checked(seam: Any, made: Any) -> Any:
-    """Raises ValueError for an object without the seam's methods."""
+    """Checks a component. Raises ValueError for an object without the methods of its protocol."""
     kinds = get_args(seam)
     if kinds and not isinstance(made, kinds):
         raise ValueError(f"{made!r} is none of {', '.join(kind.__name__ for kind in kinds)}")

@@ -64,7 +64,9 @@ def _share(part: Sequence[float], times: Sequence[float]) -> float:
 
 
 def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostSettings:
-    """Costs of the largest pipeline stage: a roofline is told its layers, straight lines are scaled by them."""
+    """Costs of the largest pipeline stage: rooflines with its layers, straight lines scaled by its share of the
+    layers.
+    """
     if layout.pp == 1 or isinstance(settings, Kernels | Roofline):
         return settings
     if isinstance(settings, Affine):

@@ -68,7 +68,7 @@ def in_words(docstring: str | None) -> str:
 
 
 def _body(kind: type[Any]) -> list[ast.stmt]:
-    """Statements of a class of pdsim, from its source: a compiled module has one beside it."""
+    """Statements of a class of pdsim, from its source file. Compiled modules have their source beside them."""
     package, *path = kind.__module__.split(".")
     if package != __package__.partition(".")[0]:
         return []

@@ -10,7 +10,7 @@ from pdsim.scenario.yaml_file import ConfigError
 _SPREAD = 0.5
 """Standard deviation over mean of lengths of which only the mean is known."""
 _LONGEST = 4
-"""Longest of these lengths, in means."""
+"""Longest of these lengths, as a multiple of the mean."""
 _NUM_REQUESTS = 1000
 """Made-up requests at a rate: the p99 is above the tenth slowest."""
 

@@ -68,7 +68,7 @@ def _fields_in(path: Path) -> dict[str, Any]:
 
 
 def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base: Path = Path()) -> SectionT:
-    """Raises ConfigError with a line for each mistake."""
+    """Validates plain data. Raises ConfigError with a line for each mistake."""
     for path, found in _numbers(data):
         if abs(found) > MOST and found not in (inf, -inf):  # the field tells what is not finite
             place = f"{where}: {'.'.join(map(str, path))}"

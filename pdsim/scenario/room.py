@@ -131,7 +131,7 @@ class _Lone:
 
 @dataclass(frozen=True)
 class _IdleDecode:
-    """A decode instance that has nothing, as its admission policy sees it."""
+    """View of an idle decode instance for its admission policy."""
 
     page_size: int
     num_available_pages: int
@@ -146,9 +146,10 @@ class _IdleDecode:
 
 
 def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Raises ConfigError for a request that an idle decode instance never grants pages: all behind it would wait.
+    """Raises ConfigError for a request to which an idle decode instance never grants pages, because all later requests
+    would wait.
 
-    Policies of users are not asked, since they may answer otherwise later.
+    Users' own policies are not asked, since they may answer otherwise later.
     """
     decode, page = scenario.pair.decode, scenario.page_size
     policy = decode.admission
@@ -174,7 +175,9 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
 
 def _check_ring(scenario: Scenario, prompt_tokens: int) -> None:
-    """Raises ConfigError for a staging ring that has no room for a cell of the shortest prompt, as for no other."""
+    """Raises ConfigError for a staging ring that is too small for a cell of the shortest prompt, and so for every
+    request.
+    """
     if (staging := scenario.network.staging) is None:
         return
     cell_bytes = planner(scenario, "prefill-0").ring_bytes(num_pages(prompt_tokens, scenario.page_size))

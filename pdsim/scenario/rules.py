@@ -52,7 +52,7 @@ def with_defaults_of_engine(data: Any) -> Any:
 
 
 def _filled(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, with defaults for what is missing or null."""
+    """The given fields, with defaults for missing or null ones."""
     return {**given, **{name: default for name, default in defaults.items() if given.get(name) is None}}
 
 

@@ -42,7 +42,7 @@ _COMMENTS_BY_USE = {
     },
     "closed_loop": {"client": "When requests are sent: so many at first, then one for each answer."},
 }
-"""Other comments, by the workload or client that has them."""
+"""Other comments, by the workload or client that they belong to."""
 
 OPTIONAL = """\
 # More fields, with their defaults; pdsim fields has all of them.

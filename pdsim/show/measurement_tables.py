@@ -94,7 +94,7 @@ def print_scaling(scaling: GpuScaling, cost: Mapping[str, Any]) -> None:
 
 
 def _coefficient(value: Any) -> str:
-    """A time with four digits, in the unit that suits it; what is no time as it stands."""
+    """A coefficient: a time with four digits in a suitable unit, or a number without a unit as it is."""
     if not isinstance(value, str):
         return str(value)
     time_ns = DURATION.parse(value)

@@ -126,7 +126,9 @@ def differences(scenarios: Mapping[str, Fields]) -> Table | None:
 
 
 def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names, and values as a file has them; 0.0 is 0, as a scenario that was written and read has it."""
+    """Dotted names of fields, and values as files write them. 0.0 becomes 0, as in a scenario that was written and
+    read.
+    """
     for name, value in fields.items():
         if prefix + name in _NOT_SETUP or value is None:
             continue

@@ -14,7 +14,7 @@ FILE = "plan.json"
 
 _PLAN, _MEETS, _MISSES = "#117733", "#0072B2", "#882255"
 _WIDTH, _HEIGHT = 4.2, 3.0
-"""Inches: half of a laptop's page, and what a telephone shows whole."""
+"""Width and height in inches: half of a laptop's page, which a telephone shows completely."""
 
 Row = Mapping[str, Any]
 
@@ -122,7 +122,7 @@ def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _figures(plan: Row) -> list[FigureBlock]:
-    """An even number of them: two stand side by side."""
+    """An even number of figures, because two stand side by side."""
     prices, found = _prices(plan), plan["busiest"]
     if found is None:
         return prices
@@ -185,7 +185,7 @@ def _value(one: Reading | None) -> Cell:
 
 
 def _classes(chosen: Row | None) -> list[Table]:
-    """Classes of requests, as the plan serves them."""
+    """Classes of requests with their results."""
     rows = [
         [
             Cell(name or "none"),

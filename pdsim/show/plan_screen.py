@@ -17,7 +17,7 @@ from pdsim.study.planning.screen import Screen, TextTable
 _WORDS = ("cluster", "why not", "")
 """Columns with words, which may wrap. Other columns have numbers."""
 _HEAD = 14
-"""Characters of a line of a head, where words allow it."""
+"""Characters of a line of a column head, where words allow it."""
 
 
 def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:

@@ -95,7 +95,7 @@ def entry(name: str) -> ReferenceEntry:
 
 
 def _section(name: str, section: type[Section]) -> Iterator[ReferenceEntry]:
-    """A section, then those inside it."""
+    """A section, followed by the sections inside it."""
     said = meanings(section)
     inner, rows = {}, []
     for key, field in section.model_fields.items():
@@ -109,7 +109,7 @@ def _section(name: str, section: type[Section]) -> Iterator[ReferenceEntry]:
 
 
 def _component(seam: Any, name: str) -> list[tuple[str, ...]]:
-    """A row for a component, and one for each setting that no other built-in component has given it."""
+    """A row for a component, and one for each of its settings that earlier built-in components lack."""
     module, _, kind = BUILT_IN[seam][name].partition(":")
     component = getattr(import_module(module), kind)
     said = meanings(component)

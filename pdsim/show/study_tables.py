@@ -42,7 +42,7 @@ def print_answer(made: Answer) -> None:
 
 
 def _table(made: Answer, count: int, *, spread: bool) -> Table:
-    """The first columns, titles in several lines; without intervals where there is no room for them."""
+    """A table with the first columns, without intervals if there is no room. Titles have several lines."""
     rows = [
         [arm, *(cell if spread else cell.partition(" ±")[0] for cell in cells[:count]), remark]
         for arm, *cells, remark in map(made.cells, made.rows)
@@ -113,7 +113,7 @@ def print_sweep(result: SweepResult) -> None:
 
 
 def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo | None = None) -> None:
-    """Fewer columns where there is no room for all, then narrower heads, then no intervals."""
+    """Prints a table. On a narrow terminal: fewer columns, then narrower heads, then no intervals."""
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))
     more = f", {_MOST} of them shown" if num_more > 0 else ""

@@ -251,7 +251,7 @@ def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, 
 
 
 def _value(slo: str) -> Value:
-    """Goodput for an SLO, or throughput without one."""
+    """Goodput for an SLO, or throughput if there is no SLO."""
     return (lambda point: point.goodput_per_gpu(slo).mean) if slo else rate_per_gpu
 
 

@@ -190,7 +190,7 @@ def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
 _SHARES_GPUS = 0.3
 """Streams that wait for less than this share of a prompt's TTFT are on other GPUs than prefill."""
 _MOST_OVERHEAD = 0.9
-"""Share of the shortest TTFT that may lie around its forward."""
+"""Largest accepted share of the shortest TTFT that is not its forward."""
 CANNOT_TELL = (
     "a client cannot tell, and the profile leaves out: KV transfers, a scheduler's own time (forwards have it), "
     "a batch of prefill and decode mixed, the size of the KV pool"

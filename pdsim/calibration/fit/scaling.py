@@ -54,7 +54,7 @@ _PREFILL: Mapping[str, Operator] = {
 _KEPT = ("host", "graph_sizes", "graph_empty_row_kv", "eager_layer", "cold_start")
 """Fields of a profile's cost that stay as they are."""
 _WAVES = ("attention_sm_bandwidth", "attention_merge")
-"""Kept as well where it is known how many SMs the other GPU has."""
+"""Fields that are also kept if the number of SMs of the other GPU is known."""
 _DIGITS = 4
 
 

@@ -41,7 +41,7 @@ class Process:
     """File, and line or object in it."""
     program: str
     words: Sequence[str]
-    """What stands behind the program."""
+    """Words after the name of the program."""
     variables: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
     hosts: int = 1
