@@ -1,11 +1,12 @@
 """Peers on the same trace, in environments of their own: python bench/peers.py [COMPILED] [REQUESTS]
 
-Installs ai-dynamo and ai-dynamo-runtime 1.5.1 (NVIDIA DynoSim: the Rust mocker and its offline replay) and sched-sim
+Installs ai-dynamo and ai-dynamo-runtime 1.6.1 (NVIDIA DynoSim: the Rust mocker and its offline replay) and sched-sim
 into .bench/, writes the load of experiments/speed as a trace with hash blocks of 16 tokens, which pdsim and DynoSim
 read, and prints the CPU seconds and the peak memory of each whole command, with start-up. COMPILED is a folder with a
-compiled pdsim. 10,000 requests are run three times, of which the best counts; more than that once, and a million (a
-trace of 1 GB) by the compiled pdsim and DynoSim's vLLM alone. Models and timing differ between simulators; trace and
-number of requests do not. Peers that cannot be installed are named and left out.
+compiled pdsim. Rows "as typed" have what a user's command has: the default cost with its ranges, and a run folder.
+10,000 requests are run three times, of which the best counts; more than that once, and a million (a trace of 1 GB) by
+the compiled pdsim and DynoSim's vLLM alone. Models and timing differ between simulators; trace and number of requests
+do not. Peers that cannot be installed are named and left out.
 """
 
 import json
@@ -27,16 +28,14 @@ BLOCK = 16
 FEW = 10_000
 """So few requests are run three times, and by simulators that take long, too."""
 MANY = 1_000_000
+DYNOSIM_RELEASE = "1.6.1"
 
 DYNOSIM = """
-import json, sys
-from dynamo._core import MockEngineArgs
+import sys
 from dynamo.replay import run_trace_replay
-def engine(**role):
-    return MockEngineArgs.from_json(
-        json.dumps(dict(engine_type=sys.argv[2], num_gpu_blocks=20000, block_size=16, **role))
-    )
-run_trace_replay([sys.argv[1]], prefill_engine_args=engine(is_prefill=True), decode_engine_args=engine(is_decode=True),
+def engine(role):
+    return {"engine": {"backend": sys.argv[2], "num_gpu_blocks": 20000, "block_size": 16, "worker_type": role}}
+run_trace_replay([sys.argv[1]], prefill_engine_args=engine("prefill"), decode_engine_args=engine("decode"),
                  num_prefill_workers=1, num_decode_workers=1, trace_block_size=16)
 """
 
@@ -86,20 +85,23 @@ def commands_of(compiled: str | None, num_requests: int) -> dict[str, list[str]]
     mooncake, plain = write_traces(num_requests)
     trace = f"workload={{use: mooncake_trace, path: {mooncake}, block_tokens: {BLOCK}}}"
     run = [sys.executable, "-m", "pdsim", "run", str(SCENARIO), "--json", "--set", trace, "--set", "client=open_loop"]
-    commands = {"pdsim": run}
+    typed = [*run, "--set", "cost=kernels"]
+    kept = [*typed, "--out", str(HOME / "run"), "--force"]
+    commands = {"pdsim": run, "pdsim, as typed": typed, "pdsim, as typed, --out": kept}
     if compiled is not None:
-        commands["pdsim, compiled"] = ["env", f"PYTHONPATH={Path(compiled).resolve()}", *run]
+        fast = ["env", f"PYTHONPATH={Path(compiled).resolve()}"]
+        commands |= {name.replace("pdsim", "pdsim, compiled"): [*fast, *one] for name, one in commands.items()}
     needs = ["pydantic", "msgspec", "numpy", "pandas", "uvloop", "scipy", "scikit-learn"]
-    pins = ["--no-deps", "ai-dynamo==1.5.1", "ai-dynamo-runtime==1.5.1"]
-    if python := environment("dynosim", pins, needs):
+    pins = ["--no-deps", f"ai-dynamo=={DYNOSIM_RELEASE}", f"ai-dynamo-runtime=={DYNOSIM_RELEASE}"]
+    if python := environment(f"dynosim-{DYNOSIM_RELEASE}", pins, needs):
         for engine in ("sglang", "vllm"):
-            commands[f"DynoSim 1.5.1, {engine}"] = [str(python), "-c", DYNOSIM, str(mooncake), engine]
+            commands[f"DynoSim {DYNOSIM_RELEASE}, {engine}"] = [str(python), "-c", DYNOSIM, str(mooncake), engine]
     if num_requests <= FEW and (python := environment("sched-sim", ["sched-sim==0.2.1"])):
         tool = str(python.parent / "sched-sim")
         commands["sched-sim 0.2.1"] = [tool, "trace", str(plain), "--token-budget", "2048", "--no-gantt"]
     if num_requests >= MANY:
-        left_out = {"DynoSim 1.5.1, sglang", "pdsim" if compiled is not None else ""}
-        commands = {name: command for name, command in commands.items() if name not in left_out}
+        kept_names = {"pdsim" if compiled is None else "pdsim, compiled", f"DynoSim {DYNOSIM_RELEASE}, vllm"}
+        commands = {name: command for name, command in commands.items() if name in kept_names}
     return commands
 
 
@@ -111,10 +113,11 @@ def main() -> None:
     costs = {}
     for name, command in commands.items():
         costs[name] = cost = measure(command, repeats=3 if num_requests <= FEW else 1)
-        print(f"{name:22} {cost.cpu_s:8.2f} CPU s   {cost.peak_mib:6,.0f} MiB", flush=True)
+        print(f"{name:32} {cost.cpu_s:8.2f} CPU s   {cost.peak_mib:6,.0f} MiB", flush=True)
     base = next((name for name in costs if name.endswith("vllm")), "pdsim")
+    print("DynoSim has no contention on links, no page pool with a radix tree, no ranges, and keeps no journal.")
     for name, cost in costs.items():
-        print(f"{name:22} {cost.cpu_s / costs[base].cpu_s:5.2f} x the CPU of {base}")
+        print(f"{name:32} {cost.cpu_s / costs[base].cpu_s:5.2f} x the CPU of {base}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, redirect_stdout, suppress
+from itertools import islice
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ _COMPUTED_AGAIN = (None, "crashed", DAMAGED)
 Progress = Callable[[int, int], None]
 """Called with how many runs have been computed, and how many there are to compute, as far as is known."""
 _PATIENCE_S = 5.0
+_LEAST_PENDING = 64
+"""Tasks that Ray has at one time, at least: enough for a cluster that grows with what waits."""
 _LET_IN = (
     "a cluster that answers but lets nobody in asks for a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
     "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
@@ -144,17 +147,25 @@ class RayCluster:
         self._ray: Any = ray
         if address is not None:
             _check_listens(address)
+        self._prints = ExitStack()
+        self._prints.enter_context(redirect_stdout(sys.stderr))  # Ray's own, of workers that die
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as wrong:  # noqa: BLE001  Ray has many kinds of them
+            self._prints.close()
             where = address or os.environ.get("RAY_ADDRESS") or "this machine"
             raise ConfigError(f"engine ray: {where}: {str(wrong).splitlines()[0]}; {_LET_IN}") from None
         self._compute = ray.remote(max_retries=1, num_cpus=1)(compute)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
-        pending = {self._compute.remote(task): task for task in tasks}
-        while pending:
-            (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)
+        waiting, pending = iter(tasks), dict[Any, Task]()
+        most = max(_LEAST_PENDING, 4 * int(self._ray.cluster_resources().get("CPU", 1)))
+        while True:
+            for task in islice(waiting, most - len(pending)):
+                pending[self._compute.remote(task)] = task
+            if not pending:
+                return
+            (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)  # looks at each of them
             task = pending.pop(ready)
             try:
                 yield self._ray.get(ready)
@@ -163,6 +174,7 @@ class RayCluster:
 
     def close(self) -> None:
         self._ray.shutdown()
+        self._prints.close()
 
 
 def _check_listens(address: str) -> None:

@@ -1,6 +1,7 @@
 """Sweeps as a whole: what is computed, once; what is kept; what survives."""
 
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -364,3 +365,16 @@ def test_the_96_points_of_the_trace_are_the_same_on_two_nodes(tmp_path, two_node
         assert result.num_computed == 96
         assert not any(point.error for point in result.points)
     assert shards(tmp_path / "pool") == shards(tmp_path / "ray")
+
+
+@pytest.mark.slow
+def test_workers_of_ray_that_die_are_tried_again_and_leave_the_output_alone(tmp_path):
+    pytest.importorskip("ray", reason="Ray is an extra")
+    (tmp_path / "deadly.py").write_text(POLICY)
+    policy = f"{{use: 'deadly:Deadly', times: 2, memory: {tmp_path / 'deaths'}}}"
+    path = write_sweep(tmp_path, scenario=f"{SCENARIO}\n".replace("prefill: {", f"prefill: {{policy: {policy}, "))
+    command = [sys.executable, "-m", "pdsim", "sweep", path, "--trust", "--engine", "ray", "--json", "--out", "out"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert (tmp_path / "deaths").read_text() == "xx"
+    assert json.loads(done.stdout)["computed"] == 8

@@ -70,10 +70,10 @@ def bytecodes_a_request(path: Any, changes: list[str]) -> float:
 @pytest.mark.parametrize(
     ("small", "large", "most"),
     [
-        (instances(2, "cache_aware"), instances(32, "cache_aware"), 1.5),
+        (instances(2, "cache_aware"), instances(32, "cache_aware"), 1.3),
         (instances(2, "least_loaded"), instances(32, "least_loaded"), 1.2),
         (concurrency(16), concurrency(128), 1.2),
-        (shedding(20), shedding(160), 1.5),
+        (shedding(20), shedding(160), 1.2),
         (prefixes(5), prefixes(100), 1.3),
     ],
     ids=["instances, cache_aware", "instances, least_loaded", "concurrency", "shedding", "prefixes"],
