@@ -271,6 +271,31 @@ def test_counts_of_experts_may_be_words(tmp_path):
     assert found.data["aggregated"]["redundant_experts"] == 32
 
 
+COMPOSE = """
+services:
+  vllm:
+    image: vllm/vllm-openai:v0.9
+    command: --model Qwen/Qwen3-32B --tensor-parallel-size 4 --max-num-seqs 64
+    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 4, capabilities: [gpu]}]}}}
+"""
+STACK = """
+servingEngineSpec:
+  modelSpec:
+  - {name: q, modelURL: Qwen/Qwen3-32B, replicaCount: 1, requestGPU: 4, vllmConfig: {tensorParallelSize: 4,
+     enablePrefixCaching: true, extraArgs: [--max-num-seqs, "64"]}}
+"""
+RUN = "sudo docker run --gpus all -v /a/b:/c vllm/vllm-openai:latest --model Qwen/Qwen3-32B --tensor-parallel-size 4 "
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("c.yaml", COMPOSE), ("v.yaml", STACK), ("run.sh", f"{RUN}--max-num-seqs 64\n")]
+)
+def test_an_image_starts_its_own_program(tmp_path, name, text):
+    found = imported(tmp_path, name, text)
+    assert (found.data["model"], sizes(found)) == ("qwen3-32b", {"aggregated": (1, 4, 1)})
+    assert found.data["aggregated"]["max_running_requests"] == 64
+
+
 RESULT = '{"completed": 40, "total_input_tokens": 40000, "total_output_tokens": 400, "max_concurrency": 8, '
 RESULT += '"mean_ttft_ms": 30}'
 TRACE = '{"timestamp": 0, "input_length": 900, "output_length": 40}'

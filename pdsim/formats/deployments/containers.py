@@ -1,5 +1,7 @@
 """Containers of manifests and of charts' values, with what stands around them: replicas, hosts, GPUs, roles."""
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -67,13 +69,67 @@ def _inside(found: Any, around: Container) -> Iterator[Container]:
         elif (name == "workerTemplate" and "leaderTemplate" in found) or name == "initContainers":
             continue
         elif name == "command" and "image" in found and "containers" not in found and _is_compose(found):
-            yield _container(found, around)
+            yield _container(_of_compose(found), around)
+        elif name == "modelSpec" and isinstance(inside, list):
+            yield from (_of_stack(one, path) for one in inside if isinstance(one, dict))
         else:
             yield from _inside(inside, _named(str(name), path))
 
 
 def _is_compose(found: Mapping[str, Any]) -> bool:
     return not {"name", "resources"} & found.keys() or "deploy" in found
+
+
+def _of_compose(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A service of compose as a container: its command is what an image's own program gets."""
+    words = found["command"]
+    if isinstance(words, str):
+        try:
+            words = shlex.split(words)
+        except ValueError:  # which the reader of its lines explains
+            words = [words]
+    deploy = found.get("deploy")
+    counts = [one["count"] for one in _objects(deploy) if isinstance(one.get("count"), int)]
+    env = found.get("environment")
+    resources = {"limits": {"gpu": counts[0]}} if counts else None
+    return {
+        "image": found["image"], "command": found.get("entrypoint"), "args": words, "env": env, "resources": resources
+    }  # fmt: skip
+
+
+def _objects(found: Any) -> Iterator[Mapping[str, Any]]:
+    """All mappings below."""
+    if isinstance(found, dict):
+        yield found
+    for one in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
+        yield from _objects(one)
+
+
+def _of_stack(found: Mapping[str, Any], around: Container) -> Container:
+    """A model of the values of vLLM's production stack."""
+    words = [str(found["modelURL"])] if found.get("modelURL") else []
+    config = found.get("vllmConfig")
+    for name, value in config.items() if isinstance(config, dict) else ():
+        flag = re.sub(r"(?=[A-Z])", "-", str(name)).lower()
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, str | int | float):
+            words += [f"--{flag}", str(value)]
+        elif name == "extraArgs":
+            words += _words(value)
+    replicas, gpus = (found.get(name) for name in ("replicaCount", "requestGPU"))
+    return replace(
+        around,
+        words=words,
+        engine="vllm",
+        replicas=replicas if isinstance(replicas, int) else 1,
+        gpus=gpus if isinstance(gpus, int) else None,
+    )
+
+
+def engine_of_image(image: str) -> str | None:
+    """The program that the image starts by itself."""
+    return _OF_IMAGES.get(image.rsplit("/", 1)[-1].partition(":")[0])
 
 
 def _named(name: str, around: Container) -> Container:
@@ -170,18 +226,17 @@ def _container(found: Mapping[str, Any], around: Container) -> Container:
     words = [*_words(found.get("command")), *_words(found.get("args"))]
     engine = "vllm" if found.get("modelCommand") in ("vllmServe", "imageDefault") else None
     if engine is None and not found.get("command") and (not words or words[0].startswith("-")):
-        image = str(found.get("image", "")).rsplit("/", 1)[-1].partition(":")[0]
-        engine = "frontend" if around.framework == "frontend" else _OF_IMAGES.get(image, around.framework)
+        own = engine_of_image(str(found.get("image", ""))) or around.framework
+        engine = "frontend" if around.framework == "frontend" else own
     if engine in ("vllm", "dynamo.vllm") and around.model is not None and not {"--model"} & set(words):
         words = [around.model, *words]
     gpus = _gpus(found.get("resources"))
-    own = _variables(found.get("env") or found.get("environment"))
-    own = {**_of_charts(around), **own}
+    variables = {**_of_charts(around), **_variables(found.get("env"))}
     return replace(
         around,
         words=words,
         engine=engine,
         replicas=around.replicas * around.slices,
         gpus=around.gpus if gpus is None else gpus,
-        variables={**around.variables, **own},
+        variables={**around.variables, **variables},
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from pdsim.formats.deployments.containers import containers_of
+from pdsim.formats.deployments.containers import containers_of, engine_of_image
 from pdsim.inputs import InputError, parse_yaml_documents, read_text
 
 PROGRAMS = {
@@ -209,7 +209,18 @@ def program_in(words: Sequence[str]) -> tuple[str, list[str]] | None:
                 for inner in _commands(line, ""):
                     if (found := program_in(inner)) is not None:
                         return found
-    return None
+    return _in_image(words)
+
+
+_RUNNERS = {"docker", "podman", "nerdctl"}
+
+
+def _in_image(words: Sequence[str]) -> tuple[str, list[str]] | None:
+    """The program that an image starts by itself, and what docker run gives to it."""
+    if not _RUNNERS & set(map(_base, words[:2])):
+        return None
+    engines = [(engine_of_image(word), list(words[at:])) for at, word in enumerate(words, start=1) if "/" in word]
+    return next(((engine, behind) for engine, behind in engines if engine is not None), None)
 
 
 def _base(word: str) -> str:
