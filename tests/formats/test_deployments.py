@@ -241,6 +241,13 @@ def test_turns_of_a_loop(tmp_path, loop, instances):
     assert sizes(imported(tmp_path, "run.sh", text)) == {"aggregated": (instances, 4, 1)}
 
 
+def test_a_configuration_lies_beside(tmp_path):
+    (tmp_path / "c.yaml").write_text("model: Qwen/Qwen3-8B\ntensor_parallel_size: 2\nenable-prefix-caching: false\n")
+    found = imported(tmp_path, "run.sh", "vllm serve --config c.yaml --max-num-seqs 64\n")
+    assert (found.data["model"], sizes(found)) == ("qwen3-8b", {"aggregated": (1, 2, 1)})
+    assert found.data["aggregated"]["radix_cache"] is False
+
+
 SLICES = """
 kind: DisaggregatedSet
 spec:

@@ -1,14 +1,16 @@
 """Commands that a deployment runs: in scripts, in manifests, and in values of charts."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from pdsim.formats.deployments.containers import containers_of, engine_of_image
-from pdsim.inputs import InputError, parse_yaml_documents, read_text
+from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, parse_yaml_documents, read_text
 
 PROGRAMS = {
     ("sglang.launch_server",): "sglang",
@@ -59,9 +61,35 @@ class Process:
 def read_processes(path: Path) -> list[Process]:
     """Processes of a file; empty for a file without any of these programs. Raises InputError."""
     text = read_text(path)
-    if path.suffix in (".yaml", ".yml", ".json"):
-        return list(_of_manifests(text, str(path)))
-    return list(_of_script(text, str(path)))
+    is_manifest = path.suffix in (".yaml", ".yml", ".json")
+    found = _of_manifests(text, str(path)) if is_manifest else _of_script(text, str(path))
+    return [_with_config(one, path.parent) for one in found]
+
+
+def _with_config(process: Process, folder: Path) -> Process:
+    """With the flags of the file that --config names, if it lies there and the command does not have them."""
+    words = list(process.words)
+    if "--config" not in words[:-1]:
+        return process
+    at = words.index("--config")
+    path = folder / words[at + 1]
+    if not path.is_file():
+        return process
+    config = parse_yaml(read_text(path, "YAML", MOST_YAML_BYTES), str(path))
+    return replace(process, words=[*words[:at], *_flags_of(config, words), *words[at + 2 :]])
+
+
+def _flags_of(config: Any, words: Sequence[str]) -> Iterator[str]:
+    given = {word.partition("=")[0].removeprefix("--").replace("_", "-") for word in words}
+    for name, value in config.items() if isinstance(config, dict) else ():
+        flag = str(name).replace("_", "-")
+        if flag in given:
+            continue
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        elif value is not None:
+            yield f"--{flag}"
+            yield value if isinstance(value, str) else json.dumps(value)
 
 
 def _of_script(text: str, where: str) -> Iterator[Process]:
