@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pdsim.sim.simulation import Observation, simulate
     from pdsim.study.planning.planning import plan
     from pdsim.study.questions.answering import ask
-    from pdsim.study.sweep import sweep
+    from pdsim.study.sweeping.sweep import sweep
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ _PLACES = {
     "load_scenario": "scenario.loading",
     "plan": "study.planning.planning",
     "simulate": "sim.simulation",
-    "sweep": "study.sweep",
+    "sweep": "study.sweeping.sweep",
 }
 """Loaded when they are asked for: a command needs few of them."""
 

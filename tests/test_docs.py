@@ -25,7 +25,7 @@ from pdsim.metrics.tables import TABLES
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.yaml_file import parse_yaml
 from pdsim.show.reference import entry
-from pdsim.study.sweep_file import SweepFile
+from pdsim.study.sweeping.sweep_file import SweepFile
 from tests.markdown import ROOT, anchors, blocks, commands, pages, plain, prose, sections, table
 
 DOCS = ROOT / "docs"

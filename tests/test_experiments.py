@@ -8,7 +8,7 @@ from pdsim.calibration.validate.case import find_cases
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_cost, load_scenario
 from pdsim.scenario.yaml_file import read_yaml
-from pdsim.study.sweep_file import designed_points, load_sweep
+from pdsim.study.sweeping.sweep_file import designed_points, load_sweep
 from pdsim.system.catalog import names
 
 FOLDER = Path(__file__).parent.parent / "experiments"

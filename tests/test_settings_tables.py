@@ -9,7 +9,7 @@ from docs.fields import reference
 from pdsim.scenario.component import BUILT_IN
 from pdsim.scenario.fields import DURATION, RATE, SIZE
 from pdsim.show.reference import COMPONENTS, REQUIRED, default_in, entries, entry
-from pdsim.study.sweep_file import Sample, SearchSettings, SweepFile, sweep_schema
+from pdsim.study.sweeping.sweep_file import Sample, SearchSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
 from tests.markdown import ROOT, plain, sections, table
 

@@ -308,7 +308,7 @@ def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, 
     from pdsim.show.plan_page import plan_page
     from pdsim.show.sweep_page import sweep_page
     from pdsim.study.store import has_points
-    from pdsim.study.sweep import is_sweep_folder, read_sweep
+    from pdsim.study.sweeping.sweep import is_sweep_folder, read_sweep
 
     if len(paths) == 1 and (paths[0] / PLAN).is_file():
         return plan_page(paths[0])

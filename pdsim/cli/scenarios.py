@@ -120,7 +120,7 @@ def schema(
 ) -> None:
     """Print the JSON schema of scenario files, or of sweep files."""
     from pdsim.scenario.loading import scenario_schema
-    from pdsim.study.sweep_file import sweep_schema
+    from pdsim.study.sweeping.sweep_file import sweep_schema
 
     print_json(sweep_schema() if kind == "sweep" else scenario_schema())
 

@@ -17,9 +17,9 @@ from pdsim.cli.command import NO_LOAD, Engine, Jobs, Json, Limits, Load, Port, S
 from pdsim.files import temporary_folder
 from pdsim.scenario.load_options import require_load
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
-from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
+from pdsim.study.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
 from pdsim.study.slo import DEFAULT_SLO, Slo
-from pdsim.study.sweep_file import NUM_RANGES
+from pdsim.study.sweeping.sweep_file import NUM_RANGES
 from pdsim.system.catalog import CatalogError, load_gpu
 
 
@@ -222,7 +222,7 @@ def sweep(
 ) -> None:
     """Simulate many variants of a scenario, and print the best. Variants that the folder has are kept."""
     from pdsim.cli.finished import progress_over
-    from pdsim.study.sweep import sweep as run_sweep
+    from pdsim.study.sweeping.sweep import sweep as run_sweep
 
     with _interruptible(str(sweep), is_kept=True), progress_over("sweeping", None, quiet=json_) as advance:
         changes = (*load.changes(has_own_load=True), *set_)

@@ -76,8 +76,19 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
 
 
 def _best(result: SweepResult, points: Sequence[PointResult]) -> PointResult:
-    """The best point by the first SLO, or by requests per GPU."""
-    return result.best(next(iter(result.slos)))[0] if result.slos else max(points, key=rate_per_gpu)
+    """The best point by the first SLO, or by requests per GPU, among those that have the first point's requests.
+
+    Points with shorter prompts serve more requests on the same cluster, which does not make them better.
+    """
+    requests = _requests(points[0])
+    alike = {point.number for point in points if _requests(point) == requests}
+    ranked = result.best(next(iter(result.slos))) if result.slos else sorted(points, key=rate_per_gpu, reverse=True)
+    return next(point for point in ranked if point.number in alike)
+
+
+def _requests(point: PointResult) -> dict[str, Any]:
+    """Fields of a point that say which requests are sent."""
+    return {field: value for field, value in point.changes.items() if field.partition(".")[0] == "workload"}
 
 
 def _cards(result: SweepResult, points: Sequence[PointResult]) -> list[Card]:

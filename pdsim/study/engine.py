@@ -22,7 +22,7 @@ from pdsim.study.tasks import Done, Point, Task
 from pdsim.study.worker import compute, crashed
 
 _ATTEMPTS = 2
-_COMPUTED_AGAIN = (None, "crashed", DAMAGED)
+_COMPUTED_AGAIN = ("crashed", DAMAGED)
 """A worker may have died for other reasons than its point."""
 
 Progress = Callable[[int, int], None]
@@ -225,18 +225,20 @@ class Work:
         self._progress = progress
         self._slos = slos
         self._answers: dict[str, Replication] = {}
-        """Results that were computed here, which need not be read."""
+        """Results by key, each read or computed once."""
+        self._rows: dict[str, dict[str, Any]] = {}
+        """Rows that the last call of `compute` read."""
         self._seen: set[str] = set()
         self.num_computed = 0
         self.num_kept = 0
         self.num_damaged = 0
 
     def compute(self, points: Iterable[Point]) -> None:
+        """Compute what is missing of these points. Rows that are read are kept until the next call."""
+        self._rows.clear()
         tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
         new = [task for key, task in tasks.items() if key not in self._seen]
-        found = {task.key: self.store.status(task.key) for task in new}
-        missing = [task for task in new if found[task.key] in _COMPUTED_AGAIN]
-        self.num_damaged += sum(status == DAMAGED for status in found.values())
+        missing = [task for task in new if self._lacks(task.key)]
         self._seen |= tasks.keys()
         self.num_kept += len(new) - len(missing)
         total = self.num_computed + len(missing)
@@ -248,11 +250,26 @@ class Work:
             if self._progress is not None:
                 self._progress(self.num_computed, total)
 
+    def _lacks(self, key: str) -> bool:
+        """True if a run has to be computed. Otherwise its row is read, once."""
+        row = self.store.kept(key)
+        if row is None:
+            return True
+        self.num_damaged += row["status"] == DAMAGED
+        if row["status"] in _COMPUTED_AGAIN:
+            return True
+        if self._slos is None:
+            self._rows[key] = row
+        else:
+            self._answers[key] = replication(row, self._slos)
+        return False
+
     def forget(self, points: Iterable[Point]) -> None:
         """Remove the results of points from memory and from the store, whose folder is the caller's own."""
         for key in {task.key for point in points for task in point.tasks.values()}:
             self._seen.discard(key)
             self._answers.pop(key, None)
+            self._rows.pop(key, None)
             self.store.remove(key)
 
     def result(self, point: Point) -> PointResult:
@@ -263,4 +280,5 @@ class Work:
 
     def rows(self, point: Point) -> list[dict[str, Any]]:
         """The rows of a point that was computed, one for each seed."""
-        return [self.store.read(task.key) for task in point.tasks.values()]
+        keys = [task.key for task in point.tasks.values()]
+        return [self._rows.get(key) or self.store.read(key) for key in keys]

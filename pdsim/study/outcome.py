@@ -52,7 +52,7 @@ class Outcome:
         """Terms that it misses, and how far; the reason where that is not known."""
         if self.judgement is None or self.reason == SATURATED or not self.judgement.missed:
             return self.why
-        return " and ".join(term.lack(self.judgement.readings[term].value) for term in self.judgement.missed)
+        return " and ".join(self.judgement.lacks)
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"meets": self.meets, "reason": self.reason, "terms": [], "limits": []}

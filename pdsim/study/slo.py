@@ -202,6 +202,11 @@ class Judgement:
         return [term for term, reading in self.readings.items() if not reading.is_met]
 
     @property
+    def lacks(self) -> list[str]:
+        """What was found and what is asked, in words, for each term that is missed."""
+        return [term.lack(self.readings[term].value) for term in self.missed]
+
+    @property
     def worst(self) -> Term:
         """The term that is missed most, or that is nearest to its limit."""
         return max(self.ratios, key=self.ratios.__getitem__)

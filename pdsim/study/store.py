@@ -74,14 +74,15 @@ class Store:
         row: dict[str, Any] = read_json(self._path(key))
         return row
 
-    def status(self, key: str) -> str | None:
-        """Status of a shard: ok, failed, crashed (its worker died), or DAMAGED; None: there is none."""
+    def kept(self, key: str) -> dict[str, Any] | None:
+        """The row of a shard, whose status is ok, failed, crashed (its worker died) or DAMAGED; None: there is none."""
         if not self._path(key).is_file():
             return None
         try:
-            return str(self.read(key)["status"])
+            row = self.read(key)
+            return row if isinstance(row["status"], str) else {"status": DAMAGED}
         except (OSError, ValueError, KeyError, TypeError):
-            return DAMAGED
+            return {"status": DAMAGED}
 
     def keep(self, done: Done) -> None:
         """The shard, and then a line in the log."""

@@ -11,13 +11,13 @@ from pdsim.scenario.loading import Changes
 from pdsim.scenario.servers import DecodeSettings, PrefillSettings, Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.base import Base
 from pdsim.study.engine import Work
 from pdsim.study.outcome import SATURATED
-from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging, price_per_h
-from pdsim.study.planning.trials import Trials
-from pdsim.study.questions.base import Base
 from pdsim.study.readings import Times
 from pdsim.study.slo import Slo, Term
+from pdsim.study.space import Server, cluster, kilowatts, label_of, needs_staging, price_per_h
+from pdsim.study.trials import Trials
 from pdsim.system.catalog import names
 from pdsim.web.choice import MOST_INSTANCES, Choice, Part
 from pdsim.web.command import shortest_command

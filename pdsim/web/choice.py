@@ -8,8 +8,8 @@ from typing import Any
 
 from pdsim.scenario.servers import Split
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.planning.space import Server
 from pdsim.study.slo import Slo
+from pdsim.study.space import Server
 
 MOST_INSTANCES = 16
 _MOST_REQUESTS = 10**9

@@ -9,7 +9,7 @@ from pdsim.scenario.loading import Changes, apply_change, parse_scenario, set_fi
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
-from pdsim.study.questions.base import Base
+from pdsim.study.base import Base
 from pdsim.study.tasks import described
 
 

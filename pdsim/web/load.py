@@ -8,7 +8,7 @@ from typing import Any
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.starter import workload_of_trace
-from pdsim.study.questions.base import Base, trace_lines
+from pdsim.study.base import Base, trace_lines
 from pdsim.web.choice import Part
 from pdsim.workload.request_spec import RequestSpec
 

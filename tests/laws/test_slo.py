@@ -12,14 +12,14 @@ import pdsim
 from pdsim.cli import main
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary import summarize
+from pdsim.study.base import AskOptions, base_of
 from pdsim.study.engine import InProcessEngine, Work
 from pdsim.study.outcome import SATURATED
-from pdsim.study.planning.trials import Trials
-from pdsim.study.questions.base import AskOptions, base_of
 from pdsim.study.readings import Times
 from pdsim.study.slo import MissedError, Slo, Tally, Term
 from pdsim.study.store import Store
-from pdsim.study.sweep import sweep
+from pdsim.study.sweeping.sweep import sweep
+from pdsim.study.trials import Trials
 from pdsim.web.board import Board
 from pdsim.workload.request_spec import RequestSpec
 from tests.sweep_files import SCENARIO

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from statistics import median
 from subprocess import DEVNULL
 
@@ -18,11 +19,12 @@ from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.sizing import resolve
 from pdsim.show.page import render
 from pdsim.show.plan_page import plan_page
+from pdsim.sim.noise import JITTERS
+from pdsim.study.base import AskOptions, base_of
 from pdsim.study.planning.planning import plan
 from pdsim.study.planning.screen import Screen
-from pdsim.study.planning.space import Space, with_other_settings
-from pdsim.study.questions.base import AskOptions, base_of
 from pdsim.study.slo import Slo
+from pdsim.study.space import Space, with_other_settings
 from tests.cli.test_commands import output
 
 SCENARIO = """\
@@ -178,6 +180,25 @@ def test_the_safe_choice_is_the_cheapest_on_the_slowest_server(scenario):
     assert Screen(easy).confidence.word == "medium"
     assert easy.safe is None
     assert Screen(slow).confidence.word == "high"
+
+
+def test_a_verdict_that_chance_changes_is_called_so(scenario):
+    """No verdict within its band stands without the band."""
+    made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here")
+    assert made.chosen is not None
+    assert all(len(row.repeated) == len(JITTERS) for row in (made.chosen, *made.nearest))
+    for outcome, jitter in zip(made.chosen.repeated, JITTERS, strict=True):
+        changes = [f"network.message_latency={round(50 * (1 + jitter), 3)} us", "seed=1"]
+        changes += [f"{name}={json.dumps(value)}" for name, value in made.chosen.candidate.changes.items()]
+        done = simulate(load_scenario(scenario, changes)).records.requests
+        assert outcome.judgement.readings == Slo.parse(SLO).judge_requests(done).readings
+    assert any(one.startswith("With messages up to 10% ") for one in Screen(made).details)
+    missed = replace(made.chosen.outcome, meets=False, reason="ttft")
+    flipped = replace(made, chosen=made.chosen._replace(repeated=[missed, *made.chosen.repeated[1:]]))
+    assert Screen(flipped).confidence.word == "low"
+    assert "4 of 5 runs meet the SLO" in Screen(flipped).confidence.reason
+    near = made.nearest[0]._replace(repeated=[made.chosen.outcome])
+    assert Screen(made).why_not(near).startswith("unstable: 1 of 2 runs meet it, one misses: ")
 
 
 def test_nothing_meets_it(scenario, capsys):

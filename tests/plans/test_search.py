@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from pdsim.scenario.yaml_file import write_yaml
+from pdsim.study.base import AskOptions, Base, base_of
 from pdsim.study.engine import InProcessEngine, Work
 from pdsim.study.outcome import Outcome, outcome_of
-from pdsim.study.planning.planning import Trials, cheapest, search
-from pdsim.study.planning.space import CandidateCluster, Space
-from pdsim.study.questions.base import AskOptions, Base, base_of
+from pdsim.study.planning.search import cheapest, search
 from pdsim.study.readings import Times
 from pdsim.study.slo import Slo, Term
+from pdsim.study.space import CandidateCluster, Space
 from pdsim.study.store import Store
+from pdsim.study.trials import Trials
 
 LENGTHS = {"use": "uniform", "low": 20, "high": 300}
 LOADS = [

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pdsim.study.questions.base import AskOptions, base_of
+from pdsim.study.base import AskOptions, base_of
 from pdsim.workload.client import ClosedLoop, OpenLoop
 from pdsim.workload.prompts import ShareGpt
 from pdsim.workload.traces import (

@@ -7,7 +7,7 @@ import pytest
 
 from pdsim import ask, simulate
 from pdsim.cli import main
-from pdsim.study.questions.base import ROUTERS
+from pdsim.study.base import ROUTERS
 
 CHANGES = [
     "model=qwen3-0.6b",

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import pdsim
-from pdsim.study.questions.base import ROUTERS
+from pdsim.study.base import ROUTERS
 from pdsim.study.questions.study import QUESTIONS, question
-from pdsim.study.sweep import read_sweep
+from pdsim.study.sweeping.sweep import read_sweep
 from tests.markdown import ROOT, sections
 
 SCENARIO = """\
@@ -309,4 +309,4 @@ def test_replications_give_intervals_and_a_folder_keeps_all(ask, tmp_path):
 def test_every_question_asks_something_and_is_documented():
     assert all(question(name).asks.endswith("?") for name in QUESTIONS)
     headings = list(sections(ROOT / "docs" / "ask.md"))
-    assert headings[headings.index("The questions, and what users saw") + 1 :] == list(QUESTIONS)
+    assert headings[headings.index("The questions") + 1 :] == list(QUESTIONS)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pdsim import ask
 from pdsim.scenario.cost import GROUPS
 from pdsim.scenario.loading import parse_scenario
-from pdsim.study.planning.measurement import Sizes, measurement, rounded
+from pdsim.study.measurement import Sizes, measurement, rounded
 from tests.support import examples
 
 SIZES = ["workload.num_requests=20", "workload.input_tokens=200", "workload.output_tokens=10"]

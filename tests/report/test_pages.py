@@ -20,7 +20,7 @@ from pdsim.show.run_page import ReportedRun, run_page
 from pdsim.show.sweep_page import sweep_page
 from pdsim.sim.sensitivity import Sensitivity
 from pdsim.study.store import PLAN
-from pdsim.study.sweep import read_sweep, sweep
+from pdsim.study.sweeping.sweep import read_sweep, sweep
 from tests.support import run, small, small_aggregated
 
 LOAD = {"use": "random_lengths", "num_requests": 40, "input_tokens": 100, "output_tokens": 20}
@@ -244,6 +244,18 @@ def test_a_sweep_says_what_is_best_and_what_failed(folder):
     assert len(page.tables[1].rows) == 3, "the best have a range"
     assert all(" to " in card.note for card in page.cards if card.title != "GPUs")
     render(page)
+
+
+def test_the_best_point_has_the_requests_of_the_first(folder):
+    """Shorter prompts make no cluster better."""
+    found = read_sweep(folder / "out")
+    best = found.best("chat")[0]
+    changed = [
+        replace(point, changes={**point.changes, **({"workload.input_tokens": 1} if point is best else {})})
+        for point in found.points
+    ]
+    assert f"point {best.number}" == sweep_page(found).cards[-1].note
+    assert f"point {best.number}" != sweep_page(replace(found, points=changed)).cards[-1].note
 
 
 def test_the_map_hatches_what_has_no_result(folder):

@@ -5,7 +5,7 @@ import pytest
 import pdsim
 from pdsim.scenario.loading import load_scenario
 from pdsim.sim.simulation import simulate
-from pdsim.study.sweep import read_sweep, sweep
+from pdsim.study.sweeping.sweep import read_sweep, sweep
 from tests.cli.test_commands import output, output_json
 from tests.sweep_files import SCENARIO, SWEEP, write_sweep
 

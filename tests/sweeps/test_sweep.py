@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 import pdsim
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import parse_scenario
-from pdsim.study.sweep_file import designed_points, load_sweep
+from pdsim.study.store import Store
+from pdsim.study.sweeping.sweep import read_sweep
+from pdsim.study.sweeping.sweep_file import designed_points, load_sweep
 from pdsim.study.tasks import Planner, Task
 from pdsim.study.worker import compute
 from tests.support import examples
@@ -63,6 +65,19 @@ def keys(points):
 
 
 # Once, and the same.
+
+
+@pytest.mark.parametrize(
+    "again", [lambda path, out: pdsim.sweep(path, out=out, jobs=1), lambda _path, out: read_sweep(out)]
+)
+def test_a_run_that_is_kept_is_read_once(tmp_path, monkeypatch, again):
+    path, read = write_sweep(tmp_path), []
+    first = pdsim.sweep(path, out=tmp_path / "out", jobs=1)
+    plain = Store.read
+    monkeypatch.setattr(Store, "read", lambda store, key: (read.append(key), plain(store, key))[1])
+    points = again(path, tmp_path / "out").points
+    assert [point.to_json() for point in points] == [point.to_json() for point in first.points]
+    assert sorted(read) == sorted(path.stem for path in (tmp_path / "out" / "points").glob("*.json"))
 
 
 def test_points_are_computed_once_and_read_together(tmp_path):

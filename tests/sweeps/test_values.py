@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.study.sweep_file import parse_values, pick
+from pdsim.study.sweeping.sweep_file import parse_values, pick
 from tests.support import examples
 
 RANGES = [

@@ -1,15 +1,15 @@
 """A plan: the cluster, the alternatives to it, and how sure it is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pdsim.sim.sensitivity import Limit
+from pdsim.study.measurement import Measurement
 from pdsim.study.outcome import Outcome
-from pdsim.study.planning.measurement import Measurement
-from pdsim.study.planning.space import CandidateCluster
-from pdsim.study.planning.trials import LoneRequest
 from pdsim.study.slo import Slo
+from pdsim.study.space import CandidateCluster
+from pdsim.study.trials import LoneRequest
 
 _MOST_EQUAL = 3
 """Clusters at the plan's price that are listed, those with most headroom."""
@@ -20,11 +20,25 @@ class Row(NamedTuple):
     outcome: Outcome
     limit: Limit | None = None
     """Limit of one that misses the SLO, in the term that it misses most."""
+    repeated: Sequence[Outcome] = ()
+    """Outcomes with slightly faster and slower messages; empty: the cluster was not repeated."""
+
+    @property
+    def num_meeting(self) -> int:
+        """Runs that meet the SLO, of the cluster's own and those repeated."""
+        return sum(one.meets for one in (self.outcome, *self.repeated))
+
+    @property
+    def is_stable(self) -> bool:
+        """True if chance does not change the verdict."""
+        return self.num_meeting in {0, 1 + len(self.repeated)}
 
     def to_json(self) -> dict[str, Any]:
         one = self.candidate
         head = {"cluster": one.label, "gpus": one.num_gpus, "price_per_h": one.price_per_h, "kw": one.kw}
         found = {**head, "changes": one.changes, **self.outcome.to_json()}
+        if self.repeated:
+            found |= {"runs": 1 + len(self.repeated), "runs_that_meet": self.num_meeting}
         return found if self.limit is None else {**found, "limit": self.limit._asdict()}
 
 

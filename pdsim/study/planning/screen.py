@@ -5,10 +5,11 @@ from math import inf
 from typing import Any, NamedTuple
 
 from pdsim.metrics.summary_rows import counted, markdown_table, markdown_text
+from pdsim.sim.noise import JITTERS
 from pdsim.study.outcome import SATURATED, Outcome
 from pdsim.study.planning.plan import Plan, Row
-from pdsim.study.planning.space import CandidateCluster
 from pdsim.study.readings import Reading
+from pdsim.study.space import CandidateCluster
 
 _MOST_TERMS = 2
 """Columns of the table of clusters for terms of the SLO; the table of limits has all."""
@@ -111,6 +112,8 @@ class Screen:
     @property
     def confidence(self) -> Confidence:
         plan = self._plan
+        if plan.chosen is not None and not plan.chosen.is_stable:
+            return Confidence("low", f"The verdict depends on chance. {_by_chance(plan.chosen)}")
         if plan.foreign_setup:
             return Confidence("medium", f"The profile was measured on another setup: {'; '.join(plan.foreign_setup)}.")
         if not plan.ends:
@@ -145,6 +148,9 @@ class Screen:
         """The reason against an alternative, in a few words."""
         plan = self._plan
         yours = "yours: " if plan.own is not None and row.candidate == plan.own.candidate else ""
+        if not row.is_stable:
+            runs = f"{row.num_meeting} of {1 + len(row.repeated)} runs meet it"
+            return f"{yours}unstable: {runs}, one misses: {_missed(row.outcome)}"
         if not row.outcome.meets:
             return yours + _missed(row.outcome)
         if plan.chosen is None:
@@ -180,6 +186,7 @@ class Screen:
         found += [] if plan.lone is None else [f"{plan.lone}."]
         if plan.chosen is not None:
             found += _attained(plan.chosen.outcome)
+            found.append(_by_chance(plan.chosen))
         found += [
             f"{row.candidate.label}: {row.outcome.lack}; {row.limit}." for row in plan.nearest if row.limit is not None
         ]
@@ -269,6 +276,17 @@ def _missed(outcome: Outcome) -> str:
     if worst.value == inf:
         return "requests fail"
     return judged.readings[term].short if worst.is_met or worst.is_share else f"{worst.name} is {worst.value_text}"
+
+
+def _by_chance(row: Row) -> str:
+    """The least and the largest value of each limited number over repeated runs, and how many runs meet the SLO."""
+    runs = [_readings(outcome) for outcome in (row.outcome, *row.repeated)]
+    bands = []
+    for same in zip(*runs, strict=False):
+        ranked = sorted(same, key=lambda one: one.value)
+        bands.append(f"{ranked[0].name} is {_range(ranked)}")
+    meeting = f"{row.num_meeting} of {len(runs)} runs meet the SLO"
+    return f"With messages up to {max(JITTERS):.0%} faster or slower, {', '.join(bands)}: {meeting}."
 
 
 def _attained(outcome: Outcome) -> list[str]:

@@ -10,8 +10,8 @@ from pdsim.metrics.summary_rows import markdown_table, markdown_text
 from pdsim.scenario.loading import Changes
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
+from pdsim.study.base import Base
 from pdsim.study.estimate import Estimate, number
-from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import SLO, Study
 
 

@@ -19,14 +19,14 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
+from pdsim.study.base import NUM_SEEDS, AskOptions, base_of, trace_lines
 from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.estimate import number, share
-from pdsim.study.planning.measurement import measurement, sizes_of
-from pdsim.study.planning.trials import Trials
+from pdsim.study.examination import deciding_measurement, requests_alone
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
-from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
 from pdsim.study.questions.study import SLO, Question, Study, Verdict, place_of, question
 from pdsim.study.store import Store, opened_folder
+from pdsim.study.trials import Trials
 from pdsim.workload.client import ClosedLoop
 
 
@@ -124,13 +124,9 @@ def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes], Jud
     others = [f"on the {end}, {_said(one.verdict)}" for end, one in ends.items() if not one.holds(found)]
     if not others:
         return [f"'{winner}' on the fastest and on the slowest server that this may be, too."] if ends else []
-    base = found.study.base
-    deciding = [
-        group for group, corners in base.alone.items() if not all(at(changed).holds(found) for changed in corners)
-    ]
-    row = found.study[winner].replications[0].row
-    advice = measurement(
-        deciding or base.scenario.uncertain, base.scenario, sizes_of(base.changed(found.study.arm(winner).changes), row)
+    study = found.study
+    advice = deciding_measurement(
+        study.trials, study.arm(winner).changes, lambda group: all(at(changed).holds(found) for changed in group)
     )
     return [f"Undecided between the servers that this may be: {'; '.join(others)}. {advice or ''}".rstrip()]
 
@@ -160,7 +156,7 @@ def _missed(study: Study, label: str) -> str:
     if study[label].is_saturated:
         return f"{share(study.attained(label))} of the requests meet it, and the cluster cannot take the load"
     judged = study[label].judgement(SLO)
-    found = [term.lack(judged.readings[term].value) for term in judged.missed]
+    found = judged.lacks
     found += [
         f"{one.name} is {number(one.value)} ms where {one.limit:g} ms are asked"
         for one in judged.details
@@ -247,11 +243,11 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 def _alone(study: Study, changes: Changes) -> str:
     """Says whether the SLO is missed without any queue: then no number of instances helps."""
-    requests = simulate(study.base.changed(study.base.one_at_a_time(changes))).records.requests
+    requests = requests_alone(study.trials, changes)
     judged = study.slo.judge_requests(requests)
     if not judged.meets:
-        lacks = " and ".join(term.lack(judged.readings[term].value) for term in judged.missed)
-        return f"Infeasible: even one at a time, {lacks}. That is no queue: more instances do not help."
+        lacks = " and ".join(judged.lacks)
+        return f"Infeasible: even one at a time, {lacks}. Requests do not wait then, so more instances do not help."
     done = [r for r in requests if r.outcome == "finished"]
     found = {"TTFT": [ttft_ms(r) for r in done], "TPOT": [tpot_ms(r) for r in done if r.num_output_tokens > 1]}
     medians = [f"{what} {number(median(ms))} ms" for what, ms in found.items() if ms]

@@ -4,8 +4,8 @@ from pdsim.scenario.loading import Changes
 from pdsim.scenario.servers import StorageSettings
 from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.base import Base
 from pdsim.study.estimate import Estimate, number, percent
-from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import Arm, Question, Study, Verdict
 from pdsim.system.memory import GIB
 from pdsim.workload.client import ClosedLoop

@@ -5,8 +5,8 @@ from math import ceil
 
 from pdsim.metrics.explain import STAGES
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.base import Base
 from pdsim.study.estimate import number, percent
-from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import Arm, Question, Study, Verdict, place_of
 from pdsim.workload.client import Poisson
 

@@ -4,8 +4,8 @@ from pdsim.scenario.component import ROUTING_POLICIES
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.rules import ENGINE_DEFAULTS
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.base import Base
 from pdsim.study.estimate import number, percent, share
-from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import Arm, Question, Study, Verdict
 
 

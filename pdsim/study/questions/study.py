@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.study.base import AskOptions, Base
 from pdsim.study.estimate import Estimate, estimate
-from pdsim.study.planning.trials import Trials
-from pdsim.study.questions.base import AskOptions, Base
 from pdsim.study.result import PointResult, Replication, failures_of_points, warnings_of
+from pdsim.study.trials import Trials
 
 
 class Arm(NamedTuple):

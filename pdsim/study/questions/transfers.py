@@ -9,8 +9,8 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.wiring import link_bandwidth, transport, wire_of
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.base import Base
 from pdsim.study.estimate import number, percent
-from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import EQUAL, Arm, Question, Study, Verdict
 from pdsim.system.catalog import load_model, load_transport
 from pdsim.system.model import LatentAttention

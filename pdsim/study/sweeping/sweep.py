@@ -1,6 +1,6 @@
 """A sweep from file to result, and read back from its folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -14,10 +14,10 @@ from pdsim.scenario.loading import Changes
 from pdsim.scenario.room import POINT_BYTES, POINT_S, require_room
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.engine import Progress, Work, open_engine
-from pdsim.study.result import PointResult, SweepResult, replication
+from pdsim.study.result import PointResult, Replication, SweepResult, replication
 from pdsim.study.slo import Slo
 from pdsim.study.store import DAMAGED, HEAD, PLAN, Store, locked_folder
-from pdsim.study.sweep_file import (
+from pdsim.study.sweeping.sweep_file import (
     NUM_RANGES,
     Range,
     SearchSettings,
@@ -117,11 +117,11 @@ def read_sweep(folder: Path) -> SweepResult:
         number = row.pop("point")
         keys.setdefault((number, row.pop("range_end", "")), []).append(row.pop("key"))
         changes[number] = {field: value for field, value in row.items() if field != "seed" and value is not None}
-    found = {key: store.status(key) for key in chain.from_iterable(keys.values())}
+    runs, num_damaged = _kept_runs(store, chain.from_iterable(keys.values()), slos)
     computed = {
-        at: PointResult(at[0], changes[at[0]], [replication(store.read(key), slos) for key in keys[at]])
+        at: PointResult(at[0], changes[at[0]], [runs[key] for key in keys[at]])
         for at in keys
-        if not {found[key] for key in keys[at]} & {None, DAMAGED}
+        if all(key in runs for key in keys[at])
     }
     if not computed:
         raise ConfigError(f"{folder} has no point that is computed: start its sweep again")
@@ -130,8 +130,20 @@ def read_sweep(folder: Path) -> SweepResult:
         for (n, end), point in computed.items()
         if not end
     ]
-    num_damaged = sum(status == DAMAGED for status in found.values())
     return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[at]) for at in computed), num_damaged)
+
+
+def _kept_runs(store: Store, keys: Iterable[str], slos: Mapping[str, Slo]) -> tuple[dict[str, Replication], int]:
+    """Runs of a store by key, each read once, and the number of damaged ones, which are left out."""
+    runs: dict[str, Replication] = {}
+    num_damaged = 0
+    for key in dict.fromkeys(keys):
+        row = store.kept(key)
+        if row is not None and row["status"] == DAMAGED:
+            num_damaged += 1
+        elif row is not None:
+            runs[key] = replication(row, slos)
+    return runs, num_damaged
 
 
 def search(settings: SearchSettings, slo: str, evaluate: Evaluate) -> None:

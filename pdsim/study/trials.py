@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
+from pdsim.sim.noise import JITTERS
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, sensitivities
-from pdsim.sim.simulation import simulate
+from pdsim.study.base import Base
 from pdsim.study.engine import Work
+from pdsim.study.measurement import Sizes, sizes_of
 from pdsim.study.outcome import Outcome, finite, outcome_of
-from pdsim.study.planning.measurement import Sizes, sizes_of
-from pdsim.study.questions.base import Base
 from pdsim.study.readings import Reading, Times
 from pdsim.study.result import PointResult
 from pdsim.study.slo import Slo, Term
@@ -87,6 +88,13 @@ class Trials:
     def whole(self, changes: Sequence[Changes]) -> list[Outcome]:
         return self._outcomes(self._planner.plan(changes))
 
+    def repeated(self, changes: Sequence[Changes]) -> list[list[Outcome]]:
+        """Outcomes of each cluster with slightly faster and slower messages, which move its numbers by chance."""
+        latency_ns = self.base.scenario.network.message_latency
+        jittered = [{"network.message_latency": f"{max(1, round(latency_ns * (1 + one)))} ns"} for one in JITTERS]
+        found = iter(self.whole([{**one, **jitter} for one in changes for jitter in jittered]))
+        return [list(islice(found, len(jittered))) for _ in changes]
+
     def whole_runs(self, changes: Sequence[Changes]) -> list[list[dict[str, Any]]]:
         """The rows of each, by seed."""
         points = self._planner.plan(changes)
@@ -130,10 +138,6 @@ class Trials:
 
         (found,) = limits(sensitivities(scenario, measure=measure))
         return found
-
-    def lone_request(self, label: str, changes: Changes) -> LoneRequest | None:
-        """The request that a run of such a cluster misses the SLO by."""
-        return lone_request(label, self.slo, simulate(self.scenario(changes)).records.requests)
 
     def _ending_early(self, point: Point) -> Point:
         tasks = {

@@ -11,7 +11,7 @@ from pdsim.scenario.servers import Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.wiring import wire_of
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.questions.base import Base
+from pdsim.study.base import Base
 from pdsim.study.tasks import described
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention

@@ -1,0 +1,227 @@
+"""Finds the plan among all clusters, and examines it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from statistics import fmean
+
+from pdsim.metrics.summary_rows import counted
+from pdsim.scenario.build import requests_of
+from pdsim.scenario.loading import Changes
+from pdsim.sim.sensitivity import Limit
+from pdsim.study.examination import deciding_measurement, requests_alone
+from pdsim.study.measurement import Measurement
+from pdsim.study.outcome import Outcome
+from pdsim.study.planning.plan import Plan, Row
+from pdsim.study.planning.screen import money, priced
+from pdsim.study.planning.search import cheapest, headroom, of_both_kinds, search
+from pdsim.study.planning.watch import Watch
+from pdsim.study.space import CandidateCluster, Server, Space, with_other_settings
+from pdsim.study.trials import LoneRequest, Trials, lone_request
+
+_NUM_TOLD = 3
+"""Cheaper clusters that are reported, and dearer ones."""
+_NUM_NEAR = 6
+"""Cheaper clusters that run the whole load to see how near they come."""
+_DEARER = 1.5
+"""Times the plan's price, of those that are reported."""
+_GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
+"""Multiples of the load that the plan is tried with."""
+
+
+class Finder:
+    """Finds the plan, and examines it."""
+
+    def __init__(self, trials: Trials, space: Space, watch: Watch, currency: str) -> None:
+        """currency: of the prices; empty: there are none."""
+        self._trials = trials
+        self._space = space
+        self._watch = watch
+        self._currency = currency
+        self._candidates = space.candidates(trials.base)
+        self._best_price = inf
+
+    def find(self, speedups: Sequence[float] = ()) -> Plan:
+        num, gpus = len(self._candidates), self._space.max_gpus
+        self._watch.report(f"{num:,} clusters of up to {gpus} GPUs; SLO: {self._trials.slo}")
+        tried = search(self._candidates, self._evaluate, self._seen)
+        num_tried = len(tried)
+        self._watch.report(f"{num_tried:,} of {num:,} clusters simulated; what follows examines the best")
+        tried |= self._tuned(tried)
+        equal = self._firmest(cheapest(tried))
+        chosen = equal[0] if equal else None
+        made = Plan(
+            model=self._trials.base.scenario.model,
+            load=self._load,
+            currency=self._currency,
+            foreign_setup=tuple(self._trials.base.scenario.foreign_setup),
+            slo=self._trials.slo,
+            num_candidates=len(self._candidates),
+            num_tried=num_tried,
+            max_gpus=self._space.max_gpus,
+            chosen=None if chosen is None else self._repeated(Row(chosen, tried[chosen])),
+            others=tuple(Row(one, tried[one]) for one in equal[1:]),
+            nearest=self._missed_by(self._nearest(tried, chosen)),
+        )
+        if chosen is None:
+            return replace(made, lone=self._lone())
+        loads = {factor: self._at_load(factor, chosen) for factor in speedups}
+        made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen), loads=loads)
+        if made.meets_at_both_ends:
+            return made
+        return replace(made, safe=self._safe(chosen), measure=self._measurement(chosen))
+
+    def _evaluate(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:
+        found = self._trials.outcomes([one.changes for one in candidates])
+        for one, outcome in zip(candidates, found, strict=True):
+            if outcome.meets and one.price_per_h < self._best_price:
+                self._best_price = one.price_per_h
+                self._watch.best = f"{one.label}: {priced(one, self._currency)}"
+                self._watch.report(f"meets it: {self._watch.best}")
+        return found
+
+    def _seen(self, price: float) -> None:
+        if price > self._candidates[0].price_per_h:
+            self._watch.undecided = money(price, self._currency) if self._currency else counted(round(price), "GPU")
+
+    def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
+        """Cheaper clusters that meet the SLO with another value of one setting."""
+        best = next(iter(cheapest(tried)), None)
+        cheaper = {one: tried[one] for one in tried if best is None or one.price_per_h < best.price_per_h}
+        nearest = self._nearest(cheaper, None)
+        changed = [other for one in nearest for other in with_other_settings(self._trials.base, one)]
+        outcomes = zip(changed, self._evaluate(changed), strict=True)
+        return {one: outcome for one, outcome in outcomes if outcome.meets}
+
+    def _firmest(self, equal: list[CandidateCluster]) -> list[CandidateCluster]:
+        """The candidates with most to spare on the slowest server that this may be, where that is not known."""
+        if "slowest" not in self._trials.base.ends:
+            return equal
+        slow = [{**one.changes, **self._trials.base.ends["slowest"]} for one in equal]
+        ratios = [outcome.ratio for outcome in self._trials.whole(slow)]
+        return [one for _, one in sorted(zip(ratios, equal, strict=True), key=lambda pair: (pair[0], pair[1].label))]
+
+    # What is asked of the plan.
+
+    @staticmethod
+    def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
+        """Cheaper ones that got furthest before they missed it, each of other servers."""
+        missed = [
+            one
+            for one, outcome in tried.items()
+            if not outcome.meets and (chosen is None or one.price_per_h <= chosen.price_per_h)
+        ]
+        missed.sort(key=lambda one: (-tried[one].num_ended, -one.price_per_h, one.label))
+        furthest: dict[tuple[Server, ...], CandidateCluster] = {}
+        for one in missed:
+            furthest.setdefault(one.servers, one)
+        return of_both_kinds(list(furthest.values()), _NUM_NEAR)
+
+    def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
+        """Candidates that miss the SLO least, by how much and because of what, the nearest first."""
+        outcomes = dict(zip(candidates, self._trials.whole([one.changes for one in candidates]), strict=True))
+        ranked = sorted(candidates, key=lambda one: (outcomes[one].ratio, one.label))
+        told = [(one, outcomes[one]) for one in of_both_kinds(ranked, _NUM_TOLD)]
+        repeated = self._trials.repeated([one.changes for one, _ in told])
+        return tuple(
+            Row(one, outcome, self._limit(one, outcome), again)
+            for (one, outcome), again in zip(told, repeated, strict=True)
+        )
+
+    def _repeated(self, row: Row) -> Row:
+        (again,) = self._trials.repeated([row.candidate.changes])
+        return row._replace(repeated=again)
+
+    def _limit(self, one: CandidateCluster, outcome: Outcome) -> Limit | None:
+        """What limits the latency that is missed most; None: it is not known."""
+        judged = outcome.judgement
+        return None if judged is None else self._trials.limit(one.changes, judged.worst_percentile)
+
+    def _faster(self, tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster) -> tuple[Row, ...]:
+        """Dearer ones, each with more to spare than all cheaper ones: those tried, or with an instance more."""
+        most = chosen.price_per_h * _DEARER
+        count = sum(chosen.counts) + 1
+        new = [o for o in self._candidates if chosen.is_part_of(o) and sum(o.counts) == count and o not in tried]
+        known = {**tried, **dict(zip(new, self._trials.outcomes([one.changes for one in new]), strict=True))}
+        meeting = [one for one in known if known[one].meets and chosen.price_per_h < one.price_per_h <= most]
+        found: list[Row] = []
+        least = known[chosen].ratio
+        for one in sorted(meeting, key=lambda one: (one.price_per_h, known[one].ratio, one.label)):
+            if known[one].ratio < least:
+                least = known[one].ratio
+                found.append(Row(one, known[one]))
+        return tuple(found[:_NUM_TOLD])
+
+    def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
+        """Its load grows, an instance is lost, and the server is as fast or as slow as it may be."""
+        base = self._trials.base
+        growth = {} if base.load is None else {factor: {**chosen.changes, **base.scaled(factor)} for factor in _GROWTH}
+        lost = {
+            role: {**chosen.changes, f"{role}.instances": count - 1}
+            for role, count in zip(chosen.roles, chosen.counts, strict=True)
+            if count > 1
+        }
+        ends = {name: {**chosen.changes, **end} for name, end in base.ends.items()}
+        grown = self._trials.outcomes(list(growth.values()))
+        whole = self._trials.whole([*lost.values(), *ends.values()])
+        load_factor, breaks = headroom(dict(zip(growth, grown, strict=True)))
+        return replace(
+            made,
+            load_factor=load_factor if growth else None,
+            breaks=breaks,
+            lost=dict(zip(lost, whole, strict=False)),
+            ends=dict(zip(ends, whole[len(lost) :], strict=True)),
+        )
+
+    def _lone(self) -> LoneRequest | None:
+        """A request that misses the SLO alone; None: on some servers, all keep it so."""
+        num_ended: dict[CandidateCluster, int] = {}
+        for one in reversed(self._candidates):
+            if max(one.counts) > 1:
+                continue
+            (outcome,) = self._trials.outcomes([self._trials.base.one_at_a_time(one.changes)])
+            if outcome.meets:
+                return None
+            num_ended[one] = outcome.num_ended
+        furthest = max(num_ended, key=num_ended.__getitem__, default=None)
+        if furthest is None or not num_ended[furthest]:
+            return None
+        return lone_request(furthest.label, self._trials.slo, requests_alone(self._trials, furthest.changes))
+
+    def _measurement(self, chosen: CandidateCluster) -> Measurement | None:
+        """The measurement of the times at one end of which the plan misses the SLO."""
+
+        def meets(ends: Sequence[Changes]) -> bool:
+            outcomes = self._trials.outcomes([{**chosen.changes, **end} for end in ends])
+            return all(one.meets for one in outcomes)
+
+        return deciding_measurement(self._trials, chosen.changes, meets)
+
+    def _safe(self, chosen: CandidateCluster) -> Row | None:
+        """The cheapest that meets it on the slowest server, with its outcome on the server as it is known."""
+        dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
+        found = self._cheapest(dearer, self._trials.base.ends["slowest"])
+        return None if found is None else Row(found.candidate, self._trials.whole([found.candidate.changes])[0])
+
+    def _at_load(self, factor: float, chosen: CandidateCluster) -> Row | None:
+        """The cheapest at so many times the load: no cheaper than the plan for more of it, nor dearer for less."""
+        sign = 1 if factor > 1 else -1
+        possible = [one for one in self._candidates if sign * (one.price_per_h - chosen.price_per_h) >= 0]
+        return self._cheapest(possible, self._trials.base.scaled(factor))
+
+    def _cheapest(self, candidates: Sequence[CandidateCluster], changes: Changes) -> Row | None:
+        """The cheapest of these, each with these changes."""
+        tried = search(candidates, lambda batch: self._trials.outcomes([{**one.changes, **changes} for one in batch]))
+        found = cheapest(tried)
+        return Row(found[0], tried[found[0]]) if found else None
+
+    @property
+    def _load(self) -> str:
+        """Words for the requests: how many, of which lengths, from where and when."""
+        base = self._trials.base
+        requests = requests_of(base.scenario)
+        prompt, output = (fmean(len(getattr(spec, name)) for spec in requests) for name in ("prompt", "output"))
+        path = getattr(base.scenario.workload, "path", None)
+        source = f" of {path.name}" if path is not None else ""
+        sizes = f"mean {prompt:,.0f} tokens in, {output:,.0f} out"
+        return f"{counted(len(requests), 'request')}{source} ({sizes}), sent {base.pace}"

@@ -1,0 +1,1 @@
+"""Sweeps: points of a grid, their runs, and the table of results."""
