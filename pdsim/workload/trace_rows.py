@@ -23,10 +23,10 @@ _USUAL_BLOCK_TOKENS = 512
 """Mooncake's."""
 _LOOKED_AT = 1000
 """Rows from which the size of blocks and the unit of times are found out."""
-_EPOCH_S = 1e9
+EPOCH_S = 1e9
 """Times from this on count from 1970; a trace's hours do not come near."""
 _DAY_S = 86_400
-"""A trace whose first request comes later than this counts from the begin of some clock."""
+"""Few traces begin later than this after their start."""
 _LEAST_GAP = 2
 """Whole numbers that are nearer to each other than this on average are no milliseconds: 500 requests in a second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
@@ -50,6 +50,8 @@ class RowTrace(TimedTrace):
 
     unit: ClassVar[str] = ""
     """Unit of times without one in this format."""
+    clock_s: ClassVar[float] = _DAY_S
+    """A first request from this time on has the time of some clock."""
     usual_unit: ClassVar[str] = ""
     """Unit of `timestamp` where its values do not count from 1970."""
 
@@ -65,7 +67,7 @@ class RowTrace(TimedTrace):
         """Requests by arrival. Times of day count from the first request."""
         ordered = super().requests(rng)
         begin_ns = ordered[0].arrival_ns
-        if begin_ns * self.speedup < _DAY_S * 1e9:
+        if begin_ns * self.speedup < self.clock_s * 1e9:
             return ordered
         return [spec._replace(arrival_ns=spec.arrival_ns - begin_ns) for spec in ordered]
 
@@ -356,7 +358,7 @@ def _num_images(line: Line) -> int:
 
 def unit_of(times: Sequence[float]) -> tuple[str, bool]:
     """The unit of times whose name does not tell it, and whether they leave no doubt."""
-    if not times or max(times) < _EPOCH_S:
+    if not times or max(times) < EPOCH_S:
         is_dense = 0 < max(times) - min(times) < _LEAST_GAP * (len(times) - 1) if times else False
         return ("s" if is_dense or any(value != int(value) for value in times) else "ms"), False
     return next(unit for unit, below in _EPOCHS if max(times) < below), True

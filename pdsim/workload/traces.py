@@ -13,7 +13,7 @@ from pdsim.workload.hash_ids import HashBlocks
 from pdsim.workload.lengths import positive
 from pdsim.workload.request_spec import RequestSpec, conversation, fresh_streams
 from pdsim.workload.trace_file import Line, TimedTrace, Trace, json_lines
-from pdsim.workload.trace_rows import RowTrace, block_tokens_of
+from pdsim.workload.trace_rows import EPOCH_S, RowTrace, block_tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class MooncakeTrace(RowTrace):
     """
 
     unit: ClassVar[str] = "ms"
+    clock_s: ClassVar[float] = EPOCH_S
 
 
 @dataclass(frozen=True, kw_only=True)
