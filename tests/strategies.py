@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FreePages, ReserveMaxOutput
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
-from pdsim.scenario.network import FrontEndSettings
+from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import instance_ids
 from pdsim.workload.request_spec import RequestSpec, Streams

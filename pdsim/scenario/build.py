@@ -25,8 +25,8 @@ from pdsim.scenario import wiring
 from pdsim.scenario.cost import HostSettings
 from pdsim.scenario.cost_models import prefill_model, timed
 from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
+from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.machines import build_agents, build_autoscaler, build_instances, build_monitor, build_router
-from pdsim.scenario.network import FrontEndSettings
 from pdsim.scenario.room import check_requests, require_room_for_run
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import DecodingSettings

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from pdsim.scenario.fields import Bandwidth, Duration, FineDuration, Section, Size
+from pdsim.scenario.fields import Bandwidth, Duration, Section, Size
 
 
 class StagingSettings(Section):
@@ -50,47 +50,3 @@ class NetworkSettings(Section):
     (105 us)."""
     handover: Duration = 0
     """Time from the end of a transfer until decode has accepted the KV, beyond the message's time."""
-
-
-class FrontEndSettings(Section):
-    """HTTP server, tokenizer and gateway between clients and router."""
-
-    service: Duration = 0
-    """Time of each request; requests are served one after another."""
-    service_per_token: FineDuration = 0
-    """Additional time for each prompt token."""
-    latency_in: Duration = 0
-    """Delay after `service`, for all requests in parallel."""
-    latency_out: Duration = 0
-    """Delay from decode to the client, for the first token and for the end."""
-    ending: Duration = 0
-    """Time of the end of each answer; ends are served one after another. Needs holds_client."""
-    holds_client: bool = False
-    """True: client and server share a thread, so what the client sends and receives waits until the request before is
-    served."""
-    waits_for_prefill: bool | None = None
-    """True: the first token waits until prefill has seen its transfer end, as in SGLang's Rust gateway. None: true
-    with engine sglang, false with vllm. Set false without a gateway, and for Dynamo's frontend."""
-    stall: Duration = 0
-    """Delay of a first token on a connection that was used less than 40 ms before (Nagle's algorithm and delayed
-    acknowledgements)."""
-
-    @property
-    def is_none(self) -> bool:
-        return not self.waits_for_prefill and self._times == FrontEndSettings()
-
-    @property
-    def is_usual(self) -> bool:
-        """True if its times are those of most servers."""
-        return self._times == FRONT_END
-
-    @property
-    def _times(self) -> "FrontEndSettings":
-        return self.model_copy(update={"waits_for_prefill": None})
-
-
-FRONT_END, *FRONT_END_ENDS = (
-    FrontEndSettings.model_construct(latency_in=latency_ns) for latency_ns in (40_000_000, 10_000_000, 160_000_000)
-)
-"""Front end of most servers (HTTP, tokenizer, scheduler) and the ends of its range, chosen on half of the points of
-experiments/default-cost. Requests wait in parallel."""

@@ -14,7 +14,8 @@ from pdsim.scenario.component import Component
 from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
 from pdsim.scenario.faults import Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.fields import FolderName, Section
-from pdsim.scenario.network import FRONT_END_ENDS, FrontEndSettings, NetworkSettings
+from pdsim.scenario.front_end import FrontEndSettings
+from pdsim.scenario.network import NetworkSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_priority_policy
 from pdsim.scenario.servers import (
@@ -77,6 +78,11 @@ def of_all_groups(value: Any) -> Any:
     return dict.fromkeys(GROUPS, value)
 
 
+def of_kind(value: Any) -> Any:
+    """Lets the name of a kind stand for a front end."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
 class OrShort:
     """Marks a section that something shorter may stand for, in the JSON schema: a name, or an object with a key."""
 
@@ -88,7 +94,7 @@ class OrShort:
         return {"anyOf": [{"type": "string"}, *short, handler(schema)]}
 
 
-SHORTHANDS = {"router": by_role, "cost": by_role, "corner": of_all_groups}
+SHORTHANDS = {"router": by_role, "cost": by_role, "corner": of_all_groups, "front_end": of_kind}
 """Fields that a plain value may stand for."""
 
 
@@ -152,9 +158,11 @@ class Scenario(Section):
     """Policies that choose the instances of a request. `router: NAME` sets one policy for both roles."""
     network: Annotated[NetworkSettings, BeforeValidator(network_of_profile), OrShort("profile")] = NetworkSettings()
     """Links and messages between instances. {profile: FILE} reads measured values."""
-    front_end: Annotated[FrontEndSettings | None, BeforeValidator(front_end_of_profile), OrShort("profile")] = None
-    """HTTP server, tokenizer and gateway. None: with cost kernels, a delay of 40 ms for each request, and SGLang's
-    gateway; with other costs, no front end."""
+    front_end: Annotated[
+        FrontEndSettings | None, BeforeValidator(front_end_of_profile), BeforeValidator(of_kind), OrShort("profile")
+    ] = None
+    """HTTP server, tokenizer and gateway, by kind or by times. None: with cost kernels the engine over HTTP; with other
+    costs, no front end."""
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()
     )
@@ -279,7 +287,7 @@ class Scenario(Section):
     @property
     def uncertain(self) -> tuple[Group, ...]:
         """Groups of times that have a range; none where all were measured, or on another setup."""
-        outside: tuple[Group, ...] = ("outside",) if self._is_of_usual_front_end else ()
+        outside: tuple[Group, ...] = ("outside",) if self.uncertain_front_end else ()
         found = tuple(group for group in (*self.cost.uncertain, *outside) if group not in (self.corner or {}))
         if found and self.foreign_setup:
             role = None if self.cost.measured is None else self.cost.measured.role
@@ -300,15 +308,16 @@ class Scenario(Section):
         if not self.corner:
             return self
         update: dict[str, Any] = {"corner": None, "cost": self.cost.at(self.corner)}
-        if "outside" in self.corner and self._is_of_usual_front_end:
-            front_end = FRONT_END_ENDS[ENDS.index(self.corner["outside"])]
-            waits = None if self.front_end is None else self.front_end.waits_for_prefill
-            update["front_end"] = front_end.model_copy(update={"waits_for_prefill": waits})
+        if "outside" in self.corner and (front_end := self.uncertain_front_end):
+            update["front_end"] = front_end.ends[ENDS.index(self.corner["outside"])]
         return self.model_copy(update=update)
 
     @property
-    def _is_of_usual_front_end(self) -> bool:
-        return self.cost.is_of_kernels and (self.front_end is None or self.front_end.is_usual)
+    def uncertain_front_end(self) -> FrontEndSettings | None:
+        """What stands before the router, where only its kind is known."""
+        if self.front_end is None:
+            return FrontEndSettings(kind="engine") if self.cost.is_of_kernels else None
+        return self.front_end if self.front_end.is_uncertain else None
 
     @property
     def device(self) -> str:

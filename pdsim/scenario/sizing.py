@@ -12,7 +12,7 @@ from pdsim.cost.roofline import balanced_skew
 from pdsim.cost.settings import Kernels, Roofline
 from pdsim.cost.step_times import SM_BANDWIDTH, AttentionWaves
 from pdsim.scenario.faults import HealthSettings
-from pdsim.scenario.network import FRONT_END, FrontEndSettings
+from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ComputingSettings, DecodeSettings, PrefillSettings, ServerSettings
 from pdsim.scenario.yaml_file import ConfigError
@@ -158,11 +158,11 @@ def resolve(scenario: Scenario) -> Scenario:
 
 
 def _resolved_front_end(scenario: Scenario) -> FrontEndSettings:
-    """The front end of the scenario; the usual one where costs are kernels, else none."""
+    """The front end of the scenario; the engine over HTTP where costs are kernels, else none."""
     front_end = scenario.front_end
     if front_end is None and not scenario.cost.is_of_kernels:
         return FrontEndSettings(waits_for_prefill=False)
-    front_end = front_end or FRONT_END
+    front_end = front_end or FrontEndSettings(kind="engine")
     waits = front_end.waits_for_prefill
     waits = scenario.aggregated is None and (scenario.engine == "sglang" if waits is None else waits)
     return front_end.model_copy(update={"waits_for_prefill": waits})

@@ -29,7 +29,7 @@ def test_without_a_front_end_there_is_no_gateway():
 
 @pytest.mark.parametrize("given", [True, False])
 def test_what_the_scenario_says_stays_at_the_ends_of_the_range(given):
-    scenario = small(request(0, 8, 2), cost="kernels", front_end={"latency_in": "40 ms", "waits_for_prefill": given})
+    scenario = small(request(0, 8, 2), cost="kernels", front_end={"kind": "engine", "waits_for_prefill": given})
     assert "outside" in scenario.uncertain
     assert [waits(end) for end in scenario.ends] == [given, given]
     assert len({resolve(end).front_end.latency_in for end in scenario.ends}) == 2

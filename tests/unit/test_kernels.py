@@ -167,7 +167,8 @@ def test_requests_take_time_outside_the_gpus_where_no_server_was_measured(path):
     def latency_ns(*changes: str) -> int:
         return build(load_scenario(path, changes)).front_end.latency_in
 
-    assert latency_ns() == 40_000_000
+    assert latency_ns() == 5_000_000
+    assert latency_ns("front_end=dynamo") == 100_000_000
     assert latency_ns("cost=roofline") == latency_ns("front_end={}") == 0
 
 
@@ -187,7 +188,7 @@ def test_a_run_prints_its_range_and_every_number_lies_inside(path, capsys):
 def test_the_ends_of_a_scenario_keep_the_front_end_that_it_states(path):
     ends = [build(end).front_end.latency_in for end in load_scenario(path, ["front_end={latency_in: 1 ms}"]).ends]
     assert ends == [1_000_000, 1_000_000]
-    assert [build(end).front_end.latency_in for end in load_scenario(path).ends] == [10_000_000, 160_000_000]
+    assert [build(end).front_end.latency_in for end in load_scenario(path).ends] == [0, 20_000_000]
 
 
 def test_a_corner_is_an_end_of_some_groups(path):
