@@ -2,6 +2,7 @@
 
 import csv
 from functools import cache
+from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -9,6 +10,14 @@ from typing import NamedTuple
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
 
+_GENERATIONS = {
+    **dict.fromkeys(("h100", "h200"), "hopper"),
+    **dict.fromkeys(("h20", "h20-3e"), "h20"),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "blackwell"),
+}
+"""GPUs that reach alike; any other is alone."""
+_COVERED = 0.5
+"""Share of GPUs within the spread of an operator that was measured on others only; that of servers comes on top."""
 MOST_REDUCED = 8
 """GPUs of the largest all-reduce that was measured."""
 WIDE_HEADS = 64
@@ -48,6 +57,46 @@ def reached(gpu: str, operator: str, kind: str) -> Kernel:
 
 def _others(operator: str, kind: str) -> list[Kernel]:
     return [kernel for (_, *name), kernel in _kernels().items() if name == [operator, kind]]
+
+
+class Spread(NamedTuple):
+    """Factors within which shares and the fixed time of a kernel lie."""
+
+    compute: float = 1
+    memory: float = 1
+    fixed_us: float = 1
+
+
+@cache
+def spread(gpu: str, operator: str, kind: str) -> Spread:
+    """Factors of 1 where this GPU was measured, else how far GPUs lie from the median of other generations.
+
+    All types of an operator count together: of one there are too few GPUs.
+    """
+    if is_measured(gpu, operator, kind):
+        return Spread()
+    return Spread(*(_covering(operator, column) for column in Spread._fields))
+
+
+def is_measured(gpu: str, operator: str, kind: str) -> bool:
+    return (gpu, operator, kind) in _kernels()
+
+
+@cache
+def _covering(operator: str, column: str) -> float:
+    """The factor that so large a share of GPUs keeps, each beside the median of the GPUs of other generations."""
+    found = []
+    for (gpu, name, kind), kernel in _kernels().items():
+        others = [
+            getattr(other, column)
+            for (beside, *named), other in _kernels().items()
+            if named == [operator, kind] and _GENERATIONS.get(beside, beside) != _GENERATIONS.get(gpu, gpu)
+        ]
+        own = getattr(kernel, column)
+        if name == operator and others and own and median(others):
+            found.append(abs(log(own / median(others))))
+    found.sort()
+    return exp(found[int(_COVERED * (len(found) - 1))]) if found else 1.0
 
 
 def kinds(layout: Layout) -> dict[str, str]:
@@ -103,6 +152,16 @@ def products(layout: Layout) -> tuple[float, float]:
 
 def origins(layout: Layout) -> dict[str, str]:
     """Origin of the kernel of each operator of a layout."""
+    return {operator: _origin(layout.gpu.name, operator, kind) for operator, kind in _used(layout).items()}
+
+
+def medians_of(layout: Layout) -> list[str]:
+    """Operators of a layout that were measured on other GPUs only."""
+    return [operator for operator, kind in _used(layout).items() if not is_measured(layout.gpu.name, operator, kind)]
+
+
+def _used(layout: Layout) -> dict[str, str]:
+    """Operators of a layout that take time, and their kinds."""
     operators = kinds(layout)
     if layout.model.experts is None:
         del operators["experts"]
@@ -110,7 +169,7 @@ def origins(layout: Layout) -> dict[str, str]:
         del operators["all_reduce"]
     if layout.dp == 1 or layout.model.experts is None:
         del operators["expert_exchange"]
-    return {operator: _origin(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
+    return operators
 
 
 def _origin(gpu: str, operator: str, kind: str) -> str:

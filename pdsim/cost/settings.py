@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import exp, hypot, log
 from typing import Any, ClassVar
 
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
-from pdsim.cost.kernels import kinds, products, reached
+from pdsim.cost.kernels import kinds, products, reached, spread
 from pdsim.cost.model import CostModel
 from pdsim.cost.roofline import RooflineModel
 from pdsim.system.memory import Layout
@@ -116,40 +117,56 @@ class Kernels:
     """Host time of each chunk of a forward."""
     factor: float = 1
     """Factor on all times."""
+    slowness: float = 0
+    """Position of all times in their ranges, from -1 (fastest) to 1 (slowest)."""
 
     @property
     def ends(self) -> "tuple[Kernels, Kernels]":
         """The cost models at the fast and at the slow end of the range."""
-        return replace(self, factor=self.factor / KERNELS_SPREAD), replace(self, factor=self.factor * KERNELS_SPREAD)
+        return replace(self, slowness=-1), replace(self, slowness=1)
 
     def model(self, layout: Layout) -> CostModel:
         return RooflineModel(self.roofline(layout), layout)
 
     def roofline(self, layout: Layout) -> Roofline:
         """The roofline that kernels of this layout reach."""
-        found = {operator: reached(layout.gpu.name, operator, kind) for operator, kind in kinds(layout).items()}
+        operators = kinds(layout)
+        found = {operator: reached(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
+        within = {operator: spread(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
         experts, link, exchange = (found[name] for name in ("experts", "all_reduce", "expert_exchange"))
-        reading = found["decode_attention"]
         compute, memory = products(layout)
+        host = self._factor()
+
+        def share(reached: float, operator: str, column: str = "memory") -> float:
+            return reached / self._factor(getattr(within[operator], column))
+
+        def fixed_ns(operator: str) -> float:
+            return 1e3 * found[operator].fixed_us * self._factor(within[operator].fixed_us)
+
+        reading = share(found["decode_attention"].memory, "decode_attention")
         return Roofline(
-            matrix_efficiency=compute / self.factor,
-            memory_efficiency=memory / self.factor,
-            attention_efficiency=found["prefill_attention"].compute / self.factor,
-            kv_bandwidth=reading.memory / self.factor,
-            fp8_kv_bandwidth=reading.memory / self.factor,
-            link_efficiency=link.memory / self.factor,
-            all_reduce_ns=1e3 * link.fixed_us * self.factor,
-            expert_efficiency=experts.compute / self.factor,
-            expert_memory_efficiency=experts.memory / self.factor,
-            expert_layer_ns=1e3 * experts.fixed_us * self.factor,
-            expert_exchange_ns=1e3 * exchange.fixed_us * self.factor,
-            expert_exchange_efficiency=exchange.memory / self.factor,
-            prefill_layer_ns=self.prefill_layer_ns * self.factor,
-            expert_prefill_layer_ns=self._expert_prefill_layer_ns(layout) * self.factor,
-            decode_layer_ns=self.decode_layer_ns * self.factor,
-            step_overhead_ns=self.step_overhead_ns * self.factor,
-            prompt_overhead_ns=self.prompt_overhead_ns * self.factor,
+            matrix_efficiency=share(compute, "gemm", "compute"),
+            memory_efficiency=share(memory, "gemm"),
+            attention_efficiency=share(found["prefill_attention"].compute, "prefill_attention", "compute"),
+            kv_bandwidth=reading,
+            fp8_kv_bandwidth=reading,
+            link_efficiency=share(link.memory, "all_reduce"),
+            all_reduce_ns=fixed_ns("all_reduce"),
+            expert_efficiency=share(experts.compute, "experts", "compute"),
+            expert_memory_efficiency=share(experts.memory, "experts"),
+            expert_layer_ns=fixed_ns("experts"),
+            expert_exchange_ns=fixed_ns("expert_exchange"),
+            expert_exchange_efficiency=share(exchange.memory, "expert_exchange"),
+            prefill_layer_ns=self.prefill_layer_ns * host,
+            expert_prefill_layer_ns=self._expert_prefill_layer_ns(layout) * host,
+            decode_layer_ns=self.decode_layer_ns * host,
+            step_overhead_ns=self.step_overhead_ns * host,
+            prompt_overhead_ns=self.prompt_overhead_ns * host,
         )
+
+    def _factor(self, spread: float = 1) -> float:
+        """The factor of a time that kernels leave within this spread, beside that of servers."""
+        return self.factor * exp(self.slowness * hypot(log(KERNELS_SPREAD), log(spread)))
 
     def _expert_prefill_layer_ns(self, layout: Layout) -> float:
         is_latent = isinstance(layout.model.attention, LatentAttention)

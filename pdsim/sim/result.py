@@ -1,20 +1,16 @@
 """The result of a run, and warnings about steps that no server was measured for."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdsim.cost.kernels import has_kernels
 from pdsim.metrics.failures import failure_rows
 from pdsim.metrics.records import RunRecords, without_first
 from pdsim.metrics.run_folder import RunTables
 from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
 from pdsim.metrics.tables import arrow_table
-from pdsim.scenario.component import component_name
-from pdsim.scenario.cost import CostChoice
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import host_caches
+from pdsim.sim import unmeasured
 from pdsim.workload.client import warm_up_requests
 
 
@@ -79,7 +75,7 @@ class RunResult(RunTables):
         cost, measured = self.scenario.cost, self.scenario.cost.measured
         servers = dict(zip(("prefill", "decode"), self.scenario.servers, strict=True))
         if measured is None:
-            return [_unmeasured(cost, servers)]
+            return [unmeasured.of_costs(self.scenario, servers, self.records.steps)]
         setup = self.scenario.foreign_setup
         outside = ", ".join([*setup, *measured.exceeded(self.records.steps)])
         found = []
@@ -90,19 +86,5 @@ class RunResult(RunTables):
         elif measured.model is None or measured.scaled_from is not None:
             found = [f"cost: {measured}"]
         others = {role: server for role, server in servers.items() if measured.role not in (None, role)}
-        return [*found, *(_unmeasured(cost, {role: server}) for role, server in others.items())]
-
-
-def _unmeasured(cost: CostChoice, servers: Mapping[str, ServerSettings]) -> str:
-    """A line on the costs of roles that no server was measured for."""
-    costs = (cost.prefill if role == "prefill" else cost.decode for role in servers)
-    names = " and ".join(dict.fromkeys(map(component_name, costs)))
-    whose = "cost" if len(servers) > 1 else f"cost of {next(iter(servers))}"
-    if names == "kernels":
-        gpus = dict.fromkeys(server.gpu for server in servers.values())
-        unknown = " and ".join(gpu for gpu in gpus if not has_kernels(gpu))
-        kernels = f"kernels of {'other GPUs than ' if unknown else ''}{unknown or ' and '.join(gpus)}"
-        return f"{whose}: only {kernels} were measured, no server: look at the range; a profile makes it narrow"
-    if names == "roofline":
-        return f"{whose}: nothing here was measured: roofline, which compares configurations; fit a profile for more"
-    return f"{whose}: {names}: the scenario does not say what it was measured on"
+        steps = self.records.steps
+        return [*found, *(unmeasured.of_costs(self.scenario, {role: one}, steps) for role, one in others.items())]
