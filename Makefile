@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test test-gpu check lint types imports schema-current docs site golden schema fast plain test-compiled bench bench-harness bench-peers clients notebooks clean
+.PHONY: help accuracy demo setup test test-gpu check lint types imports schema-current docs site golden schema fast plain test-compiled bench bench-harness bench-peers clients notebooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
@@ -111,6 +111,9 @@ schema: .venv/dev ## write pdsim.schema.json and pdsim.sweep.schema.json
 	@cp .venv/schema.json pdsim.schema.json
 	@$(BIN)/pdsim schema sweep > .venv/schema.json
 	@cp .venv/schema.json pdsim.sweep.schema.json
+
+accuracy: .venv/dev ## simulate every measured number of the studies anew: docs/accuracy.csv, which takes half an hour
+	@$(BIN)/python -m docs.accuracy
 
 notebooks: .venv/dev ## run the notebooks and write them with their figures
 	@$(BIN)/python notebooks/execute.py

@@ -13,7 +13,15 @@ html_show_copyright = False
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "experiments/**.md", "kernels/*.md", "real/**.md"]
 exclude_patterns = [".*", "build"]
-extensions = ["myst_parser", "sphinxcontrib.mermaid", "docs.navigation", "docs.folders", "docs.commands", "docs.fields"]
+extensions = [
+    "myst_parser",
+    "sphinxcontrib.mermaid",
+    "docs.navigation",
+    "docs.folders",
+    "docs.commands",
+    "docs.fields",
+    "docs.accuracy_page",
+]
 highlight_language = "none"
 
 myst_heading_anchors = 4

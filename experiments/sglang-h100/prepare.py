@@ -45,6 +45,8 @@ HEADER = """\
 scenario: scenario.yaml
 source: measured on two H100s, see README.md
 client: sglang
+engine: SGLang 0.5.12
+front_end: sglang_gateway
 seeds: [0]
 arms:
 """

@@ -31,6 +31,8 @@ HEADER = """\
 scenario: scenario.yaml
 source: measured on two to four H200s, see data/README.md
 client: sglang
+engine: SGLang 0.5.12
+front_end: sglang_gateway
 seeds: [0]
 arms:
 """

@@ -1,6 +1,8 @@
 """Fractions of nominal rates that measured kernels reach: kernels.csv, written by experiments/operators/distill.py."""
 
 import csv
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
 from math import exp, log
 from pathlib import Path
@@ -36,6 +38,28 @@ class Kernel(NamedTuple):
     """Time in us beyond bytes and operations."""
     error: float
     """Median relative error of the measured times."""
+
+
+@contextmanager
+def leaving_out(gpus: Collection[str]) -> Iterator[None]:
+    """Within it nothing is known of these GPUs, nor of those that reach alike, but of what no other GPU has."""
+    alike = {_GENERATIONS.get(gpu, gpu) for gpu in gpus}
+    everything = _kernels()
+    others = {name for name in everything if _GENERATIONS.get(name[0], name[0]) not in alike}
+    elsewhere = {tuple(kind) for _, *kind in others}
+    others |= {name for name in everything if name[0] not in gpus and name[1:] not in elsewhere}
+    hidden = {name: everything.pop(name) for name in [*everything] if name not in others}
+    try:
+        _forget()
+        yield
+    finally:
+        everything.update(hidden)
+        _forget()
+
+
+def _forget() -> None:
+    for remembering in (reached, spread, _covering):
+        remembering.cache_clear()
 
 
 @cache

@@ -3,6 +3,8 @@
 scenario: scenario.yaml
 source: where the numbers come from
 client: aiperf             whose definitions of the metrics they follow
+engine: SGLang 0.5.12      which engine and release was measured, if it is known
+front_end: dynamo          the kind that stood before it; arms may have an engine and a front_end of their own
 seeds: [1, 2, 3]           simulated values are means over these
 arms:
   baseline:
@@ -43,6 +45,10 @@ class MeasuredArm:
     """Largest relative error that the study asks for."""
     skip: int = 0
     """Requests that are left out, the first to arrive."""
+    engine: str = ""
+    """Engine and release."""
+    front_end: str = "engine"
+    """Kind of what stood before it."""
 
     @property
     def measured(self) -> dict[str, float]:
@@ -101,11 +107,11 @@ def load_case(folder: Path) -> MeasuredCase:
         folder / data["scenario"],
         client,
         tuple(seeds),
-        tuple(_arm(name, arm, path) for name, arm in data["arms"].items()),
+        tuple(_arm(name, arm, path, data) for name, arm in data["arms"].items()),
     )
 
 
-def _arm(name: str, data: dict[str, Any], path: Path) -> MeasuredArm:
+def _arm(name: str, data: dict[str, Any], path: Path, case: Mapping[str, Any]) -> MeasuredArm:
     if not isinstance(data, dict) or not data.get("runs"):
         raise ConfigError(f"{path}: arm {name!r} has no runs")
     runs = tuple(_run(run, f"{path}: arm {name!r}: runs[{i}]") for i, run in enumerate(_listed(data, "runs", path)))
@@ -117,7 +123,10 @@ def _arm(name: str, data: dict[str, Any], path: Path) -> MeasuredArm:
     skip = data.get("skip", 0)
     if not isinstance(skip, int) or skip < 0:
         raise ConfigError(f"{path}: arm {name!r}: skip is a number of requests, found {skip!r}")
-    return MeasuredArm(name, changes, bool(data.get("fitted", False)), runs, within, skip)
+    engine, front_end = (
+        str(data.get(field, case.get(field, unknown))) for field, unknown in (("engine", ""), ("front_end", "engine"))
+    )
+    return MeasuredArm(name, changes, bool(data.get("fitted", False)), runs, within, skip, engine, front_end)
 
 
 def _listed(data: Mapping[str, Any], field: str, path: Path) -> list[Any]:

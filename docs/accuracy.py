@@ -1,0 +1,191 @@
+"""Simulates every measured number of the studies and writes accuracy.csv: make accuracy
+
+A row is one metric of one arm, by what was known of the server:
+
+own rows      the study's own profile, where it has one; whether it was fitted to this very arm, `fitted` says
+its kernels   the default cost, where tables have kernels of the GPU
+neither       the default cost without kernels of the GPU, nor of those that are built alike
+
+Names of studies, as arguments, leave the rows of all others as they are.
+"""
+
+# ruff: noqa: INP001, T201  a script
+
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from io import StringIO
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pdsim import Scenario, simulate
+from pdsim.calibration.case import MeasuredArm, MeasuredCase, find_cases
+from pdsim.cost.kernels import has_kernels, leaving_out
+from pdsim.files import write_whole
+from pdsim.metrics.summary import by_client
+from pdsim.workload.client import ClosedLoop
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+TABLE = Path(__file__).with_name("accuracy.csv")
+KNOWN = ("own rows", "its kernels", "neither")
+UNKNOWN_GPUS = ("layerwise-tcp", "staging-ring-gb200")
+"""Studies that do not say which GPU was measured, or measured transfers alone: of these the profile alone is tried."""
+METRICS = {
+    "TTFT": ("mean_ttft_ms", "median_ttft_ms"),
+    "TPOT": ("mean_tpot_ms", "median_tpot_ms", "mean_itl_ms"),
+    "throughput": ("request_throughput", "output_throughput", "input_throughput"),
+}
+"""Fields of a summary by the metric that they stand for; the first that was measured counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """A measured number, and what a simulation says of it."""
+
+    study: str
+    arm: str
+    known: str
+    fitted: bool
+    engine: str
+    model: str
+    gpu: str
+    layout: str
+    load: str
+    field: str
+    metric: str
+    measured: float
+    predicted: float
+    low: float
+    high: float
+    """The ends of the range; the prediction itself where its times are certain."""
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def is_inside(self) -> bool:
+        return self.low <= self.measured <= self.high
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / (self.high + self.low)
+
+
+def numbers(case: MeasuredCase, arm: MeasuredArm) -> Iterator[Number]:
+    if arm.name.endswith("-roofline"):  # the arm before it by a cost of its own
+        return
+    own, default = case.scenario(arm, case.seeds[0]), ("cost=kernels", f"front_end={arm.front_end}")
+    if not own.cost.is_of_kernels:
+        yield from _simulated(case, arm, own, "own rows")
+    if case.name in UNKNOWN_GPUS:
+        return
+    scenario = case.scenario(arm, case.seeds[0], default)
+    gpus = {servers.gpu for servers in scenario.servers}
+    if all(map(has_kernels, gpus)):
+        yield from _simulated(case, arm, scenario, "its kernels")
+    with leaving_out(gpus):
+        yield from _simulated(case, arm, scenario, "neither")
+
+
+def _simulated(case: MeasuredCase, arm: MeasuredArm, scenario: Scenario, known: str) -> Iterator[Number]:
+    skip = (arm.skip,) if arm.skip else ()
+    best, *ends = (by_client(simulate(one).summary(*skip), case.client) for one in (scenario, *scenario.ends))
+    for metric, names in METRICS.items():
+        if name := next((name for name in names if name in arm.measured), None):
+            values = [float(summary[name]) for summary in (best, *ends)]
+            yield Number(
+                study=case.name,
+                arm=arm.name,
+                known=known,
+                fitted=arm.fitted and known == "own rows",
+                engine=arm.engine,
+                model=scenario.model,
+                gpu=scenario.device,
+                layout=_layout(scenario),
+                load=_load(scenario),
+                field=name,
+                metric=metric,
+                measured=arm.measured[name],
+                predicted=values[0],
+                low=min(values),
+                high=max(values),
+            )
+
+
+def _layout(scenario: Scenario) -> str:
+    """Such as '2P TP4, 1D TP8 DP8'."""
+    parts = []
+    for role, servers in scenario.roles.items():
+        sizes = [f"TP{servers.tp}", *([f"DP{servers.dp}"] if servers.dp > 1 else [])]
+        parts.append(f"{servers.instances}{'' if role == 'aggregated' else role[0].upper()} {' '.join(sizes)}")
+    return ", ".join(parts)
+
+
+def _load(scenario: Scenario) -> str:
+    if isinstance(scenario.client, ClosedLoop):
+        return f"{scenario.client.concurrency} clients"
+    return "open loop"
+
+
+def read() -> list[Number]:
+    with TABLE.open(newline="") as file:
+        kinds = {field.name: field.type for field in fields(Number)}
+        return [
+            Number(**{name: _parsed(kinds[name], text) for name, text in row.items()}) for row in csv.DictReader(file)
+        ]
+
+
+def _parsed(kind: Any, text: str) -> Any:
+    return {float: float, bool: "yes".__eq__}.get(kind, str)(text)
+
+
+def write(found: Sequence[Number]) -> None:
+    out = StringIO()
+    rows = csv.DictWriter(out, [field.name for field in fields(Number)], lineterminator="\n")
+    rows.writeheader()
+    for number in sorted(found, key=lambda one: (one.study, one.arm, KNOWN.index(one.known), one.metric)):
+        rows.writerow({name: _written(value) for name, value in asdict(number).items()})
+    write_whole(TABLE, out.getvalue())
+
+
+def _written(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else {True: "yes", False: ""}.get(value, value)
+
+
+def coverage(found: Sequence[Number]) -> list[list[str]]:
+    """A row for each metric of each state of knowledge: numbers, share inside, half a range's width, error."""
+    rows = []
+    for known in KNOWN:
+        for metric in METRICS:
+            kept = [one for one in found if (one.known, one.metric, one.fitted) == (known, metric, False)]
+            if not kept:
+                continue
+            inside = sum(one.is_inside for one in kept) / len(kept)
+            width, error = (
+                median(values) for values in zip(*((n.half_width, abs(n.error)) for n in kept), strict=True)
+            )
+            ranged = ["", ""] if known == "own rows" else [f"{inside:.0%}", f"{width:.0%}"]
+            rows.append([known, metric, str(len(kept)), f"{error:.1%}", *ranged])
+    return rows
+
+
+def main(names: Sequence[str]) -> None:
+    before = read() if TABLE.exists() else []
+    cases = find_cases(tuple(names), EXPERIMENTS)
+    done = {case.name for case in cases}
+    found = [one for one in before if one.study not in done]
+    for case in cases:
+        for arm in case.arms:
+            print(f"{case.name}: {arm.name}", file=sys.stderr, flush=True)
+            found += numbers(case, arm)
+    write(found)
+    print("| known | metric | numbers | median error | inside the range | half its width |\n|---|---|---|---|---|---|")
+    for row in coverage(found):
+        print(f"| {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

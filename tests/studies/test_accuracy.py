@@ -1,0 +1,52 @@
+"""The table of accuracy: a sample of it is what simulations say now, and has not become worse."""
+
+import pytest
+
+from docs.accuracy import EXPERIMENTS, KNOWN, Number, coverage, numbers, read
+from pdsim.calibration.case import find_cases
+
+SAMPLE = {
+    "accelmark-a100": ("online-5",),
+    "mooncake-a10": ("case2-pd",),
+    "inferencex-mi355x": ("c8",),
+    "dynamo-gb200": ("536-c4",),
+    "sglang-h200": ("c32", "agg_q16"),
+    "sglang-llama": ("fp8_c32",),
+    "vllm-rtx": ("llama-8b-4090",),
+}
+"""Arms by study: some of each kind, and quick."""
+WORSE = 4 / 3
+NEGLIGIBLE = 0.02
+"""An error below this is none."""
+
+
+def identity(number: Number) -> tuple[str, ...]:
+    return (number.study, number.arm, number.known, number.metric)
+
+
+@pytest.mark.parametrize("study", SAMPLE)
+def test_no_number_of_the_sample_has_become_worse_or_left_its_range(study):
+    stands = {identity(number): number for number in read()}
+    (case,) = find_cases((study,), EXPERIMENTS)
+    for arm in case.arms:
+        if arm.name in SAMPLE[study]:
+            for now in numbers(case, arm):
+                before = stands[identity(now)]
+                assert now.measured == pytest.approx(before.measured, rel=1e-4)
+                assert abs(now.error) <= max(NEGLIGIBLE, WORSE * abs(before.error)), (
+                    "worse: make accuracy, if on purpose"
+                )
+                assert now.is_inside or not before.is_inside, "outside its range: make accuracy, if on purpose"
+
+
+def test_every_arm_has_numbers():
+    """Else: make accuracy."""
+    told = {(number.study, number.arm) for number in read()}
+    for case in find_cases((), EXPERIMENTS):
+        for arm in case.arms:
+            if {"mean_ttft_ms", "mean_tpot_ms", "request_throughput"} & arm.measured.keys():
+                assert (case.name, arm.name) in told or arm.name.endswith("-roofline")
+
+
+def test_what_counts_has_all_three_states_of_knowledge():
+    assert [row[0] for row in coverage(read())] == [known for known in KNOWN for _ in range(3)]
