@@ -12,6 +12,7 @@ Names of studies, as arguments, leave the rows of all others as they are.
 # ruff: noqa: INP001, T201  a script
 
 import csv
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -21,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from pdsim import Scenario, simulate
-from pdsim.calibration.case import MeasuredArm, MeasuredCase, find_cases
+from pdsim.calibration.validate.case import MeasuredArm, MeasuredCase, find_cases
 from pdsim.cost.kernels import has_kernels, leaving_out
 from pdsim.files import write_whole
 from pdsim.metrics.summary import by_client
@@ -32,6 +33,9 @@ TABLE = Path(__file__).with_name("accuracy.csv")
 KNOWN = ("own rows", "its kernels", "neither")
 UNKNOWN_GPUS = ("layerwise-tcp", "staging-ring-gb200")
 """Studies that do not say which GPU was measured, or measured transfers alone: of these the profile alone is tried."""
+TITLES = ("your own rows: a profile", "kernels of your GPU", "neither")
+README = EXPERIMENTS.parent / "README.md"
+MARKED = re.compile(r"(<!-- accuracy -->\n).*?(\n<!-- accuracy end -->)", re.DOTALL)
 METRICS = {
     "TTFT": ("mean_ttft_ms", "median_ttft_ms"),
     "TPOT": ("mean_tpot_ms", "median_tpot_ms", "mean_itl_ms"),
@@ -172,6 +176,18 @@ def coverage(found: Sequence[Number]) -> list[list[str]]:
     return rows
 
 
+def in_three_rows(found: Sequence[Number]) -> str:
+    """The README's table: what each state of knowledge gives."""
+    lines = ["| known of the server | TTFT | TPOT | throughput | inside the range |", "|---|---|---|---|---|"]
+    for known, title in zip(KNOWN, TITLES, strict=True):
+        kept = [one for one in found if one.known == known and not one.fitted]
+        errors = [median(abs(one.error) for one in kept if one.metric == metric) for metric in METRICS]
+        cells = [f"{error:.0%}".replace("%", " %") for error in errors]
+        inside = f"{sum(one.is_inside for one in kept) / len(kept):.0%}".replace("%", f" % of {len(kept)}")
+        lines.append(f"| {title} | {' | '.join(cells)} | {'' if known == 'own rows' else inside} |")
+    return "\n".join(lines)
+
+
 def main(names: Sequence[str]) -> None:
     before = read() if TABLE.exists() else []
     cases = find_cases(tuple(names), EXPERIMENTS)
@@ -182,6 +198,8 @@ def main(names: Sequence[str]) -> None:
             print(f"{case.name}: {arm.name}", file=sys.stderr, flush=True)
             found += numbers(case, arm)
     write(found)
+    made = MARKED.sub(rf"\1{in_three_rows(found)}\2", README.read_text(encoding="utf-8"))
+    write_whole(README, made)
     print("| known | metric | numbers | median error | inside the range | half its width |\n|---|---|---|---|---|---|")
     for row in coverage(found):
         print(f"| {' | '.join(row)} |")

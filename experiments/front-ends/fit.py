@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from pdsim import simulate
-from pdsim.calibration.case import MeasuredArm, MeasuredCase, load_case
+from pdsim.calibration.validate.case import MeasuredArm, MeasuredCase, load_case
 from pdsim.metrics.summary import by_client
 
 STUDIES = Path(__file__).parent.parent

@@ -2,8 +2,8 @@
 
 import pytest
 
-from docs.accuracy import EXPERIMENTS, KNOWN, Number, coverage, numbers, read
-from pdsim.calibration.case import find_cases
+from docs.accuracy import EXPERIMENTS, KNOWN, README, Number, coverage, in_three_rows, numbers, read
+from pdsim.calibration.validate.case import find_cases
 
 SAMPLE = {
     "accelmark-a100": ("online-5",),
@@ -50,3 +50,8 @@ def test_every_arm_has_numbers():
 
 def test_what_counts_has_all_three_states_of_knowledge():
     assert [row[0] for row in coverage(read())] == [known for known in KNOWN for _ in range(3)]
+
+
+def test_the_readme_has_the_table():
+    """Else: make accuracy."""
+    assert in_three_rows(read()) in README.read_text(encoding="utf-8")

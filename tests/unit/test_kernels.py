@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdsim import load_scenario, simulate
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.kernels import has_kernels, origins, reached
+from pdsim.cost.kernels import Spread, has_kernels, leaving_out, medians_of, origins, reached, spread
 from pdsim.cost.settings import KERNELS_SPREAD, Kernels
 from pdsim.scenario.build import build
 from pdsim.scenario.cost import ENDS, GROUPS
@@ -135,7 +135,7 @@ def test_tokens_go_to_their_experts_only_among_ranks_and_longer_the_more_they_ar
     batch=st.integers(1, 512),
 )
 def test_the_ends_are_a_factor_away_and_more_work_takes_longer(model, gpu, num_tokens, batch):
-    place = layout(model, gpu, 4)
+    place = layout(model, gpu, min(4, load_gpu(gpu).gpus_per_server))
     fast, best, slow = (cost.model(place) for cost in (Kernels().ends[0], Kernels(), Kernels().ends[1]))
     for one, other in ((fast, best), (best, slow)):
         ratio = other.prefill_ns(forward(num_tokens), 0) / one.prefill_ns(forward(num_tokens), 0)
@@ -218,3 +218,37 @@ def test_the_range_of_a_run_is_that_of_its_ends(path):
     scenario = load_scenario(path)
     fast, slow = (simulate(end).summary() for end in scenario.ends)
     assert fast["mean_ttft_ms"] < simulate(scenario).summary()["mean_ttft_ms"] < slow["mean_ttft_ms"]
+
+
+def test_kernels_of_other_gpus_have_a_width_and_own_kernels_none():
+    assert spread("h100", "experts", "fp8") == Spread()
+    wide = spread("mi355x", "experts", "fp8")
+    assert wide.compute > spread("mi355x", "prefill_attention", "bf16").compute > 1
+    assert medians_of(layout("deepseek-r1", "h200", 8)) == []
+    assert {"gemm", "experts", "all_reduce"} <= set(medians_of(layout("deepseek-r1", "mi355x", 8)))
+
+
+def test_the_range_is_wider_where_kernels_are_those_of_other_gpus():
+    def width(gpu: str) -> float:
+        fast, slow = (end.model(layout("deepseek-r1", gpu, 8)).decode_terms(16)["experts"] for end in Kernels().ends)
+        return slow / fast
+
+    assert width("mi355x") > 1.2 * width("h200")
+
+
+def test_without_a_gpu_its_kernels_are_medians_of_other_generations():
+    before = reached("h100", "experts", "fp8")
+    with leaving_out(["h100"]):
+        assert not has_kernels("h200")
+        assert medians_of(layout("deepseek-r1", "h100", 8))
+        assert reached("h100", "experts", "fp8") != before
+    assert reached("h100", "experts", "fp8") == before
+
+
+def test_a_warning_names_the_operators_that_decide(path):
+    def told(*changes: str) -> str:
+        return simulate(load_scenario(path, changes)).warnings()[0]
+
+    assert "other GPUs" not in told()
+    assert "matrix products" in told("prefill.gpu=mi355x", "decode.gpu=mi355x")
+    assert "of a decode step" in told("prefill.gpu=mi355x", "decode.gpu=mi355x")
