@@ -3,7 +3,7 @@ const FILTERS = ["known", "metric", "gpu", "engine", "model", "layout", "study"]
 const COLUMNS = ["study", "arm", "known", "engine", "gpu", "layout", "load", "metric"];
 const COLOURS = ["#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f"];
 const root = document.getElementById("accuracy");
-const chosen = {};
+const chosen = { known: "=its kernels", metric: "=TTFT" };
 
 function element(tag, text, parent, attributes = {}) {
   const made = document.createElement(tag);
@@ -20,6 +20,7 @@ for (const name of FILTERS) {
   element("option", "all", select, { value: "" });
   const values = name === "known" ? KNOWN : [...new Set(NUMBERS.map((row) => row[name]))].sort();
   for (const value of values) element("option", value || "not told", select, { value: `=${value}` });
+  select.value = chosen[name] ?? "";
   select.onchange = () => { chosen[name] = select.value; show(); };
 }
 const counts = element("p", "", root);
