@@ -37,7 +37,7 @@ class Failure:
     relief: str
     """Fields of the scenario that would prevent such failures; empty: no field would."""
     is_wanted: bool
-    """The scenario asks for it: its faults, clients that give up, a router that sheds load."""
+    """True: the scenario asks for such failures by its faults, aborting clients, or a router that sheds load."""
     example: int
     """Id of the first such request."""
 

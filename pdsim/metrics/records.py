@@ -127,7 +127,7 @@ class TransferRecord:
     line_ns: int = 0
     """Behind transfers of other workers, where the engine serves one at a time."""
     posting_ns: int = 0
-    """Descriptors held its bytes up for so long: before they moved, or as they moved."""
+    """Time by which posting descriptors delayed its bytes, before or while they moved."""
     worker: int = 0
     """Worker of its source."""
 

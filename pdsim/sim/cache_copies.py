@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pdsim.sim.simulation import Simulation
 
 BATCH_PAGES = 128
-"""SGLang 0.5.12, cache_controller.py, storage_batch_size."""
+"""Pages of a batch (SGLang 0.5.12, cache_controller.py, storage_batch_size)."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,8 @@
 """The ends of a run's range: its load with the fastest and with the slowest times, where no server was measured.
 
-Where there is another core, ends are simulated by processes of their own while the run goes on. Of a long load an end
-is simulated until a part of the requests has ended, and what it changes there is taken to change of the whole. That
-holds where the part is like the whole, and the change is steady along the part: elsewhere an end goes on.
+If there is a free core, ends are simulated by processes of their own beside the run. For a long load, an end is first
+simulated until a part of the requests has ended, and its change of this part is extrapolated to the whole load. If the
+part is unlike the whole, or the change is not steady along the part, the end is simulated further.
 """
 
 import os

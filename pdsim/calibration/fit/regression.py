@@ -200,7 +200,7 @@ ROWS_OF_SHAPE = 12
 INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap."""
 SHAPES_PER_DOUBLING = 2
-"""Sizes nearer to each other than that are one shape: steps that follow each other know each other's times."""
+"""Sizes within this factor are one shape, because consecutive steps have nearly the same times."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def plan(
     if seeds < 1 or max_gpus < 1:
         raise ConfigError(f"--seeds {seeds}, --max-gpus {max_gpus}: at least 1")
     if scenario is not None and out is not None and Path(scenario).resolve() == (Path(out) / SCENARIO).resolve():
-        raise ConfigError(f"--out {out}: the plan's {SCENARIO} would stand in the place of {scenario}: another folder")
+        raise ConfigError(f"--out {out}: the plan's {SCENARIO} would replace {scenario}: name another folder")
     given = None if scenario is None else Path(scenario)
     wanted = Slo.parse(slo)
     options = AskOptions(trace=None if trace is None else Path(trace), speedup=speedup)

@@ -102,7 +102,7 @@ class _Types:
     ) -> None:
         self.notes: list[str] = []
         self.in_bf16: dict[str, float] = {}
-        """The field of parameters that have bf16 where the others are narrower."""
+        """Field with the number of parameters that stay in bf16 where other parameters have a narrower type."""
         self.shared: Dtype = "bf16"
         self.experts: Dtype | None = None
         """None: as all else, or there are none."""
