@@ -16,6 +16,7 @@ from pdsim.scenario.loading import Changes, apply_change, load_scenario, parse_s
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.starter import starting_point, workload_of_trace
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
+from pdsim.sim.noise import JITTERS
 from pdsim.study.slo import Slo
 from pdsim.study.tasks import shown
 from pdsim.workload.client import ClosedLoop
@@ -124,6 +125,12 @@ class Base:
         """The same file with more changes."""
         added = (*self.changes, *(f"{path}={shown(value)}" for path, value in changes.items()))
         return replace(self, changes=added, scenario=load_scenario(self.path, added))
+
+    @property
+    def jittered(self) -> list[Changes]:
+        """Changes to slightly faster and slower messages, under which numbers differ by chance alone."""
+        latency_ns = self.scenario.network.message_latency
+        return [{"network.message_latency": f"{max(1, round(latency_ns * (1 + one)))} ns"} for one in JITTERS]
 
     @property
     def ends(self) -> dict[str, Changes]:

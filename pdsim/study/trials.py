@@ -90,10 +90,8 @@ class Trials:
 
     def repeated(self, changes: Sequence[Changes]) -> list[list[Outcome]]:
         """Outcomes of each cluster with slightly faster and slower messages, which move its numbers by chance."""
-        latency_ns = self.base.scenario.network.message_latency
-        jittered = [{"network.message_latency": f"{max(1, round(latency_ns * (1 + one)))} ns"} for one in JITTERS]
-        found = iter(self.whole([{**one, **jitter} for one in changes for jitter in jittered]))
-        return [list(islice(found, len(jittered))) for _ in changes]
+        found = iter(self.whole([{**one, **jitter} for one in changes for jitter in self.base.jittered]))
+        return [list(islice(found, len(JITTERS))) for _ in changes]
 
     def whole_runs(self, changes: Sequence[Changes]) -> list[list[dict[str, Any]]]:
         """The rows of each, by seed."""

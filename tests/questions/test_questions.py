@@ -306,6 +306,17 @@ def test_replications_give_intervals_and_a_folder_keeps_all(ask, tmp_path):
     assert [point.changes for point in read_sweep(out).points] == [row.changes for row in made.rows]
 
 
+def test_an_answer_on_a_trace_says_if_chance_changes_it(ask, tmp_path, monkeypatch):
+    trace = even_trace(tmp_path / "even.csv", 0.05)
+    steady = ask("routing", trace=trace, ttft_ms=100)
+    assert steady.is_recommended
+    assert not any(note.startswith("Chance decides") for note in steady.notes)
+    monkeypatch.setattr("pdsim.study.base.JITTERS", (0.05, 1e9))
+    changed = ask("routing", trace=trace, ttft_ms=100)
+    (note,) = [note for note in changed.notes if note.startswith("Chance decides")]
+    assert "1 of 3 runs say: nothing meets the SLO" in note
+
+
 def test_every_question_asks_something_and_is_documented():
     assert all(question(name).asks.endswith("?") for name in QUESTIONS)
     headings = list(sections(ROOT / "docs" / "ask.md"))

@@ -17,6 +17,7 @@ from pdsim.scenario.component import component_name
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.noise import JITTERS
 from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.base import NUM_SEEDS, AskOptions, base_of, trace_lines
@@ -83,7 +84,9 @@ def ask(
                 return Judged(other, _verdict(name, found, other))
 
             ends = {end: at(changed) for end, changed in base.ends.items()}
-            notes = _held(Judged(study, verdict), ends, at)
+            found_here = Judged(study, verdict)
+            repeated = [at(changed) for changed in base.jittered] if base.is_sample else []
+            notes = [*_by_chance(found_here, repeated), *_held(found_here, ends, at)]
         made = _answer(name, found, study, verdict._replace(notes=[*notes, *verdict.notes]), ends)
         if out is not None:
             trials.keep_as_sweep(name, {SLO: study.slo})
@@ -116,6 +119,16 @@ class Judged(NamedTuple):
         if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:
             return bool(mine.advice) == bool(theirs.advice)
         return theirs.winner in self.study.labels() and self.study.as_good(theirs.winner, mine.winner)
+
+
+def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
+    """Says whether slightly faster and slower messages change the answer. A sample's seeds do not tell that."""
+    others = [_said(one.verdict) for one in repeated if not one.holds(found)]
+    if not others:
+        return []
+    runs = f"{len(others)} of {1 + len(repeated)} runs"
+    differing = "; ".join(dict.fromkeys(others))
+    return [f"Chance decides: with messages up to {max(JITTERS):.0%} faster or slower, {runs} say: {differing}."]
 
 
 def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes], Judged]) -> list[str]:
