@@ -1,12 +1,63 @@
 """Examines a cluster that a plan or an answer names: how requests fare alone, and what to measure."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.loading import Changes
 from pdsim.sim.simulation import simulate
 from pdsim.study.measurement import Measurement, measurement
+from pdsim.study.outcome import finite
+from pdsim.study.readings import Reading, Times
+from pdsim.study.slo import Slo, Term
 from pdsim.study.trials import Trials
+
+
+@dataclass(frozen=True)
+class LoneRequest:
+    """The request at the percentile that is missed most, where requests are sent one at a time."""
+
+    cluster: str
+    term: Term
+    reading: Reading
+    ratio: float
+    """What was found over the limit; infinite: the request fails."""
+    request: RequestRecord
+
+    def __str__(self) -> str:
+        request, lack = self.request, self.term.lack(self.reading.value)
+        return (
+            f"One at a time on {self.cluster}, {lack}: request {request.request_id}, with "
+            f"{request.num_prompt_tokens:,} tokens in and {request.num_output_tokens:,} out. Requests alone miss "
+            "the SLO on all other servers, too, so more instances do not help"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cluster": self.cluster,
+            "term": str(self.term),
+            "of_limit": finite(self.ratio),
+            "request": self.request.request_id,
+            "input_tokens": self.request.num_prompt_tokens,
+            "output_tokens": self.request.num_output_tokens,
+        }
+
+
+def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
+    """requests: of a run in which none waits for another. None: it meets the SLO."""
+    judged = slo.judge_requests(requests)
+    if judged.meets:
+        return None
+    term = max(judged.missed, key=judged.ratios.__getitem__)
+    ratios = [
+        (term.ratio(Times.of_requests([replace(request, request_class=term.request_class)])), place)
+        for place, request in enumerate(requests)
+        if term.covers(request.request_class) and term.is_about(request.num_output_tokens)
+    ]
+    above = [(ratio, place) for ratio, place in ratios if ratio >= judged.ratios[term]]
+    _, place = min(above, default=max(ratios))
+    return LoneRequest(cluster, term, judged.readings[term], judged.ratios[term], requests[place])
 
 
 def requests_alone(trials: Trials, changes: Changes) -> Sequence[RequestRecord]:

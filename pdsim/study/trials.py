@@ -1,11 +1,10 @@
-"""Trials of clusters: runs with the same requests, how they came out, and what to measure where that is not known."""
+"""Trials of clusters: runs with the same requests, and their outcomes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.noise import JITTERS
@@ -14,57 +13,11 @@ from pdsim.sim.sensitivity import Limit, limits, sensitivities
 from pdsim.study.base import Base
 from pdsim.study.engine import Work
 from pdsim.study.measurement import Sizes, sizes_of
-from pdsim.study.outcome import Outcome, finite, outcome_of
-from pdsim.study.readings import Reading, Times
+from pdsim.study.outcome import Outcome, outcome_of
+from pdsim.study.readings import Times
 from pdsim.study.result import PointResult
 from pdsim.study.slo import Slo, Term
 from pdsim.study.tasks import Planner, Point, key_of
-
-
-@dataclass(frozen=True)
-class LoneRequest:
-    """The request at the percentile that is missed most, where requests are sent one at a time."""
-
-    cluster: str
-    term: Term
-    reading: Reading
-    ratio: float
-    """What was found over the limit; infinite: the request fails."""
-    request: RequestRecord
-
-    def __str__(self) -> str:
-        request, lack = self.request, self.term.lack(self.reading.value)
-        return (
-            f"One at a time on {self.cluster}, {lack}: request {request.request_id}, with "
-            f"{request.num_prompt_tokens:,} tokens in and {request.num_output_tokens:,} out. Requests alone miss "
-            "the SLO on all other servers, too, so more instances do not help"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "cluster": self.cluster,
-            "term": str(self.term),
-            "of_limit": finite(self.ratio),
-            "request": self.request.request_id,
-            "input_tokens": self.request.num_prompt_tokens,
-            "output_tokens": self.request.num_output_tokens,
-        }
-
-
-def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
-    """requests: of a run in which none waits for another. None: it meets the SLO."""
-    judged = slo.judge_requests(requests)
-    if judged.meets:
-        return None
-    term = max(judged.missed, key=judged.ratios.__getitem__)
-    ratios = [
-        (term.ratio(Times.of_requests([replace(request, request_class=term.request_class)])), place)
-        for place, request in enumerate(requests)
-        if term.covers(request.request_class) and term.is_about(request.num_output_tokens)
-    ]
-    above = [(ratio, place) for ratio, place in ratios if ratio >= judged.ratios[term]]
-    _, place = min(above, default=max(ratios))
-    return LoneRequest(cluster, term, judged.readings[term], judged.ratios[term], requests[place])
 
 
 class Trials:

@@ -12,6 +12,7 @@ import pytest
 from pdsim.scenario.yaml_file import write_yaml
 from pdsim.study.base import AskOptions, Base, base_of
 from pdsim.study.engine import InProcessEngine, Work
+from pdsim.study.examination import lone_request, requests_alone
 from pdsim.study.outcome import Outcome, outcome_of
 from pdsim.study.planning.search import cheapest, search
 from pdsim.study.readings import Times
@@ -193,7 +194,8 @@ def test_a_lone_request_is_the_one_that_the_run_is_judged_by(load, tmp_path):
     trials = trials_of(base, slo, tmp_path)
     alone = base.one_at_a_time({"prefill.tp": 4, "decode.tp": 4})
     (outcome,) = trials.whole([alone])
-    found = trials.lone_request("1P1D", alone)
+    requests = requests_alone(trials, {"prefill.tp": 4, "decode.tp": 4})
+    found = lone_request("1P1D", slo, requests)
     assert found is not None
     assert (found.term, found.ratio) == (outcome.judgement.worst, pytest.approx(outcome.ratio))
 

@@ -9,7 +9,7 @@ from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import Changes
 from pdsim.sim.sensitivity import Limit
-from pdsim.study.examination import deciding_measurement, requests_alone
+from pdsim.study.examination import LoneRequest, deciding_measurement, lone_request, requests_alone
 from pdsim.study.measurement import Measurement
 from pdsim.study.outcome import Outcome
 from pdsim.study.planning.plan import Plan, Row
@@ -17,7 +17,7 @@ from pdsim.study.planning.screen import money, priced
 from pdsim.study.planning.search import cheapest, headroom, of_both_kinds, search
 from pdsim.study.planning.watch import Watch
 from pdsim.study.space import CandidateCluster, Server, Space, with_other_settings
-from pdsim.study.trials import LoneRequest, Trials, lone_request
+from pdsim.study.trials import Trials
 
 _NUM_TOLD = 3
 """Cheaper clusters that are reported, and dearer ones."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pdsim.sim.sensitivity import Limit
+from pdsim.study.examination import LoneRequest
 from pdsim.study.measurement import Measurement
 from pdsim.study.outcome import Outcome
 from pdsim.study.slo import Slo
 from pdsim.study.space import CandidateCluster
-from pdsim.study.trials import LoneRequest
 
 _MOST_EQUAL = 3
 """Clusters at the plan's price that are listed, those with most headroom."""
