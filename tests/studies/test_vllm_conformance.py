@@ -1,0 +1,21 @@
+"""How much of what vLLM's Scheduler decided pdsim's vLLM instance decides too (experiments/conformance/vllm)."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+STUDY = Path("experiments/conformance/vllm")
+SEEDS = sorted(int(path.name.partition(".")[0]) for path in (STUDY / "logs").glob("*.jsonl.gz"))
+NUM_COMPARED = 7_494
+"""Decisions that agree: behind a first difference, none counts."""
+
+
+@pytest.fixture
+def replay(monkeypatch):
+    monkeypatch.syspath_prepend(str(STUDY))
+    return import_module("replay")
+
+
+def test_no_fewer_decisions_agree(replay):
+    assert sum(replay.compare(seed).num_compared for seed in SEEDS) >= NUM_COMPARED
