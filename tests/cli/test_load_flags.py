@@ -7,8 +7,10 @@ import pytest
 from pdsim.cli import main
 from pdsim.scenario.load_options import LoadOptions
 from pdsim.scenario.loading import load_scenario
+from pdsim.study.sweeping.sweep import read_sweep
 from pdsim.workload.client import ClosedLoop, Poisson
 from pdsim.workload.lengths import Lognormal
+from tests.sweep_files import write_sweep
 
 FLAGS = ("--model", "llama-3.1-8b", "--isl", "300", "--osl", "20", "--rate", "40/s", "--requests", "30")
 
@@ -37,6 +39,22 @@ def test_run_needs_no_file(capsys, tmp_path):
 def test_plan_needs_no_file(capsys):
     found = json.loads(said(capsys, "plan", *FLAGS, "--max-gpus", "2", "--seeds", "1", "--engine", "here", "--json"))
     assert "llama-3.1-8b" in json.dumps(found)
+
+
+def test_ask_needs_no_file(capsys):
+    found = json.loads(said(capsys, "ask", "explain-ttft", *FLAGS, "--seeds", "1", "--jobs", "1", "--json"))
+    assert "llama-3.1-8b" in found["load"]
+    assert "30 requests" in found["load"]
+    assert "40 a second" in found["load"]
+
+
+def test_sweep_changes_the_load_of_its_scenario(capsys, tmp_path):
+    path = write_sweep(tmp_path)
+    words = ("--isl", "50", "--osl", "3", "--rate", "40/s", "--requests", "6")
+    said(capsys, "sweep", str(path), *words, "--jobs", "1", "--ranges", "0", "--out", "kept", "--json")
+    runs = [run for point in read_sweep(tmp_path / "kept").points for run in point.replications]
+    assert {run.row["completed"] for run in runs} == {6}
+    assert {run.scenario["client"]["arrivals"]["rate"] for run in runs} == {"40/s"}
 
 
 @pytest.mark.parametrize(
