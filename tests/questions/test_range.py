@@ -32,14 +32,18 @@ def test_every_arm_has_its_range_around_its_numbers():
         assert row.ranges["tail_ttft"][0] < row.estimates["tail_ttft"].mean < row.ranges["tail_ttft"][1]
 
 
-@pytest.mark.parametrize(("group", "time", "factor"), [("outside", "ttft", 1.5), ("decode", "tpot", 1.05)])
-def test_what_decides_is_named_and_decides(group, time, factor):
+@pytest.mark.parametrize(
+    ("group", "time", "factor", "front_end"),
+    [("outside", "ttft", 1.5, "dynamo"), ("decode", "tpot", 1.05, "engine")],
+)
+def test_what_decides_is_named_and_decides(group, time, factor, front_end):
     """The SLO is met at the best known times, and missed at the slowest of one group."""
     tail = f"tail_{time}"
-    loose = asked()
+    before = f"front_end={front_end}"
+    loose = asked(before)
     best = {row.arm: row.estimates[tail].mean for row in loose.rows}[loose.winner]
     slo = {f"{time}_ms": factor * best}
-    made = asked(**slo)
+    made = asked(before, **slo)
     (undecided,) = (note for note in made.notes if note.startswith("Undecided"))
     what = {
         "outside": "Measure TTFT of one short prompt: pdsim observe URL (10 minutes).",
@@ -48,7 +52,7 @@ def test_what_decides_is_named_and_decides(group, time, factor):
     assert what[group] in undecided
     assert made.is_recommended
     for other in GROUPS:
-        there = asked(f"corner.{other}=slowest", **slo)
+        there = asked(before, f"corner.{other}=slowest", **slo)
         assert there.is_recommended == (other != group)
 
 
