@@ -27,7 +27,7 @@ BELOW = {
         *("sim", "system", "scenario", "workload", "metrics", "cost"),
         *("numpy", "scipy", "matplotlib", "pydantic", "optuna", "ray"),
     },
-    "web": {"study", "scenario", "metrics", "system", "aiohttp"},
+    "web": {"study", "scenario", "metrics", "workload", "system", "aiohttp"},
     "show": {
         *(
             "",

@@ -46,10 +46,10 @@ CHANGES = [
     ("network.staging.ring=4", "network.staging.ring: bare number 4: write a size with its unit"),
     ("model.kv_dtype=fp8", "weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"),
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
-    ("decode.gpu=h1000", "decode: no gpu 'h1000' in the catalog, which has a100, b200"),
+    ("decode.gpu=h1000", "decode: no gpu 'h1000' in the catalog, which has a10, a100"),
     (
         "prefill.gpu=h1000",
-        "a100, b200, b300, gb200, gb300, h100, h20, h20-3e, h200, l40s, mi300x, rtx-4090, rtx-pro-6000; did",
+        "rtx-4090, rtx-5090, rtx-pro-6000, tpu-v6e, tpu-v7, vr-nvl72; did",
     ),
     ("prefill.tp=5", "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
     ("model=llama-3.1-70b", "needs 143.2 GB on each of 1 h100, which give 70.4 GB"),

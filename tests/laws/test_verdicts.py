@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.study.outcome import SATURATED, Outcome, outcome_of
-from pdsim.study.planning.planning import headroom
+from pdsim.study.planning.search import headroom
 from pdsim.study.readings import Times
 from pdsim.study.result import PointResult, Replication
 from pdsim.study.slo import MissedError, Slo, Tally, Term
