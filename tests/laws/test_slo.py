@@ -12,6 +12,7 @@ import pdsim
 from pdsim.cli import main
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary import summarize
+from pdsim.scenario.build import requests_of
 from pdsim.study.base import AskOptions, base_of
 from pdsim.study.engine import InProcessEngine, Work
 from pdsim.study.outcome import SATURATED
@@ -138,17 +139,18 @@ def test_commands_agree(changes, tmp_path, capsys):
         assert point["slos"]["a"]["meets"] == ran["meets"]
         base = base_of(path, AskOptions(), changes, folder=tmp_path, starter={})
         with closing(InProcessEngine()) as engine:
-            trials = Trials(base, Slo.parse(slo), 1, Work(Store(tmp_path / "plan"), engine))
+            work = Work(Store(tmp_path / "plan"), engine)
+            trials = Trials(base, Slo.parse(slo), 1, work)
             (planned,) = trials.whole([{}])
             assert [(t["name"], t["value"], t["met"]) for t in planned.to_json()["terms"]] == found
             assert (planned.meets, planned.reason == SATURATED) == (ran["meets"], ran["reason"] == SATURATED)
             (early,) = trials.outcomes([{}])
             assert early.meets == ran["meets"]
-            if trials.base.names("router.shedding"):
-                continue  # the page chooses a router without it
             server = {"gpu": "h100", "tp": 1, "instances": 1}
             asked = {"kind": "separate", "model": "qwen3-0.6b", "prefill": server, "decode": server}
-            shown = Board(trials, {}).answer({**asked, "router": "round_robin", "radix": False})["slo"]
+            num_requests = len(requests_of(base.scenario))
+            chosen = {**asked, "router": None, "radix": False, "slo": slo, "first": 1, "count": num_requests}
+            shown = Board(base, work, Slo.parse(slo), {}, num_requests).answer(chosen)["slo"]
             assert [(t["values"][0], t["met"][0]) for t in shown] == [(value, met) for _, value, met in found]
         answer = pdsim.ask("routing", path, slo=slo, seeds=1, jobs=1, changes=[*changes, "seed=1"])
         assert answer.percentiles == {"ttft": "p90", "tpot": "p90"}
