@@ -19,8 +19,8 @@ def _folders(tmp_path):
         ([], "report needs a run folder, a scenario file, or the folder of a sweep"),
         (["nowhere"], "nowhere does not exist"),
         (["SWEEP", "SWEEP"], "is a sweep: report one at a time"),
-        (["SWEEP", "--tornado"], "--tornado is of a run"),
-        (["BEGUN"], "begun: a plan or an answer that has not ended"),
+        (["SWEEP", "--tornado"], "--tornado needs a run"),
+        (["BEGUN"], "begun: an unfinished plan or answer"),
         (["SWEEP"], "has no sweep.json: start its sweep again"),
     ],
 )

@@ -327,7 +327,7 @@ def test_an_added_model_is_listed_shown_and_simulated(folder, capsys):
     assert call("catalog", "add", folder / "My-Model" / "config.json") == 0
     told = capsys.readouterr().out
     assert told.startswith(f"{folder}/config/pdsim/models/my-model.yaml: 116.8 B parameters, 5.7 B active\n")
-    assert "note: KV of all layers is kept" in told
+    assert "note: KV of all layers is sent whole" in told
     assert call("catalog", "--json") == 0
     assert "my-model" in json.loads(capsys.readouterr().out)["models"]
     assert call("catalog", "show", "my-model") == 0
