@@ -49,7 +49,7 @@ plt.show()
 # %% [markdown]
 # **Reading.** With few prefixes, decode holds each once for all requests: more of them fit, and TTFT falls from
 # seconds of waiting for pages. A larger batch takes longer to decode: each shared token is read once in a
-# [wave of attention](../docs/behaviour/decode-steps.md#attention-waves), not once for all, and ITL rises.
+# [wave of attention](../docs/behaviour/decode-steps.md), not once for all, and ITL rises.
 # With more prefixes than either pool can hold, the cache finds little, and changes little.
 
 # %%
