@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.system.catalog import build, load_gpu, load_model
+from pdsim.system.catalog import EntryError, build, load_gpu, load_model
 from pdsim.system.checkpoint.entry import entry_of
 from pdsim.system.memory import Layout
 from pdsim.system.model import ModelSpec
@@ -208,6 +208,30 @@ def test_parameters_are_the_published_ones(fields, total, active):
 )
 def test_kv_of_a_token(fields, elements):
     assert model_of(fields).attention.num_kv_elements(1) == elements
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"multi_query": True},  # falcon: one KV head, which no other field tells
+        {"conv_L_cache": 3},  # lfm2: convolutions keep a state
+        {"type_vocab_size": 2},  # an encoder
+        {"model_type": "jetmoe"},
+    ],
+)
+def test_a_family_that_would_be_read_wrongly_is_refused(changes):
+    fields = {**COMMON, "model_type": "x", "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
+    assert model_of({**fields, "num_hidden_layers": 2}).num_params
+    with pytest.raises(EntryError, match="has layers that pdsim does not model; write the entry by hand"):
+        model_of({**fields, "num_hidden_layers": 2, **changes})
+
+
+@pytest.mark.parametrize(("family", "num_matrices"), [("starcoder2", 2), ("llama", 3), ("bitnet", 3)])
+def test_mlps_without_a_gate_are_known_by_their_family(family, num_matrices):
+    activation = "relu2" if family == "bitnet" else "gelu_pytorch_tanh"
+    fields = {**COMMON, "model_type": family, "hidden_size": 512, "num_attention_heads": 8, "hidden_act": activation}
+    small, large = (model_of({**fields, "num_hidden_layers": 2, "intermediate_size": size}) for size in (1000, 2000))
+    assert large.num_params - small.num_params == 2 * num_matrices * 512 * 1000
 
 
 def test_states_of_a_request():

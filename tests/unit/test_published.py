@@ -231,10 +231,9 @@ MAMBA = ["linear_attention", "full_attention"]
 @pytest.mark.parametrize(
     ("text", "change", "complaint"),
     [
-        (LLAMA, {"model_type": "rwkv", "rwkv_version": 7}, "rwkv_version: rwkv has layers whose memory is not known"),
+        (LLAMA, {"model_type": "rwkv", "rwkv_version": 7}, "rwkv_version: rwkv has layers that pdsim does not"),
         (LLAMA, {"hidden_size": None}, "hidden_size is missing"),
         (LLAMA, {"hidden_size": "big"}, "hidden_size: expected a whole number from 0 on, found 'big'"),
-        (LLAMA, {"rms_norm_eps": None}, "llama.rms_norm_eps: expected a number from 0 on, found None"),
         (LLAMA, {"quantization_config": {"quant_method": "hqq"}}, "expected one of fp8, .*, found 'hqq'"),
         (
             LLAMA,
@@ -251,6 +250,12 @@ MAMBA = ["linear_attention", "full_attention"]
 def test_what_an_entry_cannot_say_is_refused(text, change, complaint):
     with pytest.raises(EntryError, match=complaint):
         model_of(json.dumps(json.loads(text) | change))
+
+
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta"])
+def test_a_model_that_real_mode_cannot_run_is_simulated(name):
+    model = model_of(json.dumps(json.loads(LLAMA) | {name: None}))
+    assert (model.llama, model.num_params) == (None, model_of(LLAMA).num_params)
 
 
 @given(st.sampled_from([LLAMA, QWEN3_MOE, DEEPSEEK, GEMMA, GPT_OSS]), st.data())

@@ -23,14 +23,15 @@ def architecture_of(config: Config, layers: list[Layer], experts: Mapping[str, A
     if config.family not in _RUNNABLE or has_bias or kind not in scalings:
         return {}
     is_mixed = experts and experts["num_layers"] != len(layers) and not is_latent
-    is_untold = is_latent and None in (config.get("n_group"), config.get("rms_norm_eps"))
+    theta = rope.get("rope_theta", config.get("rope_theta"))
+    is_untold = None in (config.get("rms_norm_eps"), theta) or (is_latent and config.get("n_group") is None)
     if is_mixed or is_untold or (experts and not config.get("norm_topk_prob")):
         return {}
     section, names = scalings[kind]
     return {
         "intermediate_size": config.count("intermediate_size"),
         "rms_norm_eps": config.get("rms_norm_eps"),
-        "rope_theta": rope.get("rope_theta", config.get("rope_theta")),
+        "rope_theta": theta,
         **({section: {name: rope[name] for name in names if rope.get(name) is not None}} if section else {}),
         **({"qk_norm": True} if _RUNNABLE[config.family] else {}),
         **(_deepseek(config) if is_latent else {}),

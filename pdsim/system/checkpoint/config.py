@@ -44,7 +44,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "active": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk", "moe_k"),
     "expert_size": ("moe_intermediate_size", "expert_intermediate_size", "expert_hidden_dim", "expert_ffn_hidden_size"),
     "dense_size": ("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size"),
-    "shared_experts": ("n_shared_experts", "num_shared_experts"),
+    "shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "shared_size": (
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
@@ -52,14 +52,19 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "shared_intermediate_size",
     ),
     "expert_input": ("moe_latent_size", "routed_expert_hidden_size"),
-    "first_dense": ("first_k_dense_replace", "num_dense_layers"),
+    "first_dense": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "mtp": ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers"),
 }
 """Names that families give to one size."""
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
-_NOT_READ = re.compile(r"rwkv|lightning|lru_width|block_use_lowrank|retention|hyena|xlstm")
-"""Fields of mechanisms that keep something of a request which nobody here knows the size of."""
+_NOT_READ = re.compile(
+    r"rwkv|lightning|lru_width|block_use_lowrank|retention|hyena|xlstm|^multi_query$|^new_decoder_architecture$|"
+    r"^conv_L_cache$|^expert_retrieval_size$|^H_cycles$|^type_vocab_size$"
+)
+"""Fields of models with parameters, or with memory of a request, that modules.py and attention.py do not count."""
+_FAMILIES_NOT_READ = ("bert-generation", "doge", "jetmoe")
+"""Other such models, by model_type."""
 MOST_LAYERS = 10_000
 
 
@@ -75,12 +80,12 @@ class Config:
         if family is not None and not isinstance(family, str):
             raise EntryError(f"model_type: expected a name, found {family!r}")
         self.family: str = family or ""
-        self.given = given
         self._fields = {**DEFAULTS.get(self.family, {}), **given}
-        if foreign := sorted(name for name in given if _NOT_READ.search(str(name))):
+        foreign = sorted(name for name in given if _NOT_READ.search(str(name)))
+        if foreign or self.family in _FAMILIES_NOT_READ:
             raise EntryError(
-                f"{', '.join(foreign)}: {self.family or 'this model'} has layers whose memory is not known here; write "
-                "the entry by hand, as `pdsim catalog show` prints others"
+                f"{', '.join(foreign) or 'model_type'}: {self.family or 'this model'} has layers that pdsim does not "
+                "model; write the entry by hand, as `pdsim catalog show` prints others"
             )
 
     def get(self, name: str) -> Any:

@@ -233,8 +233,8 @@ def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
         )
     if config.count("index_n_heads", default=0):
         notes.append("the indexer's cache is left out, and its time")
-    elif attention.get("sparse_tokens") or config.get("sparse_attention_config"):
-        notes.append("which blocks a sparse attention chooses is left out: all are read")
+    elif config.get("sparse_attention_config"):
+        notes.append("the choice of blocks of sparse attention is left out: all blocks are read")
     if "compress_ratios" in attention:
         notes.append("windows of the last tokens beside the compressed KV are left out")
     return notes
@@ -252,7 +252,7 @@ _NEAR = 0.1
 
 
 def _of_size(entry: Mapping[str, Any], size_bytes: float | None) -> list[str]:
-    """What the size of the checkpoint's files says of the entry."""
+    """A note if the size of the checkpoint's files is far from the bytes that the entry counts."""
     if not size_bytes:
         return []
     counted = build(ModelSpec, {**entry, "sources": {}}, name="").weight_bytes

@@ -171,7 +171,7 @@ def _feeds(config: Config) -> list[Feed]:
 def _expert_layers(config: Config, num_layers: int) -> set[int]:
     if isinstance(named := config.get("moe_layers_enum"), str):
         return {int(layer) for layer in named.split(",")}
-    every = config.count("decoder_sparse_step", "interleave_moe_layer_step", default=1)
+    every = config.count("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
     frequency = config.count("moe_layer_freq", default=1)
     first = config.count("first_dense", default=0)
     if not every or not frequency:

@@ -172,9 +172,16 @@ def mamba_sizes(config: Config) -> tuple[int, int, int, int, int]:
 
 
 def num_matrices(config: Config) -> int:
-    """Projections of an MLP: squared ReLU has no gate (Nemotron)."""
+    """Projections of an MLP: gate, up and down, or without a gate up and down."""
     activation = config.get("mlp_hidden_act") or config.get("hidden_act") or config.get("hidden_activation")
-    return 2 if activation in ("relu2", "relu", "gelu_new") else 3
+    has_no_gate = config.family in _WITHOUT_GATE or activation in ("relu2", "relu", "gelu_new")
+    return 2 if has_no_gate and config.family not in _WITH_GATE else 3
+
+
+_WITHOUT_GATE = ("apertus", "apertus1p5_text", "biogpt", "gpt_neox", "starcoder2")
+"""Families whose activation does not tell that their MLPs have no gate."""
+_WITH_GATE = ("bitnet",)
+"""Families whose activation suggests that they have none."""
 
 
 def _feed(config: Config, layer: Layer) -> Iterator[tuple[str, int]]:
