@@ -65,7 +65,7 @@ def test_a_graph_deployment(tmp_path):
     assert "radix_cache" not in decode
     assert (found.data["page_size"], found.data["engine"]) == (128, "vllm")
     assert found.data["network"] == {"transport": "nixl-rdma"}
-    assert any("no flag says it" in line for line in found.assumed)
+    assert any("because no flag names another" in line for line in found.assumed)
 
 
 COMPONENTS = """
@@ -267,7 +267,7 @@ def test_what_a_file_does_not_set_is_left_aside(tmp_path):
     found = imported(tmp_path, "set.yaml", SLICES)
     assert found.data["model"] == "qwen3-8b"
     assert sizes(found) == {"aggregated": (6, 4, 1)}
-    assert "aggregated.tp: as many as its pods have GPUs" in found.assumed
+    assert "aggregated.tp: the number of GPUs of its pods" in found.assumed
     assert any("--tensor-parallel-size $MINE: the file does not set it" in line for line in found.aside)
 
 
@@ -334,8 +334,8 @@ def test_a_load_may_lie_beside(tmp_path, name):
     ("name", "text", "message"),
     [
         ("a.yaml", "a: {{ .Values.x }}", "not YAML"),
-        ("a.sh", "echo hello\n", "no server of SGLang or vLLM is started there"),
-        ("a.sh", "python -m dynamo.trtllm --model-path x\n", "dynamo.trtllm is none that pdsim models"),
+        ("a.sh", "echo hello\n", "the files start no server of SGLang or vLLM"),
+        ("a.sh", "python -m dynamo.trtllm --model-path x\n", "pdsim does not model dynamo.trtllm"),
         ("a.sh", "vllm serve org/new-moe-9b-a1b\n", "model org/new-moe-9b-a1b: not in the catalog: give --model NAME"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --block-size many\n", "a.sh, line 1: --block-size many: expected"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-transfer-config '{\n", "no line of a shell: No closing quotation"),

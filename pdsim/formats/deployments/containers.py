@@ -17,17 +17,28 @@ _PARALLEL = {
 """Sizes of llm-d's and KServe's values by vLLM's flags."""
 
 
-@dataclass(frozen=True)
-class Container:
-    where: str
-    words: list[str] = field(default_factory=list)
+@dataclass(frozen=True, kw_only=True)
+class Pods:
+    """Copies, hosts, GPUs and role of a container, as its manifest or chart says them."""
+
     variables: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
     hosts: int = 1
+    """Hosts of each replica."""
     gpus: int | None = None
+    """GPUs of each host."""
     gpu: str | None = None
+    """GPU by the name of a node's label."""
     role: str | None = None
+    """prefill or decode, by a name around the container."""
     parallel: Mapping[str, int] = field(default_factory=dict)
+    """Flags of sizes that a chart's values give beside the command."""
+
+
+@dataclass(frozen=True)
+class Container(Pods):
+    where: str
+    words: list[str] = field(default_factory=list)
     engine: str | None = None
     """Program that a chart starts by itself."""
     model: str | None = None

@@ -128,6 +128,16 @@ def _quantization(read: Read, value: Value) -> None:
         read.aside.append(f"--quantization {value}: the catalog's entry of the model says its types")
 
 
+def _dtype(read: Read, value: Value) -> None:
+    if value not in ("auto", "half", "float16", "bfloat16"):
+        read.aside.append(f"--dtype {value}: pdsim computes in two bytes or less")
+
+
+def _stream_interval(read: Read, value: Value) -> None:
+    if _count(value) != 1:
+        read.aside.append(f"--stream-interval {value}: pdsim streams each token, which makes a client's ITL smaller")
+
+
 def _sizes(value: Value) -> list[int]:
     words = value if isinstance(value, list) else _text(value).replace(",", " ").split()
     return [whole(word) for word in words]
@@ -202,6 +212,8 @@ SGLANG: dict[str, Reader] = {
     "hicache-storage-backend": _common("storage.shared", lambda value: value != "file"),
     "hicache-storage-prefetch-policy": _common("storage.prefetch", _text),
     "hicache-storage-backend-extra-config": _storage_extra,
+    "dtype": _dtype,
+    "stream-interval": _stream_interval,
     "cuda-graph-bs": _common("cost.graph_sizes", _sizes),
     "cuda-graph-bs-decode": _common("cost.graph_sizes", _sizes),
     "chunked-prefill-size": _server("chunked_prefill_tokens"),
@@ -294,6 +306,8 @@ VLLM: dict[str, Reader] = {
     "kv-cache-dtype": _kv_dtype,
     "quantization": _quantization,
     "mamba-ssm-cache-dtype": _common("state_dtype", _one_of(_STATE_DTYPES)),
+    "dtype": _dtype,
+    "stream-interval": _stream_interval,
     "gpu-memory-utilization": _server("mem_fraction", _number),
     "num-gpu-blocks-override": _blocks,
     "max-num-seqs": _server("max_running_requests"),
@@ -329,9 +343,9 @@ def _shortened(text: str) -> int:
 SILENT = {
     "host", "port", "model", "model-path", "served-model-name", "trust-remote-code", "log-level", "log-requests",
     "base-gpu-id", "dist-init-addr", "nnodes", "node-rank", "disaggregation-bootstrap-port", "kv-events-config",
-    "stream-interval", "tokenizer", "tokenizer-path", "download-dir", "api-key", "disable-log-requests",
+    "tokenizer", "tokenizer-path", "download-dir", "api-key", "disable-log-requests",
     "enable-metrics", "seed", "decode-log-interval", "watchdog-timeout", "uvicorn-log-level", "disable-log-stats",
-    "no-enable-log-requests", "enable-log-requests", "load-format", "random-seed", "skip-tokenizer-init", "dtype",
+    "no-enable-log-requests", "enable-log-requests", "load-format", "random-seed", "skip-tokenizer-init",
 }  # fmt: skip
 """Flags that change neither bytes nor times: they are not mentioned."""
 TABLES = {"sglang": SGLANG, "vllm": VLLM, "dynamo.sglang": {**VLLM, **SGLANG}, "dynamo.vllm": VLLM}

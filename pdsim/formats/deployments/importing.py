@@ -67,8 +67,8 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
     servers = [_read(process) for process in _chosen(merged(processes), found)]
     if not servers:
         others = sorted({one.program for one in processes if one.program in _OTHERS})
-        why = f"; {', '.join(others)} is none that pdsim models" if others else ""
-        raise ConfigError(f"{', '.join(map(str, paths))}: no server of SGLang or vLLM is started there{why}")
+        why = f"; pdsim does not model {' and '.join(others)}" if others else ""
+        raise ConfigError(f"{', '.join(map(str, paths))}: the files start no server of SGLang or vLLM{why}")
     _take_model(found, servers, model)
     by_role = _by_role(servers, found)
     notes = _noted_gpus(files)
@@ -96,7 +96,7 @@ def _take_usual_transport(found: Imported, servers: Sequence[_Server]) -> None:
     transport = "mooncake-rdma" if found.data["engine"] == "sglang" else "nixl-rdma"
     found.take("network.transport", transport)
     program = servers[0].process.program
-    found.assumed.append(f"network.transport: {transport}: no flag says it, and {program} takes this one")
+    found.assumed.append(f"network.transport: {transport}: the default of {program}, because no flag names another")
 
 
 def _in_order(data: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
     named = gpu or (gpu_named(label) if label else None)
     if named is None:
         said = f"{label} is not in the catalog" if label else "no file names it"
-        found.assumed.append(f"{role}.gpu: {_USUAL_GPU}: {said}; --gpu NAME has it right")
+        found.assumed.append(f"{role}.gpu: {_USUAL_GPU}: {said}; --gpu NAME sets it")
     found.data[role] = {"instances": instances, "gpu": named or _USUAL_GPU, **fields}
     found.understood.append(f"{role}: {instances} of {' '.join(first.read.understood)}")
     found.aside += [f"{role}: {flag}" for flag in first.read.aside]
@@ -216,7 +216,7 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     dp, copies = given.pop("dp", 1), 1
     if _TP_FLAGS & server.read.unknown and server.process.gpus:
         given["tp"] = max(1, server.process.gpus * server.process.hosts // (dp if is_vllm else 1))
-        found.assumed.append(f"{role}.tp: as many as its pods have GPUs")
+        found.assumed.append(f"{role}.tp: the number of GPUs of its pods")
     tp = given.pop("tp", 1) * (dp if is_vllm else 1)
     has_dp_attention = given.pop("dp_attention", False)
     if not is_vllm and dp > 1 and not has_dp_attention:
@@ -224,7 +224,7 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     if given.get("pp", 1) > 1 and role != "prefill":
         tp *= given["pp"]
         found.assumed.append(
-            f"{role}.tp: {tp}: pdsim has pipeline stages of prefill alone; its {given['pp']} are tp here"
+            f"{role}.tp: {tp}: its {given['pp']} pipeline stages count as tp: pdsim models stages of prefill only"
         )
     if role != "prefill":
         given.pop("pp", None)
@@ -240,7 +240,7 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
         server.read.aside.append("priorities: classes and their priorities are those of the load")
     if (drafts := given.pop("speculative_draft_tokens", None)) is not None:
         server.read.aside.append(
-            f"{drafts} draft tokens: how many are accepted is not known; speculative_accept_length says it"
+            f"{drafts} draft tokens: set speculative_accept_length, the accepted tokens of a step, to simulate them"
         )
     given.pop("has_connector", None)
     for name in [name for name in given if name not in _FIELDS[role]]:
@@ -290,7 +290,7 @@ def _take_router(found: Imported, processes: Sequence[Process], *, is_pair: bool
                 found.data["router"] = router
                 found.understood.append(f"router of {process.where}")
             return
-    found.assumed.append("router: cache_aware: no gateway is started there that pdsim reads")
+    found.assumed.append("router: cache_aware: the files start no gateway that pdsim can read")
 
 
 def _take_load(found: Imported, processes: Sequence[Process]) -> None:
@@ -308,7 +308,9 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
             return
     start = starting_point()
     found.data |= {"workload": start["workload"], "client": start["client"]}
-    found.assumed.append("workload, client: pdsim's starter: no load is sent there; give a trace or a result beside it")
+    found.assumed.append(
+        "workload, client: those of `pdsim init`: the files send no load; add a trace or a client's result"
+    )
 
 
 def changed(data: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -45,8 +45,7 @@ def model_named(given: str) -> tuple[str, str | None, str]:
     size = re.search(r"(?<![\d.])(\d+)b(?!\w)", plain)
     stand_in = _STAND_INS.get(int(size[1])) if size and not re.search(r"-a\d", plain) else None
     if stand_in in known and stand_in is not None:
-        right = "--model NAME, or pdsim catalog add, has it right"
-        said = f"{_STANDS_IN} {given}: {stand_in} stands for it; {right}"
+        said = f"{_STANDS_IN} {given}: {stand_in} stands for it; --model NAME or pdsim catalog add gives the right one"
         return stand_in, dtype, said
     near = get_close_matches(plain, known, n=1)
     hint = f"; did you mean --model {near[0]}?" if near else ""

@@ -4,12 +4,12 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from pdsim.formats.deployments.containers import containers_of, engine_of_image
+from pdsim.formats.deployments.containers import Pods, containers_of, engine_of_image
 from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, parse_yaml_documents, read_text
 
 PROGRAMS = {
@@ -36,7 +36,7 @@ _BY_LENGTH = sorted(PROGRAMS, key=len, reverse=True)
 
 
 @dataclass(frozen=True)
-class Process:
+class Process(Pods):
     """A program that a deployment runs."""
 
     where: str
@@ -44,18 +44,6 @@ class Process:
     program: str
     words: Sequence[str]
     """Words after the name of the program."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    replicas: int = 1
-    hosts: int = 1
-    """Hosts of each replica."""
-    gpus: int | None = None
-    """GPUs of each host."""
-    gpu: str | None = None
-    """GPU by the name of a node's label."""
-    role: str | None = None
-    """Role by names around the process: prefill or decode."""
-    parallel: Mapping[str, int] = field(default_factory=dict)
-    """Flags of sizes that a chart's values give beside the command."""
 
 
 def read_processes(path: Path) -> list[Process]:
@@ -112,7 +100,8 @@ def _of_script(text: str, where: str) -> Iterator[Process]:
                 variables |= own
             elif (found := program_in(rest)) is not None:
                 program, behind = found
-                yield Process(f"{where}, line {number}", program, behind, {**exported, **own}, prod(loops))
+                line_of_it, environment = f"{where}, line {number}", {**exported, **own}
+                yield Process(line_of_it, program, behind, variables=environment, replicas=prod(loops))
 
 
 _LOOP = re.compile(r"\s*for\s+\w+\s+in\s+(.*?)\s*(?:;\s*do\b.*)?$")
@@ -265,18 +254,8 @@ def _of_manifests(text: str, where: str) -> Iterator[Process]:
             if found is None:
                 continue
             program, behind = found
-            yield Process(
-                one.where,
-                program,
-                behind,
-                one.variables,
-                one.replicas,
-                one.hosts,
-                one.gpus,
-                one.gpu,
-                one.role,
-                one.parallel,
-            )
+            pods = {name.name: getattr(one, name.name) for name in fields(Pods)}
+            yield Process(one.where, program, behind, **pods)
 
 
 def _of_kubernetes(word: str) -> str:
