@@ -56,8 +56,10 @@ def wrong_tokens(options, prompt, output):
     return int((logits.max(dim=-1).values - chosen > _ROUNDING[options.dtype]).sum())
 
 
-def run(name, options, transport, prefill_tp, decode_tp, num_tokens, num_prompts):
+def run(name, options, transport, prefill_tp, decode_tp, num_tokens, num_prompts, *, whole_experts=False):
     """Tokens that were checked, and those of them that are wrong; transport: None for one instance."""
+    has_experts = whole_experts and from_catalog(name).experts is not None
+    prefill, decode = ({"tp": tp, "ep": tp if has_experts else 1} for tp in (prefill_tp, decode_tp))
     changes = {
         "model": name,
         "workload__num_requests": num_prompts,
@@ -66,10 +68,11 @@ def run(name, options, transport, prefill_tp, decode_tp, num_tokens, num_prompts
     }
     pool = {"gpu": "h100", "pool_tokens": 4096, "max_running_requests": 8}
     if transport is None:
-        aggregated = {**pool, "tp": prefill_tp, "chunked_prefill_tokens": 64}
+        aggregated = {**pool, **prefill, "chunked_prefill_tokens": 64}
         changes |= {"prefill": None, "decode": None, "aggregated": aggregated}
     else:
-        changes |= {"network__transport": transport, "prefill__tp": prefill_tp, "decode__tp": decode_tp}
+        servers = {"prefill": {**pool, **prefill, "chunked_prefill_tokens": 64}, "decode": {**pool, **decode}}
+        changes |= {"network__transport": transport, **servers}
     real, resolved = clusters.run(clusters.scenario(**changes), options=options)
     assert real.failure is None, real.failure
     assert not real.leaks, real.leaks
@@ -86,6 +89,7 @@ def main():
     parser.add_argument("--model", action="append", choices=FAMILIES, help="all that suit the dtype if not given")
     parser.add_argument("--transport", action="append", help="all that are here if not given")
     parser.add_argument("--tp", action="append", help="as 2:1, of prefill and decode; all pairs if not given")
+    parser.add_argument("--ep", action="store_true", help="each rank holds whole experts")
     parser.add_argument("--device", choices=TRANSPORTS, default="cpu")
     parser.add_argument("--dtype", choices=_ROUNDING, default="float32", help="what the cluster computes in")
     given = parser.parse_args()
@@ -107,7 +111,7 @@ def main():
                         cells.append("")
                         continue
                     sizes = prefill_tp, decode_tp, given.tokens, given.prompts
-                    checked, wrong = run(name, options, transport, *sizes)
+                    checked, wrong = run(name, options, transport, *sizes, whole_experts=given.ep)
                     total += wrong
                     cells.append(f"{wrong} of {checked}")
                 print(f"| {name} | {transport or 'aggregated'} | {' | '.join(cells)} |", flush=True)

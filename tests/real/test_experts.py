@@ -1,4 +1,4 @@
-"""A layer's experts against a loop over tokens, and against their parts on several ranks."""
+"""A layer's experts against a loop over tokens, and against those that several ranks hold."""
 
 import pytest
 
@@ -113,11 +113,42 @@ def test_experts_come_from_the_best_groups(num_tokens):
         torch.testing.assert_close(said, routing.scale * row[found] / row[found].sum())
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["parts", "whole"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_parts_of_ranks_add_up(size):
+def test_what_ranks_compute_adds_up(size, whole):
     x = hidden(9)
-    parts = [run_experts(x, experts(TensorParallel(rank, size)))[0] for rank in range(size)]
-    torch.testing.assert_close(sum(parts), run_experts(x, experts())[0])
+    mixes = [run_experts(x, experts(TensorParallel(rank, size, whole))) for rank in range(size)]
+    mixed, chosen = run_experts(x, experts())
+    torch.testing.assert_close(sum(mix for mix, _ in mixes), mixed)
+    assert all(torch.equal(of_rank, chosen) for _, of_rank in mixes)
+
+
+@pytest.mark.parametrize(("config", "num_tokens"), [("softmax", 40), ("groups", 9), ("odd sizes", 1)])
+def test_kernels_compute_the_experts_of_a_rank(config, num_tokens):
+    """A token that chose none of them adds nothing."""
+    pytest.importorskip("triton", reason="the experts of GPUs are written in Triton")
+    from pdreal.model import fused_experts
+
+    x = hidden(num_tokens)
+    for rank in range(2):
+        ranks = TensorParallel(rank, 2, has_whole_experts=True)
+        mixed, chosen = run_experts(x, experts(ranks, config=CONFIGS[config]))
+        weights = experts(ranks, device=GPU_OR_CPU, config=CONFIGS[config])
+        fused, fused_chosen = fused_experts.run_experts(x.to(GPU_OR_CPU), weights)
+        torch.testing.assert_close(fused.cpu(), mixed, atol=1e-5, rtol=1e-5)
+        assert torch.equal(fused_chosen.cpu().long(), chosen)
+
+
+@pytest.mark.parametrize("config", ["softmax", "groups"])
+def test_a_rank_loads_its_experts_as_they_are(config):
+    whole, size = experts(config=CONFIGS[config]), 4
+    for rank in range(size):
+        weights = experts(TensorParallel(rank, size, has_whole_experts=True), config=CONFIGS[config])
+        assert weights.own == range(4 * rank, 4 * rank + 4)
+        own = slice(weights.own.start, weights.own.stop)
+        assert torch.equal(weights.gate_up, whole.gate_up[own])
+        assert torch.equal(weights.down, whole.down[own])
+        assert torch.equal(weights.router, whole.router)
 
 
 def test_ranks_that_do_not_divide_an_expert():
@@ -129,3 +160,10 @@ def test_ranks_that_do_not_divide_an_expert():
             torch.float32,
             CPU,
         )
+
+
+def test_ranks_that_do_not_divide_the_number_of_experts():
+    with pytest.raises(ModelError, match="tp 4 does not divide its number of experts of 30"):
+        TensorParallel(0, 4, has_whole_experts=True).check(CONFIGS["odd sizes"])
+    with pytest.raises(ModelError, match="tiny-qwen3 has no experts"):
+        TensorParallel(0, 2, has_whole_experts=True).check(from_catalog("tiny-qwen3"))

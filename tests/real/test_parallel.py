@@ -29,12 +29,15 @@ CONFIGS = [
     replace(LLAMA, num_kv_heads=1),
 ]
 """Heads are divided, and experts; a single KV head is held by both."""
+OF_EXPERTS = [config for config in CONFIGS if config.experts is not None]
 
 
 def rank(index, size, rendezvous, results):
     torch.set_num_threads(1)
     tp = TensorParallel.join(index, size, rendezvous, CPU)
-    results.put((index, [serve(config, tp) for config in CONFIGS]))
+    divided = [serve(config, tp) for config in CONFIGS]
+    whole = [serve(config, replace(tp, has_whole_experts=True)) for config in OF_EXPERTS]
+    results.put((index, [*divided, *whole]))
     tp.leave()
 
 
@@ -48,7 +51,7 @@ def test_two_ranks_make_the_tokens_of_one(tmp_path):
     found = dict(results.get(timeout=120) for _ in ranks)
     for process in ranks:
         process.join()
-    expected = [serve(config) for config in CONFIGS]
+    expected = [serve(config) for config in [*CONFIGS, *OF_EXPERTS]]
     assert found == {0: expected, 1: expected}
 
 

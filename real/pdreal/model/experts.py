@@ -27,14 +27,14 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
         return fused_experts.run_experts(x, weights)
     assert isinstance(weights.gate_up, Tensor)
     assert isinstance(weights.down, Tensor)
-    num_experts, num_active = len(weights.router), weights.num_active
+    num_active, own = weights.num_active, weights.own
     shares, experts = route(x, weights)
     by_expert, order = experts.flatten().sort(stable=True)
-    ends = torch.searchsorted(by_expert, torch.arange(num_experts, device=x.device), right=True, out_int32=True)
-    gate_up = _grouped_mm(x[order // num_active], weights.gate_up.transpose(1, 2), offs=ends)
-    computed = _grouped_mm(silu_and_multiply(gate_up), weights.down.transpose(1, 2), offs=ends)
-    by_token = torch.empty_like(computed)
-    by_token[order] = computed
+    begins = torch.searchsorted(by_expert, torch.arange(own.start, own.stop + 1), out_int32=True)
+    rows, ends = order[begins[0] : begins[-1]], begins[1:] - begins[0]
+    gate_up = _grouped_mm(x[rows // num_active], weights.gate_up.transpose(1, 2), offs=ends)
+    by_token = x.new_zeros(len(order), x.shape[1])
+    by_token[rows] = _grouped_mm(silu_and_multiply(gate_up), weights.down.transpose(1, 2), offs=ends)
     return (shares[:, None] @ by_token.view(len(x), num_active, -1))[:, 0], experts
 
 

@@ -1,11 +1,12 @@
 """A layer's experts on a GPU: three Triton kernels for what experts.py does with sorted rows and grouped products.
 
-choose: one program a token picks its experts and enters the token in their lists
+choose: one program a token picks its experts and enters the token in the lists of those that the rank holds
 gate and up, down: one program a tile of an expert's outputs, over all rows of the expert's list, so that it reads its
     weights once; where lists are long, over every eighth block of them
 
-A row is a token's visit to one of its experts, token * active + its place among them. Lists are in no certain order,
-but a row's values depend on no other row. No shape depends on what the router picks, so that a CUDA graph can hold it.
+A row is a token's visit to one of its experts, token * active + its place among them. Rows of other ranks' experts stay
+zero. Lists are in no certain order, but a row's values depend on no other row. No shape depends on what the router
+picks, so that a CUDA graph can hold it.
 """
 
 from functools import cache
@@ -46,6 +47,8 @@ def choose_kernel(
     PADDED: tl.constexpr,
     ACTIVE: tl.constexpr,
     PLACES: tl.constexpr,
+    FIRST: tl.constexpr,
+    LISTS: tl.constexpr,
 ):
     """Finds one token's best experts, and their shares among themselves."""
     wait_for_earlier()
@@ -62,7 +65,8 @@ def choose_kernel(
         share = tl.where(place == i, tl.max(left, 0), share)
         chosen = tl.where(place == i, best, chosen)
         left = tl.where(expert == best, -1.0, left)
-    enter(token, place, share / tl.sum(share, 0), chosen, shares, choices, lists, lengths, tokens, ACTIVE)
+    share = share / tl.sum(share, 0)
+    enter(token, place, share, chosen, shares, choices, lists, lengths, tokens, ACTIVE, FIRST, LISTS)
 
 
 @triton.jit(do_not_specialize=("scores", "bias", "shares", "choices", "lists", "lengths", "tokens"))
@@ -82,6 +86,8 @@ def choose_in_groups_kernel(
     ACTIVE: tl.constexpr,
     PLACES: tl.constexpr,
     SCALE: tl.constexpr,
+    FIRST: tl.constexpr,
+    LISTS: tl.constexpr,
 ):
     """Routes one token as experts.route does for a model with groups; scores are in fp32."""
     wait_for_earlier()
@@ -114,16 +120,33 @@ def choose_in_groups_kernel(
         share = tl.where(place == i, tl.sum(tl.sum(tl.where(is_chosen & live, score, 0.0), 1), 0), share)
         chosen = tl.where(place == i, from_group * GROUP + number, chosen)
         left = tl.where(is_chosen, float("-inf"), left)
-    enter(token, place, SCALE * share / tl.sum(share, 0), chosen, shares, choices, lists, lengths, tokens, ACTIVE)
+    share = SCALE * share / tl.sum(share, 0)
+    enter(token, place, share, chosen, shares, choices, lists, lengths, tokens, ACTIVE, FIRST, LISTS)
 
 
 @triton.jit
-def enter(token, place, share, chosen, shares, choices, lists, lengths, tokens, ACTIVE: tl.constexpr):
+def enter(
+    token,
+    place,
+    share,
+    chosen,
+    shares,
+    choices,
+    lists,
+    lengths,
+    tokens,
+    ACTIVE: tl.constexpr,
+    FIRST: tl.constexpr,
+    LISTS: tl.constexpr,
+):
+    """Writes a token's choices, and the rows of those experts that have a list: LISTS of them from FIRST on."""
     row, active = token * ACTIVE + place, place < ACTIVE
     tl.store(aligned(shares, tl.float32) + row, share, mask=active)
     tl.store(aligned(choices, tl.int32) + row, chosen, mask=active)
-    entry = tl.atomic_add(aligned(lengths, tl.int32) + chosen, 1, mask=active, sem="relaxed")
-    tl.store(aligned(lists, tl.int32) + chosen * tokens + entry, row.to(tl.int32), mask=active)
+    of_list = chosen - FIRST
+    own = active & (of_list >= 0) & (of_list < LISTS)
+    entry = tl.atomic_add(aligned(lengths, tl.int32) + of_list, 1, mask=own, sem="relaxed")
+    tl.store(aligned(lists, tl.int32) + of_list * tokens + entry, row.to(tl.int32), mask=own)
 
 
 @triton.jit(do_not_specialize=("x", "weights", "scales", "lists", "lengths", "out", "tokens"))
@@ -220,19 +243,21 @@ def down_kernel(
 
 
 @cache
-def _choose(dtype: torch.dtype, num_experts: int, num_active: int) -> Launcher:
+def _choose(dtype: torch.dtype, num_experts: int, num_active: int, own: range) -> Launcher:
     constants = {
         "TYPE": TYPES[dtype],
         "EXPERTS": num_experts,
         "PADDED": triton.next_power_of_2(num_experts),
         "ACTIVE": num_active,
         "PLACES": triton.next_power_of_2(num_active),
+        "FIRST": own.start,
+        "LISTS": len(own),
     }
     return Launcher(choose_kernel, constants, warps=1, early=True)
 
 
 @cache
-def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int) -> Launcher:
+def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int, own: range) -> Launcher:
     group = num_experts // routing.num_groups
     constants = {
         "GROUPS": routing.num_groups,
@@ -243,6 +268,8 @@ def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int
         "ACTIVE": num_active,
         "PLACES": triton.next_power_of_2(num_active),
         "SCALE": routing.scale,
+        "FIRST": own.start,
+        "LISTS": len(own),
     }
     return Launcher(choose_in_groups_kernel, constants, warps=1, early=True)
 
@@ -267,11 +294,11 @@ def _launch_choice(x: Tensor, weights: ExpertWeights, *of_choice: int) -> None:
     (num_tokens, _), num_experts = x.shape, len(weights.router)
     if weights.routing is not None and weights.bias is not None:
         scores = logits(x, weights.router)
-        choose = _choose_in_groups(weights.routing, num_experts, weights.num_active)
+        choose = _choose_in_groups(weights.routing, num_experts, weights.num_active, weights.own)
         given: tuple[int, ...] = scores.data_ptr(), weights.bias.data_ptr()
     else:
         scores = linear(x, weights.router)
-        choose = _choose(x.dtype, num_experts, weights.num_active)
+        choose = _choose(x.dtype, num_experts, weights.num_active, weights.own)
         given = (scores.data_ptr(),)
     choose(x.device, (num_tokens, 1, 1), *given, *of_choice, num_tokens)
 
@@ -293,12 +320,16 @@ def _tile(size: int, most: int) -> int:
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
     """The same as experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
-    (num_tokens, hidden), num_experts, inner = x.shape, len(weights.router), of_values(weights.down).shape[2]
+    (num_tokens, hidden), (num_lists, _, inner) = x.shape, of_values(weights.down).shape
+    num_experts = len(weights.router)
     num_rows = num_tokens * weights.num_active
     shares = x.new_empty(num_rows, dtype=torch.float32)
     chosen = x.new_empty(num_tokens, weights.num_active, dtype=torch.int32)
-    lists = x.new_empty(num_experts, num_tokens, dtype=torch.int32)
-    lengths = x.new_zeros(num_experts, dtype=torch.int32)
+    lists = x.new_empty(num_lists, num_tokens, dtype=torch.int32)
+    lengths = x.new_zeros(num_lists, dtype=torch.int32)
+    gated, mixed = x.new_empty(num_rows, inner), x.new_empty(num_rows, hidden)
+    if num_lists < num_experts:
+        mixed.zero_()
     of_lists = lists.data_ptr(), lengths.data_ptr()
     _launch_choice(x, weights, shares.data_ptr(), chosen.data_ptr(), *of_lists)
 
@@ -307,10 +338,9 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
     gate_up, down, inner_tile, hidden_tile = _products(
         x.dtype, of_values(weights.down).dtype, weights.num_active, hidden, inner, block
     )
-    gated, mixed = x.new_empty(num_rows, inner), x.new_empty(num_rows, hidden)
     of_layer = x.data_ptr(), *_pointers(weights.gate_up)
     blocks = _BLOCKS if block == _MOST_ROWS else 1
-    gate_up(x.device, (blocks, inner // inner_tile, num_experts), *of_layer, *of_lists, gated.data_ptr(), num_tokens)
+    gate_up(x.device, (blocks, inner // inner_tile, num_lists), *of_layer, *of_lists, gated.data_ptr(), num_tokens)
     of_down = gated.data_ptr(), *_pointers(weights.down), shares.data_ptr()
-    down(x.device, (blocks, hidden // hidden_tile, num_experts), *of_down, *of_lists, mixed.data_ptr(), num_tokens)
+    down(x.device, (blocks, hidden // hidden_tile, num_lists), *of_down, *of_lists, mixed.data_ptr(), num_tokens)
     return mixed.view(num_tokens, weights.num_active, hidden).sum(1), chosen

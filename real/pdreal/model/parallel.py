@@ -1,4 +1,9 @@
-"""Tensor parallelism: which part of each weight a rank holds, and what ranks tell each other in a forward."""
+"""Tensor and expert parallelism: which part of each weight a rank holds, and what ranks tell each other in a forward.
+
+Expert parallelism is SGLang's --ep-size without an all-to-all backend (0.5.23: layers/moe/fused_moe_triton/layer.py:412
+and token_dispatcher/standard.py:235). Every rank has all tokens and computes those of its own experts; the all-reduce
+that tensor parallelism has anyway adds up what ranks computed (layer.py:1743).
+"""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,14 +25,18 @@ class TensorParallel:
 
     rank: int = 0
     size: int = 1
+    has_whole_experts: bool = False
+    """True if each rank holds some experts, and not a part of all."""
 
     @classmethod
-    def join(cls, rank: int, size: int, rendezvous: str, device: torch.device) -> "TensorParallel":
+    def join(
+        cls, rank: int, size: int, rendezvous: str, device: torch.device, *, has_whole_experts: bool = False
+    ) -> "TensorParallel":
         """Meet the other ranks at e.g. tcp://127.0.0.1:29500, once in a process; gloo on CPUs, NCCL on GPUs."""
         if size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_JOIN_TIMEOUT)
-        return cls(rank, size)
+        return cls(rank, size, has_whole_experts)
 
     def leave(self) -> None:
         if self.size > 1:
@@ -38,7 +47,13 @@ class TensorParallel:
     def check(self, config: ModelConfig) -> None:
         """Raises ModelError unless the model divides into so many ranks."""
         sizes = [("query heads", config.num_query_heads), ("vocabulary", config.vocab_size)]
-        for name, size in [*sizes, *(("intermediate size", size) for size in config.inner_sizes)]:
+        sizes += [("intermediate size", size) for size in config.mlp_sizes]
+        if (experts := config.experts) is not None:
+            whole = "number of experts", experts.num_experts
+            sizes.append(whole if self.has_whole_experts else ("intermediate size", experts.intermediate_size))
+        elif self.has_whole_experts:
+            raise ModelError(f"{config.name} has no experts")
+        for name, size in sizes:
             if size % self.size:
                 raise ModelError(f"{config.name}: tp {self.size} does not divide its {name} of {size}")
         if config.num_kv_heads % self.size and self.size % config.num_kv_heads:
@@ -47,6 +62,14 @@ class TensorParallel:
     def part(self, size: int) -> slice:
         """This rank's part of something that divides into equal parts."""
         return slice(size * self.rank // self.size, size * (self.rank + 1) // self.size)
+
+    def experts(self, num_experts: int) -> slice:
+        """The experts of a layer that this rank holds, whole or in part."""
+        return self.part(num_experts) if self.has_whole_experts else slice(0, num_experts)
+
+    def inner_of_expert(self, size: int) -> slice:
+        """This rank's part of each of its experts."""
+        return slice(0, size) if self.has_whole_experts else self.part(size)
 
     def kv_heads(self, num_heads: int) -> slice:
         """This rank's heads. Beyond one head each, ranks hold copies."""

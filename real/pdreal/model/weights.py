@@ -129,18 +129,20 @@ class MlpWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertWeights:
-    """All experts of a layer: each rank holds its part of every one."""
+    """A layer's experts, as a rank holds them: its part of each one, or some of them whole."""
 
     router: Tensor
-    """[experts, hidden]"""
+    """[all experts, hidden]"""
     gate_up: Matrix
-    """[experts, gate | up, hidden]"""
+    """[own experts, gate | up, hidden]"""
     down: Matrix
-    """[experts, hidden, inner]"""
+    """[own experts, hidden, inner]"""
     num_active: int
+    own: range
+    """Numbers of the rank's experts."""
     routing: GroupedRouting | None = None
     bias: Tensor | None = None
-    """[experts] in fp32, which the choice alone knows."""
+    """[all experts] in fp32, which the choice alone knows."""
     shared: MlpWeights | None = None
     """Experts that see every token, as one MLP."""
 
@@ -342,23 +344,24 @@ def _halved(heads: Tensor, num_plain: int) -> Tensor:
 def _load_mlp(config: ModelConfig, tp: TensorParallel, load: _Loader, index: int) -> MlpWeights | ExpertWeights:
     at = f"model.layers.{index}.mlp"
 
-    def mlp(at: str, inner_size: int) -> MlpWeights:
-        inner = tp.part(inner_size)
+    def mlp(at: str, inner: slice) -> MlpWeights:
         gate_up = cat([load.matrix(f"{at}.gate_proj", inner), load.matrix(f"{at}.up_proj", inner)])
         return MlpWeights(gate_up=gate_up, down=load.matrix(f"{at}.down_proj", columns=inner))
 
     if config.experts is None or index < config.num_dense_layers:
-        return mlp(at, config.llama.intermediate_size)
+        return mlp(at, tp.part(config.llama.intermediate_size))
     inner_size, routing = config.experts.intermediate_size, config.llama.routing
-    experts = [mlp(f"{at}.experts.{i}", inner_size) for i in range(config.experts.num_experts)]
+    own = range(config.experts.num_experts)[tp.experts(config.experts.num_experts)]
+    experts = [mlp(f"{at}.experts.{i}", tp.inner_of_expert(inner_size)) for i in own]
     return ExpertWeights(
         router=load(f"{at}.gate"),
         gate_up=stack([expert.gate_up for expert in experts]),
         down=stack([expert.down for expert in experts]),
         num_active=config.experts.num_active,
+        own=own,
         routing=routing,
         bias=load.bias(f"{at}.gate.e_score_correction_bias") if routing else None,
-        shared=mlp(f"{at}.shared_experts", routing.num_shared * inner_size) if routing else None,
+        shared=mlp(f"{at}.shared_experts", tp.part(routing.num_shared * inner_size)) if routing else None,
     )
 
 

@@ -121,7 +121,9 @@ def _model(spec: RankSpec, device: torch.device) -> Transformer:
         weight_source(options.weights, device, options.quantization),
         dtype=getattr(torch, options.dtype),
         device=device,
-        tp=TensorParallel.join(spec.rank, spec.settings.tp, rendezvous, device),
+        tp=TensorParallel.join(
+            spec.rank, spec.settings.tp, rendezvous, device, has_whole_experts=spec.settings.has_whole_experts
+        ),
     )
 
 

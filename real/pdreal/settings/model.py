@@ -113,11 +113,11 @@ class ModelConfig:
         return self.llama.routing is not None and layer >= self.num_dense_layers
 
     @property
-    def inner_sizes(self) -> list[int]:
-        """Inner sizes of MLPs and of experts, where there are any."""
+    def mlp_sizes(self) -> list[int]:
+        """Inner sizes of MLPs that see every token, where there are any: of dense layers, and of shared experts."""
         sizes = [self.llama.intermediate_size] if self.num_dense_layers else []
-        if self.experts is not None:
-            sizes.append(self.experts.intermediate_size)
+        if self.experts is not None and self.llama.routing is not None:
+            sizes.append(self.llama.routing.num_shared * self.experts.intermediate_size)
         return sizes
 
     @property

@@ -143,8 +143,6 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         settings = getattr(scenario, role)
         if settings is not None and settings.dp > 1:
             raise ConfigError(f"{role}.dp: {settings.dp}: data-parallel attention runs in simulation only")
-        if settings is not None and settings.has_whole_experts:
-            raise ConfigError(f"{role}.ep: {settings.ep}: each expert is divided among all GPUs here; leave it out")
     for i, fault in enumerate(scenario.faults):
         if isinstance(fault, SlowLink):
             raise ConfigError(f"faults.{i}: links are slowed down in simulation only; here kill and abort are possible")
