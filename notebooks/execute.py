@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jupytext
-from nbclient import NotebookClient
-
 HERE = Path(__file__).parent
 HELPERS = {"execute", "setting"}
 MINUTES = 10
@@ -21,6 +18,8 @@ def sources() -> list[Path]:
 
 def read_source(path: Path) -> Any:
     """A notebook without outputs. Cells are numbered, so that it is the same whenever it is made."""
+    import jupytext  # noqa: PLC0415  who asks for sources does without
+
     notebook = jupytext.read(path, fmt="py:percent")
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     for number, cell in enumerate(notebook.cells):
@@ -30,6 +29,8 @@ def read_source(path: Path) -> Any:
 
 def execute(path: Path) -> Any:
     """The notebook with its outputs. Raises CellExecutionError if a cell fails."""
+    from nbclient import NotebookClient  # noqa: PLC0415  the same
+
     notebook = read_source(path)
     NotebookClient(notebook, timeout=60 * MINUTES, resources={"metadata": {"path": str(path.parent)}}).execute()
     for cell in notebook.cells:
@@ -39,6 +40,8 @@ def execute(path: Path) -> Any:
 
 
 def main(names: list[str]) -> None:
+    import jupytext  # noqa: PLC0415  the same
+
     for path in sources():
         if not names or path.stem in names:
             print(path.stem, flush=True)

@@ -82,3 +82,30 @@ def test_what_decides_has_no_clock_no_randomness_and_no_io(room):
     for path in sorted((ROOT / room).rglob("*.py")):
         for line, name in imports(path):
             assert name not in IMPURE, f"{path}:{line} imports {name}"
+
+
+TESTS = Path(__file__).parent
+HEAVY = {"scipy", "pandas", "openai", "jupytext", "nbclient", "kubernetes_validate", "optuna", "duckdb", "transformers"}
+OF_OPTIONAL_PACKAGES = {"unit/test_transformers_sizes.py": {"transformers"}}
+"""Files of which every test needs a package that `make setup` does not install."""
+
+
+def names_at(body):
+    """What statements of a module's head import, also by `pytest.importorskip`."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        elif isinstance(value := getattr(node, "value", None), ast.Call) and "importorskip" in ast.unparse(value.func):
+            yield ast.literal_eval(value.args[0])
+
+
+def test_no_test_module_imports_at_its_head_what_few_tests_need():
+    """Each worker collects every test, and would import them before its first test."""
+    found = {
+        str(path.relative_to(TESTS)): HEAVY
+        & {name.partition(".")[0] for name in names_at(ast.parse(path.read_text()).body)}
+        for path in sorted(TESTS.rglob("*.py"))
+    }
+    assert {path: names for path, names in found.items() if names} == OF_OPTIONAL_PACKAGES

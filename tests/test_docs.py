@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from matplotlib.figure import Figure
 from pdreal.cli import app as pdreal_app
 from pdreal.settings.host import Hosts
 from pyarrow import parquet
@@ -145,7 +144,7 @@ def test_every_public_name_and_figure_is_documented():
 
 
 def made_figure(name):
-    return inspect.signature(getattr(plots, name)).return_annotation is Figure
+    return inspect.signature(getattr(plots, name)).return_annotation is plots.Figure
 
 
 def run_commands(page, capsys):

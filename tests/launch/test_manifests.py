@@ -14,7 +14,6 @@ from tests.launch.sample import ALONE, PAIR, WITHOUT, scenario
 from tests.launch.test_engine_flags import PARSERS
 from tests.launch.test_launch import RACK
 
-validation = pytest.importorskip("kubernetes_validate")
 ROOT = Path(__file__).parents[2]
 VERSION = "1.37"
 OF_OPERATORS = ("LeaderWorkerSet", "DynamoGraphDeployment")
@@ -32,6 +31,7 @@ def read(text):
 
 def check(manifest):
     """Raises ValidationError. What only operators know is checked down to its pods."""
+    validation = pytest.importorskip("kubernetes_validate")
     if manifest["kind"] not in OF_OPERATORS:
         validation.validate(manifest, VERSION, strict=True)
         return

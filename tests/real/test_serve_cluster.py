@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-openai = pytest.importorskip("openai")
 aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.launcher import Launcher
@@ -53,8 +52,12 @@ def test_clients_that_stay_and_clients_that_go():
     assert asyncio.run(main()) == []
 
 
+def openai_client(url):
+    return pytest.importorskip("openai").AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
+
+
 async def complete(url):
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    async with openai_client(url) as client:
         assert [model.id async for model in client.models.list()] == ["tiny"]
         prompt = TOKENIZER.encode(TEXT)
         for sent, is_cached in ((TEXT, False), (prompt, True)):
@@ -66,7 +69,7 @@ async def complete(url):
 
 async def stream(url):
     prompt = TOKENIZER.chat([("user", TEXT)])
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    async with openai_client(url) as client:
         parts = await client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": TEXT}],
@@ -90,8 +93,8 @@ async def leave_early(url, num_prompt_tokens):
 
 
 async def refuse(url):
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
-        with pytest.raises(openai.BadRequestError, match="the prompt has 2000 tokens"):
+    async with openai_client(url) as client:
+        with pytest.raises(pytest.importorskip("openai").BadRequestError, match="the prompt has 2000 tokens"):
             await client.completions.create(model="tiny", prompt=[5] * 2000, max_tokens=1)
 
 

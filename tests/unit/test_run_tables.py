@@ -10,11 +10,10 @@ from pdsim.metrics.run_folder import PandasMissingError, write_records
 from pdsim.metrics.tables import TABLES, RunFolderError
 from tests.support import run, small
 
-pytest.importorskip("pandas")
-
 
 @pytest.fixture(scope="module")
 def result():
+    pytest.importorskip("pandas")
     load = {"use": "random_lengths", "num_requests": 30, "input_tokens": 40, "output_tokens": 12}
     return run(small(workload=load), levels=True).result
 
