@@ -136,9 +136,13 @@ class RoleRouter:
         self._remembered = None
         return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
 
+    @property
+    def offered(self) -> list[RoutedLoad]:
+        """Loads of the instances that new requests may be sent to."""
+        return [load for load in self.loads if load.instance_id not in self._down]
+
     def _offered(self, avoid: str) -> list[RoutedLoad]:
-        healthy = [load for load in self.loads if load.instance_id not in self._down]
-        return [load for load in healthy if load.instance_id != avoid] or healthy
+        return [load for load in self.offered if load.instance_id != avoid] or self.offered
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from pdreal.control.channel import LAUNCHER, Channel, Envelope, Network, process
 from pdreal.control.clock import Timeline
 from pdreal.control.logbook import Logbook
 from pdreal.control.notices import Broken, Connected, Hello, Pong, Settled, Streamed
-from pdreal.control.requests import Logprobs, Request, Sampling
+from pdreal.control.requests import Logprobs, Request, RestartError, Sampling
 from pdreal.hosts.instances import Instances
 from pdreal.hosts.remote_host import HostNotice
 from pdreal.hosts.scratch_folder import ScratchFolder
@@ -30,6 +30,15 @@ from pdsim.scenario.machines import build_router
 from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
+_LOOK_S = 0.02
+"""Interval at which a restart looks whether its instance is empty, or back."""
+
+
+async def _until(holds: Callable[[], bool], limit_s: float | None) -> None:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        while not holds():  # noqa: ASYNC110  it is rare, and the router tells nobody
+            await asyncio.sleep(_LOOK_S)
 
 
 class Launcher:
@@ -167,8 +176,30 @@ class Launcher:
         return leaks
 
     def kill(self, instance_id: str, *, rank: int | None = None, restart_after_s: float | None = None) -> None:
-        """SIGKILL, for tests of what follows. It stays down if no time is given, and the cluster is watched."""
+        """SIGKILL. It stays down if no time is given, and the cluster is watched."""
         self._instances.kill(instance_id, rank, restart_after_s)
+
+    async def restart(self, instance_id: str, patience_s: float) -> None:
+        """Send an instance nothing new, wait until it has ended what it has, and start it again: no request fails.
+
+        Returns when it takes requests again. Raises RestartError, after which it goes on as before.
+        """
+        instances = self._plain_router.roles[self._instances.fleet.roles[instance_id]]
+        if self._scenario.health is None:
+            raise RestartError("the scenario has no health section, so nothing that ends is started again")
+        if len(instances.offered) < 2 or instance_id not in [load.instance_id for load in instances.offered]:  # noqa: PLR2004
+            raise RestartError(f"{instance_id} is down or drains, or no other instance of its role takes requests")
+        self._tell_router(m.Drain(instance_id))
+        (load,) = (load for load in instances.loads if load.instance_id == instance_id)
+        try:
+            await _until(lambda: not load.num_requests, patience_s)
+        except BaseException as late:
+            self._tell_router(m.PeerUp(instance_id))
+            if isinstance(late, TimeoutError):
+                raise RestartError(f"{instance_id} has {load.num_requests} requests after {patience_s:g} s") from None
+            raise
+        self.kill(instance_id, restart_after_s=0.0)
+        await _until(lambda: load in instances.offered, None)
 
     # Messages.
 

@@ -16,7 +16,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.control.requests import Sampling
+from pdreal.control.requests import RequestFailed, Sampling
 from pdreal.control.tasks import Compute, DecodeBatch
 from pdreal.hosts import bootstrap, instances
 from pdreal.hosts.bootstrap import Bootstrap
@@ -96,9 +96,8 @@ def test_a_rank_that_hangs_is_killed_and_comes_back(instance_id, rank):
     assert asyncio.run(main()) == []
 
 
-def test_a_forward_without_an_end_is_found(monkeypatch):
+def test_a_forward_without_an_end_is_found():
     """The main thread of its rank still answers."""
-    monkeypatch.setattr(group, "_FORWARD_NS", 50_000_000)
     may_end = threading.Event()
     resources = SimpleNamespace(
         runner=SimpleNamespace(run=lambda *_: may_end.wait() and []),
@@ -110,7 +109,7 @@ def test_a_forward_without_an_end_is_found(monkeypatch):
     )
 
     async def main():
-        threads, ended = group.RankThreads(asyncio.get_running_loop(), resources), asyncio.Event()
+        threads, ended = group.RankThreads(asyncio.get_running_loop(), resources, 50_000_000), asyncio.Event()
         threads.begin(Compute(None), lambda *_: ended.set())
         assert not threads.hangs
         await in_time(until(lambda: threads.hangs))
@@ -119,6 +118,24 @@ def test_a_forward_without_an_end_is_found(monkeypatch):
         assert not threads.hangs
 
     asyncio.run(main())
+
+
+def test_a_rank_whose_forward_takes_too_long_ends_and_says_why():
+    """Found by what it computes, though its main thread answers; and without a health section, too."""
+    server = {"gpu": "h100", "pool_tokens": 8192, "max_running_requests": 2, "chunked_prefill_tokens": 4096}
+    options = Options(watchdog_timeout=0.01)
+    scenario = clusters.scenario(prefill=None, decode=None, aggregated=server, workload__num_requests=1)
+
+    async def main():
+        cluster = Launcher(real_scenario(scenario, options)[0], options)
+        await in_time(cluster.start())
+        while cluster.failure is None:  # pings come once a second, and some between forwards
+            with suppress(RequestFailed):
+                await in_time(tokens_of(cluster.submit([5] * 4000, Sampling(max_tokens=2))))
+        await in_time(cluster.stop())
+        return cluster.failure
+
+    assert asyncio.run(main()) == "aggregated-0 was lost: a forward took more than 0.01 s"
 
 
 class Launched:
@@ -158,7 +175,7 @@ def test_launched_steps_are_looked_for_behind_what_the_thread_computes(error):
     step, ends = Compute(DecodeBatch((5,), (3,))), []
 
     async def main():
-        threads = group.RankThreads(asyncio.get_running_loop(), resources)
+        threads = group.RankThreads(asyncio.get_running_loop(), resources, 300_000_000_000)
         for task in (Compute(None), step):
             threads.begin(task, lambda done, failed: ends.append((done.tokens, failed)))
         may_end.set()

@@ -1,7 +1,9 @@
 """Instances on several hosts: where they are placed, who is heard, one clock, and what a lost host leaves."""
 
 import asyncio
+import os
 import sys
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -14,10 +16,12 @@ from pdreal.cli import main
 from pdreal.clients import Clients
 from pdreal.control.channel import Channel, Network, encode
 from pdreal.control.logbook import read_journal, read_records
-from pdreal.control.notices import Settle
+from pdreal.control.notices import AskTime, Ended, KillRanks, Settle, SpawnRanks
+from pdreal.hosts import remote_host
 from pdreal.launcher import Launcher
 from pdreal.settings.host import Hosts
 from pdreal.settings.options import Options
+from pdreal.settings.rank import RankSpec
 from pdreal.settings.scenario import real_scenario
 from ruamel.yaml import YAML
 
@@ -123,6 +127,77 @@ def play(scenario, hosts, logs, *, at_s=None, act=None):
         return launcher, clients.outputs, await launcher.stop()
 
     return *asyncio.run(serve()), resolved
+
+
+SPEC = RankSpec(
+    scenario=None,
+    options=Options(),
+    instance_id="decode-0",
+    role="decode",
+    rank=0,
+    life=0,
+    slot=0,
+    num_slots=1,
+    launcher="",
+    network=None,
+    sockets=None,
+    logs=None,
+)
+
+
+class SlowProcesses:
+    """Stands in for ranks: what they are forked from was killed, and starts when it may."""
+
+    def __init__(self, loop, on_exit):
+        self.may_start, self.did = asyncio.Event(), []
+
+    async def prepare(self):
+        await self.may_start.wait()
+
+    def spawn(self, ranks):
+        self.did.append(("spawn", ranks[0].instance_id))
+
+    def kill(self, instance_id, rank=None):
+        self.did.append(("kill", instance_id))
+
+    def end(self):
+        self.did.append("end")
+
+
+def test_an_agent_answers_while_what_ranks_are_forked_from_starts_again(tmp_path, monkeypatch):
+    """And an instance that is killed meanwhile is not started."""
+    monkeypatch.setattr(remote_host, "Processes", SlowProcesses)
+    network, (read_end, write_end) = Network.dealt("127.0.0.1"), os.pipe()
+    launcher = Channel(tmp_path, "launcher", network=network)
+    (tmp_path / "agent").mkdir()
+
+    async def main():
+        heard = asyncio.Queue()
+        launcher.listen(asyncio.get_running_loop(), lambda envelope, _: heard.put_nowait(envelope.message))
+        agent = remote_host.Agent("b", launcher.endpoint, network, tmp_path / "agent")
+        living = asyncio.create_task(agent.live())
+        async with asyncio.timeout(20):
+            launcher.connect("host:b", (await heard.get()).endpoint)
+            for name in ("decode-0", "decode-1"):
+                launcher.send("host:b", SpawnRanks(), payload=[replace(SPEC, instance_id=name)])
+            launcher.send("host:b", KillRanks("decode-1", None))
+            launcher.send("host:b", AskTime(5))
+            told = [await heard.get(), await heard.get()]
+            assert agent._processes.did == []
+            agent._processes.may_start.set()
+            while not agent._processes.did:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            os.close(write_end)
+            await living
+        return told, agent._processes.did
+
+    with os.fdopen(read_end) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        told, did = asyncio.run(main())
+    launcher.close()
+    assert told[0] == Ended("b", "decode-1", -9)
+    assert told[1][:2] == ("b", 5)
+    assert did == [("spawn", "decode-0"), "end"]
 
 
 def test_two_hosts_serve_as_one(tmp_path):

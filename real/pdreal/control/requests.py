@@ -61,6 +61,10 @@ class RequestFailed(Exception):  # noqa: N818  it is news, not a mistake
     """The request ends without the rest of its tokens; the message says why."""
 
 
+class RestartError(Exception):
+    """An instance cannot be restarted without failing requests."""
+
+
 class Request:
     """Iterate over it for its tokens, in batches as they come. Raises RequestFailed if it fails."""
 

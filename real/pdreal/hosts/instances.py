@@ -170,9 +170,11 @@ class Instances:
 
     def _on_death(self, instance_id: str, exit_code: int | str) -> None:
         self._given_up.discard(instance_id)
-        up_s = monotonic() - self._up.pop(instance_id, monotonic())
+        up_since_s = self._up.pop(instance_id, None)
+        up_s = 0.0 if up_since_s is None else monotonic() - up_since_s
         self.levels.pop(instance_id, None)
-        reason = self._reason_of(instance_id, exit_code, up_s)
+        age = "before it was up" if up_since_s is None else f"{up_s:.0f} s after it was up"
+        reason = self._reason_of(instance_id, exit_code, age)
         self._channel.disconnect(instance_id)
         self.bootstrap.on_death(instance_id, reason)
         if waiting := self._settled.pop(instance_id, None):
@@ -189,13 +191,13 @@ class Instances:
         if delay_s is not None:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
 
-    def _reason_of(self, instance_id: str, exit_code: int | str, up_s: float) -> str:
+    def _reason_of(self, instance_id: str, exit_code: int | str, age: str) -> str:
         """The reason of a death. One that nobody has told of, or asked for, goes to the log."""
         if known := self._deaths.pop(instance_id, ""):
             return known
         reason = exit_code if isinstance(exit_code, str) else ended_by(exit_code)
         if not self._stopping and instance_id not in self._restart_s:
-            _LOG.error("%s: %s, %.0f s after it was up", instance_id, reason, up_s)
+            _LOG.error("%s: %s, %s", instance_id, reason, age)
         return reason
 
     def _note_death(self, folder: Path, instance_id: str) -> None:

@@ -9,11 +9,13 @@ import json
 import os
 import shlex
 import sys
+from asyncio import TaskGroup
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGKILL
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -218,6 +220,8 @@ class Agent:
         self._folder = folder
         self._logs = folder / "logs"
         self._logs.mkdir()
+        self._starting: dict[str, list[RankSpec]] = {}
+        """Ranks of instances that wait for the process that ranks are forked from."""
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
@@ -227,8 +231,10 @@ class Agent:
         self._channel = Channel(self._folder, "agent", network=self._network)
         self._channel.connect(LAUNCHER, self._launcher)
         self._channel.listen(loop, self._on_envelope)
-        self._tell(HostUp(self._host, self._channel.endpoint, __version__))
-        await is_over.wait()
+        async with TaskGroup() as self._tasks:
+            self._tell(HostUp(self._host, self._channel.endpoint, __version__))
+            await is_over.wait()
+            self._starting.clear()
         loop.remove_reader(sys.stdin.fileno())
         self._processes.end()
         self._channel.close()
@@ -241,13 +247,24 @@ class Agent:
             case AskTime(number):
                 self._tell(Time(self._host, number, monotonic_ns()))
             case SpawnRanks():
-                self._processes.spawn([self._here(rank) for rank in payload])
+                ranks = self._starting[payload[0].instance_id] = [self._here(rank) for rank in payload]
+                self._tasks.create_task(self._spawn(ranks))
+            case KillRanks(instance_id) if self._starting.pop(instance_id, None):
+                self._tell(Ended(self._host, instance_id, -SIGKILL))
             case KillRanks(instance_id, rank):
                 self._processes.kill(instance_id, rank)
             case EndHost():
+                self._starting.clear()
                 self._processes.end()
                 self._hand_over()
                 self._tell(HostDone(self._host))
+
+    async def _spawn(self, ranks: list[RankSpec]) -> None:
+        """Start an instance, unless it is killed before what its ranks are forked from is there."""
+        await self._processes.prepare()
+        if self._starting.get(ranks[0].instance_id) is ranks:
+            del self._starting[ranks[0].instance_id]
+            self._processes.spawn(ranks)
 
     def _here(self, rank: Any) -> Any:
         return replace(rank, sockets=self._folder, logs=self._logs if rank.logs is not None else None)

@@ -18,8 +18,6 @@ from pdreal.rank.graphs import LaunchedStep
 from pdreal.rank.resources import RankResources
 from pdsim.core.transfer_plan import TransferUnit
 
-_FORWARD_NS = 300_000_000_000
-"""Limit of a forward: SGLang's --watchdog-timeout."""
 OnDone = Callable[[Any, BaseException | None], None]
 
 
@@ -35,8 +33,9 @@ class ComputedTokens(NamedTuple):
 
 
 class RankThreads:
-    def __init__(self, loop: AbstractEventLoop, resources: RankResources) -> None:
+    def __init__(self, loop: AbstractEventLoop, resources: RankResources, forward_limit_ns: int) -> None:
         self._loop = loop
+        self._forward_limit_ns = forward_limit_ns
         self._runner = resources.runner
         self._mover: Any = resources.mover
         self._on_gpu = resources.device.type == "cuda"
@@ -133,7 +132,7 @@ class RankThreads:
     def hangs(self) -> bool:
         """True if one forward has taken so long that it will not end."""
         start_ns = self._compute_start_ns
-        return start_ns is not None and monotonic_ns() - start_ns > _FORWARD_NS
+        return start_ns is not None and monotonic_ns() - start_ns > self._forward_limit_ns
 
     def _on_layers(self, step_id: int | None, on_layers: Callable[[int], None] | None, num_groups: int) -> None:
         if step_id is not None:

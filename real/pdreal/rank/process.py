@@ -49,6 +49,10 @@ def run_rank(spec: RankSpec) -> None:
     os._exit(exit_code)  # whatever a thread still does
 
 
+class HangError(RuntimeError):
+    """This rank computes something that does not end."""
+
+
 class Rank:
     """A leader or a follower, and how it gets to know its peers."""
 
@@ -69,7 +73,7 @@ class Rank:
         launcher = parent_process()
         assert launcher is not None
         loop.add_reader(launcher.sentinel, os._exit, 1)  # however it ended: nobody is left to serve
-        self._threads = threads = RankThreads(loop, self._resources)
+        self._threads = threads = RankThreads(loop, self._resources, round(1e9 * self._spec.options.watchdog_timeout))
         threads.warm_up()
         gc.freeze()  # what is there now stays: it need not be looked through again while steps wait
         self._channel.listen(loop, self._on_envelope)
@@ -98,8 +102,9 @@ class Rank:
             self._connect(message)
         elif isinstance(message, notices.Ping):
             if self._threads.hangs:
-                return  # whoever watches takes its place
-            self._channel.send(LAUNCHER, notices.Pong(self._spec.process, self._actor.levels()))
+                self._fail(HangError(f"a forward took more than {self._spec.options.watchdog_timeout:g} s"))
+            else:
+                self._channel.send(LAUNCHER, notices.Pong(self._spec.process, self._actor.levels()))
         elif isinstance(message, notices.Exit):
             if not self._end.done():
                 self._end.set_result(None)
@@ -144,6 +149,6 @@ class Rank:
 
 def _explain(error: BaseException) -> str:
     """A line for what is wrong with the machine or the scenario, the whole trace for a bug."""
-    if isinstance(error, ModelError | ConfigError | UnavailableError | KvDamagedError | OSError):
+    if isinstance(error, HangError | ModelError | ConfigError | UnavailableError | KvDamagedError | OSError):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

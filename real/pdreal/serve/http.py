@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from pdreal.control.refused import RefusedError
-from pdreal.control.requests import RequestFailed
+from pdreal.control.requests import RequestFailed, RestartError
 from pdreal.serve.dialects import ChatCompletions, Completions, Dialect, Generate, closing_events, last_events
 from pdreal.serve.fields import Fields, unavailable
 from pdreal.serve.metrics import CONTENT_TYPE, gauges
@@ -32,6 +32,8 @@ _GONE_S = 60
 """A client that acknowledges nothing for so long is gone: its request is aborted."""
 _PROBE_S = 15
 _SHUTDOWN_S = 2.0
+_RESTART_S = 600.0
+"""Limit for the requests of an instance that is to be restarted."""
 
 
 @asynccontextmanager
@@ -129,6 +131,7 @@ def application(service: Service, *, is_local: bool = False) -> web.Application:
     app.router.add_get("/health", state.health)
     app.router.add_get("/metrics", state.metrics)
     app.router.add_route("*", "/flush_cache", state.flush_cache)
+    app.router.add_post("/instances/{instance}/restart", state.restart)
     return app
 
 
@@ -241,6 +244,18 @@ class ServerState:
             raise RefusedError(f"caches are flushed only while nothing runs; {num_live} requests are under way")
         self._service.cluster.flush_cache()
         return web.Response(text="flushed\n")
+
+    async def restart(self, request: web.Request) -> web.StreamResponse:
+        """Answers when the instance serves again."""
+        instance_id, cluster = request.match_info["instance"], self._service.cluster
+        if instance_id not in cluster.instance_ids:
+            message = f"there is no instance {instance_id}; there are {', '.join(cluster.instance_ids)}"
+            raise RefusedError(message, status=HTTPStatus.NOT_FOUND)
+        try:
+            await cluster.restart(instance_id, _RESTART_S)
+        except RestartError as why:
+            raise RefusedError(str(why), status=HTTPStatus.CONFLICT) from None
+        return web.Response(text=f"{instance_id} serves again\n")
 
     async def health(self, _: web.Request) -> web.StreamResponse:
         if self._service.entrance.is_closed:

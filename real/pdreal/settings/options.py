@@ -38,6 +38,8 @@ class Options:
     """Store the layers' matrices in fp8 with block scales."""
     threads: Threads = None
     """Threads of each rank, for torch on the CPU; None divides the cores of this process among the ranks."""
+    watchdog_timeout: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 300.0
+    """Seconds that a forward may take. A rank whose forward takes longer hangs, and ends. 300 is SGLang's default."""
     check_kv: Annotated[bool, Parameter(negative=())] = False
     """Compare the KV of every request on sender and receiver."""
     record_experts: Annotated[bool, Parameter(parse=False)] = False
