@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim import __version__
+from pdsim.calibration.fit.rows import ONE_RANK, Ranks
 from pdsim.calibration.validate.comparison import Comparison, Side, Validation, compare_sides
 from pdsim.calibration.validate.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
 from pdsim.cli.command import print_json
@@ -188,8 +189,8 @@ _DATA = "data"
 _ERRORS = "errors.txt"
 _OF_ROWS = ("device", "model", "dtype", "driver", "torch_version", "versions", "python", "date")
 _NOT_COPIED = {".md", ".py"}
-Ranks = tuple[int, int]
-"""Tensor-parallel sizes of a prefill and a decode instance."""
+PairRanks = tuple[Ranks, Ranks]
+"""Ranks of a prefill and a decode instance."""
 
 
 @dataclass(frozen=True)
@@ -241,18 +242,23 @@ def _archive_of(out: Path) -> Path:
     return out.with_name(f"{out.resolve().name}.tar.gz")
 
 
-def _variant(variant: Variant, ranks: Ranks, first: Ranks) -> Any:
+def _variant(variant: Variant, ranks: PairRanks, first: PairRanks) -> Any:
     changes = list(variant.changes)
     return changes if ranks == first else {"changes": changes, "profile": _profile_name(ranks, first)}
 
 
-def _profile_name(ranks: Ranks, first: Ranks) -> str:
-    return "profile.yaml" if ranks == first else f"profile-tp{ranks[0]}to{ranks[1]}.yaml"
+def _profile_name(ranks: PairRanks, first: PairRanks) -> str:
+    return "profile.yaml" if ranks == first else f"profile-tp{'to'.join(map(_size, ranks))}.yaml"
 
 
-def _ranks(scenario: Scenario) -> Ranks:
+def _size(ranks: Ranks) -> str:
+    """A part of a file's name: 2, or 2ep2."""
+    return str(ranks.tp) if ranks.ep == 1 else f"{ranks.tp}ep{ranks.ep}"
+
+
+def _ranks(scenario: Scenario) -> PairRanks:
     prefill, decode = scenario.servers
-    return prefill.tp, decode.tp
+    return Ranks(prefill.tp, prefill.resolved_ep), Ranks(decode.tp, decode.resolved_ep)
 
 
 def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Step]:
@@ -260,27 +266,36 @@ def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Ste
     scenario = suite.real_scenario(suite.variants[0])
     by_ranks = {_ranks(suite.real_scenario(variant)): variant for variant in suite.variants}
     rows = []
-    for tp in sorted({tp for ranks in by_ranks for tp in ranks} | {1}):
-        rows.append(f"{_DATA}/rows.csv" if tp == 1 else f"{_DATA}/rows-tp{tp}.csv")
-        yield Step(tuple(_measure(suite, scenario, tp, rows[-1], rounds, num_gpus)), rows[-1])
-    for (prefill_tp, decode_tp), variant in by_ranks.items():
+    for size in sorted({size for ranks in by_ranks for size in ranks} | {ONE_RANK}):
+        rows.append(f"{_DATA}/rows.csv" if size.tp == 1 else f"{_DATA}/rows-tp{_size(size)}.csv")
+        yield Step(tuple(_measure(suite, scenario, size, rows[-1], rounds, num_gpus)), rows[-1])
+    for pair, variant in by_ranks.items():
         profile = (variant.profile or suite.profile or Path("profile.yaml")).name
-        of_ranks = ["--prefill-tp", prefill_tp, "--decode-tp", decode_tp] if (prefill_tp, decode_tp) != (1, 1) else []
-        command = ["pdsim", "calibrate", *rows, "--out", profile, "--gpu", scenario.servers[1].gpu, *of_ranks]
-        yield Step(tuple(map(str, command)), profile)
+        command = ["pdsim", "calibrate", *rows, "--out", profile, "--gpu", scenario.servers[1].gpu, *_flags(pair)]
+        yield Step(tuple(command), profile)
     yield Step(("pdsim", "validate", SUITE_FILE), _ERRORS)
 
 
+def _flags(pair: PairRanks) -> Iterator[str]:
+    """Flags of `pdsim calibrate` that choose the rows of these ranks."""
+    for role, ranks in zip(("prefill", "decode"), pair, strict=True):
+        for name, size in ranks._asdict().items():
+            if size > 1:
+                yield from (f"--{role}-{name}", str(size))
+
+
 def _measure(
-    suite: ValidationSuite, scenario: Scenario, tp: int, out: str, rounds: int, num_gpus: int
+    suite: ValidationSuite, scenario: Scenario, ranks: Ranks, out: str, rounds: int, num_gpus: int
 ) -> Iterator[str]:
     yield from ("pdreal", "measure", "--model", scenario.model, "--page-size", str(scenario.page_size), "--out", out)
     yield from ("--device", suite.real.device, "--dtype", suite.real.dtype)
     if suite.real.threads is not None:
         yield from ("--threads", str(suite.real.threads))
-    if tp > 1:
-        has_room = suite.real.device == "cpu" or num_gpus >= 2 * tp
-        yield from ("--tp", str(tp), "--only", "prefill,decode,host" if has_room else "prefill,decode")
+    if ranks.tp > 1:
+        has_room = suite.real.device == "cpu" or num_gpus >= 2 * ranks.tp
+        yield from ("--tp", str(ranks.tp), "--only", "prefill,decode,host" if has_room else "prefill,decode")
+    if ranks.ep > 1:
+        yield from ("--ep", str(ranks.ep))
     if suite.real.hosts is not None:
         yield from ("--hosts", suite.real.hosts.name)
     if rounds > 1:

@@ -113,6 +113,8 @@ def calibrate(
     gpu: Annotated[str | None, Parameter(help="GPU, by its name in pdsim catalog, if the rows do not name it.")] = None,
     prefill_tp: Annotated[int, Parameter(help="Tensor-parallel size of the prefill rows to fit.")] = 1,
     decode_tp: Annotated[int, Parameter(help="Tensor-parallel size of the decode rows to fit.")] = 1,
+    prefill_ep: Annotated[int, Parameter(help="Expert-parallel size of the prefill rows to fit.")] = 1,
+    decode_ep: Annotated[int, Parameter(help="Expert-parallel size of the decode rows to fit.")] = 1,
     host_slowdown: Annotated[
         float,
         Parameter(
@@ -125,17 +127,19 @@ def calibrate(
     """Fit a profile to measured rows, and print its errors for shapes that were held out of the fit."""
     from pdsim.calibration.fit.profile import calibrate as fit_rows
     from pdsim.calibration.fit.profile import profile_of
-    from pdsim.calibration.fit.rows import read_rows
+    from pdsim.calibration.fit.rows import Ranks, read_rows
     from pdsim.cli.finished import saying
     from pdsim.show.measurement_tables import print_calibration
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
     require_out(out, is_file=True)
-    measurements = read_rows(rows).of_ranks(prefill_tp, decode_tp)
+    measurements = read_rows(rows).of_ranks(Ranks(prefill_tp, prefill_ep), Ranks(decode_tp, decode_ep))
     with saying("fitting ...", quiet=json_):
         made = fit_rows(measurements, gpu=gpu)
-    flags = [("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp), ("--host-slowdown", host_slowdown)]
+    of_tp = ("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp)
+    of_ep = ("--prefill-ep", prefill_ep), ("--decode-ep", decode_ep)
+    flags = [*of_tp, *of_ep, ("--host-slowdown", host_slowdown)]
     given = [str(word) for flag in flags if flag[1] != 1 for word in flag]
     command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows), *given])
     profile = profile_of(made, out.stem, command, host_slowdown=host_slowdown)

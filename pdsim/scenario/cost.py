@@ -55,6 +55,8 @@ class Setup(Section):
     """Sizes of prefill and of decode."""
     dp: tuple[int, int] = (1, 1)
     """Sizes of prefill and of decode."""
+    ep: tuple[int, int] | None = None
+    """Sizes of prefill and of decode; None: not known."""
     pp: int = 1
     """Pipeline stages of prefill."""
     cp: int = 1
@@ -77,6 +79,7 @@ class Setup(Section):
             "kv_dtype": f"{self.kv_dtype} KV" if self.kv_dtype else "",
             "tp": _sizes_of_roles("TP", self.tp),
             "dp": "" if self.dp == (1, 1) else _sizes_of_roles("DP", self.dp),
+            "ep": "" if self.ep in (None, (1, 1)) else _sizes_of_roles("EP", self.ep),
             "pp": "" if self.pp == 1 else f"PP{self.pp} prefill",
             "cp": "" if self.cp == 1 else f"CP{self.cp} prefill",
             "device": self.device,

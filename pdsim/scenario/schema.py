@@ -280,6 +280,7 @@ class Scenario(Section):
             device=" and ".join(dict.fromkeys((prefill.gpu, decode.gpu))),
             tp=(prefill.tp, decode.tp),
             dp=(prefill.dp, decode.dp),
+            ep=(prefill.resolved_ep, decode.resolved_ep),
             pp=1 if self.prefill is None else self.prefill.pp,
             cp=1 if self.prefill is None else self.prefill.cp,
         )

@@ -137,6 +137,10 @@ class ServerSettings(Section):
         return self.dp > 1 if self.ep is None else self.ep > 1
 
     @property
+    def resolved_ep(self) -> int:
+        return self.tp if self.has_whole_experts else 1
+
+    @property
     def resolved_max_running(self) -> int:
         assert self.max_running_requests is not None, "the scenario is not resolved"
         return self.max_running_requests

@@ -159,6 +159,7 @@ def measure(
     threads: Threads = None,
     page_size: int = 64,
     tp: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    ep: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     only: str | None = None,
     quick: bool = False,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
@@ -174,6 +175,8 @@ def measure(
         Number of tokens per KV page.
     tp
         Tensor-parallel size for prefill, decode and host; each rank needs a GPU.
+    ep
+        Expert-parallel size: the size of --tp, where each rank holds whole experts, or 1.
     only
         Parts to measure, separated by commas: prefill, decode, gather, scatter, transfer, host.
     quick
@@ -191,7 +194,7 @@ def measure(
 
     pair = read_hosts(hosts)
     options = Options(device=device, dtype=dtype, threads=threads, hosts=None if pair is None else pair.as_pair())
-    chosen = measurement(model, options, page_size, tp, only, QUICK if quick else FULL, rounds)
+    chosen = measurement(model, options, page_size, tp, ep, only, QUICK if quick else FULL, rounds)
     try:
         num_rows = measure(chosen, out, tell)
     except KeyboardInterrupt:

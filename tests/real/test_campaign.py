@@ -32,6 +32,14 @@ def test_each_tensor_parallel_size_has_rows_and_each_pair_a_profile(tmp_path):
     assert all("--gpu b200" in made[profile] for profile in profiles)
 
 
+def test_whole_experts_have_rows_of_their_own(tmp_path):
+    sizes = [f"{role}.{name}=2" for role in ("prefill", "decode") for name in ("tp", "ep")]
+    suite = prepare("validation-cpu", tmp_path / "mine", ["model=tiny-qwen3-moe", *sizes], None)
+    made = commands(suite, num_gpus=0)
+    assert "--tp 2 --only prefill,decode,host --ep 2" in made["data/rows-tp2ep2.csv"]
+    assert "--prefill-tp 2 --prefill-ep 2 --decode-tp 2 --decode-ep 2" in made["profile.yaml"]
+
+
 def test_hosts_are_measured_and_run_on(tmp_path):
     hosts = tmp_path / "hosts.yaml"
     hosts.write_text("hosts:\n  a: {address: 10.0.0.1}\n  b: {address: 10.0.0.2, start: ssh b pdreal host}\n")

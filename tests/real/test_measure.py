@@ -38,10 +38,10 @@ def tiny(monkeypatch):
     monkeypatch.setattr("pdreal.measure.transfers.BETWEEN_HOSTS", ("shared-memory",))
 
 
-def measure(out, *flags):
+def measure(out, *flags, model="tiny-qwen3"):
     """Its exit code."""
     with pytest.raises(SystemExit) as done:
-        main(["measure", "--model", "tiny-qwen3", "--page-size", "16", "--quick", "--out", str(out), *flags])
+        main(["measure", "--model", model, "--page-size", "16", "--quick", "--out", str(out), *flags])
     return done.value.code
 
 
@@ -99,6 +99,14 @@ def test_forwards_of_two_ranks_have_the_same_rows(tiny, tmp_path):
         rows = list(csv.DictReader(file))
     assert shapes(rows, "prefill", "prompts", "new_tokens", "tp") == [("1", "8", "2"), ("2", "16", "2")]
     assert shapes(rows, "decode", "batch", "context_tokens", "tp") == [("1", "16", "2"), ("4", "64", "2")]
+
+
+def test_ranks_may_hold_whole_experts(tiny, tmp_path):
+    flags = "--tp", "2", "--ep", "2", "--only", "prefill,decode"
+    assert not measure(tmp_path / "rows.csv", *flags, model="tiny-qwen3-moe")
+    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["kind"], row["tp"], row["ep"]) for row in rows} == {("prefill", "2", "2"), ("decode", "2", "2")}
 
 
 def test_rounds_follow_each_other(tiny, tmp_path):
@@ -177,6 +185,8 @@ def test_the_plan_names_no_shape_twice():
         (["--model", "tiny-qwen"], "--model: "),
         (["--only", "transfer", "--tp", "2"], "--only: transfer is measured with one rank; with --tp there are"),
         (["--tp", "3"], "--tp: tiny-qwen3: tp 3 does not divide its query heads"),
+        (["--tp", "2", "--ep", "4"], "--ep: expected 1 or all 2 ranks of an instance, found 4"),
+        (["--tp", "2", "--ep", "2"], "--ep: tiny-qwen3 has no experts"),
         (["--page-size", "0"], "--page-size: expected at least 1 token, found 0"),
         (["--out", "no/such/rows.csv"], "--out: no/such/rows.csv: No such file or directory"),
     ],

@@ -13,7 +13,7 @@ from pdsim.calibration.fit import regression
 from pdsim.calibration.fit.machine import front_end_ns
 from pdsim.calibration.fit.profile import calibrate, profile_of
 from pdsim.calibration.fit.regression import fit
-from pdsim.calibration.fit.rows import PREFILL_GRAPHS, Measurements, Rows, read_rows, write_rows
+from pdsim.calibration.fit.rows import PREFILL_GRAPHS, Measurements, Ranks, Rows, read_rows, write_rows
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, GpuClock
 from pdsim.cost.settings import Affine
@@ -295,17 +295,31 @@ def test_rows_of_so_many_ranks_are_chosen(tmp_path):
     of_two = [{**row, "tp": 2, "time_us": row["time_us"] / 2} for row in decode_rows(affine_decode_us)]
     message = [{"kind": "host", "what": "message", "time_us": us, "tp": tp} for tp, us in ((1, 70.0), (2, 90.0))]
     rows = measured(tmp_path, prefill_rows(affine_prefill_us), decode_rows(affine_decode_us), of_two, message)
-    one, two = (profile_of(calibrate(rows.of_ranks(1, tp)), "x", "y") for tp in (1, 2))
+    one, two = (profile_of(calibrate(rows.of_ranks(Ranks(), Ranks(tp))), "x", "y") for tp in (1, 2))
     assert one["cost"]["prefill"] == two["cost"]["prefill"]
     bases = [float(profile["cost"]["decode"]["decode_base"].removesuffix(" ms")) for profile in (one, two)]
     assert bases == pytest.approx([5.2, 2.6], rel=0.02)
     assert two["network"]["message_latency"] == "70 us"
-    assert rows.of_ranks(1, 2).notes == ()
+    assert rows.of_ranks(Ranks(), Ranks(2)).notes == ()
     loops = [{"kind": "loop", "batch": b, "context_tokens": 900 * b, "time_us": 6000 + b} for b in (1, 4, 16)]
-    with_loops = measured(tmp_path, prefill_rows(affine_prefill_us), of_two, loops).of_ranks(1, 2)
+    with_loops = measured(tmp_path, prefill_rows(affine_prefill_us), of_two, loops).of_ranks(Ranks(), Ranks(2))
     assert calibrate(with_loops).notes == ("loop is left out: no rows with tp 2",)
-    with pytest.raises(ConfigError, match="no rows of prefill with tp 2; there are of 1: --prefill-tp"):
-        rows.of_ranks(2, 1)
+    with pytest.raises(
+        ConfigError, match="no rows of prefill with tp 2; there are of tp 1: --prefill-tp, --prefill-ep"
+    ):
+        rows.of_ranks(Ranks(2), Ranks())
+
+
+def test_rows_of_whole_experts_are_others(tmp_path):
+    """Two ranks that hold whole experts take other times than two that divide each."""
+    divided = [{**row, "tp": 2, "ep": 1} for row in decode_rows(affine_decode_us)]
+    whole = [{**row, "tp": 2, "ep": 2, "time_us": row["time_us"] / 2} for row in divided]
+    rows = measured(tmp_path, [{**row, "ep": 1} for row in prefill_rows(affine_prefill_us)], divided, whole)
+    profiles = [profile_of(calibrate(rows.of_ranks(Ranks(), Ranks(2, ep))), "x", "y") for ep in (1, 2)]
+    bases = [float(profile["cost"]["decode"]["decode_base"].removesuffix(" ms")) for profile in profiles]
+    assert bases == pytest.approx([5.2, 2.6], rel=0.02)
+    with pytest.raises(ConfigError, match="no rows of decode with tp 4 and ep 4; there are of tp 2, tp 2 and ep 2: "):
+        rows.of_ranks(Ranks(), Ranks(4, 4))
 
 
 def test_requests_that_are_submitted_together_tell_what_the_launcher_takes_for_each():

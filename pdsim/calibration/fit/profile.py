@@ -12,6 +12,7 @@ from pdsim.calibration.fit import machine, regression
 from pdsim.calibration.fit.machine import GpuSlowdown, RequestOverhead, gpu_slowdown, without_overhead
 from pdsim.calibration.fit.regression import FittedForm, Form, fit
 from pdsim.calibration.fit.rows import (
+    FORWARDS,
     OBSERVED,
     PREFILL_GRAPHS,
     STAGING,
@@ -281,13 +282,15 @@ def _setup(made: Calibration) -> dict[str, Any]:
     setups = made.measurements.forwards
     if len(setups["model"]) != 1:
         return {}
+    prefill, decode = (made.fits[phase].rows.ranks for phase in FORWARDS)
     kv_dtype = KV_DTYPES.get(setups["dtype"][0]) if len(setups["dtype"]) == 1 else None
     setup = Setup(
         model=setups["model"][0],
         weight_dtype=None if kv_dtype == "fp32" else kv_dtype,
         kv_dtype=kv_dtype,
         device=made.gpu or ", ".join(name for name in setups["device"] if name != UNKNOWN) or None,
-        tp=(made.fits["prefill"].rows.tp, made.fits["decode"].rows.tp),
+        tp=(prefill.tp, decode.tp),
+        ep=(prefill.ep, decode.ep) if setups["ep"] else None,
     )
     return setup.model_dump(mode="json", exclude_none=True)
 

@@ -75,6 +75,7 @@ PROVENANCE = (
     "dtype",
     "page_size",
     "tp",
+    "ep",
     "url",
 )
 OUR_KERNELS = "fused"
@@ -85,6 +86,19 @@ A_COPY = "copy"
 """Transport of rows that only measure a link."""
 
 
+class Ranks(NamedTuple):
+    """Number of ranks of an instance, and of those that share experts whole: all of them, or 1."""
+
+    tp: int = 1
+    ep: int = 1
+
+    def __str__(self) -> str:
+        return f"tp {self.tp}" if self.ep == 1 else f"tp {self.tp} and ep {self.ep}"
+
+
+ONE_RANK = Ranks()
+
+
 @dataclass(frozen=True)
 class Rows:
     """All rows of one kind and, for transfers and host work, of one name."""
@@ -93,7 +107,7 @@ class Rows:
     name: str
     columns: Columns
     """Values by column, with `time_ns`."""
-    tp: int = 1
+    ranks: Ranks = ONE_RANK
     """Ranks of the instance."""
 
     def __len__(self) -> int:
@@ -111,25 +125,24 @@ class Measurements:
     notes: tuple[str, ...] = ()
     """Notes on rows that were left out."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
-    """Distinct devices, models, dtypes and graphs of the rows of forwards. Other rows may be of the host."""
+    """Distinct devices, models, dtypes, ep and graphs of the rows of forwards. Other rows may be of the host."""
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
-    def of_ranks(self, prefill_tp: int, decode_tp: int) -> "Measurements":
-        """Rows with this number of ranks for kinds that depend on ranks, and with one rank for others. Raises
-        ConfigError.
-        """
-        ranks = {"prefill": prefill_tp, "decode": decode_tp, "": 1}
+    def of_ranks(self, prefill: Ranks, decode: Ranks) -> "Measurements":
+        """Rows with these ranks for kinds that depend on ranks, and with one rank for others. Raises ConfigError."""
+        ranks = {"prefill": prefill, "decode": decode, "": ONE_RANK}
         asked = {name: ranks[kind.role] for name, kind in KINDS.items()}
         for phase in FORWARDS:
-            found = sorted(rows.tp for rows in self.of(phase))
+            found = sorted(rows.ranks for rows in self.of(phase))
             if found and asked[phase] not in found:
                 there = ", ".join(map(str, found))
-                raise ConfigError(f"no rows of {phase} with tp {asked[phase]}; there are of {there}: --{phase}-tp")
-        chosen = tuple(rows for rows in self.rows if rows.tp == asked[rows.kind])
+                flags = f"--{phase}-tp, --{phase}-ep"
+                raise ConfigError(f"no rows of {phase} with {asked[phase]}; there are of {there}: {flags}")
+        chosen = tuple(rows for rows in self.rows if rows.ranks == asked[rows.kind])
         lost = sorted({rows.kind for rows in self.rows} - {rows.kind for rows in chosen})
-        notes = tuple(f"{kind} is left out: no rows with tp {asked[kind]}" for kind in lost)
+        notes = tuple(f"{kind} is left out: no rows with {asked[kind]}" for kind in lost)
         return replace(self, rows=chosen, notes=notes)
 
     @property
@@ -143,8 +156,8 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     Forwards that were measured in rounds become one row per shape, with the mean of the rounds, because a machine that
     is slow for a third of the time is so in runs as well.
     """
-    found: dict[tuple[str, str, int], list[dict[str, float]]] = {}
-    rounds: dict[tuple[str, str, int], list[dict[str, float]]] = {}
+    found: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
+    rounds: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
     provenance = []
     forwards: list[Mapping[str, str]] = []
     for path in paths:
@@ -167,8 +180,8 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
         raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(KINDS)}")
     if len(graphs := _distinct(forwards, [PREFILL_GRAPHS])) > 1:
         raise ConfigError(f"{', '.join(map(str, paths))}: {PREFILL_GRAPHS} of rows differ: {' and '.join(graphs)}")
-    rows = [Rows(kind, name, _columns(values), tp) for (kind, name, tp), values in found.items()]
-    kept = {"device": DEVICE, "model": ("model",), "dtype": ("dtype",), PREFILL_GRAPHS: (PREFILL_GRAPHS,)}
+    rows = [Rows(kind, name, _columns(values), ranks) for (kind, name, ranks), values in found.items()]
+    kept = {"device": DEVICE, **{name: (name,) for name in ("model", "dtype", "ep", PREFILL_GRAPHS)}}
     setups = {name: _distinct(forwards, columns) for name, columns in kept.items()}
     return Measurements(tuple(rows), tuple(provenance), forwards=setups)
 
@@ -281,12 +294,14 @@ def _graph(line: Mapping[str, str], where: str, num_tokens: float) -> float:
     return next((float(size) for size in sizes if size >= num_tokens), 0.0)
 
 
-def _ranks(line: Mapping[str, str], where: str) -> int:
-    if not (text := line.get("tp")):
-        return 1
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(f"{where}: tp: expected a number of ranks, found {text!r}")
-    return int(text)
+def _ranks(line: Mapping[str, str], where: str) -> Ranks:
+    sizes = []
+    for column in Ranks._fields:
+        text = line.get(column) or "1"
+        if not text.isdecimal() or not int(text):
+            raise ConfigError(f"{where}: {column}: expected a number of ranks, found {text!r}")
+        sizes.append(int(text))
+    return Ranks(*sizes)
 
 
 def _number(line: Mapping[str, str], name: str, where: str) -> float:

@@ -45,13 +45,14 @@ class RankedModel:
     dtype: torch.dtype
     device_type: str
     tp: int
+    has_whole_experts: bool
 
     def load(self, rank: int, rendezvous: str) -> Transformer:
         """A rank's part. Returns when all ranks have met."""
         device = torch.device("cuda", rank) if self.device_type == "cuda" else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        ranks = TensorParallel.join(rank, self.tp, rendezvous, device)
+        ranks = TensorParallel.join(rank, self.tp, rendezvous, device, has_whole_experts=self.has_whole_experts)
         return Transformer.load(self.config, RandomWeights(0, device), dtype=self.dtype, device=device, tp=ranks)
 
 

@@ -103,6 +103,7 @@ class Provenance:
     dtype: str
     page_size: int
     tp: int
+    ep: int
     driver: str
     torch_version: str
     versions: str
@@ -111,13 +112,14 @@ class Provenance:
     date: str
 
     @classmethod
-    def here(cls, model: str, device: torch.device, dtype: str, page_size: int, tp: int) -> "Provenance":
+    def here(cls, model: str, device: torch.device, dtype: str, page_size: int, tp: int, ep: int) -> "Provenance":
         return cls(
             device=machine_name(device),
             model=model,
             dtype=dtype,
             page_size=page_size,
             tp=tp,
+            ep=ep,
             driver=driver_version(),
             torch_version=torch.__version__,
             versions=installed(*_WHEELS),

@@ -32,6 +32,8 @@ class Measurement:
     page_size: int
     tp: int
     """Ranks of an instance."""
+    ep: int
+    """tp, where each rank holds whole experts, or 1."""
     kinds: tuple[Kind, ...]
     plan: Plan
     rounds: int
@@ -75,7 +77,9 @@ class Measurement:
             yield from transfer_rows(self.device, sizes, descriptors, self.plan.seconds, left_out, self.options.hosts)
         if "host" in self.kinds:
             yield message_row(self.options.hosts)
-            yield from serving_rows(self.model.name, self.options, self.page_size, self.tp, self.plan, left_out)
+            yield from serving_rows(
+                self.model.name, self.options, self.page_size, self.tp, self.ep, self.plan, left_out
+            )
 
     def _forward_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         cases: list[Case] = []
@@ -87,7 +91,13 @@ class Measurement:
             cases += self.plan.decode
         if not cases:
             return
-        ranked = RankedModel(config=self.model, dtype=self.dtype, device_type=self.device.type, tp=self.tp)
+        ranked = RankedModel(
+            config=self.model,
+            dtype=self.dtype,
+            device_type=self.device.type,
+            tp=self.tp,
+            has_whole_experts=self.ep > 1,
+        )
         with Followers(ranked) as followers:
             model = followers.model
             yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out, followers)
@@ -102,7 +112,7 @@ def _release_memory(device: torch.device) -> None:
 
 
 def measurement(
-    model: str, options: Options, page_size: int, tp: int, only: str | None, plan: Plan, rounds: int
+    model: str, options: Options, page_size: int, tp: int, ep: int, only: str | None, plan: Plan, rounds: int
 ) -> Measurement:
     """only: kinds, joined by commas. Raises ConfigError, or LaunchError for what this machine lacks."""
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -120,15 +130,18 @@ def measurement(
         config = from_catalog(model)
     except (ModelError, CatalogError) as wrong:
         raise ConfigError(f"--model: {wrong}") from None
+    if ep not in (1, tp):
+        raise ConfigError(f"--ep: expected 1 or all {tp} ranks of an instance, found {ep}")
     try:
-        TensorParallel(0, tp).check(config)
+        TensorParallel(0, tp, has_whole_experts=ep > 1).check(config)
     except ModelError as wrong:
-        raise ConfigError(f"--tp: {wrong}") from None
+        raise ConfigError(f"{'--ep' if ep > 1 else '--tp'}: {wrong}") from None
     return Measurement(
         model=config,
         options=options,
         page_size=page_size,
         tp=tp,
+        ep=ep,
         kinds=kinds,
         plan=plan,
         rounds=rounds,
@@ -151,7 +164,12 @@ def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
     """Writes each row when it has it; returns how many. Raises ConfigError if the file cannot be written."""
     provenance = Provenance.here(
-        measurement.model.name, measurement.device, measurement.options.dtype, measurement.page_size, measurement.tp
+        measurement.model.name,
+        measurement.device,
+        measurement.options.dtype,
+        measurement.page_size,
+        measurement.tp,
+        measurement.ep,
     )
     try:
         file = RowFile(out, provenance)

@@ -96,7 +96,7 @@ _VOCABULARY = 512
 
 
 def serving_rows(
-    model: str, options: Options, page_size: int, tp: int, plan: Plan, left_out: Callable[[str], None]
+    model: str, options: Options, page_size: int, tp: int, ep: int, plan: Plan, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
     """Rows by the first engine of the device that is there, and handovers of the others; missing ones are reported.
 
@@ -106,7 +106,7 @@ def serving_rows(
     for transport in engines(options.device, options.hosts):
         if has_rows and tp > 1:
             return
-        scenario = _scenario(model, page_size, tp, transport, plan)
+        scenario = _scenario(model, page_size, tp, ep, transport, plan)
         try:
             records = _serve(scenario, options, plan, () if has_rows else plan.served_batches)
         except LaunchError as missing:
@@ -127,12 +127,12 @@ def serving_rows(
         yield _handover_row(alone, records.transfers, transport)
 
 
-def _scenario(model: str, page_size: int, tp: int, transport: str, plan: Plan) -> dict[str, object]:
+def _scenario(model: str, page_size: int, tp: int, ep: int, transport: str, plan: Plan) -> dict[str, object]:
     """A scenario on GPUs of whatever kind: the catalog's is named, but not asked."""
     largest_batch = max(plan.served_batches)
     pool_pages = -(-(plan.served_tokens + plan.served_outputs + page_size) // page_size) * largest_batch
     pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
-    server = {"gpu": "h200", "tp": tp, "pool_tokens": pool_tokens, "radix_cache": False}
+    server = {"gpu": "h200", "tp": tp, "ep": ep, "pool_tokens": pool_tokens, "radix_cache": False}
     server["max_running_requests"] = largest_batch
     return {
         "model": model,
