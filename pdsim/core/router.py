@@ -20,7 +20,7 @@ from pdsim.core.instance import PolicyError
 from pdsim.core.prompt_memory import PromptMemories
 from pdsim.policy.protocols import DisaggregationPolicy, RoutingPolicy, SheddingPolicy
 from pdsim.policy.routing import Draws
-from pdsim.policy.views import TokenSequence
+from pdsim.policy.views import InstanceLoad, TokenSequence
 
 _RETRY = 1_000_000_000
 """Ids of clients stay below."""
@@ -114,6 +114,9 @@ class RoleRouter:
 
     def release(self, instance_id: str, num_tokens: int) -> None:
         self._loads[instance_id].add(-1, -num_tokens)
+
+    def load_of(self, instance_id: str) -> InstanceLoad:
+        return self._loads[instance_id]
 
     @property
     def all_down(self) -> bool:
@@ -310,7 +313,7 @@ class Router:
 
     def _pair(self, decode_id: str, num_tokens: int) -> _Pair:
         assert self._decode.num_picked_cached_tokens is not None
-        chosen = next(load for load in self._decode.loads if load.instance_id == decode_id)
+        chosen = self._decode.load_of(decode_id)
         decode = RoutedLoad(decode_id, chosen.num_requests - 1, chosen.num_tokens - num_tokens)
         return _Pair(self._decode.num_picked_cached_tokens, decode, self._prefill.loads)
 

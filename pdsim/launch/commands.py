@@ -98,7 +98,7 @@ class Launch:
         """Adds a shell command; `command_words` says how flags are written."""
         words = command_words(program, flags)
         self.commands[what] = shell_line(words, environment)
-        for word in words:
+        for word in (*words, *environment.values()):
             if isinstance(word, Expanded):
                 self.hosts.update(re.findall(r"\$HOST\d+", word))
 
@@ -171,7 +171,13 @@ _DRAFTS = Aside("drafting and acceptance are those of the draft model")
 _SAID = (
     *("name", "seed", "model", "context_tokens", "page_size", *ROLES, "cost.graph_sizes", "workload", "client"),
     *("*.instances", "*.gpu", "*.tp", "*.dp", "*.ep", "*.mem_fraction", "*.pool_tokens", "*.radix_cache"),
-    *("*.redundant_experts", "*.max_running_requests", "*.chunked_prefill_tokens", "*.overlap"),
+    *(
+        "*.load_balance_method",
+        "*.redundant_experts",
+        "*.max_running_requests",
+        "*.chunked_prefill_tokens",
+        "*.overlap",
+    ),
     "*.speculative_draft_tokens",
 )
 RULES: dict[str, Rule] = {

@@ -126,7 +126,9 @@ def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch
 def _vllm_flags(scenario: Scenario, role: str, model: str, settings: Flags, at: _At) -> Flags:
     flags: Flags = [("model", model), *_events(scenario, at.number, VLLM_EVENTS), *settings]
     if role in vllm.KV_ROLES:
-        config = vllm.transfer_config("nixl", "kv_both", getattr(scenario, role))
+        transport = scenario.network.transport
+        moved_by = transport if transport.startswith("nixl") else "nixl-rdma"
+        config = vllm.transfer_config(moved_by, "kv_both", getattr(scenario, role))
         flags += [("disaggregation-mode", role), ("kv-transfer-config", config)]
     return flags
 

@@ -55,15 +55,24 @@ KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_mx_block16"}
 """Values of --kv-cache-dtype; fp4 was called fp4_e2m1 in 0.5.12."""
 STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
 ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
-BACKENDS = ("mooncake", "nixl")
-LINKS = {
+BACKENDS = ("mooncake", "nixl", "mori", "ascend")
+"""Values of --disaggregation-transfer-backend (0.5.23, arg_groups/pd_disaggregation_hook.py)."""
+STORE_URL, STORE_PORT = "ASCEND_MF_STORE_URL", 24666
+"""Variable and port of the store where memfabric's engines find each other, on the host of the first prefill server."""
+LINKS: dict[str, dict[str, str]] = {
+    "mooncake-efa": {"MOONCAKE_PROTOCOL": "efa"},
+    "mooncake-ascend": {"ENABLE_ASCEND_TRANSFER_WITH_MOONCAKE": "true"},
+    "nixl-libfabric": {"SGLANG_DISAGGREGATION_NIXL_BACKEND": "LIBFABRIC"},
+    "ascend-sdma": {"ASCEND_MF_TRANSFER_PROTOCOL": "sdma"},
+    "ascend-rdma": {"ASCEND_MF_TRANSFER_PROTOCOL": "device_rdma"},
     "mooncake-tcp": {"MC_FORCE_TCP": "true"},
     "mooncake-mnnvl": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "NVLINK", "MC_FORCE_MNNVL": "True"},
     "mooncake-nvlink": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK"},
 }
-"""Variables that choose the link, where Mooncake would choose another (0.5.12, disaggregation/mooncake/utils.py)."""
-DEFAULT_QUEUES = 4
-"""Queues of a prefill rank's transfer workers (0.5.23, srt/environ.py)."""
+"""Variables that choose the link, where the engine would choose another: 0.5.23, disaggregation/mooncake/utils.py,
+nixl/conn.py, ascend/transfer_engine.py and distributed/device_communicators/mooncake_transfer_engine.py."""
+QUEUES = {"mori": ("SGLANG_MORI_TRANSFER_SHARDS", 8), "others": ("SGLANG_DISAGGREGATION_QUEUE_SIZE", 4)}
+"""Queues of a prefill rank's transfer workers: variable and default of a backend (0.5.23, srt/environ.py)."""
 SCHEDULE_POLICIES = {
     "fcfs": "fcfs",
     "lpm": "lpm",
@@ -164,7 +173,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
             "network.staging.prefill_buffer is heard by SGLang 0.5.12; in 0.5.23 the buffer holds one forward's KV"
         )
     for role in at:
-        _add_servers(made, scenario, role, at[role], model)
+        _add_servers(made, scenario, role, at[role], at.get("prefill"), model)
     made.add("gateway", GATEWAY, gateway_flags(made, scenario, at))
     load, _ = bench_flags(scenario, HOST)
     if not load:
@@ -185,12 +194,12 @@ def left_to_the_operator(scenario: Scenario) -> list[str]:
     notes = []
     if scenario.aggregated is None:
         notes.append("SGLANG_DISAGGREGATION_THREAD_POOL_SIZE: SGLang's default, by its cores")
-        if scenario.network.transport.endswith("-rdma"):
+        if scenario.network.transport in ("mooncake-rdma", "nixl-rdma", "mori-rdma"):
             notes.append("--disaggregation-ib-device: the NICs of a GPU are not in the scenario; SGLang chooses")
     if has_experts and any(servers.has_whole_experts for servers in roles):
         notes.append("--moe-a2a-backend, --deepep-mode: not in the scenario; the default sums over all GPUs")
-    if any(servers.dp > 1 for servers in roles):
-        notes.append("--load-balance-method: the router chooses ranks in simulation; by default SGLang's servers do")
+    if any(servers.dp > 1 and servers.load_balance_method == "router" for servers in roles):
+        notes.append("load_balance_method: router: SGLang's gateway picks servers; the servers pick ranks by default")
     if has_state and any(servers.radix_cache for servers in roles):
         notes.append(
             "--mamba-radix-cache-strategy (--mamba-scheduler-strategy before 0.5.23): not in the scenario; auto"
@@ -235,7 +244,9 @@ def _thresholds(policy: Any) -> dict[str, float] | None:
     return thresholds(policy) if isinstance(policy, CacheAware) else None
 
 
-def _add_servers(made: Launch, scenario: Scenario, role: str, at: list[Place], model: str) -> None:
+def _add_servers(
+    made: Launch, scenario: Scenario, role: str, at: list[Place], at_prefill: list[Place] | None, model: str
+) -> None:
     servers: ServerSettings = getattr(scenario, role)
     settings = server_flags(made, scenario, servers)
     for index, place in enumerate(at):
@@ -248,7 +259,14 @@ def _add_servers(made: Launch, scenario: Scenario, role: str, at: list[Place], m
             if len(place.hosts) > 1:
                 name = f"{name}-host-{rank}"
                 flags += across_hosts(place.host, len(place.hosts), rank)
-            made.add(name, SERVER, flags, **environment(scenario, role))
+            made.add(name, SERVER, flags, **environment(scenario, role), **_store(scenario, at_prefill))
+
+
+def _store(scenario: Scenario, at_prefill: list[Place] | None) -> dict[str, object]:
+    """The address of memfabric's store, which the first prefill server opens (0.5.23, managers/disagg_service.py)."""
+    if at_prefill is None or not scenario.network.transport.startswith("ascend"):
+        return {}
+    return {STORE_URL: Expanded(f"tcp://{at_prefill[0].host}:{STORE_PORT}")}
 
 
 def across_hosts(leader: Expanded, num_hosts: object, rank: object) -> Flags:
@@ -264,6 +282,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("pp-size", servers.pp if isinstance(servers, PrefillSettings) and servers.pp > 1 else None),
         ("dp-size", servers.dp if servers.dp > 1 else None),
         ("enable-dp-attention", servers.dp > 1),
+        ("load-balance-method", _balance(servers)),
         ("ep-size", servers.tp if has_whole_experts else None),
         ("enable-eplb", servers.redundant_experts is not None),
         ("ep-num-redundant-experts", servers.redundant_experts),
@@ -310,6 +329,11 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     return flags
 
 
+def _balance(servers: ServerSettings) -> str | None:
+    """The method, unless it is the server's default or the router's task."""
+    return None if servers.dp == 1 or servers.load_balance_method in ("auto", "router") else servers.load_balance_method
+
+
 def _storage_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
     storage = scenario.storage
     if storage is None or servers.host_cache is None:
@@ -353,8 +377,10 @@ def environment(scenario: Scenario, role: str) -> dict[str, object]:
         return {}
     staging, health = scenario.network.staging, scenario.health
     found: dict[str, object] = {**LINKS.get(scenario.network.transport, {})}
-    if role == "prefill" and (queues := load_transport(scenario.network.transport).num_queues) != DEFAULT_QUEUES:
-        found["SGLANG_DISAGGREGATION_QUEUE_SIZE"] = queues
+    transport = load_transport(scenario.network.transport)
+    variable, queues = QUEUES["mori" if transport.name.startswith("mori") else "others"]
+    if role == "prefill" and transport.num_queues != queues:
+        found[variable] = transport.num_queues
     if staging is not None:
         found["SGLANG_DISAGG_STAGING_BUFFER"] = 1
         if role == "decode":

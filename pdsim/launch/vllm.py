@@ -122,7 +122,8 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
         for index, place in enumerate(servers_at):
             flags: Flags = [("host", place.host), ("port", place.port), *settings]
             if role in KV_ROLES:
-                flags.append(("kv-transfer-config", transfer_config(connector, KV_ROLES[role], servers)))
+                config = transfer_config(scenario.network.transport, KV_ROLES[role], servers)
+                flags.append(("kv-transfer-config", config))
             variables = environment(place, servers, connector if role in KV_ROLES else None)
             if role == "prefill" and connector == "mooncake":
                 variables["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = FIRST_BOOTSTRAP_PORT + index
@@ -211,11 +212,17 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     return flags
 
 
-def transfer_config(connector: str, role: str, servers: ServerSettings) -> str:
+def transfer_config(transport: str, role: str, servers: ServerSettings) -> str:
     """The JSON of --kv-transfer-config."""
+    connector = transport.partition("-")[0]
     found: dict[str, Any] = {"kv_connector": CONNECTORS[connector], "kv_role": role}
+    extra: dict[str, Any] = {}
     if connector == "nixl" and (hold := _hold_seconds(servers)) is not None:
-        found["kv_connector_extra_config"] = {"kv_lease_duration": hold}
+        extra["kv_lease_duration"] = hold
+    if transport == "nixl-libfabric":
+        extra["backends"] = ["LIBFABRIC"]
+    if extra:
+        found["kv_connector_extra_config"] = extra
     return json.dumps(found, separators=(",", ":"))
 
 

@@ -14,6 +14,7 @@ from pdsim.core.invariants import AnyInstance
 from pdsim.core.kv_returns import KvGiver, KvTaker
 from pdsim.core.messages import Drain, receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.ranked_router import RankedRouter
 from pdsim.core.receiver import Receiver
 from pdsim.core.router import NO_RETRIES, RetryLimits, RoleRouter, Router
 from pdsim.core.sender import Sender
@@ -21,11 +22,12 @@ from pdsim.core.staging_ring import StagingRing
 from pdsim.core.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
 from pdsim.policy.pages import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
+from pdsim.policy.ranks import rank_policy
 from pdsim.scenario import wiring
 from pdsim.scenario.cost_models import chunk_sizer
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import AggregatedSettings, ComputingSettings
-from pdsim.scenario.sizing import attention_waves, kv_cache, roles
+from pdsim.scenario.sizing import attention_waves, balance_method, kv_cache, roles, server_of
 from pdsim.system.memory import Role
 
 DP_CONSERVATIVENESS = 0.3
@@ -235,12 +237,24 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
     )
 
 
+def _build_role(scenario: Scenario, role: Role, policy: RoutingPolicy) -> RoleRouter:
+    """The router picks instances, or servers that pick their ranks."""
+    ids = roles(scenario)[role]
+    if (method := balance_method(scenario, role)) is None:
+        return RoleRouter(ids, policy)
+    ranks: dict[str, list[str]] = {}
+    for instance_id in ids:
+        ranks.setdefault(server_of(instance_id), []).append(instance_id)
+    own = {server: rank_policy(method, scenario.seed + index) for index, server in enumerate(ranks)}
+    return RankedRouter(ranks, policy, own)
+
+
 def build_router(scenario: Scenario) -> Router:
     """It tries nothing again without a health section."""
     settings, health = scenario.router, scenario.health
 
     def role(name: Role, policy: RoutingPolicy) -> RoleRouter:
-        return RoleRouter(roles(scenario)[name], deepcopy(policy))
+        return _build_role(scenario, name, deepcopy(policy))
 
     limits = NO_RETRIES
     if health is not None:

@@ -79,6 +79,11 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
             return f"{role}.long_prefill_tokens is vLLM's; leave it out, or say engine: vllm"
     if prefill is not None and prefill.hold_timeout is not None:
         return "prefill.hold_timeout is vLLM's; leave it out, or say engine: vllm"
+    if scenario.aggregated is not None and scenario.aggregated.load_balance_method == "follow_bootstrap_room":
+        return (
+            "aggregated.load_balance_method: follow_bootstrap_room: requests of an aggregated server have no bootstrap "
+            "room (0.5.23, managers/data_parallel_controller.py:905); say round_robin, total_requests or total_tokens"
+        )
     if scenario.router.disaggregation is not None:
         return "router.disaggregation: decode computes no prompts in SGLang; leave it out, or say engine: vllm"
     return ""
@@ -86,6 +91,9 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
 
 def _wrong_for_vllm(scenario: "Scenario") -> str:
     prefill, decode = scenario.prefill, scenario.decode
+    for role, servers in scenario.roles.items():
+        if servers.load_balance_method not in ("auto", "router"):
+            return f"{role}.load_balance_method: {servers.load_balance_method} is SGLang's; leave it out"
     if prefill is not None and prefill.pp > 1:
         return f"prefill.pp: {prefill.pp}: pdsim does not model vLLM's pipeline stages; leave it out"
     if prefill is not None and prefill.cp > 1:

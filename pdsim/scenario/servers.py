@@ -9,6 +9,7 @@ from pdsim.inputs import MOST_TOKENS
 from pdsim.policy import protocols
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
+from pdsim.policy.ranks import LoadBalanceMethod
 from pdsim.policy.scaling import LoadThresholds
 from pdsim.scenario.component import Component
 from pdsim.scenario.fields import SIZE, Bandwidth, Duration, Rate, Section, Size
@@ -100,6 +101,11 @@ class ServerSettings(Section):
     ep: int | None = Field(default=None, ge=1)
     """Expert parallelism (--ep-size): tp, where each GPU holds whole experts, or 1, where all GPUs share each expert.
     None: tp with dp > 1, else 1."""
+    load_balance_method: Literal["auto", "router"] | LoadBalanceMethod = "auto"
+    """How a server picks the data-parallel rank of a request (--load-balance-method): round_robin,
+    follow_bootstrap_room (a random rank), total_requests or total_tokens. router: the router picks among the ranks of
+    all servers. auto: with engine sglang follow_bootstrap_room for prefill and round_robin for other roles; with vllm
+    router. No effect with dp 1."""
     expert_skew: float = Field(default=0, ge=0)
     """Relative excess of the busiest GPU's expert tokens over the mean, with whole experts and without redundant
     experts."""

@@ -11,6 +11,7 @@ from pdsim.core.radix_cache import RadixCache
 from pdsim.cost.roofline import balanced_skew
 from pdsim.cost.settings import Kernels, Roofline
 from pdsim.cost.step_times import SM_BANDWIDTH, AttentionWaves
+from pdsim.policy.ranks import LoadBalanceMethod
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.schema import Scenario
@@ -40,6 +41,21 @@ def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
 def server_of(instance_id: str) -> str:
     """Name of the server of an instance, which may be one of several ranks."""
     return instance_id.partition(".dp")[0]
+
+
+def balance_method(scenario: Scenario, role: memory.Role) -> LoadBalanceMethod | None:
+    """The method by which a server of this role picks the rank of a request. None: there is one, or the router picks.
+
+    Source of auto: SGLang 0.5.23, arg_groups/serving_hook.py, handle_load_balance_method.
+    """
+    servers = scenario.roles[role]
+    if servers.dp == 1 or servers.load_balance_method == "router":
+        return None
+    if servers.load_balance_method != "auto":
+        return servers.load_balance_method
+    if scenario.engine != "sglang":
+        return None
+    return "follow_bootstrap_room" if role == "prefill" else "round_robin"
 
 
 def roles(scenario: Scenario) -> dict[memory.Role, list[str]]:

@@ -44,8 +44,15 @@ def write_yaml(data: Any, path: Path) -> None:
     write_whole(path, to_yaml(data))
 
 
+def _represent_text(representer: Any, text: str) -> Any:
+    """Line breaks of Unicode are escaped: a reader takes them for spaces anywhere but between double quotes."""
+    style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
+    return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
 def to_yaml(data: Any) -> str:
     yaml = YAML()
+    yaml.representer.add_representer(str, _represent_text)
     yaml.default_flow_style = False
     yaml.width = 120
     out = StringIO()

@@ -34,6 +34,7 @@ SERVERS = {
     "dp": ["2"],
     "ep": [],
     "expert_skew": [],
+    "load_balance_method": [],
     "redundant_experts": [],
     "mem_fraction": ["0.7"],
     "pool_tokens": ["65536"],

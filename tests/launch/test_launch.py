@@ -308,10 +308,21 @@ def test_recipe_flags_without_a_field_are_told():
     experts = "{gpu: h200, tp: 8, dp: 8}"
     changes = [("model", "deepseek-v3"), ("prefill", experts), ("decode", experts), ("network.transport", "nixl-rdma")]
     _, notes = text("sglang", scenario(*changes, ("network.staging", None)))
-    for flag in ("--moe-a2a-backend", "--deepep-mode", "--disaggregation-ib-device", "--load-balance-method"):
+    for flag in ("--moe-a2a-backend", "--deepep-mode", "--disaggregation-ib-device"):
         assert any(flag in note for note in notes)
     _, notes = text("sglang", scenario(("model", "qwen3-next-80b-a3b"), ("prefill.tp", "4"), ("decode.tp", "4")))
     assert any("--mamba-scheduler-strategy" in note for note in notes)
+
+
+def test_a_servers_balance_of_ranks_is_said_unless_the_router_picks():
+    def servers(method):
+        return scenario(("prefill", f"{{gpu: h200, tp: 4, dp: 4, load_balance_method: {method}}}"))
+
+    assert "--load-balance-method" not in "".join(text("sglang", servers("auto"))[0])
+    assert "--load-balance-method total_tokens" in "".join(text("sglang", servers("total_tokens"))[0])
+    said, notes = text("sglang", servers("router"))
+    assert "--load-balance-method" not in "".join(said)
+    assert any("load_balance_method: router" in note for note in notes)
 
 
 def test_a_refusal_is_a_message_with_exit_code_2(capsys, tmp_path):
@@ -407,6 +418,31 @@ def test_sglang_grants_pages_late_where_its_servers_take_that():
         ConfigError, match=r"decode.allocation: prefill_complete: SGLang refuses it with tp above dp \("
     ):
         text("sglang", scenario(*late))
+
+
+@pytest.mark.parametrize(
+    ("transport", "backend", "variables"),
+    [
+        ("nixl-libfabric", "nixl", ["SGLANG_DISAGGREGATION_NIXL_BACKEND=LIBFABRIC"]),
+        ("mooncake-efa", "mooncake", ["MOONCAKE_PROTOCOL=efa"]),
+        ("mooncake-ascend", "mooncake", ["ENABLE_ASCEND_TRANSFER_WITH_MOONCAKE=true"]),
+        ("mori-rdma", "mori", []),
+        ("ascend-sdma", "ascend", ["ASCEND_MF_TRANSFER_PROTOCOL=sdma", "ASCEND_MF_STORE_URL=tcp://127.0.0.1:24666"]),
+        ("ascend-rdma", "ascend", ["ASCEND_MF_TRANSFER_PROTOCOL=device_rdma"]),
+    ],
+)
+def test_sglang_is_told_backend_and_variables_of_a_transport(transport, backend, variables):
+    commands, _ = text("sglang", scenario(("network.transport", transport)))
+    for command in commands[:2]:
+        assert f"--disaggregation-transfer-backend {backend} " in command
+        assert [variable for variable in variables if f"{variable} " not in command] == []
+        assert "QUEUE_SIZE" not in command
+
+
+def test_vllm_is_told_of_libfabric():
+    without = [(section, None) for section in WITHOUT["vllm"]]
+    commands, _ = text("vllm", scenario(*without, ("network.transport", "nixl-libfabric")))
+    assert all('"backends":["LIBFABRIC"]' in command for command in commands[:2])
 
 
 @pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])

@@ -129,6 +129,7 @@ def containers(node):
 @settings(max_examples=6, deadline=None)
 @given(name=words, model=words)
 @example(name="$(NAMESPACE)", model="a: $(NAMESPACE) $$\n---\n")
+@example(name="\x85", model="a\u2028b")
 def test_manifests_hand_on_each_word_unchanged(engine, name, model):
     """YAML reads back what was written, no name breaks its structure, and containers get the words as they are."""
     given_words = {"name": name, "model": model, "source": "s.yaml"}

@@ -84,7 +84,9 @@ def with_host(**host: str) -> dict[str, Any]:
 def test_a_round_waits_for_the_host_of_every_rank():
     """Two chunks of one rank, whose host takes 40 ms for a result; meanwhile a prompt comes to the other rank."""
     specs = request(0, 128, 1), request(1, 10, 1, arrival_ns=85 * MILLISECOND)
-    scenario = with_ranks(small(*specs, prefill__overlap=False, **with_host(result="40 ms")), 2)
+    scenario = with_ranks(
+        small(*specs, prefill__overlap=False, prefill__load_balance_method="router", **with_host(result="40 ms")), 2
+    )
     steps = [step for step in run(scenario).records.steps if step.kind == "prefill"]
     (_, second), (other,) = ([s for s in steps if s.instance_id == f"prefill-0.dp{rank}"] for rank in (0, 1))
     assert (second.start_ns, second.duration_ns) == (other.start_ns, other.duration_ns)

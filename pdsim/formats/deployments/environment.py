@@ -13,10 +13,11 @@ _RELEASE = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
     """Fields by path; values that are no numbers are left out."""
     found: dict[str, Any] = {}
-    if str(network.get("transport", "mooncake")).startswith("mooncake"):
-        for transport, needed in LINKS.items():
-            if all(variables.get(name, "").lower() == value.lower() for name, value in needed.items()):
-                found["network.transport"] = transport
+    backend, _, _ = str(network.get("transport", "mooncake")).partition("-")
+    for transport, needed in LINKS.items():
+        has_all = all(variables.get(name, "").lower() == value.lower() for name, value in needed.items())
+        if transport.startswith(f"{backend}-") and has_all:
+            found["network.transport"] = transport
     if variables.get("SGLANG_DISAGG_STAGING_BUFFER", "0").lower() in ("1", "true"):
         found["network.staging"] = {}
         _take(found, variables, "SGLANG_DISAGG_STAGING_POOL_SIZE_MB", "network.staging.ring", "MiB")

@@ -182,7 +182,8 @@ def _cp_size(read: Read, value: Value) -> None:
 
 
 def _transport(read: Read, value: Value) -> None:
-    name = f"{_text(value)}-rdma"
+    backend = _text(value)
+    name = {"mooncake_tcp": "mooncake-tcp", "ascend": "ascend-sdma"}.get(backend, f"{backend}-rdma")
     if name in names("transports"):
         read.common["network.transport"] = name
     else:
@@ -195,6 +196,7 @@ SGLANG: dict[str, Reader] = {
     **dict.fromkeys(("pp-size", "pipeline-parallel-size", "pp"), _server("pp")),
     **dict.fromkeys(("ep-size", "expert-parallel-size", "ep"), _ep),
     "enable-dp-attention": _server("dp_attention", _is(found=True)),
+    "load-balance-method": _server("load_balance_method", _text),
     "enable-eplb": _server("eplb", _is(found=True)),
     "ep-num-redundant-experts": _server("redundant_experts"),
     "page-size": _common("page_size"),
@@ -275,13 +277,19 @@ def _transfer_config(read: Read, value: Value) -> None:
     found = json.loads(_text(value))
     for config in _configs(found):
         if config.get("kv_connector") in _CONNECTORS:
-            read.common.setdefault("network.transport", _CONNECTORS[config["kv_connector"]])
+            read.common.setdefault("network.transport", _moved_by(config))
         if config.get("kv_role") in _KV_ROLES:
             read.server.setdefault("role", _KV_ROLES[config["kv_role"]])
         extra = config.get("kv_connector_extra_config")
         if isinstance(extra, dict) and isinstance(extra.get("kv_lease_duration"), int):
             read.server["hold_timeout"] = f"{extra['kv_lease_duration']} s"
     read.server["has_connector"] = True
+
+
+def _moved_by(config: dict[str, Any]) -> str:
+    extra = config.get("kv_connector_extra_config")
+    is_libfabric = isinstance(extra, dict) and extra.get("backends") == ["LIBFABRIC"]
+    return "nixl-libfabric" if is_libfabric else _CONNECTORS[config["kv_connector"]]
 
 
 def _configs(found: Any) -> list[dict[str, Any]]:

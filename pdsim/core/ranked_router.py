@@ -1,0 +1,49 @@
+"""Routing to servers that pick one of their data-parallel ranks themselves."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pdsim.core import messages as m
+from pdsim.core.router import RoleRouter
+from pdsim.policy.protocols import RoutingPolicy
+from pdsim.policy.views import InstanceLoad, TokenSequence
+
+
+class RankedRouter(RoleRouter):
+    """The servers of one role. The routing policy sees servers; each server picks a rank by a policy of its own."""
+
+    def __init__(
+        self, ranks: Mapping[str, Sequence[str]], policy: RoutingPolicy, rank_policies: Mapping[str, RoutingPolicy]
+    ) -> None:
+        """ranks: the instances of each server. rank_policies: the policy of each server."""
+        super().__init__(list(ranks), policy)
+        self._ranks = {server: RoleRouter(ids, rank_policies[server]) for server, ids in ranks.items()}
+        self._server_of = {instance_id: server for server, ids in ranks.items() for instance_id in ids}
+
+    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "") -> str:
+        """Picks a server, and one of its ranks that is not down."""
+        server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""))
+        return self._ranks[server].pick(prompt, now_ns, avoid)
+
+    def release(self, instance_id: str, num_tokens: int) -> None:
+        server = self._server_of[instance_id]
+        super().release(server, num_tokens)
+        self._ranks[server].release(instance_id, num_tokens)
+
+    def load_of(self, instance_id: str) -> InstanceLoad:
+        return self._ranks[self._server_of[instance_id]].load_of(instance_id)
+
+    def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
+        """A server is offered while one of its ranks is."""
+        server = self._server_of.get(message.instance_id)
+        if server is None:
+            return
+        ranks = self._ranks[server]
+        was_down = ranks.all_down
+        ranks.note(message)
+        if ranks.all_down != was_down:
+            super().note(replace(message, instance_id=server))
+
+    def forget(self) -> list[m.Command]:
+        super().forget()
+        return [command for ranks in self._ranks.values() for command in ranks.forget()]

@@ -1,0 +1,48 @@
+"""How a server with data-parallel attention picks the rank of a request.
+
+Names are SGLang's (--load-balance-method; 0.5.23, managers/data_parallel_controller.py and
+arg_groups/serving_hook.py).
+"""
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal, get_args
+
+from pdsim.policy.protocols import RoutingPolicy
+from pdsim.policy.routing import RandomChoice, RoundRobin
+from pdsim.policy.views import RoutingView, TokenSequence
+
+LoadBalanceMethod = Literal["round_robin", "follow_bootstrap_room", "total_requests", "total_tokens"]
+LOAD_BALANCE_METHODS: tuple[LoadBalanceMethod, ...] = get_args(LoadBalanceMethod)
+
+_REQUESTS = attrgetter("num_requests")
+_TOKENS = attrgetter("num_tokens", "num_requests")
+
+
+@dataclass
+class FewestRequests:
+    """The fewest requests; ties go to the first rank (DPBudget.dispatch)."""
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        return min(view.instances, key=_REQUESTS).instance_id
+
+
+@dataclass
+class FewestTokens:
+    """The fewest tokens, then the fewest requests; ties go to the first rank (DPBudget.dispatch)."""
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        return min(view.instances, key=_TOKENS).instance_id
+
+
+def rank_policy(method: LoadBalanceMethod, seed: int) -> RoutingPolicy:
+    """The policy of one server. The gateway draws bootstrap rooms, so that a rank by its room is a random one."""
+    match method:
+        case "round_robin":
+            return RoundRobin()
+        case "follow_bootstrap_room":
+            return RandomChoice(seed)
+        case "total_requests":
+            return FewestRequests()
+        case "total_tokens":
+            return FewestTokens()
