@@ -38,6 +38,7 @@ Set = Annotated[
     ),
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON instead of tables.")]
+Details = Annotated[bool, Parameter(help="Print all numbers, and where the time of requests goes by stage.")]
 Seed = Annotated[int | None, Parameter(help="Seed, instead of the scenario's.")]
 Tornado = Annotated[
     bool,

@@ -17,6 +17,7 @@ from pdsim.metrics.timeline import write_timeline
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
+from pdsim.study.confidence import Examined
 
 Kept = Literal["timeline", "figure"]
 ALL_KEPT: tuple[Kept, ...] = get_args(Kept)
@@ -29,6 +30,10 @@ class FinishedRun:
     records: RunRecords
     stall: list[str] = field(default_factory=list)
     interrupted: bool = False
+    scenario: Scenario | None = None
+    """What was simulated; None: another tool ran it."""
+    examined: Examined | None = None
+    """The run judged by an SLO; None: none is given."""
 
     @property
     def is_observed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -18,21 +19,25 @@ from pdsim.metrics.failures import failure_text
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary_rows import ranges
 from pdsim.scenario.build import build
+from pdsim.scenario.cost import ENDS
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of, roles
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.ends import Ends, Ranging
+from pdsim.sim.noise import JITTERS, jittered
 from pdsim.sim.part import PartWatch
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
-from pdsim.study.outcome import outcome_of_run
+from pdsim.study.confidence import Examined
+from pdsim.study.outcome import Outcome, outcome_of_run
 from pdsim.study.slo import Slo
 from pdsim.system.catalog import names
 from pdsim.workload.client import ClosedLoop
 
-"""Suffixes of what load generators write; scenarios are YAML."""
+_NEAR = 1.5
+"""Factor between a limit and what was found, up to which a run is repeated: chance moves a p99 by a quarter."""
 
 
 @garbage_collection_paused()
@@ -82,10 +87,11 @@ def _simulate(
     scenario = cluster.scenario
     if slo is not None:
         slo.require_classes(cluster.requests)
+    verdict_of = None if slo is None else partial(_verdict, slo)
     with ExitStack() as stack:
         ends = None
         if ranging != "none" and loaded.uncertain:
-            ends = Ends(loaded, cluster.requests, whole=ranging == "whole")
+            ends = Ends(loaded, cluster.requests, whole=ranging == "whole", verdict_of=verdict_of)
             stack.enter_context(ends.started())
         journal = None if folder is None else stack.enter_context(run_folder.journal_writer(folder))
         watch = None if ends is None else ends.watch
@@ -97,13 +103,31 @@ def _simulate(
         if ends is not None and not interrupted:
             with saying(f"{scenario.name}: both ends of its range ...", quiet=quiet):
                 summary["pdsim"] |= _interval(summary, ends)
+    examined = None
     if slo is not None:
-        outcome = outcome_of_run(result.judged.requests, scenario.client, slo, failure_text(summary))
-        summary["pdsim"]["slo"] = {"slo": str(slo), **outcome.to_json()}
-    finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
+        own, at_ends = _verdict(slo, result), [] if ends is None else ends.verdicts
+        is_near = not interrupted and 1 / _NEAR <= own.ratio <= _NEAR
+        repeated = _repeated(loaded, slo, quiet=quiet) if is_near else []
+        examined = Examined(own, dict(zip(ENDS, at_ends, strict=False)), repeated)
+        summary["pdsim"]["slo"] = {"slo": str(slo), **examined.to_json()}
+    finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted, loaded, examined)
     if folder is not None and journal is not None:
         write_run(folder, scenario, finished, journal.proof, keep=keep, quiet=quiet)
     return finished
+
+
+def _verdict(slo: Slo, result: RunResult) -> Outcome:
+    return outcome_of_run(result.judged.requests, result.scenario.client, slo, failure_text(result.summary()))
+
+
+def _repeated(scenario: Scenario, slo: Slo, *, quiet: bool) -> list[Outcome]:
+    """Outcomes of the scenario with slightly faster and slower messages."""
+    with progress_over("repetitions", len(JITTERS), quiet=quiet) as advance:
+        found = []
+        for cluster in jittered(lambda: build(scenario)):
+            found.append(_verdict(slo, Simulation(cluster).run()))
+            advance()
+    return found
 
 
 def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple[RunResult, bool]:
@@ -134,8 +158,9 @@ def obtain_runs(
     runs: list[FinishedRun] = []
     for path in paths:
         if path.is_dir():
-            name = run_folder.read_summary(path).get("tag") or path.name
-            found = [FinishedRun(name, run_folder.read_summary(path), run_folder.read_records(path))]
+            summary = run_folder.read_summary(path)
+            name, records = summary.get("tag") or path.name, run_folder.read_records(path)
+            found = [FinishedRun(name, summary, records, scenario=_scenario_in(path))]
         elif is_result(path):
             results = read_results(path)
             found = [FinishedRun(f"{one.name} ({one.tool})", one.summary, RunRecords()) for one in results]
@@ -175,6 +200,14 @@ def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
         difference = f"times of {devices[0]}, those of {first.name} are of {devices[1]}"
         why = f"different machines: {difference}: the difference is theirs, and no error of a simulation"
         run.summary["pdsim"]["warnings"] = [*run.warnings, why]
+
+
+def _scenario_in(folder: Path) -> Scenario | None:
+    """The scenario of a run folder; None: it has none that this version reads."""
+    try:
+        return load_scenario(folder / run_folder.SCENARIO)
+    except ConfigError:
+        return None
 
 
 def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from pdsim.cli.command import NO_LOAD, Force, Json, Load, Out, Seed, Set, Tornado, out_at, print_json
+from pdsim.cli.command import NO_LOAD, Details, Force, Json, Load, Out, Seed, Set, Tornado, out_at, print_json
 from pdsim.cli.finished import FinishedRun, Kept, fail_if_incomplete, print_warnings
 from pdsim.files import temporary_folder, write_whole
 from pdsim.metrics.run_folder import require_out
@@ -58,6 +58,7 @@ def run(
         Parameter(help="Write into --out, too: a timeline for Perfetto, a figure. May be given again."),
     ] = (),
     force: Force = False,
+    details: Details = False,
     json_: Json = False,
 ) -> None:
     """Simulate a scenario and print its summary."""
@@ -76,15 +77,14 @@ def run(
     if json_:
         print_json(finished.summary)
     else:
-        from pdsim.show.slo_table import print_slo
-        from pdsim.show.tables import print_range_notes, print_stages, print_summaries
+        from pdsim.show.run_screen import explain_command, print_run
 
-        print_warnings(finished)
-        print_summaries({finished.name: finished.summary})
-        print_range_notes({finished.name: finished.summary})
-        if "slo" in finished.summary["pdsim"]:
-            print_slo(finished.summary["pdsim"]["slo"])
-        print_stages({finished.name: finished.records})
+        explained = (
+            explain_command(out, ()) if out is not None else explain_command(scenario, given) if scenario else ""
+        )
+        assert finished.scenario is not None
+        shown = finished.name, finished.summary, finished.records, finished.scenario, finished.examined
+        print_run(*shown, explain=explained, details=details)
         if out is not None:
             print(f"run folder: {out}")
     fail_if_incomplete(finished)

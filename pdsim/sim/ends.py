@@ -11,11 +11,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pdsim.scenario.build import build
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.part import LEAST_REQUESTS, Numbers, Part, PartWatch, change_of, numbers_of, part_size
+from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.workload.request_spec import RequestSpec
 
@@ -26,14 +27,32 @@ _TOLERANCE = 0.02
 
 Judge = Callable[[Part], Numbers | None]
 """Computes the numbers of an end for the whole load from its part. None: the part does not suffice."""
+VerdictOf = Callable[[RunResult], Any]
+
+
+class _Found(NamedTuple):
+    """What the run of an end found."""
+
+    numbers: Numbers
+    verdict: Any = None
 
 
 class Ends:
     """The ends of a run's range. They start before the run and proceed beside it."""
 
-    def __init__(self, scenario: Scenario, requests: Sequence[RequestSpec], *, whole: bool = False) -> None:
-        """whole: simulate ends over all requests, however many there are."""
-        size = None if whole else part_size(len(requests))
+    def __init__(
+        self,
+        scenario: Scenario,
+        requests: Sequence[RequestSpec],
+        *,
+        whole: bool = False,
+        verdict_of: VerdictOf | None = None,
+    ) -> None:
+        """whole: simulate ends over all requests, however many there are.
+
+        verdict_of: judges the run of each end, all requests of it.
+        """
+        size = None if whole or verdict_of else part_size(len(requests))
         self.watch = PartWatch(size)
         """Observes the run."""
         self.part_requests: int | None = None
@@ -42,7 +61,9 @@ class Ends:
         """Relative standard error of the largest change that was extrapolated from a part."""
         self._size = size
         self._is_long = len(requests) >= LEAST_REQUESTS
-        self._ends = [_End(end, requests, size) for end in scenario.ends]
+        self.verdicts: list[Any] = []
+        """What `verdict_of` found at each end, in their order; empty before `numbers`, and without `verdict_of`."""
+        self._ends = [_End(end, requests, size, verdict_of) for end in scenario.ends]
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -57,7 +78,9 @@ class Ends:
         judge = self._judge_by(summary)
         for end in self._ends:
             end.look(judge)  # all, so that those that go on do so together
-        return [end.numbers() for end in self._ends]
+        found = [end.found() for end in self._ends]
+        self.verdicts = [one.verdict for one in found if one.verdict is not None]
+        return [one.numbers for one in found]
 
     def _judge_by(self, summary: Mapping[str, Any]) -> Judge:
         run, whole = self.watch.part, numbers_of(summary)
@@ -84,8 +107,15 @@ class _Told(Exception):  # noqa: N818  no error: the part tells all
 class _End:
     """An end of the range that this process simulates on demand."""
 
-    def __init__(self, scenario: Scenario, requests: Sequence[RequestSpec], part_requests: int | None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        requests: Sequence[RequestSpec],
+        part_requests: int | None,
+        verdict_of: VerdictOf | None,
+    ) -> None:
         self._scenario = scenario
+        self._verdict_of = verdict_of
         self._requests = requests
         self._part_requests = part_requests
         self._judge: Judge = _undecided
@@ -94,10 +124,10 @@ class _End:
         """Judges the part of the end as soon as it is complete."""
         self._judge = judge
 
-    def numbers(self) -> Numbers:
+    def found(self) -> _Found:
         return self.simulated(self._judge)
 
-    def simulated(self, judge: Judge) -> Numbers:
+    def simulated(self, judge: Judge) -> _Found:
         def seen(part: Part) -> None:
             if (numbers := judge(part)) is not None:
                 raise _Told(numbers)
@@ -105,9 +135,11 @@ class _End:
         watch = PartWatch(self._part_requests, seen)
         watch.simulation = Simulation(build(self._scenario, self._requests), Observation(ended=watch))
         try:
-            return numbers_of(watch.simulation.run().summary())
+            result = watch.simulation.run()
         except _Told as told:
-            return told.numbers
+            return _Found(told.numbers)
+        verdict = None if self._verdict_of is None else self._verdict_of(result)
+        return _Found(numbers_of(result.summary()), verdict)
 
 
 class _ForkedEnd(_End):
@@ -137,11 +169,11 @@ class _ForkedEnd(_End):
         except (EOFError, OSError):
             self._said = None
 
-    def numbers(self) -> Numbers:
+    def found(self) -> _Found:
         """Numbers of the end. If the process died, this process simulates the end, so that errors are raised here."""
         if isinstance(self._said, Part):
             self.look(self._judge)
-        found: Numbers | None = self._said
+        found: _Found | None = self._said
         return self._end.simulated(self._judge) if found is None else found
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import is_saturated
-from pdsim.study.readings import Attainment, Times, mean_attainment
+from pdsim.study.readings import Attainment, Reading, Times, mean_attainment
 from pdsim.study.slo import Judgement, Slo, Term
 from pdsim.workload.client import Client, OpenLoop
 
@@ -33,6 +33,14 @@ class Outcome:
         return None if self.judgement is None else self.judgement.attained
 
     @property
+    def readings(self) -> list[Reading]:
+        """Readings of all terms, the limits of a count before the count."""
+        if self.judgement is None:
+            return []
+        found = self.judgement.readings.items()
+        return [one for term, reading in found for one in (*self.judgement.details_of(term), reading)]
+
+    @property
     def ratios(self) -> Mapping[Term, float]:
         """What was found over the limit, by term; empty if the run was not whole."""
         return {} if self.judgement is None else self.judgement.ratios
@@ -53,6 +61,18 @@ class Outcome:
         if self.judgement is None or self.reason == SATURATED or not self.judgement.missed:
             return self.why
         return " and ".join(self.judgement.lacks)
+
+    @property
+    def shortfall(self) -> str:
+        """What it misses most, in a few words."""
+        judged = self.judgement
+        if judged is None or self.reason == SATURATED:
+            return self.reason
+        term = max(judged.missed, key=judged.ratios.__getitem__)
+        worst = max(judged.details_of(term), key=lambda one: one.value / one.limit, default=judged.readings[term])
+        if worst.value == inf:
+            return "requests fail"
+        return judged.readings[term].short if worst.is_met or worst.is_share else f"{worst.name} is {worst.value_text}"
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"meets": self.meets, "reason": self.reason, "terms": [], "limits": []}

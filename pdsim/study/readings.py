@@ -145,7 +145,10 @@ class Reading:
         """The value in its unit; "no end": too many requests fail for a percentile."""
         if self.value == inf:
             return "no end"
-        return f"{self.value:.1f} %" if self.is_share else time_text(self.value)
+        text = _text(self.value, is_share=self.is_share)
+        if self.is_met or text != _text(self.limit, is_share=self.is_share):
+            return text
+        return f"{self.value:.7g} {self.unit}"  # rounded it would look as if the limit was kept
 
     @property
     def short(self) -> str:
@@ -161,6 +164,10 @@ class Reading:
         value = self.value if self.value < inf else None
         fields = {"name": self.name, "value": value, "limit": self.limit, "unit": self.unit, "met": self.is_met}
         return {**fields, "class": self.request_class} if self.request_class else fields
+
+
+def _text(value: float, *, is_share: bool) -> str:
+    return f"{value:.1f} %" if is_share else time_text(value)
 
 
 def mean_reading(readings: Sequence[Reading]) -> Reading:

@@ -79,11 +79,12 @@ class Term:
     def lack(self, value: float) -> str:
         """Words for requests that miss it, and what was found: ms, or percent of the requests."""
         if self.is_share:
-            requests = f" of {self.request_class}" if self.request_class else ""
-            return f"{significant(value)} %{requests} have {self.limits} where {self.percentile:g} % are asked"
+            of_class = f"of class {self.request_class} " if self.request_class else ""
+            return f"{significant(value)} % of the requests {of_class}have {self.limits} ({self.percentile:g} % asked)"
         if value == inf:
             return self.missed
-        return f"{self} is {significant(value)} ms where {self._limit_ms:g} ms are asked"
+        reading = Reading(str(self), value, self._limit_ms, is_share=False)
+        return f"{self} is {reading.value_text} (limit {reading.limit_text})"
 
     @property
     def _prefix(self) -> str:

@@ -55,6 +55,7 @@ class Finder:
             load=self._load,
             currency=self._currency,
             foreign_setup=tuple(self._trials.base.scenario.foreign_setup),
+            is_measured=self._trials.base.scenario.cost.measured is not None,
             slo=self._trials.slo,
             num_candidates=len(self._candidates),
             num_tried=num_tried,

@@ -76,6 +76,8 @@ class Plan:
     """The measurement that would tell whether it meets the SLO; None: both ends meet it."""
     foreign_setup: tuple[str, ...] = ()
     """Differences between its setup and the one whose times were measured."""
+    is_measured: bool = True
+    """A server was measured: the scenario has a profile."""
     loads: Mapping[float, Row | None] = field(default_factory=dict)
     """The cheapest cluster by multiple of the load; None: nothing meets the SLO."""
     own: Row | None = None

@@ -1,14 +1,12 @@
 """What a plan says: the screen that answers, in the order in which somebody reads it."""
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any, NamedTuple
 
 from pdsim.metrics.summary_rows import counted, markdown_table, markdown_text
-from pdsim.sim.noise import JITTERS
+from pdsim.study.confidence import END, Confidence, by_chance, confidence, limit_rows
 from pdsim.study.outcome import SATURATED, Outcome
 from pdsim.study.planning.plan import Plan, Row
-from pdsim.study.readings import Reading
 from pdsim.study.space import CandidateCluster
 
 _MOST_TERMS = 2
@@ -18,12 +16,6 @@ _MOST_TERMS = 2
 class TextTable(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-
-class Confidence(NamedTuple):
-    word: str
-    """high, medium or low"""
-    reason: str
 
 
 def money(price: float, currency: str) -> str:
@@ -62,7 +54,7 @@ class Screen:
             return ""
         own, price = plan.own, plan.chosen.candidate.price_per_h
         saved = 1 - price / own.candidate.price_per_h
-        verdict = "meets it" if own.outcome.meets else f"misses it: {_missed(own.outcome)}"
+        verdict = "meets it" if own.outcome.meets else f"misses it: {own.outcome.shortfall}"
         costs = (
             f"{100 * saved:.0f} % less than"
             if saved > 0
@@ -99,11 +91,8 @@ class Screen:
         plan = self._plan
         if plan.chosen is None or plan.chosen.outcome.judgement is None:
             return TextTable([], [])
-        ends = [_readings(outcome) for outcome in plan.ends.values()]
-        rows = [
-            [one.name, one.limit_text, one.value_text, *([_range([end[place] for end in ends])] if ends else [])]
-            for place, one in enumerate(_readings(plan.chosen.outcome))
-        ]
+        ends = plan.ends
+        rows = limit_rows(plan.chosen.outcome, ends)
         if plan.load_factor is not None:
             most = "" if plan.breaks else " or more"
             rows.append(["load it can take", "1 x", f"{plan.load_factor:g} x{most}", *([plan.breaks] if ends else [])])
@@ -111,22 +100,17 @@ class Screen:
 
     @property
     def confidence(self) -> Confidence:
+        """Empty texts: there is no plan."""
         plan = self._plan
-        if plan.chosen is not None and not plan.chosen.is_stable:
-            return Confidence("low", f"The verdict depends on chance. {_by_chance(plan.chosen)}")
-        if plan.foreign_setup:
-            return Confidence("medium", f"The profile was measured on another setup: {'; '.join(plan.foreign_setup)}.")
-        if not plan.ends:
-            return Confidence("high", "Step times were measured on a server.")
-        unknown = "No server of this kind was measured; step times come from single kernels."
-        if plan.meets_at_both_ends:
-            return Confidence("medium", f"{unknown} The plan meets the SLO at both ends of the predicted range.")
+        if plan.chosen is None:
+            return Confidence("", "")
         if plan.safe is None:
-            other = f"No cluster of up to {plan.max_gpus} GPUs meets it there."
+            instead = f"No cluster of up to {plan.max_gpus} GPUs meets it there."
         else:
-            other = f"{plan.safe.candidate.label} ({self._priced(plan.safe.candidate)}) meets it there, too."
-        missing = "; ".join(f"at the {_END[end]} end of the range" for end, one in plan.ends.items() if not one.meets)
-        return Confidence("low", f"{unknown} The plan misses the SLO {missing}. {other}")
+            instead = f"{plan.safe.candidate.label} ({self._priced(plan.safe.candidate)}) meets it there, too."
+        runs = (plan.chosen.outcome, *plan.chosen.repeated)
+        foreign, is_measured = plan.foreign_setup, plan.is_measured
+        return confidence("The plan", runs, plan.ends, foreign_setup=foreign, is_measured=is_measured, instead=instead)
 
     @property
     def clusters(self) -> TextTable:
@@ -150,9 +134,9 @@ class Screen:
         yours = "yours: " if plan.own is not None and row.candidate == plan.own.candidate else ""
         if not row.is_stable:
             runs = f"{row.num_meeting} of {1 + len(row.repeated)} runs meet it"
-            return f"{yours}unstable: {runs}, one misses: {_missed(row.outcome)}"
+            return f"{yours}unstable: {runs}, one misses: {row.outcome.shortfall}"
         if not row.outcome.meets:
-            return yours + _missed(row.outcome)
+            return yours + row.outcome.shortfall
         if plan.chosen is None:
             return yours
         if row.candidate.price_per_h == plan.chosen.candidate.price_per_h:
@@ -174,7 +158,7 @@ class Screen:
                 found.append(f"One {name}: if it is lost, nothing is served.")
             elif role in plan.lost:
                 lost = plan.lost[role]
-                then = "the SLO is still met" if lost.meets else _missed(lost)
+                then = "the SLO is still met" if lost.meets else lost.shortfall
                 found.append(f"1 of {count} {name}s lost: {then}.")
         return found
 
@@ -186,7 +170,7 @@ class Screen:
         found += [] if plan.lone is None else [f"{plan.lone}."]
         if plan.chosen is not None:
             found += _attained(plan.chosen.outcome)
-            found.append(_by_chance(plan.chosen))
+            found.append(by_chance((plan.chosen.outcome, *plan.chosen.repeated)))
         found += [
             f"{row.candidate.label}: {row.outcome.lack}; {row.limit}." for row in plan.nearest if row.limit is not None
         ]
@@ -198,7 +182,7 @@ class Screen:
                 cheapest = f"{row.candidate.label}, {self._priced(row.candidate)}"
             found.append(f"At {factor:g} times this load: {cheapest}.")
         found += [f"With one {role} server less: {_found(outcome)}." for role, outcome in plan.lost.items()]
-        found += [f"At the {_END[end]} end of the range: {_found(outcome)}." for end, outcome in plan.ends.items()]
+        found += [f"At the {END[end]} end of the range: {_found(outcome)}." for end, outcome in plan.ends.items()]
         return found if plan.measure is None else [*found, str(plan.measure)]
 
     def _priced(self, one: CandidateCluster) -> str:
@@ -248,45 +232,6 @@ class Screen:
             "checked": None if plan.checked is None else plan.checked.to_json(),
             "lone": None if plan.lone is None else plan.lone.to_json(),
         }
-
-
-_END = {"fastest": "fast", "slowest": "slow"}
-
-
-def _readings(outcome: Outcome) -> list[Reading]:
-    """Readings of an outcome, the limits of a count before it."""
-    judged = outcome.judgement
-    if judged is None:
-        return []
-    return [one for term, found in judged.readings.items() for one in (*judged.details_of(term), found)]
-
-
-def _range(ends: Sequence[Reading]) -> str:
-    first, last = (one.value_text for one in (ends[0], ends[-1]))
-    return first if first == last else f"{first} to {last}"
-
-
-def _missed(outcome: Outcome) -> str:
-    """What an outcome misses, in a few words."""
-    judged = outcome.judgement
-    if judged is None or outcome.reason == SATURATED:
-        return outcome.reason
-    term = max(judged.missed, key=judged.ratios.__getitem__)
-    worst = max(judged.details_of(term), key=lambda one: one.value / one.limit, default=judged.readings[term])
-    if worst.value == inf:
-        return "requests fail"
-    return judged.readings[term].short if worst.is_met or worst.is_share else f"{worst.name} is {worst.value_text}"
-
-
-def _by_chance(row: Row) -> str:
-    """The least and the largest value of each limited number over repeated runs, and how many runs meet the SLO."""
-    runs = [_readings(outcome) for outcome in (row.outcome, *row.repeated)]
-    bands = []
-    for same in zip(*runs, strict=False):
-        ranked = sorted(same, key=lambda one: one.value)
-        bands.append(f"{ranked[0].name} is {_range(ranked)}")
-    meeting = f"{row.num_meeting} of {len(runs)} runs meet the SLO"
-    return f"With messages up to {max(JITTERS):.0%} faster or slower, {', '.join(bands)}: {meeting}."
 
 
 def _attained(outcome: Outcome) -> list[str]:

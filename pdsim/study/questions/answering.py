@@ -171,7 +171,7 @@ def _missed(study: Study, label: str) -> str:
     judged = study[label].judgement(SLO)
     found = judged.lacks
     found += [
-        f"{one.name} is {number(one.value)} ms where {one.limit:g} ms are asked"
+        f"{one.name} is {one.value_text} (limit {one.limit_text})"
         for one in judged.details
         if not one.is_met and isfinite(one.value)
     ]
