@@ -45,10 +45,11 @@ class FinishedRun:
         return list(self.summary.get("pdsim", {}).get("warnings", ()))
 
 
-def print_warnings(finished: FinishedRun) -> None:
-    """Prints which parts of a run were not measured, above its tables."""
+def print_warnings(finished: FinishedRun, besides: Callable[[str], bool] | None = None) -> None:
+    """Prints which parts of a run were not measured. besides: says which of them the screen has said."""
     for message in finished.warnings:
-        print(f"warning: {finished.name}: {message}")
+        if besides is None or not besides(message):
+            print(f"warning: {finished.name}: {message}")
 
 
 def fail_if_incomplete(*runs: FinishedRun, program: str = "pdsim") -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -12,6 +13,7 @@ from pdsim.cli.finished import FinishedRun, Kept, progress_over, saying, write_r
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import origins
 from pdsim.cost.settings import Kernels
+from pdsim.files import temporary_folder
 from pdsim.formats.results.reading import is_result, read_results
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics import run_folder
@@ -32,10 +34,13 @@ from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.confidence import Examined
 from pdsim.study.outcome import Outcome, outcome_of_run
+from pdsim.study.repetition import MOST_REQUESTS, NUM_REPEATS, ComparedRun, repeat
 from pdsim.study.slo import Slo
 from pdsim.system.catalog import names
 from pdsim.workload.client import ClosedLoop
 
+_REPEATS = "repeats"
+"""Folder of a run's repetitions."""
 _NEAR = 1.5
 """Factor between a limit and what was found, up to which a run is repeated: chance moves a p99 by a quarter."""
 
@@ -175,6 +180,32 @@ def obtain_runs(
     for run in runs[1:]:
         _warn_of_other_machine(run, runs[0])
     return runs
+
+
+def compared_runs(
+    runs: Sequence[FinishedRun], paths: Sequence[Path], changes: Sequence[str], repeats: int | None, *, quiet: bool
+) -> list[ComparedRun]:
+    """Runs with their repetitions, where each can be repeated.
+
+    repeats: repetitions of each; None: as many as loads of that length have.
+    """
+    sources = [(path, () if path.is_dir() else changes) for path in paths]
+    is_long = any(run.summary["completed"] > MOST_REQUESTS for run in runs)
+    count = (0 if is_long else NUM_REPEATS) if repeats is None else repeats
+    can_repeat = len(runs) == len(paths) > 1 and all(_is_simulated(run) for run in runs)
+    found = [ComparedRun(run.name, run.summary, run.records, run.scenario) for run in runs]
+    if not (count and can_repeat):
+        return found
+    with temporary_folder("pdsim-repeats-") as temporary, progress_over("repetitions", None, quiet=quiet) as advance:
+        for i, (path, own_changes) in enumerate(sources):
+            kept = path / _REPEATS if path.is_dir() else temporary
+            file = path / run_folder.SCENARIO if path.is_dir() else path
+            found[i] = replace(found[i], repeated=repeat(file, own_changes, count, kept, advance))
+    return found
+
+
+def _is_simulated(run: FinishedRun) -> bool:
+    return run.scenario is not None and run.summary.get("backend") == "pdsim" and not run.interrupted
 
 
 def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pdsim.scenario.schema import Scenario
     from pdsim.show.page import Page
     from pdsim.sim.ends import Ranging
+    from pdsim.study.repetition import ComparedRun
 
 RunOrScenario = Annotated[Path, Parameter(help="Run folder, or scenario file to simulate first.")]
 
@@ -118,37 +119,63 @@ def compare(
         ),
     ],
     set_: Set = (),
+    repeats: Annotated[
+        int | None,
+        Parameter(
+            validator=Number(gte=0, lte=4),
+            help="Repetitions of each run, which say which differences are chance [4; 0 above 5,000 requests].",
+        ),
+    ] = None,
     out: Annotated[Path | None, out_at("Folder for compare.png and the folders of simulated runs.")] = None,
     force: Force = False,
+    details: Details = False,
     json_: Json = False,
 ) -> None:
     """Show runs side by side, each with its difference from the first run. A single run is shown alone."""
-    from pdsim.cli.runner import obtain_runs, write_comparison
+    from pdsim.cli.runner import compared_runs, obtain_runs, write_comparison
 
     if not runs:
         raise ConfigError("compare needs scenarios, run folders or results")
     finished = obtain_runs(runs, set_, out, quiet=json_, force=force)
+    compared = compared_runs(finished, runs, set_, repeats, quiet=json_)
     if json_:
-        print_json([{"run": run.name, **run.summary} for run in finished])
+        print_json([_as_json(compared[0], run) for run in compared])
     else:
-        from pdsim.metrics.summary_rows import ranges_of
-        from pdsim.show.tables import print_range_notes, print_ranges, print_stages, print_summaries, print_usage
-
-        observed = [run for run in finished if run.is_observed]
-        records = {run.name: run.records for run in observed}
-        for run in finished:
-            print_warnings(run)
-        print_summaries({run.name: run.summary for run in finished})
-        print_ranges({run.name: ranges_of(run.summary) for run in finished})
-        print_range_notes({run.name: run.summary for run in finished})
-        if observed:
-            print_stages(records)
-            print_usage(records)
+        _print_compared(finished, compared, details=details)
     if out is not None:
         write_comparison(out / "compare.png", finished, quiet=json_)
         if not json_:
             print(f"run folders and compare.png: {out}")
     fail_if_incomplete(*finished)
+
+
+def _as_json(first: "ComparedRun", run: "ComparedRun") -> dict[str, Any]:
+    from pdsim.show.compare_screen import changes_of
+
+    changes = {} if run is first else {name: asdict(one) for name, one in changes_of(first, run).items()}
+    return {"run": run.name, **run.summary, **({"differences": changes} if changes else {})}
+
+
+def _print_compared(finished: Sequence[FinishedRun], compared: "Sequence[ComparedRun]", *, details: bool) -> None:
+    from pdsim.metrics.summary_rows import ranges_of
+    from pdsim.show.compare_screen import print_comparison
+    from pdsim.show.run_screen import is_of_kernels
+    from pdsim.show.tables import print_range_notes, print_ranges, print_stages, print_summaries, print_usage
+
+    print_comparison(compared)
+    print()
+    for run in finished:
+        print_warnings(run, besides=None if details else is_of_kernels)
+    if not details:
+        print("Say more:   the same command with --details")
+        return
+    summaries = {run.name: run.summary for run in finished}
+    print_summaries(summaries)
+    print_ranges({run.name: ranges_of(run.summary) for run in finished})
+    print_range_notes(summaries)
+    if records := {run.name: run.records for run in finished if run.is_observed}:
+        print_stages(records)
+        print_usage(records)
 
 
 def explain(

@@ -58,14 +58,14 @@ def print_run(
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))
     print_sentence(console, f"{load_text(summary, scenario)}.")
-    _print_numbers(summary, examined)
+    print_numbers(summary, examined)
     if stages := stage_text(records):
         print_sentence(console, f"Where a request's time goes: {stages}.")
     for failure in failures_in(summary):
         print_sentence(console, f"{counted(failure.num_requests, 'request')} failed: {failure.text}.")
     for warning in summary["pdsim"].get("warnings", ()):
-        if details or _KERNELS_ALONE not in warning:
-            print_sentence(console, f"warning: {name}: {warning}")
+        if details or not is_of_kernels(warning):
+            print_command(console, f"warning: {name}: {warning}")
     console.print()
     found = confidence_in_numbers(scenario) if examined is None else examined.confidence(scenario)
     print_confidence(console, found, measure_of(scenario, summary))
@@ -77,6 +77,11 @@ def print_run(
         print_stages({name: records})
     for line in _next(explain, details=details):
         print_command(console, line)
+
+
+def is_of_kernels(warning: str) -> bool:
+    """True if it says that kernels alone were measured, which the confidence says, too."""
+    return _KERNELS_ALONE in warning
 
 
 def cluster_text(scenario: Scenario) -> str:
@@ -152,7 +157,7 @@ def value_text(row: SummaryRow, value: float | None) -> str:
     return time_text(value) if row.kind == "time" else row.cells([value])[1][0]
 
 
-def _print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None:
+def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None:
     """Prints limits of an SLO, then key numbers, each with its range where there is one."""
     ranges = ranges_of(summary)
     limits = [] if examined is None else limit_rows(examined.outcome, examined.ends)

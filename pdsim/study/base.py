@@ -128,9 +128,7 @@ class Base:
 
     @property
     def jittered(self) -> list[Changes]:
-        """Changes to slightly faster and slower messages, under which numbers differ by chance alone."""
-        latency_ns = self.scenario.network.message_latency
-        return [{"network.message_latency": f"{max(1, round(latency_ns * (1 + one)))} ns"} for one in JITTERS]
+        return jittered_messages(self.scenario)
 
     @property
     def ends(self) -> dict[str, Changes]:
@@ -214,6 +212,18 @@ class Base:
         return data
 
 
+def jittered_messages(scenario: Scenario) -> list[Changes]:
+    """Changes to slightly faster and slower messages, under which numbers differ by chance alone."""
+    latency_ns = scenario.network.message_latency
+    return [{"network.message_latency": f"{max(1, round(latency_ns * (1 + one)))} ns"} for one in JITTERS]
+
+
+def is_sample(scenario: Scenario) -> bool:
+    """True if its requests are a record, with their times: other seeds say nothing new."""
+    times, is_trace = getattr(scenario.client, "arrivals", None), hasattr(scenario.workload, "path")
+    return is_trace and times is None and not isinstance(scenario.client, ClosedLoop)
+
+
 def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, folder: Path, starter: Changes) -> Base:
     """Reads the scenario; without one, writes the starter with the question's own changes into the folder.
 
@@ -233,11 +243,9 @@ def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, f
         scenario = load_scenario(path, changes)
     if scenario.aggregated is not None:
         raise ConfigError(f"{path}: questions are about prefill and decode instances; this cluster is aggregated")
-    times, is_trace = getattr(scenario.client, "arrivals", None), hasattr(scenario.workload, "path")
-    if is_trace:
+    if hasattr(scenario.workload, "path"):
         requests_of(scenario)  # so that its own mistakes are named as such
-    is_sample = is_trace and times is None and not isinstance(scenario.client, ClosedLoop)
-    return Base(path, changes, scenario, is_sample, of_starter)
+    return Base(path, changes, scenario, is_sample(scenario), of_starter)
 
 
 def _trace_changes(path: Path | None) -> list[str]:

@@ -127,7 +127,7 @@ def test_compare_takes_scenarios_and_folders(capsys, scenario, tmp_path):
     assert [row["run"] for row in rows] == ["a", "little"]
     assert (tmp_path / "both" / "compare.png").stat().st_size > 10_000
     assert (tmp_path / "both" / "little" / "summary.json").is_file()
-    assert "where the time goes" in output(capsys, "compare", tmp_path / "a", tmp_path / "both" / "little")
+    assert "Where a request's time goes" in output(capsys, "compare", tmp_path / "a", tmp_path / "both" / "little")
 
 
 def test_explain_a_run_and_one_request(capsys, scenario, tmp_path):
@@ -179,7 +179,7 @@ def test_every_command_takes_an_aggregated_cluster(capsys, aggregated, scenario,
     one = output_json(capsys, "explain", run, "--request", 3)
     assert sum(one["stages_ms"].values()) == pytest.approx((one["end_ns"] - one["arrival_ns"]) / 1e6)
     assert "aggregated-0, finished" in output(capsys, "explain", run, "--request", 3)
-    assert "decode_bootstrap" in output(capsys, "compare", run, scenario)
+    assert "decode_bootstrap" in output(capsys, "compare", run, scenario, "--details")
     (tmp_path / "measured.yaml").write_text(
         "scenario: aggregated.yaml\nsource: made up\narms: {only: {runs: [{completed: 24}]}}\n"
     )

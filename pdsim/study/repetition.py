@@ -1,0 +1,98 @@
+"""Repeats runs that are compared, and says which differences chance alone does not explain.
+
+Loads that are drawn are drawn again, with the same seeds for each run. Traces with their own times are sent again with
+slightly faster and slower messages.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from os import cpu_count
+from pathlib import Path
+from typing import Any
+
+from pdsim.metrics.records import RunRecords
+from pdsim.metrics.summary_rows import SummaryRow
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.study.base import is_sample, jittered_messages
+from pdsim.study.engine import Progress, Work, open_engine
+from pdsim.study.store import Store
+from pdsim.study.tasks import Planner
+
+NUM_REPEATS = 4
+MOST_REQUESTS = 5_000
+"""Requests of the longest run that is repeated unless somebody asks for it."""
+_VISIBLE = 0.005
+"""Smallest relative difference that counts."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    name: str
+    summary: Mapping[str, Any]
+    records: RunRecords
+    scenario: Scenario | None
+    """None: another tool ran it."""
+    repeated: Sequence[Row] = field(default=(), repr=False)
+    """Rows of repetitions; empty: nothing can repeat it, or it is long."""
+
+    @property
+    def is_sample(self) -> bool:
+        """True if its requests are a record with their own times."""
+        return self.scenario is not None and is_sample(self.scenario)
+
+
+def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progress: Progress | None) -> list[Row]:
+    """Rows of repetitions of a scenario. The folder keeps them: the same repetition is computed once.
+
+    Raises ConfigError.
+    """
+    scenario = load_scenario(path, changes)
+    seeds = None if is_sample(scenario) else [scenario.seed + i for i in range(1, count + 1)]
+    planner = Planner(str(path), path, changes=changes, seeds=seeds)
+    points = planner.plan([{}] if seeds else jittered_messages(scenario)[:count])
+    num_processes = cpu_count() or 1
+    with closing(open_engine("here" if num_processes == 1 else "pool", num_processes)) as engine:
+        work = Work(Store(folder), engine, progress)
+        work.compute(points)
+        return [row for point in points for row in work.rows(point)]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The relative difference of a number between two runs, over a run and its repetitions."""
+
+    own: float
+    least: float
+    most: float
+
+    @property
+    def is_told(self) -> bool:
+        """True if all repetitions differ in the same direction, visibly."""
+        return self.least * self.most > 0 and min(abs(self.least), abs(self.most), abs(self.own)) >= _VISIBLE
+
+
+def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -> Change | None:
+    """runs: the number of the first and of the other run, by repetition, their own first. None: it is not known.
+
+    A share changes by its difference, other numbers relatively.
+    """
+    if any(one is None or other is None for one, other in runs):
+        return None
+    pairs = [(one, other) for one, other in runs if one is not None and other is not None]
+    if row.kind == "share":
+        found = [other - one for one, other in pairs]
+    elif all(one for one, _ in pairs):
+        found = [other / one - 1 for one, other in pairs]
+    else:
+        return None
+    return Change(found[0], min(found), max(found))
+
+
+def value_in(row: SummaryRow, repeated: Row) -> float | None:
+    """The number of a repetition; None: its run failed, or no request has the time."""
+    value = repeated.get(row.field.removeprefix("pdsim."))
+    return None if value is None else float(value)

@@ -1,0 +1,99 @@
+"""The first screens of run and compare at 80 columns: an answer, limits in their own units, confidence, chance."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.metrics.summary_rows import SUMMARY_ROWS
+from pdsim.study.repetition import change
+from tests.cli.test_commands import output, output_json
+
+SCENARIO = """\
+name: NAME
+model: qwen3-0.6b
+prefill: {gpu: h100, instances: 2}
+decode: {gpu: h100}
+router: cache_aware
+workload: {use: random_lengths, num_requests: 80, input_tokens: {use: uniform, low: 100, high: 900}, output_tokens: 20}
+client: {use: open_loop, arrivals: {use: poisson, rate: 60/s}}
+"""
+RATE = next(row for row in SUMMARY_ROWS if row.field == "request_throughput")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(SCENARIO.replace("NAME", name))
+    return tmp_path
+
+
+def test_a_run_answers_first_and_says_how_sure_it_is(capsys):
+    text = output(capsys, "run", "one.yaml", "--slo", "ttft p99 < 1 s, tpot p99 < 90 ms")
+    assert text.startswith("qwen3-0.6b on 3 x H100 (2P1D of TP1) meets your SLO\n")
+    assert re.search(r"TTFT p99 +1 s +[\d.]+ ms +[\d.]+ ms to [\d.]+ ms", text)
+    assert "Confidence: medium" in text
+    assert "pdsim observe URL" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "decode_bootstrap" not in text
+    assert "decode_bootstrap" in output(capsys, "run", "one.yaml", "--details")
+
+
+def test_a_verdict_that_chance_turns_says_so(capsys):
+    """The limit lies within the band of repeated runs."""
+    runs = [
+        output_json(capsys, "run", "one.yaml", "--no-ranges", "--set", f"network.message_latency={us} us")[
+            "p99_ttft_ms"
+        ]
+        for us in (50, 45, 47.5, 52.5, 55)
+    ]
+    assert min(runs) < max(runs), "messages move TTFT"
+    limit = (min(runs) + max(runs)) / 2
+    text = output(capsys, "run", "one.yaml", "--slo", f"ttft p99 < {limit:.9f} ms")
+    assert "Confidence: low\n  The verdict depends on chance." in text
+    slo = output_json(capsys, "run", "one.yaml", "--slo", f"ttft p99 < {limit:.9f} ms")["pdsim"]["slo"]
+    assert 0 < slo["runs_that_meet"] < slo["runs"] == 5
+
+
+def test_runs_that_are_the_same_cannot_be_told_apart(capsys):
+    text = output(capsys, "compare", "one.yaml", "two.yaml")
+    assert text.startswith("two cannot be told apart from one\n")
+    assert "one and two: qwen3-0.6b on 3 x H100" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_difference_within_chance_is_no_cause(capsys, folder):
+    """Of two routers, one has the shorter latency p99 with some draws of the load only."""
+    for name, router in (("one", "random"), ("two", "power_of_two")):
+        (folder / f"{name}.yaml").write_text(SCENARIO.replace("NAME", name).replace("cache_aware", router))
+    _, told = output_json(capsys, "compare", "one.yaml", "two.yaml")
+    differences = told["differences"]
+    by_chance = [one for one in differences.values() if one["least"] < 0 < one["most"]]
+    assert by_chance, "some differences change their sign"
+    assert " chance " in output(capsys, "compare", "one.yaml", "two.yaml")
+    headline = output(capsys, "compare", "one.yaml", "two.yaml").partition("\n  one")[0]
+    assert "better: TTFT median" in headline
+    for row in SUMMARY_ROWS:
+        if row.field in differences and differences[row.field]["least"] < 0 < differences[row.field]["most"]:
+            assert f"{row.title} " not in headline
+
+
+def test_repetitions_are_kept_beside_a_run(capsys, folder, monkeypatch):
+    for name in ("one", "two"):
+        output(capsys, "run", f"{name}.yaml", "--no-ranges", "--out", folder / name)
+    first = output(capsys, "compare", "one", "two")
+    assert len(list((folder / "one" / "repeats" / "points").iterdir())) == 4
+    monkeypatch.setattr("pdsim.study.engine.Pool.run", lambda _self, tasks: iter(pytest.fail("again") if tasks else ()))
+    assert output(capsys, "compare", "one", "two") == first
+    assert "--repeats 4 repeats runs" in output(capsys, "compare", "one", "two", "--repeats", "0")
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=5))
+def test_a_difference_counts_only_if_all_runs_agree(runs):
+    found = change(RATE, runs)
+    signs = {other > one for one, other in runs}
+    assert found.least <= found.own <= found.most
+    assert not found.is_told or len(signs) == 1
