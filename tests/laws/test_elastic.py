@@ -58,7 +58,7 @@ def elastic(draw: st.DrawFn) -> Scenario:
     settings = ElasticSettings(
         policy=policy,
         max_servers=max_servers,
-        interval=f"{draw(st.sampled_from([3, 20, 110]))} ms",
+        interval=f"{draw(st.sampled_from([12, 40, 110]))} ms",
         start_up=f"{draw(times)} ns",
         switch=f"{draw(times)} ns",
         drain_timeout=draw(st.sampled_from([None, "10 ms", "1500 ms"])),
@@ -69,7 +69,7 @@ def elastic(draw: st.DrawFn) -> Scenario:
 
 
 @given(elastic())
-@examples(150)
+@examples(100)
 def test_no_request_is_lost_or_decoded_twice_and_nothing_leaks(scenario: Scenario):
     """check_all_idle has run: LEAK-1 to LEAK-6, of servers that are off, too."""
     traced = run(scenario, checked=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pdsim.cli import main, matrix
@@ -95,6 +95,7 @@ def test_validate_replaces_nothing_but_run_folders(runs, variant, theirs, beside
 
 
 @given(name=NAMES, force=st.booleans(), link=st.sampled_from([None, "summary.json", "journal.jsonl.zst", "catalog"]))
+@settings(max_examples=18)
 @example(name="..", force=True, link=None)
 @example(name="s", force=True, link="summary.json")
 def test_runs_and_comparisons_stay_in_their_folder(name, force, link):
