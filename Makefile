@@ -151,9 +151,15 @@ $(MADE):
 	|| { rm -rf .venv; echo "$(PYTHON) cannot make virtual environments; install its venv module (Debian, Ubuntu: apt install python3-venv), uv or virtualenv" >&2; exit 1; }
 	@touch $@
 
+# Folder or page with compiled wheels of this version, such as the files of a release.
+WHEELS ?=
+INTERPRETED = no compiled wheel was $(if $(WHEELS),found in $(WHEELS) for this Python,given (make demo WHEELS=FOLDER)): simulations take twice the CPU time
+
 .venv/demo: $(MADE) pyproject.toml constraints.txt
 	$(SAY) install pdsim
 	@$(PIP_INSTALL) --editable .
+	@{ [ -n "$(WHEELS)" ] && $(PIP_INSTALL) --no-deps --force-reinstall --no-index --find-links "$(WHEELS)" pdsim 2> /dev/null; } \
+	|| printf '%-8s %s\n' install "$(INTERPRETED)"
 	@touch $@
 
 .venv/dev: $(MADE) pyproject.toml constraints.txt
