@@ -54,6 +54,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.now_ns = 0
         self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.draft_tokens, limits.wave_requests)
         self.batch.sorts_at_retraction = limits.rules.sorts_at_retraction
+        self.batch.caches_unseen = limits.rules.caches_unseen
         self.queue = AdmissionQueue(
             instance_id, cache, admission_policy, limits.rules, grants_computed_only=limits.grants_computed_only
         )

@@ -31,6 +31,9 @@ class EngineRules:
     sorts_at_retraction: bool = True
     """A retraction leaves the batch sorted: those with the most outputs come first, of these the shortest prompts."""
 
+    caches_unseen: bool = False
+    """Outputs are cached as their pages fill: a request that loses its pages finds them again."""
+
 
 SGLANG_0_5_23 = EngineRules()
 SGLANG_0_5_12 = EngineRules(
@@ -43,7 +46,7 @@ SGLANG_0_5_12 = EngineRules(
     computes_aborted_prompts=True,
     keeps_aborted_places=True,
 )
-VLLM_0_33 = replace(SGLANG_0_5_23, runs_aborted_on=False, sorts_at_retraction=False)
+VLLM_0_33 = replace(SGLANG_0_5_23, runs_aborted_on=False, sorts_at_retraction=False, caches_unseen=True)
 
 RELEASES: dict[str, dict[str, EngineRules]] = {
     "sglang": {"0.5.23": SGLANG_0_5_23, "0.5.12": SGLANG_0_5_12},

@@ -230,11 +230,14 @@ class ForwardBuilder(Generic[RequestT]):
         """A chunk was computed; the whole pages of the prompt are shared from now on."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
+        self._share(request, request.num_computed_tokens, is_chunk=not chunk.is_last)
+        return request
+
+    def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
+        """Share the whole pages of so many tokens, as far as they are known."""
         sequence = request.sequence
         num_known = request.num_prompt_tokens if sequence is request.prompt else len(sequence)
-        num_shareable = min(request.num_computed_tokens, num_known)
-        self._cache.checkpoint(request.lease, sequence, num_shareable, is_chunk=not chunk.is_last)
-        return request
+        self._cache.checkpoint(request.lease, sequence, min(num_tokens, num_known), is_chunk=is_chunk)
 
     # Filling.
 

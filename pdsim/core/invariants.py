@@ -4,7 +4,7 @@ docs/invariants.md lists them with these ids. `check` raises InvariantError with
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance
@@ -68,12 +68,15 @@ def held_leases(instance: AnyInstance) -> list[Lease]:
 def check_cache(cache: KvCache, leases: list[Lease]) -> None:
     pool, tree = cache.pool, cache.prefix_cache
     nodes = [] if tree is None else list(_nodes(tree.root))
+    twins = [page for node in nodes for _, pages in node.twins for page in pages]
     private = [page for lease in leases for page in (*lease.table[lease.num_shared :], *lease.replaced)]
-    _check_pool(pool, private, nodes)
+    _check_pool(pool, [*private, *twins], nodes)
+    in_use = {page for lease in leases for page in (*lease.table, *lease.replaced)}
+    _require(cache.num_available_pages == pool.num_pages - len(in_use), "PAGE-3", "available", in_use, cache)
     if tree is None:
         return
     for lease in leases:
-        shared = [page for node in path_to(lease.node) for page in node.pages]
+        shared = [page for node in path_to(lease.node) for page in _pages_of(node, lease)]
         table = lease.table[: lease.num_shared]
         _require(table == shared, "TREE-1", "shared pages of a lease are its node's path", table, shared)
     _check_tree(tree, nodes, [lease.node for lease in leases])
@@ -115,8 +118,13 @@ def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | Non
         _require(node.parent.locks >= node.locks, "TREE-5", "locks of a parent", node.parent.locks, node.locks)
     read = sum(node.num_pages for node in nodes if node.readers)
     _require(tree.num_read_pages == read, "TREE-7", "pages that decode steps read", tree.num_read_pages, read)
-    evictable = sum(node.num_pages for node in nodes if not node.locks)
+    evictable = sum(node.num_pages for node in nodes if node.locks == node.num_twins)
     _require(tree.num_evictable_pages == evictable, "TREE-6", "evictable", tree.num_evictable_pages, evictable)
+
+
+def _pages_of(node: Node, lease: Lease) -> Sequence[int]:
+    """Pages of a node, or those that the holder of the lease has beside them."""
+    return next((pages for holder, pages in node.twins if holder is lease), node.pages)
 
 
 def _nodes(node: Node) -> Iterable[Node]:

@@ -25,6 +25,8 @@ class Lease:
     num_shared: int = 0
     replaced: list[int] = field(default_factory=list)
     """Its own pages that the prefix cache turned out to have, and that somebody may still read."""
+    has_twins: bool = False
+    """The prefix cache has pages that it computed a second time: it holds its own."""
     read_node: Node | None = None
     """The end of the cached path that the decode steps of a batch read."""
     num_loaded: int = 0
@@ -62,6 +64,8 @@ class KvCache:
         self.host = host
         self.prefetcher = prefetcher
         self._keeps_replaced = keeps_replaced
+        self._keeps_twins = False
+        """Who computes a cached page a second time uses its own one."""
         self._counts_every_insert = counts_every_insert
         self.evicts_early = prefix_cache is not None
         """More than what lacks is evicted, as SGLang does."""
@@ -69,10 +73,12 @@ class KvCache:
         """Before pages are taken, one more for each request is to be free (alloc_paged_token_slots_extend, _decode)."""
 
     def evict_as_vllm(self) -> None:
-        """Evict only as many pages as are lacking; the least recently used go first, block by block."""
+        """Evict only as many pages as are lacking, in the order in which they came free, page by page."""
         self.evicts_early = self.frees_ahead = False
+        self._keeps_twins = True
         if self.prefix_cache is not None:
             self.prefix_cache.uses_whole_nodes = False
+            self.prefix_cache.evicts_pages = True
         if self.host is not None:
             self.host.tree.uses_whole_nodes = False
 
@@ -201,6 +207,10 @@ class KvCache:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
             if node is not lease.node:
                 self.prefix_cache.lock(node, below=lease.node)
+                if lease.replaced and self._keeps_twins:
+                    assert lease.node is not None
+                    self.prefix_cache.keep_twins(node, lease.node, lease, lease.replaced)
+                    lease.has_twins, lease.replaced = True, []
                 lease.node = node
             self.prefix_cache.touch(node, self._hits_behind(lease, node, is_chunk=is_chunk))
             if self.host is not None:
@@ -209,6 +219,8 @@ class KvCache:
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens and give up the lease."""
         if self.prefix_cache is not None:
+            assert lease.node is not None
+            self.prefix_cache.see(lease.node, sequence)
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
             self.prefix_cache.touch(node, self._hits_behind(lease, node))
             if self.host is not None:
@@ -230,6 +242,9 @@ class KvCache:
             lease.replaced = []
         if self.prefix_cache is not None:
             assert lease.node is not None
+            if lease.has_twins:
+                self.prefix_cache.drop_twins(lease.node, lease)
+                lease.has_twins = False
             self.prefix_cache.unlock(lease.node)
         lease.node, lease.table, lease.num_shared = None, [], 0
 
@@ -270,10 +285,11 @@ class KvCache:
         node, found = cache.insert(sequence, whole * self.page_size, lease.table[shared:whole], lease.node)
         if found:
             replaced = slice(shared, shared + len(found))
-            if self._keeps_replaced:
+            if self._keeps_replaced or self._keeps_twins:
                 lease.replaced += lease.table[replaced]
             else:
                 self.pool.free(lease.table[replaced])
-            lease.table[replaced] = found
+            if not self._keeps_twins:
+                lease.table[replaced] = found
         lease.num_shared = whole
         return node

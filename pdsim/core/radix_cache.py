@@ -2,7 +2,7 @@
 
 A node is
   protected   locked by requests that use it, itself or below it
-  evictable   locked by nobody
+  evictable   locked by nobody, or only by such as computed its tokens a second time and hold pages of their own
 and its pages go back to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
 """
 
@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from pdsim.core.page_pool import PagePool
+from pdsim.core.sequence import UnseenOutput
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
 
@@ -36,6 +37,9 @@ class Node:
     walk: int = 0
     """The last count of repeated tokens that came by."""
     heap_serial: int = 0
+    num_twins: int = 0
+    """Locks of those who hold pages of their own with the same KV, in `twins`."""
+    twins: list[tuple[object, Sequence[int]]] = field(default_factory=list)
     host: "Node | None" = None
     """The end of the same tokens in host memory, locked for this node; None: they are not known to be there."""
     children: dict[Hashable, "Node"] = field(default_factory=dict)
@@ -65,6 +69,8 @@ class RadixCache:
         """Tokens behind a page that its key has, too."""
         self.uses_whole_nodes = True
         """A match that ends inside a node counts as an access of all of it, as in SGLang."""
+        self.evicts_pages = False
+        """A leaf loses only as many of its last pages as are lacking, and a match is no access, as in vLLM."""
         self.num_evictable_pages = 0
         self.num_read_pages = 0
         """Each counted once, however many requests read it."""
@@ -89,7 +95,8 @@ class RadixCache:
         """The longest cached prefix of at most max_tokens, in whole pages, locked. Splits what matches in part."""
         node, pages = self._descend(self.root, sequence, self.num_cacheable(min(max_tokens, len(sequence))))
         self.lock(node)
-        self.touch(node)
+        if not self.evicts_pages:
+            self.touch(node)
         return node, pages
 
     def lock_path(self, sequence: TokenSequence, num_tokens: int) -> Match:
@@ -134,7 +141,7 @@ class RadixCache:
         """Protect the path to node, or its part behind `below`."""
         step: Node | None = node
         while step is not below and step is not None:
-            if step.locks == 0:
+            if step.locks == step.num_twins:
                 self.num_evictable_pages -= len(step.pages)
                 step.heap_serial = 0
             step.locks += 1
@@ -145,9 +152,39 @@ class RadixCache:
         while step is not None:
             assert step.locks > 0, f"node [{step.start}, {step.stop}) unlocked more often than locked"
             step.locks -= 1
-            if step.locks == 0:
+            if step.locks == step.num_twins:
                 self.num_evictable_pages += len(step.pages)
                 self._offer(step)
+            step = step.parent
+
+    def keep_twins(self, node: Node, below: Node, holder: object, pages: Sequence[int]) -> None:
+        """Whoever locked the path to node holds pages of its own for the first nodes of the path behind `below`."""
+        path = path_to(node)
+        start = 0
+        for step in path[path.index(below) + 1 if below.parent is not None else 0 :]:
+            if start == len(pages):
+                break
+            step.twins.append((holder, pages[start : start + len(step.pages)]))
+            step.num_twins += 1
+            start += len(step.pages)
+            if step.locks == step.num_twins:
+                self.num_evictable_pages += len(step.pages)
+                self._offer(step)
+
+    def drop_twins(self, node: Node, holder: object) -> None:
+        """Free the pages that the holder of a lock on the path to node has beside it."""
+        step: Node | None = node
+        while step is not None:
+            for twin in step.twins:
+                if twin[0] is holder:
+                    if step.locks == step.num_twins:
+                        self.num_evictable_pages -= len(step.pages)
+                        step.heap_serial = 0
+                    step.twins.remove(twin)
+                    step.num_twins -= 1
+                    if self._pool is not None:
+                        self._pool.free(twin[1])
+                    break
             step = step.parent
 
     def add_reader(self, node: Node) -> None:
@@ -183,7 +220,7 @@ class RadixCache:
         return num_tokens
 
     def evict(self, num_pages: int, leaving: Callable[[Node], None] | None = None) -> int:
-        """Free leaves, whole ones, until num_pages are freed or all is locked. Returns the pages freed.
+        """Free leaves, whole ones unless evicts_pages, until num_pages are freed or all is locked. Returns the number.
 
         leaving: called with each leaf before it goes.
         """
@@ -191,6 +228,11 @@ class RadixCache:
         while freed < num_pages and self._heap:
             _, serial, node = heappop(self._heap)
             if serial != node.heap_serial:
+                continue
+            if self.evicts_pages and len(node.pages) > num_pages - freed:
+                self._cut(node, num_pages - freed)
+            if node.twins:
+                freed += self._replace(node)
                 continue
             parent = node.parent
             assert parent is not None
@@ -204,6 +246,19 @@ class RadixCache:
             self._offer(parent)
         self.num_evictable_pages -= freed
         return freed
+
+    def _cut(self, node: Node, num_pages: int) -> None:
+        """Leave it its last pages; those before may be evicted later."""
+        self._offer(self.split(node, node.stop - num_pages * self.page_size))
+
+    def _replace(self, node: Node) -> int:
+        """Free its pages: those of the first twin take their place. Returns their number."""
+        if self._pool is not None:
+            self._pool.free(node.pages)
+        (_, node.pages), *node.twins = node.twins
+        node.num_twins -= 1
+        node.heap_serial = 0
+        return len(node.pages)
 
     def remove(self, node: Node) -> None:
         """Free a node that nobody uses, with all below it."""
@@ -260,12 +315,29 @@ class RadixCache:
         end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start) - self._num_next)
         return child, end - end % self.page_size if end < stop else stop
 
+    def see(self, node: Node, sequence: Any) -> None:
+        """What stood for unseen outputs on the path to node are these tokens from now on."""
+        step = node
+        while isinstance(step.sequence, UnseenOutput):
+            parent, key = step.parent, self._key(sequence, step.start)
+            assert parent is not None
+            step.sequence = sequence
+            if key not in parent.children:  # else the same tokens are cached twice
+                del parent.children[step.key]
+                parent.children[key] = step
+                step.key = key
+            step = parent
+
     def split(self, node: Node, middle: int) -> Node:
         """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
         parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None
         head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born, node.last_access)
         head.locks, head.readers = node.locks, node.readers
+        if node.num_twins:
+            head.num_twins = node.num_twins
+            head.twins = [(holder, pages[:at]) for holder, pages in node.twins]
+            node.twins = [(holder, pages[at:]) for holder, pages in node.twins]
         head.num_hits, head.num_inserts = node.num_hits, node.num_inserts
         parent.children[node.key] = head
         node.parent, node.start = head, middle
@@ -276,7 +348,7 @@ class RadixCache:
 
     def _offer(self, node: Node) -> None:
         """Put a node that may be evicted, or one whose key changed, into the heap; its older entries lapse."""
-        if node.children or node.locks or node.parent is None:
+        if node.locks != node.num_twins or (node.children and not node.num_twins) or node.parent is None:
             return
         self._serial += 1
         node.heap_serial = self._serial

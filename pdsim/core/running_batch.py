@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from pdsim.core.instance import PolicyError, Request
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.messages import DecodeStep, Result, StepResult, Verified
+from pdsim.core.sequence import UnseenOutput
 from pdsim.policy.protocols import PreemptionPolicy
 from pdsim.policy.views import DecodeView, TokenSequence
 
@@ -36,6 +37,8 @@ class RunningRequest(Request):
     joined_at_step: int = 0
     output: TokenSequence | None = None
     """Outputs that it had when it was last retracted, if they can be cached."""
+    unseen: UnseenOutput | None = None
+    """The prompt and these outputs, where nobody tells them."""
     is_aborted: bool = False
     """Nobody waits for it: its next token is its last."""
 
@@ -51,6 +54,8 @@ class RunningRequest(Request):
 
     @property
     def sequence(self) -> TokenSequence:
+        if self.unseen is not None:
+            return self.unseen
         return self.prompt if self.output is None else self.prompt.then(self.output)
 
 
@@ -85,6 +90,7 @@ class RunningBatch(Generic[RequestT]):
         """Requests that ended, and that SGLang counts until it has chosen the next step."""
         self.counts_ended = True
         self.sorts_at_retraction = True
+        self.caches_unseen = False
         self.num_aborted = 0
         """Requests that run though nobody waits for them."""
 
@@ -202,7 +208,7 @@ class RunningBatch(Generic[RequestT]):
 
     def _give_back(self, request: RequestT) -> None:
         """Its pages are free, and some more, so that those that still run last for some steps."""
-        self._cache.drop(request.lease)
+        self._drop(request)
         if self._cache.evicts_early:
             self._cache.make_free(-(-self.num_requests * RETRACT_STEPS // self._page_size))
 
@@ -234,7 +240,15 @@ class RunningBatch(Generic[RequestT]):
 
     def remove(self, request_id: int) -> None:
         """It leaves without an end, and loses its pages."""
-        self._cache.drop(self._take_out(request_id).lease)
+        self._drop(self._take_out(request_id))
+
+    def _drop(self, request: RequestT) -> None:
+        """Free the pages of a request that left; its outputs stay cached where they are as their pages fill."""
+        if self.caches_unseen and self._cache.prefix_cache is not None:
+            request.unseen = UnseenOutput(request.prompt, request.request_id, request.num_output_tokens)
+            self._cache.close(request.lease, request.unseen, request.num_kv_tokens)
+        else:
+            self._cache.drop(request.lease)
 
     def _take_out(self, request_id: int) -> RequestT:
         if request_id in self._joined:

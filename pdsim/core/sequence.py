@@ -1,9 +1,12 @@
-"""Token sequences: spans of named streams in simulation, token ids in reality. One interface, `TokenSequence`."""
+"""Token sequences: spans of named streams in simulation, token ids in reality. One interface, `TokenSequence`.
+
+What a scheduler has not seen, the outputs of a running request, stands behind its prompt as `UnseenOutput`.
+"""
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class StreamSpan(NamedTuple):
@@ -150,3 +153,34 @@ class TokenIds:
     def _same(self, start: int, other: "TokenIds", other_start: int, n: int) -> bool:
         mine = memoryview(self._bytes)[4 * start : 4 * (start + n)]
         return mine == memoryview(other._bytes)[4 * other_start : 4 * (other_start + n)]
+
+
+class UnseenOutput:
+    """A prompt and the first outputs of one request, which equal nobody else's."""
+
+    __slots__ = ("_length", "_num_prompt_tokens", "_prompt", "_request_id")
+
+    def __init__(self, prompt: Any, request_id: int, num_output_tokens: int) -> None:
+        self._prompt = prompt
+        self._request_id = request_id
+        self._num_prompt_tokens = len(prompt)
+        self._length = len(prompt) + num_output_tokens
+
+    def __len__(self) -> int:
+        return self._length
+
+    def page_key(self, start: int, size: int) -> Hashable:
+        if start + size <= self._num_prompt_tokens:
+            key: Hashable = self._prompt.page_key(start, size)
+            return key
+        return ("unseen", self._request_id, start)
+
+    def common_prefix(self, start: int, other: Any, other_start: int) -> int:
+        """The other one has the same page at its start."""
+        if isinstance(other, UnseenOutput):
+            return min(self._length - start, other._length - other_start)
+        num_tokens: int = self._prompt.common_prefix(start, other, other_start)
+        return num_tokens
+
+    def then(self, other: Any) -> Any:
+        raise TypeError("nothing follows outputs that are unseen")

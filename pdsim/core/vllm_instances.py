@@ -19,83 +19,21 @@ from dataclasses import dataclass, replace
 
 from pdsim.core import messages as m
 from pdsim.core.admission_queue import DecodeRequest, decode_request
+from pdsim.core.bootstrap_queue import PrefillRequest
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.decode_limits import DecodeLimits
-from pdsim.core.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
-from pdsim.core.instance import Levels
+from pdsim.core.forward_builder import Forward
+from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvGiver, KvTaker, Returning
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.running_batch import FOREVER
 from pdsim.core.send_planner import SendPlanner
+from pdsim.core.vllm_forward_builder import VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
-
-
-class VllmForwardBuilder(ForwardBuilder[RequestT]):
-    """Fills steps by vLLM's token budget: what running requests leave of it goes to prompts.
-
-    Prompts that were begun go on in their order; then those that wait begin. A prompt may take all that is left, or a
-    limit of its own, so that several are partly computed. Pages for the rest of each are reserved as it begins.
-    """
-
-    def __init__(
-        self, *, cache: KvCache, policy: PrefillPolicy, budget_tokens: int | None, prompt_tokens: int | None
-    ) -> None:
-        """budget_tokens: of one step (max_num_batched_tokens), None for any number.
-
-        prompt_tokens: of one prompt in a step (long_prefill_token_threshold), None for as many.
-        """
-        super().__init__(cache=cache, policy=policy, chunk_tokens=budget_tokens, max_prefill_tokens=UNLIMITED)
-        self.spare_tokens = 0
-        self._prompt_tokens = UNLIMITED if prompt_tokens is None else prompt_tokens
-        self._partials: dict[int, RequestT] = {}
-        """Begun prompts with tokens that no step has yet, in the order in which they began."""
-
-    @property
-    def is_midway(self) -> bool:
-        return bool(self._partials)
-
-    @property
-    def last_partial(self) -> RequestT | None:
-        return next(reversed(self._partials.values()), None)
-
-    def stop(self, request: RequestT) -> None:
-        self._partials.pop(request.request_id, None)
-
-    def _is_full(self, forward: Forward) -> bool:
-        return forward.is_spent
-
-    def _go_on(self, forward: Forward) -> None:
-        for partial in list(self._partials.values()):
-            limit = min(forward.chunk_tokens, self._room_of(partial, forward))
-            if not self._compute(partial, limit, forward):
-                forward.reserved_tokens += partial.num_tokens - partial.num_scheduled_tokens + self.page_size
-
-    def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
-        """Add a chunk of at most limit tokens, if any, and open its pages before the next prompt is looked at."""
-        num_left = request.num_tokens - request.num_scheduled_tokens
-        num_tokens = min(num_left, limit, self._prompt_tokens)
-        if num_tokens <= 0:
-            return False
-        is_last = num_tokens == num_left
-        if is_last:
-            self._partials.pop(request.request_id, None)
-        else:
-            self._partials[request.request_id] = request
-        forward.chunks.append(m.PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
-        request.num_scheduled_tokens += num_tokens
-        self.begun[request.request_id] = request
-        forward.chunk_tokens -= num_tokens
-        forward.reserved_tokens += self.page_size + (request.num_growth_tokens if is_last else num_left - num_tokens)
-        num_pages = -(-request.num_scheduled_tokens // self.page_size) - len(request.lease.table)
-        self._cache.grow(request.lease, num_pages)
-        return True
-
-    def _open_pages(self, chunks: list[m.PrefillChunk]) -> None:
-        """They are open."""
 
 
 class VllmPrefillInstance(PrefillInstance):
@@ -118,7 +56,7 @@ class VllmPrefillInstance(PrefillInstance):
         hold_timeout_ns: from the end of a prompt's last forward until decode must have begun to read it, if ever
         """
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
-        self._builder = VllmForwardBuilder(
+        self._builder = self._prompts = VllmForwardBuilder[PrefillRequest](
             cache=cache, policy=policy, budget_tokens=limits.chunked_prefill_tokens, prompt_tokens=prompt_tokens
         )
         cache.evict_as_vllm()
@@ -130,8 +68,18 @@ class VllmPrefillInstance(PrefillInstance):
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         expired = self._expire_unread(now_ns)
+        self._make_room()
         step, commands = super().next_step(now_ns)
         return step, [*expired, *commands]
+
+    def _make_room(self) -> None:
+        """Begun prompts give way, the last one first, until the others have pages for the next step."""
+        prompts = self._prompts
+        while prompts.num_opening_pages(0) > self.num_available_pages:
+            resting = [partial for partial in prompts.partials if not partial.is_in_forward]
+            if not resting:
+                break
+            prompts.preempt(resting[-1])
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         assert isinstance(step, m.PrefillStep)
@@ -202,7 +150,7 @@ class VllmDecodeInstance(DecodeInstance):
         self.batch.counts_ended = False
         self._num_forwards = 0
         self._preempts = False
-        """Pages were lacking to the step that is being chosen."""
+        """Somebody gave way to the step that is being chosen: it begins nothing."""
         self._blocked_by = ""
         """Lacking to the first prompt that could not be begun."""
 
@@ -224,13 +172,12 @@ class VllmDecodeInstance(DecodeInstance):
             return step, commands
         if not isinstance(step, m.DecodeStep):
             return self._compute_alone(now_ns, commands), commands
-        if self._preempts:  # nothing is begun in such a step
-            return replace(step, max_steps=1), commands
         forward = self._fill(now_ns, step.num_requests)
         if forward.chunks:
             prefill = self._prefill_step(forward, step.num_requests)
             return m.MixedStep(prefill, replace(step, max_steps=1)), commands
-        return (step if forward.hold_until_ns is None else replace(step, max_steps=1)), commands
+        asks_soon = self._preempts or forward.hold_until_ns is not None
+        return (replace(step, max_steps=1) if asks_soon else step), commands
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         if isinstance(step, m.DecodeStep):
@@ -309,9 +256,8 @@ class VllmDecodeInstance(DecodeInstance):
         return []
 
     def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:
-        if begun := self._builder.begun.pop(cancel.request_id, None):
-            self._builder.stop(begun)
-            self.cache.drop(begun.lease)
+        if begun := self._builder.begun.get(cancel.request_id):
+            self._builder.give_up(begun)
             return []
         if self._builder.withdraw(cancel.request_id):
             return []
@@ -319,33 +265,44 @@ class VllmDecodeInstance(DecodeInstance):
 
     # Preemption.
 
-    def _make_room(self, commands: list[m.Command]) -> bool:
-        lacked = self.batch.num_opening_pages > self.num_available_pages
-        self._preempts |= lacked
-        while self.batch.num_opening_pages > self.num_available_pages:
-            if (partial := self._builder.last_partial) is None:
-                break
-            self._stop_computing(partial)
-        for request in self.batch.make_room(self._preemption_policy, self):
-            if self.holding():
-                self._builder.enqueue(request, first=True)
-                commands.append(m.Retracted(request.request_id))
-            else:
-                commands.append(m.Failed(request.request_id, self._outgrown(request)))
-        return lacked
+    @property
+    def running(self) -> list[DecodeRequest]:
+        """Decoding or partly computed: whoever the policy names gives way."""
+        return [*self.batch.requests(), *self._builder.partials]
 
-    def _stop_computing(self, partial: DecodeRequest) -> None:
-        """It gives way first, and begins again."""
-        self._builder.stop(partial)
-        del self._builder.begun[partial.request_id]
-        self.cache.drop(partial.lease)
-        self._builder.enqueue(partial, first=True)
+    def _make_room(self, commands: list[m.Command]) -> bool:
+        self._preempts = self._lacks_pages
+        while self._lacks_pages:
+            self._preempt(self._preemption_policy.victim(self), commands)
+        for _ in self.batch.make_room(self._preemption_policy, self):
+            raise AssertionError("there was room")
+        return self._preempts
+
+    @property
+    def _lacks_pages(self) -> bool:
+        num_partials = self._builder.num_opening_pages(self.batch.num_requests)
+        return self.batch.num_opening_pages + num_partials > self.num_available_pages
+
+    def _preempt(self, request_id: int, commands: list[m.Command]) -> None:
+        """It loses its pages and waits first, unless it does not fit alone."""
+        builder = self._builder
+        if begun := builder.begun.get(request_id):
+            builder.preempt(begun)
+        elif self.batch.has(request_id):
+            request = self.batch.retract(request_id)
+            if self.holding():
+                builder.enqueue(request, first=True)
+                commands.append(m.Retracted(request_id))
+            else:
+                commands.append(m.Failed(request_id, self._outgrown(request)))
+        else:
+            raise PolicyError(f"{self._preemption_policy}: chose request {request_id}, which does not run")
 
     # Computing.
 
     def _fill(self, now_ns: int, num_decode_tokens: int) -> Forward:
         """The next chunks, as far as there is room."""
-        num_slots = self._num_places - self.batch.num_requests
+        num_slots = None if self._preempts else self._num_places - self.batch.num_requests
         forward = self._builder.fill(now_ns, num_slots, num_decode_tokens=num_decode_tokens)
         self._blocked_by = forward.blocked_by
         return forward
@@ -356,6 +313,8 @@ class VllmDecodeInstance(DecodeInstance):
 
     def _compute_alone(self, now_ns: int, commands: list[m.Command]) -> m.PrefillStep | m.Wait:
         """Nothing runs. What has no room although nobody else holds pages never has."""
+        self._make_room(commands)
+        self._preempts = self._preempts and self._builder.is_midway
         forward = self._fill(now_ns, 0)
         while not forward.chunks and forward.blocked_by and self._builder.waiting and not self.holding():
             largest = max(self._builder.waiting, key=lambda waiting: waiting.num_tokens)

@@ -47,16 +47,18 @@ class Cache(RuleBasedStateMachine):
         has_drafts=st.booleans(),
         whole=st.booleans(),
         counts_every_insert=st.booleans(),
+        by_page=st.booleans(),
     )
-    def start(self, page, policy, keeps, has_drafts, whole, counts_every_insert) -> None:
+    def start(self, page, policy, keeps, has_drafts, whole, counts_every_insert, by_page) -> None:
+        self.by_page = by_page
         self.page, self.keeps, self.has_drafts = page, keeps, has_drafts
         self.counts_every_insert = counts_every_insert
         pool = PagePool(NUM_PAGES)
         self.tree = RadixCache(pool, page, policy, has_drafts=has_drafts)
         self.cache = KvCache(pool, page, self.tree, keeps_replaced=keeps, counts_every_insert=counts_every_insert)
-        self.tree.uses_whole_nodes = whole
+        self.tree.uses_whole_nodes, self.tree.evicts_pages = whole, by_page
         self.pool = NaivePagePool(NUM_PAGES)
-        self.prefixes = NaivePrefixCache(page, policy, uses_whole_nodes=whole)
+        self.prefixes = NaivePrefixCache(page, policy, uses_whole_nodes=whole, evicts_pages=by_page)
         self.holders: list[Holder] = []
 
     def keys(self, ids: list[int]) -> list[Any]:
@@ -99,7 +101,8 @@ class Cache(RuleBasedStateMachine):
     @rule(ids=tokens, cap=st.integers(0, 14))
     def admit(self, ids, cap) -> None:
         holder = Holder(self.cache.open(TokenIds(ids), cap), ids, self.prefixes.match(self.keys(ids[:cap])))
-        self.prefixes.touch(self.keys(ids)[: len(holder.table) * self.page])
+        if not self.by_page:
+            self.prefixes.touch(self.keys(ids)[: len(holder.table) * self.page])
         self.holders.append(holder)
         if len(ids) > (len(holder.table) + self.cache.num_available_pages) * self.page:
             with pytest.raises(RuntimeError, match="asked for"):

@@ -1,6 +1,6 @@
 """Laws of vLLM's instances: computed prompts are held, preempted requests are computed again."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from pdsim.core.journal import digest
 from pdsim.core.messages import (
     DecodeStep,
-    Failed,
     KvArrived,
     KvGranted,
     KvSent,
@@ -19,6 +18,7 @@ from pdsim.core.messages import (
     StopSending,
     Tell,
 )
+from pdsim.policy.pages import LastArrivedFirst
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of
 from pdsim.scenario.wiring import wire_of
@@ -179,25 +179,30 @@ def test_a_preempted_request_computes_all_that_it_had_and_has_as_many_tokens(sce
 
 @given(vllm_scenarios())
 @examples(200)
-def test_a_partly_computed_request_gives_way_before_running_ones(scenario: Scenario):
-    """Without a prefix cache it begins anew."""
-    decode = scenario.pair.decode.model_copy(update={"radix_cache": False})
+def test_whoever_came_last_gives_way_first(scenario: Scenario):
+    """Decoding or partly computed; who goes on came before."""
     prefill = scenario.pair.prefill.model_copy(update={"chunked_prefill_tokens": 16})
-    reached: dict[int, int] = {}
-    partial: dict[str, int] = {}
-    for entry in run(scenario.model_copy(update={"prefill": prefill, "decode": decode})).journal:
-        where = entry.instance_id
-        if entry.call != "next_step" or not where.startswith("decode"):
+    decode = scenario.pair.decode.model_copy(update={"preemption": LastArrivedFirst()})
+    traced = run(scenario.model_copy(update={"prefill": prefill, "decode": decode}))
+    arrivals = {r.request_id: (r.arrival_ns, r.request_id) for r in traced.records.requests}
+    running: dict[str, set[int]] = defaultdict(set)
+    for entry in traced.journal:
+        if not entry.instance_id.startswith("decode"):
             continue
-        step, commands = entry.returned
-        if where in partial and any(isinstance(command, Retracted | Failed) for command in commands):
-            reached[partial.pop(where)] = 0
-        for chunk in chunks(step):
-            assert chunk.num_context_tokens == reached.get(chunk.request_id, 0) or chunk.num_context_tokens == 0
-            reached[chunk.request_id] = 0 if chunk.is_last else chunk.num_context_tokens + chunk.num_tokens
-            partial.pop(where, None)
-            if not chunk.is_last:
-                partial[where] = chunk.request_id
+        where = running[entry.instance_id]
+        if entry.call == "next_step":
+            step, commands = entry.returned
+            gave_way = [arrivals[command.request_id] for command in commands if isinstance(command, Retracted)]
+            going_on = {chunk.request_id for chunk in chunks(step)}
+            for part in parts(step):
+                if isinstance(part, DecodeStep):
+                    where -= set(part.left)
+                    where |= set(part.joined)
+                    going_on |= where
+            if gave_way and going_on:
+                assert max(arrivals[request_id] for request_id in going_on) < min(gave_way)
+        elif entry.call == "on_step_done":
+            where -= {request_id for request_id, _ in entry.args[1].ended}
 
 
 @given(vllm_scenarios())

@@ -27,9 +27,15 @@ def begins(short: list[int], long: list[int]) -> bool:
 class NaivePrefixCache:
     """Evicts a sequence down to the longest other one that begins it: where nodes of a tree would end."""
 
-    def __init__(self, page_size: int, eviction: EvictionPolicy, *, uses_whole_nodes: bool = True) -> None:
-        """uses_whole_nodes: a match that ends within a sequence counts as an access of all of it."""
+    def __init__(
+        self, page_size: int, eviction: EvictionPolicy, *, uses_whole_nodes: bool = True, evicts_pages: bool = False
+    ) -> None:
+        """uses_whole_nodes: a match that ends within a sequence counts as an access of all of it.
+
+        evicts_pages: a sequence loses its last page alone.
+        """
         self.uses_whole_nodes = uses_whole_nodes
+        self.evicts_pages = evicts_pages
         self.page_size = page_size
         self.eviction = eviction
         self.prefixes: list[Prefix] = []
@@ -77,4 +83,9 @@ class NaivePrefixCache:
         leaves = [prefix for prefix in self.prefixes if sum(begins(prefix.tokens, other) for other in others) == 1]
         leaf = min(leaves, key=self.eviction.key)
         self.prefixes.remove(leaf)
-        return leaf.pages[max((p.num_pages for p in self.prefixes if begins(p.tokens, leaf.tokens)), default=0) :]
+        num_others = max((p.num_pages for p in self.prefixes if begins(p.tokens, leaf.tokens)), default=0)
+        if self.evicts_pages and leaf.num_pages > num_others + 1:
+            shorter = leaf.tokens[: -self.page_size]
+            self.prefixes.append(replace(leaf, tokens=shorter, pages=leaf.pages[:-1]))
+            return leaf.pages[-1:]
+        return leaf.pages[num_others:]

@@ -89,7 +89,8 @@ class Replay:
             if found[what] != expected:
                 return f"{what}: vLLM {expected}, pdsim {found[what]}"
         if not isinstance(step, m.Wait):
-            ended = tuple((i, TokenIds(self.load.requests[i].output)) for i in row["ended"])
+            chosen = [i for i, *_ in row["computed"]]
+            ended = tuple((i, TokenIds(self.load.requests[i].output)) for i in sorted(row["ended"], key=chosen.index))
             self.instance.on_step_done(step, m.StepResult(1, ended), now_ns)
         return ""
 
