@@ -1,4 +1,4 @@
-"""Throughput and TTFT by the size of the staging ring: python experiments/staging-ring-gb200/sweep.py
+"""Throughput by concurrency, and by the size of the staging ring: python experiments/staging-ring-gb200/sweep.py
 
 A request of 1,000 tokens takes 62.9 MB of one decode rank's ring. Too small a ring makes
 cells wait for the watermark, which moves only when decode's loop gets to it.
@@ -11,6 +11,14 @@ from pdsim.sim.result import RunResult
 
 HERE = Path(__file__).parent
 RINGS = ("64 MiB", "128 MiB", "256 MiB", "512 MiB", "1 GiB", "2 GiB", "4 GiB", "8 GiB")
+CONCURRENCIES = (8, 32, 128, 256, 512, 1024, 2048)
+NUM_GPUS = 8
+LAYOUTS = {
+    "slices": (),
+    "staging": ("network.staging={ring: 4 GiB}",),
+    "TP4 to TP4": ("decode.dp=1",),
+    "DEP4 to DEP4": ("prefill.dp=4",),
+}
 LOADS = {
     "1 prefill instance, 1,000 tokens in, 1,000 out, 1,024 at a time": (1, 1000, 1000, 1024),
     "12 prefill instances, 1,000 tokens in, 60 out, 1,024 at a time": (12, 1000, 60, 1024),
@@ -41,7 +49,19 @@ def row(name: str, result: RunResult) -> str:
     )
 
 
+def print_curves() -> None:
+    """Output tokens per second and GPU of each layout, by the number of requests at a time."""
+    print("output tokens/s a GPU, 1,000 tokens in, 1,000 out")
+    print(f"{'at a time':>10}" + "".join(f"{name:>14}" for name in LAYOUTS))
+    for concurrency in CONCURRENCIES:
+        rates = [
+            run((1, 1000, 1000, concurrency), *changes).summary()["output_throughput"] for changes in LAYOUTS.values()
+        ]
+        print(f"{concurrency:>10}" + "".join(f"{rate / NUM_GPUS:14,.0f}" for rate in rates))
+
+
 def main() -> None:
+    print_curves()
     for title, load in LOADS.items():
         print(f"\n{title}")
         print(f"{'':>22} {'tokens/s':>10} {'TTFT, s':>10} {'TPOT, ms':>8} {'unit waits, ms':>14}")
