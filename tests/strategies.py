@@ -193,15 +193,17 @@ def speculative_scenarios(draw: st.DrawFn) -> Scenario:
         "speculative_draft_tokens": draft_tokens,
         "speculative_accept_length": draw(st.sampled_from([1, 1.5, 2])),
         "speculative_draft_layers": draw(st.integers(0, 2)),
-        "speculative_drafting": 300_000,
+        "speculative_drafting": draw(st.sampled_from([300_000, None])),
+        "speculative_eagle_topk": draw(st.integers(1, 3)),
     }
     scenario = draw(st.one_of(scenarios(), aggregated_scenarios()))
     role = "decode" if scenario.aggregated is None else "aggregated"
     given = getattr(scenario, role)
-    pool = given.pool_tokens + 2 * draft_tokens
     if role == "decode" and given.radix_cache:
         drafts["speculative_draft_layers"] = max(1, drafts["speculative_draft_layers"])
-    return scenario.model_copy(update={role: given.model_copy(update={**drafts, "pool_tokens": pool})})
+    given = given.model_copy(update=drafts)
+    pool = given.pool_tokens + given.num_ahead_tokens(scenario.page_size)
+    return scenario.model_copy(update={role: given.model_copy(update={"pool_tokens": pool})})
 
 
 QUICK_PREFILL: dict[str, Any] = {"use": "affine", "prefill_per_token": "10 us", "decode_base": "10 ms"}

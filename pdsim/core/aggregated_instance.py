@@ -26,6 +26,7 @@ from pdsim.core.new_token_ratio import NewTokenRatio
 from pdsim.core.running_batch import (
     FOREVER,
     DecodingInstance,
+    Drafts,
     RunningBatch,
     RunningRequest,
     running_batch,
@@ -51,9 +52,8 @@ class AggregatedLimits:
     overlap: bool = True
     """SGLang's overlap schedule chooses a step when the one before it begins. What came since is looked at only after
     the choice: it waits for one step more. A driver that does choose so early must switch this off."""
-    draft_tokens: int | None = None
-    """Tokens that a step verifies of each request, its last token among them (--speculative-num-draft-tokens). None:
-    each step gives each request one token."""
+    drafts: Drafts | None = None
+    """Tokens that a step verifies of each request. None: each step gives each request one token."""
     wave_requests: float | None = None
     """Requests whose attention runs at a time, and reads what they share once; None: all."""
     waiting_timeout_ns: int | None = None
@@ -101,7 +101,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self.limits = limits
         self.page_size = cache.page_size
         self.now_ns = 0
-        self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.draft_tokens, limits.wave_requests)
+        self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.drafts, limits.wave_requests)
         self.batch.counts_ended = limits.overlap or not limits.rules.filters_ended
         self._arrived: list[AggregatedRequest] = []
         """Not looked at yet."""

@@ -52,7 +52,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.limits = limits
         self.page_size = cache.page_size
         self.now_ns = 0
-        self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.draft_tokens, limits.wave_requests)
+        self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.drafts, limits.wave_requests)
         self.batch.sorts_at_retraction = limits.rules.sorts_at_retraction
         self.batch.caches_unseen = limits.rules.caches_unseen
         self.queue = AdmissionQueue(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
+from pdsim.core.running_batch import Drafts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +23,8 @@ class DecodeLimits:
     """Say which pages are copied to host memory and back. A driver with real KV needs it."""
     retracts_to_host_cache: bool = False
     """Retracted KV goes into pages of the host cache (--disaggregation-decode-retraction-backup host_pool)."""
-    draft_tokens: int | None = None
-    """Tokens that a step verifies of each request, its last token among them (--speculative-num-draft-tokens). None:
-    each step gives each request one token."""
+    drafts: Drafts | None = None
+    """Tokens that a step verifies of each request. None: each step gives each request one token."""
     wave_requests: float | None = None
     """Requests whose attention runs at a time, and reads what they share once; None: all."""
     grants_computed_only: bool = False

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from pdsim.core.instance import PolicyError, Request
 from pdsim.core.kv_cache import KvCache, Lease
@@ -302,13 +302,22 @@ class RunningBatch(Generic[RequestT]):
         request.joined_at_step = self.num_steps
 
 
+class Drafts(NamedTuple):
+    """Tokens of one request in one step."""
+
+    num_verified: int
+    """Those that a step computes, the request's last token among them (--speculative-num-draft-tokens)."""
+    num_reserved: int
+    """Those that it may need pages for: more than it verifies where drafts are a tree."""
+
+
 class SpeculativeBatch(RunningBatch[RequestT]):
     """Verifies drafts in each step. Pages are held for two: SGLang begins one before it knows the last one's tokens."""
 
-    def __init__(self, cache: KvCache, draft_tokens: int, wave_requests: float | None = None) -> None:
+    def __init__(self, cache: KvCache, drafts: Drafts, wave_requests: float | None = None) -> None:
         super().__init__(cache, wave_requests)
-        self.num_written_tokens = draft_tokens
-        self.num_ahead_tokens = 2 * draft_tokens
+        self.num_written_tokens = drafts.num_verified
+        self.num_ahead_tokens = 2 * drafts.num_reserved
 
     @property
     def num_opening_pages(self) -> int:
@@ -350,10 +359,10 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         """Lengths are always up to date."""
 
 
-def running_batch(cache: KvCache, draft_tokens: int | None, wave_requests: float | None) -> RunningBatch[RequestT]:
-    if draft_tokens is None:
+def running_batch(cache: KvCache, drafts: Drafts | None, wave_requests: float | None) -> RunningBatch[RequestT]:
+    if drafts is None:
         return RunningBatch(cache, wave_requests)
-    return SpeculativeBatch(cache, draft_tokens, wave_requests)
+    return SpeculativeBatch(cache, drafts, wave_requests)
 
 
 class DecodingInstance(Generic[RequestT]):

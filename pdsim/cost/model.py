@@ -25,6 +25,10 @@ class DecodeLine(NamedTuple):
         """The line of a step that stands still for so long."""
         return DecodeLine(self.base + (delay_ns << FRACTION_BITS), self.per_context_token, self.per_distinct_token)
 
+    def plus(self, other: "DecodeLine", times: int = 1) -> "DecodeLine":
+        """The line of this and, so many times, another."""
+        return DecodeLine(*(part + times * added for part, added in zip(self, other, strict=True)))
+
     @classmethod
     def of_ns(cls, base_ns: float, per_context_token_ns: float, per_distinct_token_ns: float) -> "DecodeLine":
         one_ns = 1 << FRACTION_BITS

@@ -47,8 +47,9 @@ class RooflineModel:
         self._cp = layout.cp
         self._busiest = 1 + layout.expert_skew
         """Tokens of the busiest GPU's experts, over the mean."""
-        state_ns = 2e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
-        self._state_ns = state_ns + windows_ns  # a request's, however long it is
+        per_read = 1 / layout.num_verified_tokens  # all tokens that a step verifies of a request share one read
+        state_ns = (1 + per_read) * 1e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
+        self._state_ns = state_ns + windows_ns * per_read  # a token's, however long its request is
         num_expert_layers = 0 if spec.experts is None else spec.experts.num_layers
         self._exchange_ns = 2 * num_expert_layers * settings.expert_exchange_ns if layout.dp > 1 else 0.0
         self._exchange_token_ns = num_expert_layers * self._exchange_bytes_ns(layout)

@@ -11,6 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from pdsim.core.messages import MixedStep, PrefillStep
+from pdsim.cost.drafts import DraftTimes
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.cost.roofline import RooflineModel
 from pdsim.system.memory import Layout
@@ -24,6 +25,9 @@ class Drafting(NamedTuple):
 
     tokens: int = 1
     step_ns: float = 0
+    """Time of drafting, where it was measured."""
+    model: DraftTimes | None = None
+    """Times of the draft model. None: it has none, or they were measured."""
 
 
 class Graphs(NamedTuple):
@@ -187,6 +191,8 @@ class StepTimes:
             duration_ns = self.prefill.prefill_ns(step, start_ns)
         else:
             duration_ns = self.prefill.prefill_ns(step, start_ns, expert_tokens)
+        if self.drafting.model is not None:
+            duration_ns += self.drafting.model.prefill_ns(step, start_ns)
         if self.speedup[0] != 1:
             duration_ns = max(1, round(duration_ns / self.speedup[0]))
         return duration_ns if self.kv_reads is None else self.kv_reads.prolonged_ns(start_ns, duration_ns)
@@ -214,7 +220,9 @@ class StepTimes:
         """decode_line with this number of expert tokens. Only rooflines have times of experts."""
         if not isinstance(self.decode, RooflineModel):
             return self.decode_line(num_requests)
-        return self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests), expert_tokens))
+        computed = self.num_computed(num_requests)
+        line = self.decode.decode_line(computed, expert_tokens)
+        return self._around(num_requests, line, expert_tokens / computed)
 
     def next_stall(self, num_requests: int) -> tuple[int, int]:
         """Steps of this batch before one that stalls, and its stall in ns."""
@@ -233,8 +241,10 @@ class StepTimes:
         """Resets the cold start."""
         self._num_shared_steps = 0
 
-    def _around(self, num_requests: int, line: DecodeLine) -> DecodeLine:
-        """A step of the instance, from what its GPU computes."""
+    def _around(self, num_requests: int, line: DecodeLine, expert_share: float | None = None) -> DecodeLine:
+        """A step of the instance, from what its GPU computes. expert_share: tokens that experts compute, over its own;
+        None: its own.
+        """
         size = None if self.graphs is None else self.graphs.size(num_requests)
         base = line.base + _units(self.drafting.step_ns)
         per_context = line.per_context_token
@@ -248,19 +258,29 @@ class StepTimes:
         line = DecodeLine(base, per_context, line.per_distinct_token)
         if self.waves is not None:
             line = self.waves.line(num_requests, line)
+        if self.drafting.model is not None:
+            line = line.plus(self.drafting.model.decode_line(size or num_requests, expert_share))
         return line if self.speedup[1] == 1 else line.stretched(1 / self.speedup[1])
+
+    def _drafting_ns(self, num_requests: int) -> float:
+        """Time of drafting beside reading KV."""
+        if self.drafting.model is None:
+            return self.drafting.step_ns
+        size = (self.graphs and self.graphs.size(num_requests)) or num_requests
+        return self.drafting.model.decode_line(size).base / (1 << FRACTION_BITS)
 
     # What the times are made of.
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
         """Terms of a forward's time in ns on an idle GPU, by name. Their sum is the time."""
-        return self.prefill.prefill_terms(step)
+        terms = self.prefill.prefill_terms(step)
+        return terms if self.drafting.model is None else {**terms, "draft": self.drafting.model.prefill_ns(step, 0)}
 
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
         """Terms of a decode step's time in ns, by name. Their sum is the time."""
         line = self.decode_line(num_requests)
         terms = self.decode.decode_terms(self.num_computed(num_requests))
-        terms["drafting"] = self.drafting.step_ns
+        terms["drafting"] = self._drafting_ns(num_requests)
         if self.waves is not None:
             terms["merging split contexts"] = self.waves.merging_ns(num_requests)
         terms["host between steps"] = self.host_overhead.ns(num_requests)

@@ -11,7 +11,6 @@ from pdsim.core.router import Router
 from pdsim.core.sender import Sender
 from pdsim.cost.copies import HostCopies, StorageCosts
 from pdsim.cost.step_times import (
-    NO_DRAFTING,
     DecodeHostOverhead,
     Drafting,
     Graphs,
@@ -23,7 +22,7 @@ from pdsim.cost.step_times import (
 )
 from pdsim.scenario import wiring
 from pdsim.scenario.cost import HostSettings
-from pdsim.scenario.cost_models import prefill_model, timed
+from pdsim.scenario.cost_models import draft_times, prefill_model, timed
 from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
 from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.machines import build_agents, build_autoscaler, build_instances, build_monitor, build_router
@@ -157,13 +156,14 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
     if not isinstance(settings, DecodingSettings):
         slows_prefill = wiring.transport(scenario).slows_prefill
         kv_reads = KvReads(slows_prefill) if slows_prefill else None
-        return StepTimes(prefill=prefill, decode=prefill, kv_reads=kv_reads)
-    drafting, graphs, draft_tokens = NO_DRAFTING, None, settings.speculative_draft_tokens
-    if draft_tokens is not None:
-        drafting = Drafting(draft_tokens, settings.speculative_drafting)
+        drafting = Drafting(model=draft_times(scenario, role))
+        return StepTimes(prefill=prefill, decode=prefill, drafting=drafting, kv_reads=kv_reads)
+    graphs, has_drafts = None, scenario.acceptance is not None
+    measured_ns = settings.speculative_drafting or 0
+    drafting = Drafting(settings.num_verified_tokens, measured_ns, draft_times(scenario, role))
     if cost.graph_sizes is not None:
         largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
-        default = captured_batches(largest, settings.resolved_max_running, speculative=draft_tokens is not None)
+        default = captured_batches(largest, settings.resolved_max_running, speculative=has_drafts)
         launch_ns = host.slowdown * cost.eager_layer * layout.model.num_layers
         sizes = default if cost.graph_sizes == "sglang" else cost.graph_sizes
         graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv)

@@ -8,6 +8,7 @@ from statistics import fmean
 from pdsim.core.forward_builder import ChunkSizer
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.aiconfigurator import NoOperatorTablesError
+from pdsim.cost.drafts import DraftTimes
 from pdsim.cost.model import CostModel, CostSettings
 from pdsim.cost.settings import Affine, Kernels, Roofline
 from pdsim.scenario.component import component_name
@@ -16,6 +17,7 @@ from pdsim.scenario.sizing import layout_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_model
 from pdsim.system.memory import Layout, Role
+from pdsim.system.model import ModelSpec
 
 _PROFILED_LENGTHS, _PROFILED_SHARE = 128, 1.25
 """Prompts whose times SGLang profiles, and the longest of them over the chunk."""
@@ -25,6 +27,35 @@ def prefill_model(scenario: Scenario, role: Role) -> CostModel:
     """Times of forwards of one instance; with pipeline stages, of the largest."""
     layout = layout_of(scenario, role)
     return timed(_of_stage(scenario, scenario.cost.prefill, layout), scenario.cost.host.slowdown, layout)
+
+
+def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
+    """Times of the draft model on an instance; None: there is no model, or its times were measured.
+
+    They are the cost model's own, and those of kernels where it has none of single layers. Draft forwards are part of a
+    step: the host's time between steps counts once.
+    """
+    layout, decoding = layout_of(scenario, role), scenario.servers[1]
+    if layout.draft is None or decoding.speculative_drafting is not None:
+        return None
+    costs = scenario.cost.prefill if role == "prefill" else scenario.cost.decode
+    settings = costs if isinstance(costs, Kernels | Roofline) else Kernels()
+    settings = replace(settings, step_overhead_ns=0, prompt_overhead_ns=0)
+    alone = replace(layout, draft=None, num_draft_layers=0, num_verified_tokens=1)
+
+    def model(spec: ModelSpec) -> CostModel:
+        return timed(settings, scenario.cost.host.slowdown, replace(alone, model=spec))
+
+    is_block = decoding.speculative_algorithm == "DSPARK"
+    num_tokens = decoding.num_verified_tokens
+    return DraftTimes(
+        layers=model(layout.draft.layers),
+        proposing=model(layout.draft.proposing),
+        num_steps=decoding.num_draft_steps,
+        num_rows=num_tokens - 1 if is_block else decoding.speculative_eagle_topk or 1,
+        num_verified=num_tokens,
+        computes_prompts=not is_block,
+    )
 
 
 def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:

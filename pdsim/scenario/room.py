@@ -106,12 +106,12 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
     if (aggregated := scenario.aggregated) is not None:
         # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
         grown = [-(-prompt // page) * page + output for prompt, output in zip(prompts, outputs, strict=True)]
-        room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens
+        room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens(page)
         require(grown, room, "grows to", "an aggregated instance has room for")
         return
     prefill, decode = scenario.pair
     require(prompts, (prefill.pool_tokens or 0) - 1 - page, "has a prompt of", "a prefill instance has room for")
-    grown = [total - 2 + decode.num_ahead_tokens for total in totals]
+    grown = [total - 2 + decode.num_ahead_tokens(page) for total in totals]
     require(grown, decode.pool_tokens or 0, "grows to", "a decode instance holds")
     _check_grants(scenario, requests)
     _check_ring(scenario, min(prompts))
@@ -160,7 +160,7 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
         known = longest.setdefault(spec.max_output_tokens, spec)
         if len(spec.prompt) > len(known.prompt):
             longest[spec.max_output_tokens] = spec
-    view = _IdleDecode(page, (decode.pool_tokens or 0) // page, decode.num_ahead_tokens)
+    view = _IdleDecode(page, (decode.pool_tokens or 0) // page, decode.num_ahead_tokens(page))
     for spec in longest.values():
         tokens = len(spec.prompt)
         lone = _Lone(spec.request_id, tokens, spec.max_output_tokens)

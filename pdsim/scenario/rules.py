@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdsim.core.engine_rules import RELEASES
 from pdsim.cost.settings import Affine
+from pdsim.scenario.speculation import with_chosen_drafts
 from pdsim.workload.client import ClosedLoop
 
 Engine = Literal["sglang", "vllm"]
@@ -49,6 +50,14 @@ def with_defaults_of_engine(data: Any) -> Any:
         elif isinstance(given := data.get(field), dict):
             filled[field] = _filled(default, given)
     return filled
+
+
+def with_drafts_of_engine(data: Any) -> Any:
+    """Fills in steps, branches and verified tokens of drafts."""
+    if not isinstance(data, dict):
+        return data
+    roles = {role: data[role] for role in ("decode", "aggregated") if isinstance(data.get(role), dict)}
+    return {**data, **{role: with_chosen_drafts(servers, data.get("model")) for role, servers in roles.items()}}
 
 
 def _filled(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pdsim.scenario.fields import FolderName, Section
 from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.network import NetworkSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
-from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_priority_policy
+from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_drafts_of_engine, with_priority_policy
 from pdsim.scenario.servers import (
     AggregatedSettings,
     ComputingSettings,
@@ -29,6 +29,7 @@ from pdsim.scenario.servers import (
     ServerSettings,
     StorageSettings,
 )
+from pdsim.scenario.speculation import num_draft_layers
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.system.catalog import CatalogError, Kind, load_model
 from pdsim.system.memory import Role
@@ -193,7 +194,7 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_defaults_of_its_engine(cls, data: Any) -> Any:
-        return with_priority_policy(with_defaults_of_engine(with_kv_of_checkpoint(data)))
+        return with_priority_policy(with_defaults_of_engine(with_drafts_of_engine(with_kv_of_checkpoint(data))))
 
     @model_validator(mode="after")
     def _keeps_the_rules(self) -> Self:
@@ -262,7 +263,8 @@ class Scenario(Section):
     def num_draft_layers(self) -> int:
         """Layers of the draft model that have KV; 0: there are no drafts, or they have none."""
         decoding = self.servers[1]
-        return 0 if decoding.acceptance is None else decoding.speculative_draft_layers
+        named = decoding.speculative_draft_model
+        return num_draft_layers(decoding, None if named is None else load_model(named))
 
     @property
     def setup(self) -> Setup:

@@ -13,7 +13,8 @@ from pdsim.policy.ranks import LoadBalanceMethod
 from pdsim.policy.scaling import LoadThresholds
 from pdsim.scenario.component import Component
 from pdsim.scenario.fields import SIZE, Bandwidth, Duration, Rate, Section, Size
-from pdsim.workload.lengths import Acceptance
+from pdsim.scenario.speculation import SpeculativeSettings
+from pdsim.system.states import StateStrategy
 
 
 def size_or_auto(value: Any) -> int | Literal["auto"]:
@@ -130,6 +131,9 @@ class ServerSettings(Section):
     (--hicache-write-policy). No effect without host_cache."""
     max_running_requests: int | None = Field(default=None, ge=1)
     """Maximum number of running requests of a server (--max-running-requests). None: the engine's rule."""
+    mamba_radix_cache_strategy: StateStrategy | None = None
+    """States of linear-attention layers that a running request has beside the prefix cache: no_buffer (3) or
+    extra_buffer (5; 4 without overlap). None: extra_buffer; no_buffer with engine_version 0.5.12."""
 
     @model_validator(mode="after")
     def _has_something_to_keep(self) -> Self:
@@ -191,42 +195,11 @@ class ComputingSettings(ServerSettings):
         return (self.chunked_prefill_tokens or 0) // self.dp
 
 
-class DecodingSettings(ServerSettings):
+class DecodingSettings(ServerSettings, SpeculativeSettings):
     """Servers that decode. With speculation a step verifies several tokens of each request."""
 
     preemption: Annotated[protocols.PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
     """Preemption policy: which running request loses its pages when a step does not fit."""
-    speculative_draft_tokens: int | None = Field(default=None, ge=2)
-    """Number of tokens that a step verifies for each request, including its last token
-    (--speculative-num-draft-tokens). None: no speculation."""
-    speculative_accept_length: float | None = Field(default=None, ge=1)
-    """Mean number of tokens that a speculative step gives a request."""
-    speculative_draft_layers: int = Field(default=1, ge=0)
-    """Number of attention layers of the draft model, whose KV is kept, cached and sent with the model's: 1 for EAGLE,
-    EAGLE3 and MTP; 0 for drafts without KV, such as n-grams. No effect without speculative_draft_tokens."""
-    speculative_drafting: Duration = 0
-    """Time of all draft forwards of one decode step."""
-
-    @model_validator(mode="after")
-    def _accepts_what_is_drafted(self) -> Self:
-        tokens, length = self.speculative_draft_tokens, self.speculative_accept_length
-        if (tokens is None) != (length is None):
-            raise ValueError("speculative_draft_tokens and speculative_accept_length: give both or none")
-        if tokens is not None and length is not None and length > tokens:
-            raise ValueError(f"speculative_accept_length {length:g} is more than the {tokens} speculative_draft_tokens")
-        return self
-
-    @property
-    def acceptance(self) -> Acceptance | None:
-        """Acceptance of drafts. None: a step gives each request one token."""
-        if self.speculative_draft_tokens is None or self.speculative_accept_length is None:
-            return None
-        return Acceptance(draft_tokens=self.speculative_draft_tokens, accept_length=self.speculative_accept_length)
-
-    @property
-    def num_ahead_tokens(self) -> int:
-        """Tokens beyond its KV for which a request needs pages before a decode step: drafts of two steps."""
-        return 2 * (self.speculative_draft_tokens or 0) or 1
 
 
 class PrefillSettings(ComputingSettings):
@@ -294,10 +267,12 @@ class DecodeSettings(DecodingSettings):
     def _has_what_servers_accept(self) -> Self:
         if self.retracts_to_host_cache and self.host_cache is None:
             raise ValueError("retracts_to_host_cache needs a host_cache")
-        if self.radix_cache and self.acceptance is not None and self.speculative_draft_layers == 0:
+        without_kv = self.speculative_draft_layers == 0 or self.speculative_algorithm in ("NGRAM", "STANDALONE")
+        if self.radix_cache and self.acceptance is not None and without_kv:
+            found = self.speculative_algorithm or "speculative_draft_layers: 0"
             raise ValueError(
-                "radix_cache: true and speculative_draft_layers: 0 exclude each other: with a radix cache SGLang's "
-                "decode takes EAGLE, EAGLE3 and DSPARK (0.5.23, arg_groups/speculative_hook.py:167)"
+                f"radix_cache: true and {found} exclude each other: with a radix cache SGLang's decode takes EAGLE, "
+                "EAGLE3 and DSPARK (0.5.23, arg_groups/speculative_hook.py:167)"
             )
         return self
 

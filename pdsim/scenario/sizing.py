@@ -16,13 +16,13 @@ from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ComputingSettings, DecodeSettings, PrefillSettings, ServerSettings
+from pdsim.scenario.speculation import DEFAULT_RUNNING, DraftError, draft_model
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system import memory
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
+from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 
-STATES_PER_REQUEST = 3
-"""States of linear-attention layers, of which a prefix cache keeps some (SGLang 0.5.23)."""
 HOST_RATIO = 2
 """Host memory for each byte of the GPU's pool, where it is auto (SGLang's --hicache-ratio)."""
 PREFETCH_SHARE = 0.8
@@ -81,7 +81,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             model = replace(model, max_context_tokens=scenario.context_tokens)
         if settings.redundant_experts is not None:
             model = model.with_redundant(settings.redundant_experts)
-        _, num_stages, cp = settings.split
+        (_, num_stages, cp), decoding = settings.split, scenario.servers[1]
         if settings.tp % cp:
             raise ConfigError(f"{role}: cp {cp} does not divide tp {settings.tp}")
         if num_stages > model.num_layers:
@@ -98,10 +98,12 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             has_whole_experts=settings.has_whole_experts,
             expert_skew=skew,
             num_draft_layers=scenario.num_draft_layers,
+            draft=draft_model(decoding, model, load_model),
+            num_verified_tokens=1 if role == "prefill" else decoding.num_verified_tokens,
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,
         )
-    except (CatalogError, memory.LayoutError) as wrong:
+    except (CatalogError, memory.LayoutError, DraftError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
 
 
@@ -200,12 +202,7 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: m
 
 def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
     layout, given = layout_of(scenario, "decode"), settings.max_running_requests
-    if settings.radix_cache and scenario.num_draft_layers and layout.state_bytes:
-        raise ConfigError(
-            f"decode.radix_cache: true: pdsim does not model drafts beside it for {layout.model.name}, some of whose "
-            "layers have linear attention; leave one of the two out"
-        )
-    drafts = settings.speculative_draft_tokens or 1
+    drafts = settings.num_verified_tokens
     fraction = memory.default_mem_fraction(layout.gpu, settings.tp, "decode", None, given, draft_tokens=drafts)
     extra = settings.extra_slots
     if extra is None:
@@ -222,28 +219,65 @@ def _resolved_memory(
     fraction: what SGLang would leave for weights and KV.
     """
     fraction = settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else fraction)
-    page, pool = scenario.page_size, settings.pool_tokens
+    page, pool, rule = scenario.page_size, settings.pool_tokens, _state_rule(scenario, settings, layout, role)
     if pool is None:
         try:
-            pool = layout.pool_tokens(fraction, page, engine=scenario.engine)
+            pool = layout.pool_tokens(fraction, page, engine=scenario.engine, states=rule)
         except memory.LayoutError as wrong:
             raise ConfigError(f"{role}: {wrong}") from None
     elif pool < page:
         raise ConfigError(f"{role}: pool_tokens {pool} is less than a page of {page} tokens")
     pool = pool // page * page
-    given, states = settings.max_running_requests, layout.max_states(fraction)
-    if given is not None:
+    if (given := _given_running(scenario, settings)) is not None:
         running = max(1, given // settings.dp)
     elif scenario.engine == "vllm":
         running = memory.vllm_batch(layout.gpu).num_requests
     else:
         running = memory.default_max_running(pool, layout.model.max_context_tokens)
-    if states is not None:
-        running = max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
+    if layout.state_bytes:
+        slots = slots_of_request(scenario, settings)
+        running = max(1, min(running, layout.states(fraction, rule).num_slots // slots))
     host = settings.host_cache
     if host == "auto":
         host = HOST_RATIO * pool * layout.kv_token_bytes
     return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running, "host_cache": host}
+
+
+def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
+    """Running requests of a server that are known before its memory is divided."""
+    has_drafts = scenario.acceptance is not None
+    return settings.max_running_requests or (DEFAULT_RUNNING if has_drafts else None)
+
+
+def _state_rule(
+    scenario: Scenario, settings: ServerSettings, layout: memory.Layout, role: memory.Role
+) -> StateRule | None:
+    """Slots for states of linear attention; None with vLLM."""
+    if scenario.engine == "vllm":
+        return None
+    given, has_drafts = _given_running(scenario, settings), scenario.acceptance is not None
+    if has_drafts and settings.radix_cache and layout.state_bytes and _strategy(scenario, settings) == "no_buffer":
+        raise ConfigError(
+            f"{role}.mamba_radix_cache_strategy: no_buffer, with drafts and a radix cache: SGLang takes extra_buffer "
+            "(0.5.12, server_args.py:2569; in 0.5.23 no_buffer has neither pages nor overlap, arg_groups/mamba_hook.py)"
+        )
+    return StateRule(
+        slots_per_request=slots_of_request(scenario, settings),
+        num_drafts=0 if role == "prefill" or not has_drafts else scenario.servers[1].num_verified_tokens,
+        max_running=None if given is None else max(1, given // settings.dp),
+        is_fixed=not settings.radix_cache,
+    )
+
+
+def slots_of_request(scenario: Scenario, settings: ServerSettings) -> int:
+    """Slots for states of linear attention that a running request has."""
+    overlap = getattr(settings, "overlap", True)
+    return slots_per_request(_strategy(scenario, settings), radix_cache=settings.radix_cache, overlap=overlap)
+
+
+def _strategy(scenario: Scenario, settings: ServerSettings) -> StateStrategy:
+    has_buffer = scenario.engine == "sglang" and scenario.engine_version != "0.5.12"
+    return settings.mamba_radix_cache_strategy or ("extra_buffer" if has_buffer else "no_buffer")
 
 
 def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pdsim.system.catalog import GpuSpec
+from pdsim.system.draft import DraftModel
 from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention, KvDtype, ModelSpec, StateDtype
+from pdsim.system.states import STATE_SHARE, StateMemory, StateRule
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -19,9 +21,6 @@ RUNTIME_BYTES = 2e9
 
 Role = Literal["prefill", "decode", "aggregated"]
 """Work of a server."""
-
-STATE_SHARE = 0.9
-"""Memory of linear-attention states for each byte of KV (SGLang's mamba_full_memory_ratio)."""
 
 
 class LayoutError(ValueError):
@@ -53,6 +52,10 @@ class Layout:
     num_draft_layers: int = 0
     """Number of attention layers of a draft model, each with as much KV as a layer of the model (SGLang 0.5.23,
     model_executor/pool_configurator.py: cell_size * draft_num_layers / num_layers)."""
+    draft: DraftModel | None = None
+    """Draft model with weights on these GPUs. None: there is none."""
+    num_verified_tokens: int = 1
+    """Tokens of a request that one decode step computes."""
     kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 
@@ -109,32 +112,45 @@ class Layout:
 
     @property
     def weight_bytes_per_rank(self) -> float:
-        return self.model.shared_bytes / self.tp + self.model.expert_bytes / (self.tp * self.dp * self.cp)
+        """Weights of the model and of its draft."""
+        shared, routed = self.model.shared_bytes, self.model.expert_bytes
+        if self.draft is not None:
+            shared, routed = shared + self.draft.own_bytes, routed + self.draft.expert_bytes
+        return shared / self.tp + routed / (self.tp * self.dp * self.cp)
 
-    def max_states(self, mem_fraction: float) -> int | None:
-        """Requests whose linear-attention state fits; None: the model has no such layers."""
+    def states(self, mem_fraction: float, rule: StateRule | None = None) -> StateMemory:
+        """Slots for linear-attention states. rule: None for vLLM, which has no slots: its share of memory counts."""
+        room = self._room(mem_fraction)
         if not self.state_bytes:
-            return None
-        room = self.gpu.memory_bytes * mem_fraction - self.weight_bytes_per_rank - RUNTIME_BYTES
-        return int(room * STATE_SHARE / (1 + STATE_SHARE) // self.state_bytes)
+            return StateMemory(0, 0)
+        if rule is not None:
+            return rule.memory(room, self.state_bytes)
+        num_bytes = room * STATE_SHARE / (1 + STATE_SHARE)
+        return StateMemory(int(num_bytes // self.state_bytes), num_bytes)
 
-    def pool_tokens(self, mem_fraction: float, page_size: int, *, engine: str = "sglang") -> int:
+    def _room(self, mem_fraction: float) -> float:
+        """Bytes for KV and states."""
+        return self.gpu.memory_bytes * mem_fraction - self.weight_bytes_per_rank - RUNTIME_BYTES
+
+    def pool_tokens(
+        self, mem_fraction: float, page_size: int, *, engine: str = "sglang", states: StateRule | None = None
+    ) -> int:
         """Tokens whose KV fits, in whole pages: with vLLM of windows no more than a long request holds of them.
 
-        Raises LayoutError if the weights leave no room.
+        Raises LayoutError if weights and states leave no room.
         """
-        static = self.gpu.memory_bytes * mem_fraction
-        room = static - self.weight_bytes_per_rank - RUNTIME_BYTES
-        if self.state_bytes:
-            room /= 1 + STATE_SHARE
+        static, state_bytes = self.gpu.memory_bytes * mem_fraction, self.states(mem_fraction, states).num_bytes
+        room = self._room(mem_fraction) - state_bytes
         kept_bytes = self.kv_token_bytes if engine == "sglang" else self._vllm_token_bytes
         tokens = int(room // kept_bytes) // page_size * page_size
         if tokens <= 0:
-            weights = self.weight_bytes_per_rank + RUNTIME_BYTES
+            weights = self.weight_bytes_per_rank + RUNTIME_BYTES + max(0.0, state_bytes)
+            drafts = "" if self.draft is None else ", its draft"
+            states_too = " and states of linear attention" if state_bytes > 0 else ""
             raise LayoutError(
-                f"{self.model.name} in {self.model.weight_dtype} needs {weights / 1e9:.1f} GB on each of {self.tp} "
-                f"{self.gpu.name}, which give {static / 1e9:.1f} GB (memory fraction {mem_fraction:g}): "
-                f"no room for KV; use a larger tp or GPU"
+                f"{self.model.name} in {self.model.weight_dtype}{drafts}{states_too} needs {weights / 1e9:.1f} GB on "
+                f"each of {self.tp} {self.gpu.name}, which give {static / 1e9:.1f} GB (memory fraction "
+                f"{mem_fraction:g}): no room for KV; use a larger tp or GPU"
             )
         return tokens
 

@@ -252,6 +252,8 @@ class ModelSpec:
     attention: GroupedQueryAttention | LatentAttention
     experts: Experts | None = None
     state: RecurrentState | None = None
+    num_nextn_layers: int = 0
+    """Layers of its checkpoint that predict further tokens (MTP), which count in no other field. 0: there are none."""
     llama: LlamaArchitecture | None = None
     sources: dict[str, str]
 

@@ -12,10 +12,13 @@ from pdsim.core.invariants import check
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Verified
 from pdsim.core.sequence import Spans
+from pdsim.scenario.build import build
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.sizing import layout_of, resolve, slots_of_request
+from pdsim.scenario.speculation import DEFAULT_RUNNING
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.states import StateRule
 from pdsim.workload.lengths import Acceptance, chain_probability
 from tests.strategies import speculative_scenarios
 from tests.support import decisions, examples, request, require_whole_gaps, run, small, small_aggregated
@@ -110,13 +113,62 @@ def test_kv_of_drafts_is_sent_beside_the_models(prompts: list[int], num_draft_la
         assert other.transfer_bytes * LAYERS == one.transfer_bytes * (LAYERS + num_draft_layers)
 
 
-@pytest.mark.parametrize("num_draft_layers", [1, 4])
-def test_kv_of_drafts_lies_in_the_pools_of_both_roles(num_draft_layers: int):
-    sizes = {"prefill__pool_tokens": None, "decode__pool_tokens": None, "decode__mem_fraction": 0.8}
-    with_drafts = {**drafting, "decode__speculative_draft_layers": num_draft_layers}
-    plain, drafts = (resolve(small(request(0, 9, 9), **sizes, **more)) for more in ({}, with_drafts))
-    for one, other in zip(plain.pair, drafts.pair, strict=True):
-        assert other.pool_tokens == pytest.approx(one.pool_tokens * LAYERS / (LAYERS + num_draft_layers), abs=8)
+ALGORITHMS = ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DSPARK", "NGRAM"]
+MODELS = ["qwen3-8b", "qwen3-30b-a3b", "deepseek-v3", "qwen3.5-35b-a3b", "llama-3.1-70b", "gpt-oss-120b"]
+
+
+@given(
+    st.sampled_from(MODELS),
+    st.sampled_from(["h100", "b200", "h20"]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([None, *ALGORITHMS]),
+    st.sampled_from([None, 16, 200]),
+    st.booleans(),
+)
+@examples(150)
+def test_weights_states_and_kv_of_model_and_draft_fit_the_gpu(model, gpu, tp, algorithm, running, radix_cache):
+    settings = {"speculative_draft_tokens": 4, "speculative_accept_length": 2, "speculative_algorithm": algorithm}
+    settings |= {"STANDALONE": {"speculative_draft_model": "qwen3-0.6b"}}.get(algorithm, {})
+    settings |= {"DSPARK": {"speculative_draft_layers": 5}}.get(algorithm, {})
+    settings |= {"gpu": gpu, "tp": tp, "pool_tokens": None, "max_running_requests": running}
+    sides = {"prefill": {"gpu": gpu, "tp": tp, "radix_cache": radix_cache}, "decode": settings}
+    try:
+        plain = resolve(small(request(0, 9, 9), model=model, **sides | {"decode": {"gpu": gpu, "tp": tp}}))
+        drafts = resolve(small(request(0, 9, 9), model=model, **sides))
+    except ConfigError:
+        return
+    for role, one, other in zip(("prefill", "decode"), plain.pair, drafts.pair, strict=True):
+        layout = layout_of(drafts, role)
+        slots = slots_of_request(drafts, other)
+        verified = 4 if role == "decode" else 0
+        states = other.max_running_requests * (slots + verified) * layout.state_bytes
+        used = other.pool_tokens * layout.kv_token_bytes + layout.weight_bytes_per_rank + states
+        assert used <= layout.gpu.memory_bytes * other.mem_fraction
+        if layout.draft is not None and one.mem_fraction == other.mem_fraction and not layout.state_bytes:
+            spared = (one.pool_tokens - other.pool_tokens) * layout.kv_token_bytes
+            assert spared >= layout.draft.own_bytes / tp - layout.kv_token_bytes
+        assert other.max_running_requests <= (running if running and role == "decode" else DEFAULT_RUNNING)
+
+
+@given(
+    st.sampled_from(MODELS[:4]),
+    st.sampled_from([None, *ALGORITHMS[:3]]),
+    st.integers(2, 7),
+    st.integers(1, 300),
+    st.integers(0, 10**6),
+)
+@examples(150)
+def test_more_draft_steps_never_make_a_step_shorter(model, algorithm, num_tokens, batch, num_kv_tokens):
+    def step_ns(tokens: int | None) -> int:
+        drafts = {"speculative_accept_length": 1, "speculative_algorithm": algorithm} if tokens else {}
+        decode = {"gpu": "h200", "tp": 8, "speculative_num_steps": tokens and tokens - 1, **drafts}
+        sides = {"prefill": {"gpu": "h200", "tp": 8}, "decode": {**decode, "max_running_requests": 300}}
+        line = build(small(request(0, 9, 9), model=model, cost="kernels", **sides)).costs["decode-0"].decode_line(batch)
+        return line.base + (line.per_context_token + line.per_distinct_token) * num_kv_tokens
+
+    if algorithm == "NEXTN" and "qwen3-" in model:
+        return  # it has no such layers
+    assert step_ns(None) < step_ns(num_tokens) < step_ns(num_tokens + 1)
 
 
 @given(
@@ -146,16 +198,53 @@ def test_decodes_radix_cache_spares_the_drafts_kv_too(turns, page_size: int, num
         longest[stream] = max(shared, longest.get(stream, 0))
 
 
-def test_a_hybrid_model_with_drafts_and_decodes_radix_cache_is_not_modelled():
-    changes = {
-        **drafting,
-        "decode__radix_cache": True,
-        "model": "qwen3-next-80b-a3b",
-        "decode__tp": 4,
-        "prefill__tp": 4,
-    }
-    with pytest.raises(ConfigError, match="pdsim does not model drafts beside it for qwen3-next-80b-a3b"):
-        resolve(small(request(0, 9, 9), **changes))
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60), st.integers(1, 30)), min_size=2, max_size=6),
+    st.sampled_from([1, 4, 16]),
+)
+@examples(20)
+def test_a_hybrid_model_sends_the_state_and_the_suffix_of_model_and_draft(turns, page_size: int):
+    """10 of the layers of Qwen3.5-35B-A3B, and one of the draft, have KV: 2 heads of 256 for keys and for values."""
+    specs = [
+        request(i, Spans([(stream, 0, shared), (100 + i, 0, 3)]), output, arrival_ns=i * 10**10)
+        for i, (stream, shared, output) in enumerate(turns)
+    ]
+    changes = {"decode__radix_cache": True, "model": "qwen3.5-35b-a3b", "page_size": page_size, **drafting}
+    scenario = small(*specs, **changes)
+    token_bytes, state_bytes = 2 * 2 * 256 * 2 * (10 + 1), layout_of(scenario, "decode").state_bytes
+    for (_, shared, _), found in zip(turns, run(scenario).records.requests, strict=True):
+        suffix = ceil((shared + 3) / page_size) * page_size - found.num_decode_cached_tokens
+        assert found.transfer_bytes == suffix * token_bytes + state_bytes
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "slots"),
+    [
+        ("0.5.23", {}, 5),
+        ("0.5.23", {"mamba_radix_cache_strategy": "no_buffer"}, 3),
+        ("0.5.12", {}, 3),
+        ("0.5.12", {"mamba_radix_cache_strategy": "extra_buffer"}, 5),
+        ("0.5.23", {"overlap": False}, 4),
+        ("0.5.23", {"radix_cache": False}, 1),
+    ],
+)
+def test_a_hybrid_request_has_the_slots_of_its_strategy(version, changes, slots):
+    """MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO, and get_mamba_tracking_slots with and without overlap."""
+    scenario = small_aggregated(request(0, 9, 9), model="qwen3.5-35b-a3b", engine_version=version)
+    aggregated = scenario.aggregated.model_copy(update={"overlap": True, **changes})
+    assert slots_of_request(scenario, aggregated) == slots
+
+
+def test_each_verified_token_of_a_running_hybrid_request_has_a_state():
+    """Of 100 states and 80 of KV as large: (47.4 - 1 - 4) // (1 + 4 / 5) slots, as many requests as a fifth of them."""
+    rule = StateRule(slots_per_request=5, num_drafts=4, max_running=48)
+    assert rule.memory(room=100, state_bytes=1) == (23, 23 + 1 + (23 // 5 + 1) * 4)
+    assert StateRule(slots_per_request=5).memory(room=100, state_bytes=1) == (46, 47)
+
+
+def test_without_a_prefix_cache_there_are_as_many_states_as_requests_run():
+    rule = StateRule(slots_per_request=1, num_drafts=4, max_running=7, is_fixed=True)
+    assert rule.memory(room=100, state_bytes=1) == (7, 8 + 8 * 4)
 
 
 @given(st.integers(2, 200), st.integers(2, 6))

@@ -57,8 +57,9 @@ def test_a_cluster_pads_requests_then_counts_their_drafts():
         cost={"prefill": lines, "decode": lines, "graph_sizes": [8, 4]},
         decode__speculative_draft_tokens=3,
         decode__speculative_accept_length=2,
+        decode__speculative_drafting="2 us",
     )
-    assert build(scenario).costs["decode-0"].decode_line(5) == DecodeLine.of_ns(1_000_000 + 10_000 * 8 * 3, 0, 0)
+    assert build(scenario).costs["decode-0"].decode_line(5) == DecodeLine.of_ns(1_002_000 + 10_000 * 8 * 3, 0, 0)
 
 
 def test_without_graphs_a_step_is_as_large_as_its_batch():

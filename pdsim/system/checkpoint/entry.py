@@ -59,6 +59,7 @@ def _entry(config: Config, source: str, beside: Any, size_bytes: float | None) -
         "attention": attention,
         **({"state": state} if state else {}),
         **({"experts": experts} if experts else {}),
+        **({"num_nextn_layers": nextn} if (nextn := config.count("mtp", default=0)) else {}),
         **({"llama": llama} if llama else {}),
     }
     notes = [*types.notes, *_of_kv(quantized), *_left_out(config, attention), *_of_size(entry, size_bytes)]
@@ -221,7 +222,7 @@ def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
     """Facts that config.json tells and the entry does not."""
     notes = []
     if config.count("mtp", default=0):
-        notes.append("modules that predict further tokens (MTP) are left out")
+        notes.append("modules that predict further tokens (MTP) count as drafts only")
     if config.get("vision_config") or config.names("^(image|video)_token_(id|index)$"):
         notes.append("the image encoder is left out")
     if config.get("audio_config"):

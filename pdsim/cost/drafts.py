@@ -1,0 +1,63 @@
+"""Times of a draft model, beside the forwards of its target."""
+
+from dataclasses import dataclass, field
+
+from pdsim.core.messages import PrefillStep
+from pdsim.cost.model import CostModel, DecodeLine
+from pdsim.cost.roofline import RooflineModel
+
+
+@dataclass(frozen=True)
+class DraftTimes:
+    """Draft forwards of SGLang's EAGLE worker (0.5.23, speculative/eagle_worker_v2.py).
+
+    Before a step is verified, the draft proposes tokens in num_steps - 1 forwards (draft_forward: the last proposal
+    needs none). After it, one forward extends the draft's KV by all verified tokens, and makes the next step's first
+    proposal (_draft_extend_for_decode); only one row of each request passes the output projection. Each forward reads
+    the KV of the draft's layers. A prompt passes the draft's layers after the target's (_draft_extend_for_prefill).
+    """
+
+    layers: CostModel
+    """Times of the draft's layers alone."""
+    proposing: CostModel
+    """Times of the layers and the output projection."""
+    num_steps: int
+    num_rows: int
+    """Tokens of each request in a forward that proposes: branches, or DSPARK's block."""
+    num_verified: int
+    computes_prompts: bool
+    """False: the draft proposes a block in one forward, from the target's hidden states (DSPARK). Their projection to
+    KV takes no time here.
+    """
+    _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict, repr=False)
+
+    def decode_line(self, num_requests: int, expert_share: float | None = None) -> DecodeLine:
+        """Time of all draft forwards of one decode step.
+
+        expert_share: tokens that experts compute, over those of this instance; None: its own tokens.
+        """
+        if expert_share is not None:
+            return self._line(num_requests, expert_share)
+        line = self._lines.get(num_requests)
+        if line is None:
+            line = self._lines[num_requests] = self._line(num_requests, None)
+        return line
+
+    def _line(self, num_requests: int, expert_share: float | None) -> DecodeLine:
+        proposing = _line_of(self.proposing, num_requests * self.num_rows, expert_share)
+        if not self.computes_prompts:
+            return proposing
+        one_row = [_line_of(model, num_requests, expert_share) for model in (self.proposing, self.layers)]
+        extending = _line_of(self.layers, num_requests * self.num_verified, expert_share)
+        projection = DecodeLine(one_row[0].base - one_row[1].base, 0, 0)
+        return extending.plus(projection).plus(proposing, self.num_steps - 1)
+
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        """Time of the draft's layers over the prompts of a forward."""
+        return self.layers.prefill_ns(step, start_ns) if self.computes_prompts else 0
+
+
+def _line_of(model: CostModel, num_tokens: int, expert_share: float | None) -> DecodeLine:
+    if expert_share is None or not isinstance(model, RooflineModel):
+        return model.decode_line(num_tokens)
+    return model.decode_line(num_tokens, expert_share * num_tokens)

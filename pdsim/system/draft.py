@@ -1,0 +1,136 @@
+"""Draft models of speculative decoding: layers, weights, and the output projection that proposes tokens.
+
+Sources are SGLang 0.5.23's (speculative/eagle_worker_v2.py, models/deepseek_nextn.py, llama_eagle.py, llama_eagle3.py).
+"""
+
+from dataclasses import dataclass, replace
+
+from pdsim.system.model import GroupedQueryAttention, ModelSpec
+
+EAGLE3_VOCABULARY = 32_000
+"""Tokens that published EAGLE3 heads propose (draft_vocab_size)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModel:
+    """A draft model that stands beside its target on the same GPUs."""
+
+    layers: ModelSpec
+    """Its layers, without embeddings and output projection."""
+    proposing: ModelSpec
+    """The same with the output projection."""
+    own_bytes: float
+    """Weights besides the routed experts that it does not share with the target, all ranks together."""
+
+    @property
+    def expert_bytes(self) -> float:
+        return self.layers.expert_bytes
+
+
+def nextn_layers(model: ModelSpec, num_layers: int) -> DraftModel:
+    """Layers of the model's own checkpoint that predict further tokens (MTP), each behind a projection of embedding and
+    hidden state. A layer has the mean size of the model's layers. Embeddings and output projection are the target's
+    (set_embed_and_head).
+    """
+    experts = None if model.experts is None else replace(model.experts, num_layers=num_layers)
+    share = num_layers / model.num_layers
+    routed = 0 if experts is None else experts.num_params(model.hidden_size)
+    active = 0.0 if experts is None else routed * experts.num_active / experts.num_experts
+    shared = (model.num_params - model.num_expert_params - _embeddings(model)) * share
+    shared += num_layers * _projection(model, 2)
+    layers = replace(
+        _bare(model, num_layers, shared),
+        num_params=shared + routed,
+        num_active_params=shared + active,
+        experts=experts,
+        num_params_wider_than_fp4=model.num_params_wider_than_fp4 * share,
+        num_params_in_bf16=model.num_params_in_bf16 * share,
+    )
+    return DraftModel(layers=layers, proposing=_with_head(layers, model.vocab_size), own_bytes=layers.shared_bytes)
+
+
+def eagle_head(model: ModelSpec, num_layers: int) -> DraftModel:
+    """An EAGLE head in bf16: layers without experts that have as many parameters as a token uses of a target's layer,
+    behind a projection of embedding and hidden state. Embeddings and output projection are the target's.
+    """
+    layers = _bare(model.in_dtype("bf16"), num_layers, _dense(model) * num_layers + _projection(model, 2))
+    return DraftModel(layers=layers, proposing=_with_head(layers, model.vocab_size), own_bytes=layers.shared_bytes)
+
+
+def eagle3_head(model: ModelSpec, num_layers: int, vocabulary: int) -> DraftModel:
+    """An EAGLE3 head in bf16: as EAGLE's, with a projection of three hidden states, attention over embedding and hidden
+    state side by side, and an output projection of its own.
+    """
+    attention, wider = model.attention, 0
+    if isinstance(attention, GroupedQueryAttention):
+        heads = attention.num_query_heads + 2 * attention.num_kv_heads
+        wider = model.hidden_size * heads * attention.head_dim
+    num_params = _dense(model) * num_layers + wider + _projection(model, 3)
+    layers = _bare(model.in_dtype("bf16"), num_layers, num_params)
+    proposing = _with_head(layers, min(vocabulary, model.vocab_size))
+    return DraftModel(layers=layers, proposing=proposing, own_bytes=proposing.shared_bytes)
+
+
+def standalone(draft: ModelSpec) -> DraftModel:
+    """A smaller model of the same vocabulary, which shares nothing with the target."""
+    routed = draft.num_expert_params
+    shared = draft.num_params - routed - _embeddings(draft)
+    layers = replace(
+        _bare(draft, draft.num_layers, shared),
+        num_params=shared + routed,
+        num_active_params=draft.num_active_params - _embeddings(draft),
+        attention=draft.attention,
+        experts=draft.experts,
+        num_params_wider_than_fp4=draft.num_params_wider_than_fp4,
+        num_params_in_bf16=draft.num_params_in_bf16,
+    )
+    return DraftModel(layers=layers, proposing=_with_head(layers, draft.vocab_size), own_bytes=draft.shared_bytes)
+
+
+def _embeddings(model: ModelSpec) -> int:
+    """Parameters of embeddings and output projection."""
+    return model.vocab_size * model.hidden_size * (2 - model.tied_embeddings)
+
+
+def _dense(model: ModelSpec) -> float:
+    """Parameters that a token uses of a layer."""
+    return (model.num_active_params - _embeddings(model)) / model.num_layers
+
+
+def _projection(model: ModelSpec, num_inputs: int) -> int:
+    """Parameters of the projection of several hidden states to one."""
+    return num_inputs * model.hidden_size * model.hidden_size
+
+
+def _bare(model: ModelSpec, num_layers: int, num_params: float) -> ModelSpec:
+    """Layers without experts, embeddings and output projection. All attend to the whole context."""
+    attention = model.attention
+    if isinstance(attention, GroupedQueryAttention):
+        attention = replace(attention, num_layers=num_layers, num_window_layers=0)
+    else:
+        attention = replace(attention, num_layers=num_layers, compress_ratios=None)
+    return replace(
+        model,
+        name=f"the draft of {model.name}",
+        num_params=num_params,
+        num_active_params=num_params,
+        num_layers=num_layers,
+        vocab_size=0,
+        tied_embeddings=True,
+        attention=attention,
+        experts=None,
+        state=None,
+        llama=None,
+        num_params_wider_than_fp4=0,
+        num_params_in_bf16=0,
+    )
+
+
+def _with_head(layers: ModelSpec, vocabulary: int) -> ModelSpec:
+    head = vocabulary * layers.hidden_size
+    return replace(
+        layers,
+        vocab_size=vocabulary,
+        num_params=layers.num_params + head,
+        num_active_params=layers.num_active_params + head,
+    )
