@@ -40,7 +40,7 @@ def import_(
     if out.exists():
         raise ConfigError(f"{out}: exists already, and is kept; name another file with --out")
     found = import_deployment(files, model=model, gpu=gpu)
-    data = changed(found.data, set_)
+    data = changed(found, set_)
     problem = ""
     try:
         build(parse_scenario(data, base=out.parent, where=str(out)))

@@ -168,24 +168,20 @@ is possible."""
 TIMES = Aside("times and shares that the real cluster has of its own")
 _OF_PAIRS = Aside("an aggregated cluster has one policy of routing and no transfers")
 _DRAFTS = Aside("drafting and acceptance are those of the draft model")
+_OF_DRAFTS = ("accept_length", "draft_model", "draft_layers", "draft_vocabulary", "drafting")
 _SAID = (
     *("name", "seed", "model", "context_tokens", "page_size", *ROLES, "cost.graph_sizes", "workload", "client"),
     *("*.instances", "*.gpu", "*.tp", "*.dp", "*.ep", "*.mem_fraction", "*.pool_tokens", "*.radix_cache"),
-    *(
-        "*.load_balance_method",
-        "*.redundant_experts",
-        "*.max_running_requests",
-        "*.chunked_prefill_tokens",
-        "*.overlap",
-    ),
-    "*.speculative_draft_tokens",
+    *("*.redundant_experts", "*.max_running_requests", "*.chunked_prefill_tokens", "*.overlap"),
+    *("*.load_balance_method", "*.mamba_radix_cache_strategy"),
+    *("*.speculative_algorithm", "*.speculative_num_steps", "*.speculative_eagle_topk", "*.speculative_draft_tokens"),
 )
 RULES: dict[str, Rule] = {
     "engine_version": Aside("a server follows the rules of the release that is installed"),
     "ignore_eos": Aside("the load sends ignore_eos, so that outputs are as long as the scenario says"),
     **dict.fromkeys(_SAID),
     **dict.fromkeys(("decode.retraction_backup", "network", "cost", "corner", "front_end"), TIMES),
-    **dict.fromkeys(("*.speculative_accept_length", "*.speculative_draft_layers", "*.speculative_drafting"), _DRAFTS),
+    **dict.fromkeys((f"*.speculative_{name}" for name in _OF_DRAFTS), _DRAFTS),
     **dict.fromkeys(("router.prefill.seed", "router.decode.seed"), Aside("draws are the router's own")),
     "description": Aside("for readers"),
     "*.expert_skew": Aside("a property of the load"),

@@ -28,6 +28,7 @@ from pdsim.launch.commands import (
     thresholds,
     weights,
 )
+from pdsim.launch.drafts import draft_flags
 from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, ShortestPromptFirst
@@ -300,6 +301,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("stream-interval", 1),  # as simulated
         ("quantization", quantization(scenario)),
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
+        ("mamba-radix-cache-strategy", servers.mamba_radix_cache_strategy),
     ]
     if isinstance(servers, DecodingSettings) and isinstance(scenario.cost.graph_sizes, tuple):
         flags.append(("cuda-graph-bs-decode", list(scenario.cost.graph_sizes)))
@@ -321,12 +323,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ]
     else:
         flags += _disaggregation_flags(scenario, servers)
-    if isinstance(servers, DecodingSettings) and servers.acceptance is not None:
-        made.notes.append(
-            "speculative_draft_tokens: the draft model is not in the scenario; give --speculative-algorithm and its own"
-        )
-        flags.append(("speculative-num-draft-tokens", servers.speculative_draft_tokens))
-    return flags
+    return flags + draft_flags(made, scenario)
 
 
 def _balance(servers: ServerSettings) -> str | None:

@@ -111,6 +111,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
         return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
     if decode is not None and decode.speculative_draft_tokens is not None:
         return "decode.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
+    if any(servers.mamba_radix_cache_strategy is not None for servers in scenario.roles.values()):
+        return "mamba_radix_cache_strategy is SGLang's; leave it out"
     if any(servers.host_cache is not None for servers in scenario.roles.values()):
         return "host_cache: pdsim does not model vLLM's tiers (OffloadingConnector); leave it out"
     if (aggregated := scenario.aggregated) is not None:

@@ -256,17 +256,28 @@ def _state_rule(
     if scenario.engine == "vllm":
         return None
     given, has_drafts = _given_running(scenario, settings), scenario.acceptance is not None
-    if has_drafts and settings.radix_cache and layout.state_bytes and _strategy(scenario, settings) == "no_buffer":
-        raise ConfigError(
-            f"{role}.mamba_radix_cache_strategy: no_buffer, with drafts and a radix cache: SGLang takes extra_buffer "
-            "(0.5.12, server_args.py:2569; in 0.5.23 no_buffer has neither pages nor overlap, arg_groups/mamba_hook.py)"
-        )
+    if settings.mamba_radix_cache_strategy is not None and not layout.state_bytes:
+        name = layout.model.name
+        raise ConfigError(f"{role}.mamba_radix_cache_strategy: {name} has no layers of linear attention; leave it out")
+    if layout.state_bytes and settings.radix_cache and (wrong := _wrong_strategy(scenario, settings)):
+        raise ConfigError(f"{role}.mamba_radix_cache_strategy: no_buffer: {wrong}; say extra_buffer")
     return StateRule(
         slots_per_request=slots_of_request(scenario, settings),
         num_drafts=0 if role == "prefill" or not has_drafts else scenario.servers[1].num_verified_tokens,
         max_running=None if given is None else max(1, given // settings.dp),
         is_fixed=not settings.radix_cache,
     )
+
+
+def _wrong_strategy(scenario: Scenario, settings: ServerSettings) -> str:
+    if _strategy(scenario, settings) == "extra_buffer":
+        return ""
+    if scenario.engine_version == "0.5.12":
+        has_drafts = scenario.acceptance is not None
+        return "with drafts SGLang 0.5.12 has no radix cache beside it (server_args.py:2569)" if has_drafts else ""
+    if scenario.page_size > 1:
+        return f"SGLang has it with pages of 1 token, found {scenario.page_size} (0.5.23, arg_groups/mamba_hook.py:157)"
+    return ""
 
 
 def slots_of_request(scenario: Scenario, settings: ServerSettings) -> int:

@@ -108,7 +108,7 @@ def test_an_aggregated_cluster_has_workers_and_one_policy(made):
     [
         (
             "decode={gpu: h200, speculative_draft_tokens: 4, speculative_accept_length: 2}",
-            "speculative_draft_tokens: the draft model is not in the scenario",
+            "speculative_algorithm EAGLE: the draft model is not in the scenario",
         ),
         ("network.staging.prefill_buffer=64 MiB", "network.staging.prefill_buffer is heard by SGLang 0.5.12"),
     ],

@@ -40,6 +40,7 @@ SERVERS = {
     "pool_tokens": ["65536"],
     "eviction": ["lfu", "fifo"],
     "max_running_requests": ["77"],
+    "mamba_radix_cache_strategy": [],
 }
 HOST_CACHE = {"host_cache": ["200 GiB", "auto"], "host_cache_write": []}
 COMPUTING = {
@@ -75,6 +76,7 @@ OTHER = {
     **{f"decode.{name}": values for name, values in {**SERVERS, **DECODING}.items()},
     **{f"decode.{name}": [] for name in HOST_CACHE},
     "decode.radix_cache": ["true"],
+    "decode.speculative_draft_model": [],
     "decode.extra_slots": ["5"],
     "decode.polling_interval": ["3"],
     "decode.allocation": ["prefill_complete"],
@@ -132,8 +134,16 @@ OTHER = {
     "health.backoff_jitter": ["0.5"],
 }
 """Other values of every field of a pair of roles."""
-DRAFTS = {"speculative_draft_tokens": 4, "speculative_accept_length": 2, "speculative_drafting": "1 ms"}
-DRAFTS["speculative_draft_layers"] = 2
+DRAFTS: dict[str, object] = {
+    "speculative_algorithm": "EAGLE3",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_draft_tokens": 4,
+    "speculative_accept_length": 2,
+    "speculative_draft_layers": 2,
+    "speculative_draft_vocabulary": 30000,
+    "speculative_drafting": "1 ms",
+}
 WHOLE = ("cost", "front_end", "aggregated", "elastic", "storage")
 """Sections whose fields are left aside as one, or that another test has."""
 
@@ -166,10 +176,7 @@ AGGREGATED = {
     "long_prefill_tokens": [],
     "schedule_conservativeness": ["0.5"],
     "priority_preemption_threshold": ["3"],
-    "speculative_draft_tokens": [],
-    "speculative_accept_length": [],
-    "speculative_drafting": [],
-    "speculative_draft_layers": [],
+    **{name: [] for name in (*DRAFTS, "speculative_draft_model")},
 }
 """Other values of every field of aggregated servers."""
 ALONE = [("prefill", None), ("decode", None), ("network", None), ("health", None), ("aggregated", "{gpu: h100, tp: 2}")]

@@ -176,7 +176,7 @@ def test_drafts_are_told_to_give_a_model(engine):
     _, notes = text(engine, scenario(*without, *drafts))
     assert any("the draft model is not in the scenario" in note for note in notes)
     assert any(
-        "decode.speculative_accept_length, decode.speculative_draft_layers, decode.speculative_drafting" in note
+        all(f"decode.speculative_{name}" in note for name in ("accept_length", "draft_layers", "drafting"))
         for note in notes
     )
 

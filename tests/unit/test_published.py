@@ -214,7 +214,7 @@ def test_every_sixth_layer_of_gemma_sees_all():
     ("text", "notes"),
     [
         (LLAMA, None),
-        (DEEPSEEK, "all else in fp8; modules that predict further tokens .MTP. are left out"),
+        (DEEPSEEK, "all else in fp8; modules that predict further tokens .MTP. count as drafts only"),
         (GEMMA, "the image encoder is left out; KV of all layers is sent whole"),
         (GPT_OSS, "routed experts are in fp4 and all else in bf16"),
         (LLAMA.replace("bfloat16", "float16"), "the checkpoint's float16 is counted as bf16"),

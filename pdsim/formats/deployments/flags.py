@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
+from pdsim.formats.deployments.names import is_known, model_named
 from pdsim.inputs import finite, whole
 from pdsim.launch import sglang, vllm
 from pdsim.system.catalog import names
+from pdsim.system.states import StateStrategy
 
 Value = str | bool | list[str]
 
@@ -176,6 +178,19 @@ def _backup(read: Read, value: Value) -> None:
     read.server["retracts_to_host_cache"] = value == "host_pool"
 
 
+def _draft_model(read: Read, value: Value) -> None:
+    """The file or repository of a draft: a scenario names that of STANDALONE by its name in the catalog."""
+    path = _text(value)
+    read.server["speculative_draft_model"] = model_named(path)[0] if is_known(path) else path
+
+
+def _state_strategy(read: Read, value: Value) -> None:
+    if value in get_args(StateStrategy):
+        read.server["mamba_radix_cache_strategy"] = value
+    elif value != "auto":
+        read.aside.append(f"the strategy {value} of mamba states: pdsim models {' and '.join(get_args(StateStrategy))}")
+
+
 def _cp_size(read: Read, value: Value) -> None:
     if (size := _count(value)) > 1:
         read.server["cp"] = size
@@ -241,7 +256,12 @@ SGLANG: dict[str, Reader] = {
     "disaggregation-decode-retraction-backup": _backup,
     "disaggregation-decode-allocation-policy": _server("allocation", _text),
     "num-reserved-decode-tokens": _reserved,
+    "speculative-algorithm": _server("speculative_algorithm", _text),
+    "speculative-num-steps": _server("speculative_num_steps"),
+    "speculative-eagle-topk": _server("speculative_eagle_topk"),
     "speculative-num-draft-tokens": _server("speculative_draft_tokens"),
+    **dict.fromkeys(("speculative-draft-model-path", "speculative-draft-model"), _draft_model),
+    **dict.fromkeys(("mamba-radix-cache-strategy", "mamba-scheduler-strategy"), _state_strategy),
 }
 """Flags of SGLang's servers, 0.4 to 0.5.23."""
 

@@ -17,6 +17,7 @@ from pdsim.inputs import read_text
 from pdsim.scenario.loading import apply_change
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import AggregatedSettings, DecodeSettings, PrefillSettings, ServerSettings
+from pdsim.scenario.speculation import named
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_model
@@ -39,6 +40,8 @@ class Imported:
     understood: list[str] = field(default_factory=list)
     aside: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
+    drafts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Fields of drafts of a role, which need the accepted tokens of a step beside them."""
 
     def take(self, path: str, value: Any) -> None:
         """Sets a field by its path."""
@@ -238,10 +241,9 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
         given["max_running_requests"] *= dp
     if given.pop("has_priorities", False):
         server.read.aside.append("priorities: classes and their priorities are those of the load")
-    if (drafts := given.pop("speculative_draft_tokens", None)) is not None:
-        server.read.aside.append(
-            f"{drafts} draft tokens: set speculative_accept_length, the accepted tokens of a step, to simulate them"
-        )
+    drafts = {name: given.pop(name) for name in [*given] if name.startswith("speculative_")}
+    if drafts and role != "prefill":
+        found.drafts[role] = drafts_of(drafts, server.read)
     given.pop("has_connector", None)
     for name in [name for name in given if name not in _FIELDS[role]]:
         server.read.aside.append(f"{name}: {role} has no such field")
@@ -313,8 +315,21 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
     )
 
 
-def changed(data: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Plain data with changes as --set takes them."""
+def drafts_of(given: dict[str, Any], read: Read) -> dict[str, Any]:
+    """Fields of drafts, which the scenario takes if it is told how many are accepted."""
+    if named(given.get("speculative_algorithm")) != "STANDALONE":
+        given.pop("speculative_draft_model", None)
+    shown = ", ".join(f"{name} {value}" for name, value in given.items())
+    read.aside.append(f"{shown}: set speculative_accept_length, the accepted tokens of a step, to simulate drafts")
+    return given
+
+
+def changed(found: Imported, changes: Sequence[str]) -> dict[str, Any]:
+    """Plain data with changes as --set takes them. Drafts of which the acceptance is given are in it."""
+    data = found.data
     for change in changes:
         apply_change(data, change)
+    for role, drafts in found.drafts.items():
+        if isinstance(servers := data.get(role), dict) and servers.get("speculative_accept_length") is not None:
+            data[role] = {**drafts, **servers}
     return data
