@@ -195,7 +195,7 @@ class ComputingSettings(ServerSettings):
         return (self.chunked_prefill_tokens or 0) // self.dp
 
 
-class DecodingSettings(ServerSettings, SpeculativeSettings):
+class DecodingSettings(SpeculativeSettings, ServerSettings):
     """Servers that decode. With speculation a step verifies several tokens of each request."""
 
     preemption: Annotated[protocols.PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
