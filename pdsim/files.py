@@ -15,7 +15,8 @@ from tempfile import gettempdir, mkdtemp
 
 from pdsim.inputs import InputError
 
-_OWNER = "owner.lock"
+LOCK = "owner.lock"
+"""File by whose lock a folder's owner is known to live."""
 
 
 class ForeignFileError(InputError):
@@ -112,14 +113,14 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     folder = Path(mkdtemp(prefix=prefix))
     try:
         with own_lock(folder, "new.lock"):
-            (folder / "new.lock").rename(folder / _OWNER)  # nobody ever sees it unlocked while its owner lives
+            (folder / "new.lock").rename(folder / LOCK)  # nobody ever sees it unlocked while its owner lives
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def own_lock(folder: Path, name: str = _OWNER) -> Iterator[None]:
+def own_lock(folder: Path, name: str = LOCK) -> Iterator[None]:
     """A lock on a file of the folder, which the kernel takes back however its owner ends.
 
     Raises BlockingIOError if another process has it.
@@ -139,7 +140,7 @@ def _opened(path: Path, flags: int = 0) -> int:
 
 def _remove_abandoned(prefix: str) -> None:
     """Folders that this user made and whose owner is certainly gone; others stay as they are."""
-    for lock in Path(gettempdir()).glob(f"{prefix}*/{_OWNER}"):
+    for lock in Path(gettempdir()).glob(f"{prefix}*/{LOCK}"):
         _remove_if_abandoned(lock)
 
 

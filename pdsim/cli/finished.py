@@ -94,16 +94,20 @@ def write_run(
     summary = {**run.summary, "pdsim": {**run.summary["pdsim"], "journal": journal.fields()}}
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
         write_records(folder, summary, run.records)
-        given = {name: value for name, value in scenario.model_dump().items() if value is not None}
-        text = f"# resolved by pdsim {__version__}\n{to_yaml(given)}"
-        write_whole(folder / SCENARIO, text)
-        write_entries_of(scenario, folder)
+        write_scenario(folder, scenario)
         if "timeline" in keep:
             write_timeline(folder / TIMELINE, run.records)
         if "figure" in keep and any(request.outcome == "finished" for request in run.records.requests):
             from pdsim.metrics.plots import overview
 
             overview(run.records).savefig(folder / OVERVIEW, dpi=110)
+
+
+def write_scenario(folder: Path, scenario: Scenario) -> None:
+    """Writes a resolved scenario, and the user's own catalog entries that it needs."""
+    given = {name: value for name, value in scenario.model_dump().items() if value is not None}
+    write_whole(folder / SCENARIO, f"# resolved by pdsim {__version__}\n{to_yaml(given)}")
+    write_entries_of(scenario, folder)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from pdsim.core.journal import KILLED, Entry, from_lines, to_line
 from pdsim.core.messages import Finished
 from pdsim.core.router import Router
-from pdsim.files import files_replaced, write_whole
+from pdsim.files import LOCK, files_replaced, write_whole
 from pdsim.inputs import InputError, read_json, shown
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary_rows import SUMMARY_ROWS
@@ -37,8 +37,10 @@ TIMELINE = "timeline.json.gz"
 OVERVIEW = "overview.png"
 EXPERTS = "experts.parquet"
 _FILES = (SUMMARY, SCENARIO, JOURNAL, TIMELINE, OVERVIEW, EXPERTS, *(f"{name}.parquet" for name in TABLES))
-LOG_FILES = ("*.journal", "*.rows", "*.experts")
-"""Names in the folder of logs."""
+ABOUT = "run.json"
+"""File in the folder of logs: what was run."""
+LOG_FILES = ("*.journal", "*.rows", "*.experts", ABOUT, SCENARIO, f"{CATALOG}/*/*.yaml", LOCK)
+"""Patterns of the files in the folder of logs."""
 RUN_FILES = (*_FILES, f"{CATALOG}/*/*.yaml", *(f"{LOGS}/{name}" for name in LOG_FILES))
 """Patterns of all files of a run folder, which commands may replace or remove."""
 

@@ -75,6 +75,29 @@ def run(
 
 
 @app.command
+def recover(run: Path, *, json_: Json = False) -> None:
+    """Make a run folder of the logs that a killed `pdreal run` left, and print its summary.
+
+    Parameters
+    ----------
+    run
+        Folder that was the run's --out.
+
+    """
+    from pdreal.run_folder import recover as recovered
+
+    finished = recovered(run)
+    if json_:
+        print_json(finished.summary)
+        return
+    from pdsim.show.tables import print_stages, print_summaries
+
+    print_summaries({finished.name: finished.summary})
+    print_stages({finished.name: finished.records})
+    print(f"run folder: {run}")
+
+
+@app.command
 def serve(
     scenario: Path,
     *,

@@ -1,32 +1,21 @@
 """Runs the workload of a scenario for real, and keeps what it leaves behind."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pdreal.clients import Clients
-from pdreal.control.expert_counts import write_counts
-from pdreal.control.logbook import read_counted_steps, read_journal, read_records
 from pdreal.hosts.processes import STOP_SIGNALS
-from pdreal.hosts.scratch_folder import ScratchFolder
 from pdreal.launcher import Launcher
-from pdreal.settings.host import LaunchError
+from pdreal.run_folder import finished_run, keep_run, logbooks, note_begin
 from pdreal.settings.options import Options
 from pdreal.settings.scenario import real_scenario
-from pdsim.cli.finished import ALL_KEPT, FinishedRun, progress_over, write_run
-from pdsim.files import remove_own
+from pdsim.cli.finished import FinishedRun, progress_over
 from pdsim.metrics.distribution import Samples
-from pdsim.metrics.failures import failure_rows
-from pdsim.metrics.records import without_first
-from pdsim.metrics.run_folder import LOG_FILES, LOGS, journal_writer, run_replaced
-from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import host_caches
-from pdsim.workload.client import warm_up_requests
 from pdsim.workload.request_spec import RequestSpec
 
 
@@ -51,54 +40,23 @@ def run_scenario(
 ) -> tuple[FinishedRun, RealRun]:
     """Raises ConfigError for what cannot be run for real, LaunchError for what this machine lacks."""
     scenario, requests = real_scenario(load_scenario(path, changes), options)
-    with _logbooks(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
+    with logbooks(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
+        if out is not None:
+            note_begin(logs, scenario, options, len(requests))
         real = asyncio.run(run(scenario, requests, options, logs=logs, progress=advance))
-        records = read_records(logs)
-        extra: dict[str, Any] = {"events": 0, "stalled": False, "interrupted": real.interrupted}
-        extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         late_ms = Samples(late_ns / 1e6 for late_ns in real.late_ns)
+        extra: dict[str, Any] = {"interrupted": real.interrupted}
+        extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         extra |= {"p99_client_late_ms": late_ms.percentile(99), "max_client_late_ms": late_ms.percentile(100)}
         if options.hosts is not None:
             extra["hosts"] = real.hosts
-        if host_caches(scenario):
-            extra |= host_cache_fields(records.host_copies, scenario.page_size)
-        if failures := failure_rows(records.requests, has_faults=scenario.has_server_faults):
-            extra["failures"] = failures
-        if num_warm_up := warm_up_requests(scenario.client, len(records.requests)):
-            extra["warm_up_requests"] = num_warm_up
-        judged = without_first(records, num_warm_up)
-        summary = {**scenario.benchmark_fields("pdreal"), **summarize(judged, extra=extra)}
-        finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
+        finished = finished_run(logs, scenario, extra)
         if out is not None:
             try:
-                with run_replaced(out) as folder:
-                    with journal_writer(folder) as write:
-                        for entry in read_journal(logs):
-                            write(entry)
-                    write_run(folder, scenario, finished, write.proof, keep=ALL_KEPT, quiet=quiet)
-                    if steps := read_counted_steps(logs):
-                        write_counts(folder, steps)
-                remove_own(logs, LOG_FILES)
+                keep_run(out, scenario, finished, quiet=quiet)
             except OSError as error:
-                real.failure = f"{out}: {error}; what the run did is in {logs}"
+                real.failure = f"{out}: {error}; what the run did is in {logs}, and `pdreal recover {out}` reads it"
     return finished, real
-
-
-@contextmanager
-def _logbooks(out: Path | None) -> Iterator[Path]:
-    """The folder that they grow in: of the run folder, where there is one, so that they outlive a kill."""
-    if out is None:
-        with ScratchFolder() as folder:
-            yield folder
-        return
-    logs = out / LOGS
-    remove_own(logs, LOG_FILES)
-    logs.mkdir(parents=True)
-    try:
-        yield logs
-    except LaunchError:
-        remove_own(logs, LOG_FILES)  # nothing was run
-        raise
 
 
 async def run(

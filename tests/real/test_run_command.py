@@ -4,9 +4,11 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager
 from multiprocessing import active_children, forkserver
+from time import sleep
 
 import pdreal
 import pytest
@@ -21,6 +23,7 @@ from pdreal.hosts.fleet import Fleet
 from ruamel.yaml import YAML
 
 from pdsim.cli import main as pdsim
+from pdsim.files import own_lock
 from pdsim.metrics.run_folder import read_records, read_summary
 from tests.real import clusters
 
@@ -185,7 +188,7 @@ def test_logs_stay_where_results_cannot_be_written(scenario, tmp_path, monkeypat
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("pdreal.run.write_run", full)
+    monkeypatch.setattr("pdreal.run_folder.write_run", full)
     out = tmp_path / "run"
     assert exit_code("run", scenario, "--out", out, "--json") == 1
     said = capsys.readouterr()
@@ -194,3 +197,35 @@ def test_logs_stay_where_results_cannot_be_written(scenario, tmp_path, monkeypat
     assert len(read_logs(out / "logs").requests) == 20
     assert exit_code("run", scenario, "--out", out) == 2
     assert "has a run already" in capsys.readouterr().err
+    monkeypatch.undo()
+    recover(out, capsys, 20)
+    assert exit_code("recover", out) == 2
+    assert "has no logs/run.json, which a run that was cut short leaves" in capsys.readouterr().err
+
+
+def recover(out, capsys, num_completed):
+    with own_lock(out / "logs"):
+        assert exit_code("recover", out) == 2
+        assert "another pdreal writes to it now" in capsys.readouterr().err
+    assert exit_code("recover", out, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["completed"] == num_completed
+    assert summary["pdsim"]["interrupted"] == (num_completed < 20)
+    assert not (out / "logs").exists()
+    assert exit_code("replay", out, "--json", program=pdsim) == 0
+    assert json.loads(capsys.readouterr().out)["complete"]
+
+
+def test_a_killed_run_is_recovered(scenario, tmp_path, capsys):
+    """All but the last requests had not come when it was killed."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "pdreal", "run", str(scenario), "--out", str(out)]
+    rates = ["--set", "client={use: open_loop, arrivals: {use: poisson, rate: 2/s}}"]
+    process = subprocess.Popen([*command, *rates], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    rows = out / "logs" / "launcher.0.rows"
+    while not (rows.exists() and rows.read_text().count("on_end") > 1):
+        assert process.poll() is None
+        sleep(0.05)
+    process.kill()
+    process.wait()
+    recover(out, capsys, sum(request.outcome == "finished" for request in read_logs(out / "logs").requests))

@@ -1,0 +1,109 @@
+"""The run folder of a real run: logbooks while it runs, and results made of them at its end, or later by `recover`."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pdreal.control.expert_counts import write_counts
+from pdreal.control.logbook import read_counted_steps, read_journal, read_records
+from pdreal.hosts.scratch_folder import ScratchFolder
+from pdreal.settings.host import LaunchError
+from pdreal.settings.options import Options
+from pdsim.cli.finished import ALL_KEPT, FinishedRun, write_run, write_scenario
+from pdsim.files import own_lock, remove_own, write_whole
+from pdsim.inputs import InputError, read_json
+from pdsim.metrics.failures import failure_rows
+from pdsim.metrics.records import without_first
+from pdsim.metrics.run_folder import ABOUT, LOG_FILES, LOGS, SCENARIO, journal_writer, run_replaced
+from pdsim.metrics.summary import host_cache_fields, summarize
+from pdsim.metrics.tables import RunFolderError
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import host_caches, resolve
+from pdsim.workload.client import warm_up_requests
+
+
+@contextmanager
+def logbooks(out: Path | None) -> Iterator[Path]:
+    """The folder that they grow in: of the run folder, where there is one, so that they outlive a kill."""
+    if out is None:
+        with ScratchFolder() as folder:
+            yield folder
+        return
+    logs = out / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    with _owned(logs):
+        remove_own(logs, LOG_FILES)
+    logs.mkdir()
+    with _owned(logs):
+        try:
+            yield logs
+        except LaunchError:
+            remove_own(logs, LOG_FILES)  # nothing was run
+            raise
+
+
+@contextmanager
+def _owned(logs: Path) -> Iterator[None]:
+    """Raises RunFolderError while another process writes them."""
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(own_lock(logs))
+        except BlockingIOError:
+            raise RunFolderError(f"{logs}: another pdreal writes to it now") from None
+        yield
+
+
+def note_begin(logs: Path, scenario: Scenario, options: Options, num_requests: int) -> None:
+    """Write down what `recover` needs besides the logbooks. scenario: resolved."""
+    write_scenario(logs, scenario)
+    about = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+    write_whole(logs / ABOUT, json.dumps({**about, "num_requests": num_requests}) + "\n")
+
+
+def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> FinishedRun:
+    """What the logbooks tell. scenario: resolved. extra: further fields of the summary, `interrupted` among them."""
+    records = read_records(logs)
+    fields: dict[str, Any] = {"events": 0, "stalled": False, **extra}
+    if host_caches(scenario):
+        fields |= host_cache_fields(records.host_copies, scenario.page_size)
+    if failures := failure_rows(records.requests, has_faults=scenario.has_server_faults):
+        fields["failures"] = failures
+    if num_warm_up := warm_up_requests(scenario.client, len(records.requests)):
+        fields["warm_up_requests"] = num_warm_up
+    judged = without_first(records, num_warm_up)
+    summary = {**scenario.benchmark_fields("pdreal"), **summarize(judged, extra=fields)}
+    return FinishedRun(scenario.name, summary, records, interrupted=extra["interrupted"])
+
+
+def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: bool) -> None:
+    """Write the run folder, and remove the logbooks when it is whole. Raises OSError."""
+    logs = out / LOGS
+    with run_replaced(out) as folder:
+        with journal_writer(folder) as write:
+            for entry in read_journal(logs):
+                write(entry)
+        write_run(folder, scenario, finished, write.proof, keep=ALL_KEPT, quiet=quiet)
+        if steps := read_counted_steps(logs):
+            write_counts(folder, steps)
+    remove_own(logs, LOG_FILES)
+
+
+def recover(out: Path) -> FinishedRun:
+    """Make a run folder of the logbooks that a killed pdreal left. Raises RunFolderError, ConfigError or OSError."""
+    logs = out / LOGS
+    if not (logs / ABOUT).is_file():
+        raise RunFolderError(f"{out}: has no {LOGS}/{ABOUT}, which a run that was cut short leaves")
+    with _owned(logs):
+        scenario = resolve(load_scenario(logs / SCENARIO))
+        try:
+            about = read_json(logs / ABOUT)
+            num_requests = about.pop("num_requests")
+        except (InputError, AttributeError, KeyError):
+            raise RunFolderError(f"{logs / ABOUT}: does not say what was run") from None
+        num_ended = sum(request.outcome in {"finished", "failed"} for request in read_records(logs).requests)
+        finished = finished_run(logs, scenario, {**about, "interrupted": num_ended < num_requests})
+        keep_run(out, scenario, finished, quiet=True)
+    return finished
