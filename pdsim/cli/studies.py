@@ -38,6 +38,7 @@ def ask(
     seeds: Annotated[int, Parameter(help="Number of seeds: each candidate runs once per seed.")] = NUM_SEEDS,
     jobs: Jobs = None,
     out: Annotated[Path | None, out_at("Folder for answer.md, answer.json, answer.png and all runs.")] = None,
+    details: Annotated[bool, Parameter(help="Print all notes on the answer, too.")] = False,
     json_: Json = False,
 ) -> None:
     """Answer a question about a scenario: a recommendation, its numbers, and the resource that limits it."""
@@ -59,7 +60,7 @@ def ask(
     if json_:
         print_json(made.to_json())
         return
-    print_answer(made)
+    print_answer(made, details=details)
     if out is not None:
         print(f"answer.md, answer.json and answer.png: {out}")
 

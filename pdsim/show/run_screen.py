@@ -160,7 +160,9 @@ def value_text(row: SummaryRow, value: float | None) -> str:
 def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None:
     """Prints limits of an SLO, then key numbers, each with its range where there is one."""
     ranges = ranges_of(summary)
-    limits = [] if examined is None else limit_rows(examined.outcome, examined.ends)
+    limits = []
+    if examined is not None:
+        limits = limit_rows(examined.outcome.readings, [one.readings for one in examined.ends.values()])
     rows = [*limits]
     has_ranges = bool(ranges or (examined is not None and examined.ends))
     for row, (value,) in key_rows([summary]):

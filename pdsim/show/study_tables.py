@@ -5,10 +5,11 @@ from textwrap import wrap
 
 from rich.console import JustifyMethod
 from rich.table import Table
-from rich.text import Text
 
 from pdsim.metrics.summary import STATISTICS
 from pdsim.metrics.summary_rows import counted
+from pdsim.show.run_screen import is_of_kernels
+from pdsim.show.screen import print_command, print_confidence, print_headline, print_sentence, screen_table
 from pdsim.show.tables import new_console, new_table, print_first_that_fits, print_ranges
 from pdsim.study.estimate import Estimate
 from pdsim.study.questions.answer import Answer
@@ -16,6 +17,7 @@ from pdsim.study.result import PointResult, SweepResult
 from pdsim.study.slo import Slo
 from pdsim.study.tasks import shown
 
+_LIMITS = ("", "limit", "predicted")
 _LEAST = 4
 """Minimum number of columns with numbers; intervals are left out first."""
 _TITLE = 8
@@ -34,22 +36,49 @@ def print_questions(asks: Mapping[str, str]) -> None:
     console.print(f"\nFor example: {EXAMPLE}", highlight=False, soft_wrap=True)
 
 
-def print_answer(made: Answer) -> None:
-    _print_head(made.load, made.text, made.remarks())
+def print_answer(made: Answer, *, details: bool = False) -> None:
+    """Prints the answer, the winner's limits, all arms, and how sure the answer is."""
+    console = new_console()
+    print_headline(console, made.text)
+    print_sentence(console, made.load)
+    if made.limits:
+        has_ranges = len(made.limits[0]) > len(_LIMITS)
+        columns = [*_LIMITS, *(["range: fast to slow servers"] if has_ranges else [])]
+        console.print(screen_table(columns, made.limits))
     most = len(made.columns)
     sizes = [(count, True) for count in range(most, _LEAST - 1, -1)] + [(count, False) for count in range(most, 0, -1)]
     print_first_that_fits([_table(made, count, spread=spread)] for count, spread in sizes)
+    if made.as_good:
+        print_sentence(console, f"As good, within chance: {', '.join(made.as_good)}.")
+    if made.limit is not None:
+        print_sentence(console, f"'{made.winner}': {made.limit}.")
+    for warning in made.warnings:
+        if not is_of_kernels(warning):
+            print_sentence(console, f"Warning: {warning}.")
+    console.print()
+    print_confidence(console, made.confidence, made.measure)
+    if details:
+        console.print()
+        for note in made.remarks():
+            print_sentence(console, f"- {note}")
+    else:
+        console.print()
+        print_command(console, "Say more:   the same command with --details")
 
 
 def _table(made: Answer, count: int, *, spread: bool) -> Table:
     """A table with the first columns, without intervals if there is no room. Titles have several lines."""
     rows = [
-        [arm, *(cell if spread else cell.partition(" ±")[0] for cell in cells[:count]), remark]
+        [arm, *(cell if spread else cell.partition(" ±")[0] for cell in cells[:count]), remark or _mark(made, arm)]
         for arm, *cells, remark in map(made.cells, made.rows)
     ]
     table = _tight([*made.titles[: count + 1], made.titles[-1]], rows)
     _name_left_out(table, [made.title(name).replace(",", "") for name in made.columns[count:]])
     return table
+
+
+def _mark(made: Answer, arm: str) -> str:
+    return "the answer" if made.is_recommended and arm == made.winner else ""
 
 
 def _name_left_out(table: Table, columns: Sequence[str]) -> None:
@@ -69,19 +98,6 @@ def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _print_head(about: str, text: str, notes: Iterable[str]) -> None:
-    """Prints the answer and its notes; lines of a note are indented behind its dash."""
-    console = new_console()
-    console.print(about, style="dim", highlight=False, markup=False)
-    console.print()
-    console.print(text, style="bold", highlight=False, markup=False)
-    console.print()
-    for note in notes:
-        table = Table.grid(padding=(0, 1, 0, 0))
-        table.add_row("-", Text(note))
-        console.print(table)
 
 
 _MOST = 10

@@ -40,7 +40,7 @@ def confidence(
     if foreign_setup:
         return _of_setup(foreign_setup)
     if not ends:
-        return _without_range(is_measured=is_measured)
+        return without_range(is_measured=is_measured)
     says = f"{subject} {'meets' if meets else 'misses'} the SLO"
     others = [end for end, one in ends.items() if one.meets != meets]
     if not others:
@@ -56,25 +56,25 @@ def confidence_in_numbers(scenario: Scenario) -> Confidence:
         return _of_setup(scenario.foreign_setup)
     if scenario.uncertain:
         return Confidence("medium", f"{NOT_MEASURED} The range spans all servers that these kernels allow.")
-    return _without_range(is_measured=scenario.cost.measured is not None)
+    return without_range(is_measured=scenario.cost.measured is not None)
 
 
 def _of_setup(foreign_setup: Sequence[str]) -> Confidence:
     return Confidence("medium", f"The profile was measured on another setup: {'; '.join(foreign_setup)}.")
 
 
-def _without_range(*, is_measured: bool) -> Confidence:
+def without_range(*, is_measured: bool) -> Confidence:
+    """Confidence in numbers that have no range."""
     if is_measured:
         return Confidence("high", "Step times were measured on a server.")
     return Confidence("low", "Step times were not measured on a server, and there is no range.")
 
 
-def limit_rows(outcome: Outcome, ends: Mapping[str, Outcome]) -> list[list[str]]:
+def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -> list[list[str]]:
     """Rows of a table: each limit's name, the limit, what is predicted, and its range if there are ends."""
-    found = [one.readings for one in ends.values()]
     return [
-        [one.name, one.limit_text, one.value_text, *([range_of([end[place] for end in found])] if found else [])]
-        for place, one in enumerate(outcome.readings)
+        [one.name, one.limit_text, one.value_text, *([range_of([end[place] for end in ends])] if ends else [])]
+        for place, one in enumerate(readings)
     ]
 
 

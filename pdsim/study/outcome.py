@@ -35,10 +35,7 @@ class Outcome:
     @property
     def readings(self) -> list[Reading]:
         """Readings of all terms, the limits of a count before the count."""
-        if self.judgement is None:
-            return []
-        found = self.judgement.readings.items()
-        return [one for term, reading in found for one in (*self.judgement.details_of(term), reading)]
+        return [] if self.judgement is None else self.judgement.listed
 
     @property
     def ratios(self) -> Mapping[Term, float]:

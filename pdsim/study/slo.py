@@ -199,6 +199,11 @@ class Judgement:
         return all(reading.is_met for reading in self.readings.values())
 
     @property
+    def listed(self) -> list[Reading]:
+        """Readings of all terms, the limits of a count before the count."""
+        return [one for term, found in self.readings.items() for one in (*self.details_of(term), found)]
+
+    @property
     def missed(self) -> list[Term]:
         return [term for term, reading in self.readings.items() if not reading.is_met]
 
@@ -223,11 +228,11 @@ class Judgement:
         return Term((worst.limits_ms[place],), worst.percentile, worst.request_class)
 
     def details_of(self, count: Term) -> list[Reading]:
-        """Readings of a count's limits, in their order."""
+        """Readings of a count's limits, in their order; none of a percentile."""
         skipped = 0
         for term in self.readings:
             if term == count:
-                return list(self.details[skipped : skipped + len(term.limits_ms)])
+                return list(self.details[skipped : skipped + len(term.limits_ms)]) if term.is_share else []
             skipped += len(term.limits_ms) if term.is_share else 0
         raise KeyError(count)
 

@@ -97,3 +97,14 @@ def test_a_difference_counts_only_if_all_runs_agree(runs):
     signs = {other > one for one, other in runs}
     assert found.least <= found.own <= found.most
     assert not found.is_told or len(signs) == 1
+
+
+def test_an_answer_says_what_it_reaches_and_how_sure_it_is(capsys):
+    words = ("ask", "routing", "one.yaml", "--seeds", "2", "--jobs", "1")
+    text = output(capsys, *words)
+    assert re.search(r"TTFT p90 +2 s +[\d.]+ ms +[\d.]+ ms to [\d.]+ ms", text)
+    assert re.search(r"^ \w+ .* the answer +$", text, re.MULTILINE)
+    assert "\nConfidence: " in text
+    assert "One request at a time" not in text
+    assert "One request at a time" in output(capsys, *words, "--details")
+    assert max(map(len, text.splitlines())) <= 80

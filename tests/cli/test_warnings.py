@@ -50,7 +50,7 @@ def test_a_profile_that_does_not_say_what_it_was_measured_on(capsys, folder):
 def test_ask_says_that_nothing_was_measured(capsys):
     asked = ("ask", "pd-or-not", "plain.yaml", "--seeds", 1, "--jobs", 1)
     assert output_json(capsys, *asked)["warnings"][0].startswith(SAID)
-    assert f"Warning: {SAID}" in " ".join(output(capsys, *asked).split())
+    assert f"Warning: {SAID}" in " ".join(output(capsys, *asked, "--details").split())
 
 
 def test_a_sweep_says_how_many_points_lie_outside_and_its_report_too(capsys, folder):

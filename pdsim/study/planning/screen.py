@@ -92,7 +92,7 @@ class Screen:
         if plan.chosen is None or plan.chosen.outcome.judgement is None:
             return TextTable([], [])
         ends = plan.ends
-        rows = limit_rows(plan.chosen.outcome, ends)
+        rows = limit_rows(plan.chosen.outcome.readings, [one.readings for one in ends.values()])
         if plan.load_factor is not None:
             most = "" if plan.breaks else " or more"
             rows.append(["load it can take", "1 x", f"{plan.load_factor:g} x{most}", *([plan.breaks] if ends else [])])

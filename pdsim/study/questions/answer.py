@@ -11,7 +11,9 @@ from pdsim.scenario.loading import Changes
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
 from pdsim.study.base import Base
+from pdsim.study.confidence import Confidence
 from pdsim.study.estimate import Estimate, number
+from pdsim.study.measurement import Measurement
 from pdsim.study.questions.study import SLO, Study
 
 
@@ -133,6 +135,13 @@ class Answer:
     """Meaning of x, with its unit; empty: the figure has dots side by side."""
     columns: tuple[str, ...]
     rows: tuple[AnswerRow, ...] = field(repr=False)
+    limits: Sequence[Sequence[str]] = ()
+    """Rows of the SLO's limits: name, limit, what the winner reaches, and its range where there is one."""
+    as_good: Sequence[str] = ()
+    """Arms that cannot be told apart from the recommended one."""
+    confidence: Confidence = field(default_factory=lambda: Confidence("", ""))
+    measure: Measurement | None = None
+    """The measurement on which the answer depends; None: it depends on none."""
 
     @property
     def titles(self) -> list[str]:
@@ -157,7 +166,7 @@ class Answer:
             f"{self.title(name).replace(',', '')} {number(least)} to {number(most)}"
             for name, (least, most) in list(found.items())[:_RANGES_SHOWN]
         ]
-        return [f"'{self.winner}' between the fastest and the slowest: {', '.join(ranges)}."] if ranges else []
+        return [f"'{self.winner}' at both ends of the predicted range: {', '.join(ranges)}."] if ranges else []
 
     def to_json(self) -> dict[str, Any]:
         limit = None if self.limit is None else self.limit._asdict()
@@ -167,7 +176,12 @@ class Answer:
             "recommendation": self.winner if self.is_recommended else None,
             "answer": self.text,
         }
-        notes = {"notes": list(self.notes), "warnings": list(self.warnings)}
+        notes: dict[str, Any] = {
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+            "as_good": list(self.as_good),
+        }
+        notes |= {"confidence": self.confidence._asdict()}
         return {**said, **notes, "limit": limit, "arms": [row.to_json() for row in self.rows]}
 
     @property

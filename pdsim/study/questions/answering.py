@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -21,9 +22,11 @@ from pdsim.sim.noise import JITTERS
 from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.base import NUM_SEEDS, AskOptions, base_of, trace_lines
+from pdsim.study.confidence import END, NOT_MEASURED, Confidence, confidence_in_numbers, limit_rows
 from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.estimate import number, share
 from pdsim.study.examination import deciding_measurement, requests_alone
+from pdsim.study.measurement import Measurement
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.study import SLO, Question, Study, Verdict, place_of, question
 from pdsim.study.store import Store, opened_folder
@@ -86,8 +89,12 @@ def ask(
             ends = {end: at(changed) for end, changed in base.ends.items()}
             found_here = Judged(study, verdict)
             repeated = [at(changed) for changed in base.jittered] if base.is_sample else []
-            notes = [*_by_chance(found_here, repeated), *_held(found_here, ends, at)]
-        made = _answer(name, found, study, verdict._replace(notes=[*notes, *verdict.notes]), ends)
+            chance = [*_by_chance(found_here, repeated), *_by_draws(found_here)]
+            others = _others_at_ends(found_here, ends)
+            measure = _measurement(found_here, at) if others else None
+            held = _held(found_here, ends, others, measure)
+        made = _answer(name, found, study, verdict._replace(notes=[*chance, *held, *verdict.notes]), ends)
+        made = replace(made, confidence=_confidence(study, chance, held, others, ends), measure=measure)
         if out is not None:
             trials.keep_as_sweep(name, {SLO: study.slo})
             write_whole(folder / "answer.md", made.to_markdown())
@@ -131,17 +138,44 @@ def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
     return [f"Chance decides: with messages up to {max(JITTERS):.0%} faster or slower, {runs} say: {differing}."]
 
 
-def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes], Judged]) -> list[str]:
-    """Says whether the answer is the same at the ends of times that nobody measured; else, what to measure."""
-    winner = found.verdict.winner
-    others = [f"on the {end}, {_said(one.verdict)}" for end, one in ends.items() if not one.holds(found)]
-    if not others:
-        return [f"'{winner}' on the fastest and on the slowest server that this may be, too."] if ends else []
-    study = found.study
-    advice = deciding_measurement(
-        study.trials, study.arm(winner).changes, lambda group: all(at(changed).holds(found) for changed in group)
-    )
-    return [f"Undecided between the servers that this may be: {'; '.join(others)}. {advice or ''}".rstrip()]
+def _by_draws(found: Judged) -> list[str]:
+    """Says which draws of the load the answer meets the SLO with, where the draws differ."""
+    study, winner = found
+    runs = study[winner.winner].replications
+    meeting = sum(run.slos[SLO].meets for run in runs)
+    if meeting in {0, len(runs)}:
+        return []
+    return [f"Chance decides: with {meeting} of {len(runs)} draws of the load, '{winner.winner}' meets the SLO."]
+
+
+def _others_at_ends(found: Judged, ends: Mapping[str, Judged]) -> list[str]:
+    """Other answers at the ends of the range, in words."""
+    return [f"at the {END[end]} end, {_said(one.verdict)}" for end, one in ends.items() if not one.holds(found)]
+
+
+def _measurement(found: Judged, at: Callable[[Changes], Judged]) -> Measurement | None:
+    """The measurement of the times on which the answer depends."""
+    study, changes = found.study, found.study.arm(found.verdict.winner).changes
+    return deciding_measurement(study.trials, changes, lambda group: all(at(changed).holds(found) for changed in group))
+
+
+def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], measure: Measurement | None) -> list[str]:
+    """Says whether the answer is the same at both ends of the range; else, what to measure."""
+    if others:
+        return [f"Undecided within the predicted range: {'; '.join(others)}. {measure or ''}".rstrip()]
+    return [f"'{found.verdict.winner}' is the answer at both ends of the predicted range, too."] if ends else []
+
+
+def _confidence(
+    study: Study, chance: Sequence[str], held: Sequence[str], others: Sequence[str], ends: Mapping[str, Judged]
+) -> Confidence:
+    if chance:
+        return Confidence("low", " ".join(chance))
+    foreign = study.base.scenario.foreign_setup
+    if ends and not foreign:
+        where = f"The answer differs within the predicted range: {'; '.join(others)}." if others else held[0]
+        return Confidence("low" if others else "medium", f"{NOT_MEASURED} {where}")
+    return confidence_in_numbers(study.base.scenario)
 
 
 def _said(verdict: Verdict) -> str:
@@ -200,11 +234,36 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends:
         percentiles={metric: f"p{study.slo.percentile_of(metric):.4g}" for metric in ("ttft", "tpot")},
         axis=next((arm.axis for arm in study.arms if arm.axis), question.axis),
         columns=question.columns,
+        limits=_limits(study, verdict.winner, ends),
+        as_good=_as_good(study, verdict),
         rows=tuple(
             _row(question, study, arm.label, [one.study for one in ends.values()])
             for arm in sorted(study.arms, key=place_of)
         ),
     )
+
+
+def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[str]]:
+    """Rows of the SLO's limits, with what the winner reaches."""
+    at_ends = [one.study for one in ends.values()]
+    known = at_ends if all(label in one.labels() for one in at_ends) else []
+    return limit_rows(study[label].judgement(SLO).listed, [one[label].judgement(SLO).listed for one in known])
+
+
+def _as_good(study: Study, verdict: Verdict) -> list[str]:
+    """Arms whose goodput and latency cannot be told apart from those of the recommended one."""
+    winner = verdict.winner
+    if not verdict.advice or len(study[winner].replications) == 1:
+        return []
+    others = study.steady(study.labels(study.arm(winner).series))
+    return [
+        label
+        for label in others
+        if label != winner
+        and study.meets(label)
+        and not study.goodput_ratio(label, winner).is_told_apart
+        and not study.ratio(label, winner, "mean_e2e_latency_ms").is_told_apart
+    ]
 
 
 def _default_router(study: Study, scenario: Scenario) -> list[str]:
