@@ -67,7 +67,7 @@ QUANTITIES = {
             ("ttft", "TTFT", ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds",
                               "dynamo_frontend_time_to_first_token_seconds")),
             ("tpot", "TPOT", ("vllm:request_time_per_output_token_seconds", "vllm:time_per_output_token_seconds",
-                              "sglang:time_per_output_token_seconds")),
+                              "sglang:request_time_per_output_token_seconds", "sglang:time_per_output_token_seconds")),
             ("itl", "ITL", ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds",
                             "dynamo_frontend_inter_token_latency_seconds")),
             ("e2e_latency", "latency", ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds",

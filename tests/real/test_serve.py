@@ -22,6 +22,7 @@ from pdreal.serve.tokenizer import StopTexts, Tokenizer
 from pdreal.settings.host import LaunchError
 from pdreal.settings.scenario import Room
 
+from pdsim.formats.pages import read_page
 from tests.real.scripted_cluster import NUM_CACHED_TOKENS, VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
 
 TOKENIZER = Tokenizer(VOCAB_SIZE)
@@ -614,7 +615,9 @@ def test_a_port_that_is_taken_is_named():
     run(scenario)
 
 
-def test_models_health_and_metrics():
+def test_models_health_and_metrics(tmp_path):
+    """`pdsim observe` reads the page as any page of SGLang."""
+
     async def scenario(client, cluster, service):
         async with client.get("/v1/models") as response:
             assert (await response.json())["data"][0]["id"] == "tiny"
@@ -639,5 +642,10 @@ def test_models_health_and_metrics():
         assert lines.count("# TYPE sglang:num_running_reqs gauge") == 1
         assert 'sglang:time_to_first_token_seconds_bucket{model_name="tiny",le="+Inf"} 1' in lines
         assert 'sglang:e2e_request_latency_seconds_count{model_name="tiny"} 1' in lines
+        (tmp_path / "page.txt").write_text("\n".join(lines))
 
     run(scenario)
+    values = read_page(tmp_path / "page.txt").values
+    of_server = {"running": 12, "waiting": 8, "pool_tokens": 16 * 16, "requests": 1, "prompt_tokens": 5}
+    of_request = {"output_tokens": 3, "hit_tokens": 2, "hit_share": 2 / 5, "ttft_count": 1, "tpot_count": 1}
+    assert {name: values[name] for name in {**of_server, **of_request}} == {**of_server, **of_request}

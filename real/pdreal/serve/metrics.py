@@ -49,6 +49,7 @@ def gauges(load: Mapping[str, Levels], page_size: int) -> Iterator[Gauge]:
             page_size * num_pages for num_pages in pages
         )
         values["token_usage"] = levels.num_used_pages / sum(pages)
+        values["max_total_num_tokens"] = page_size * sum(pages)
         for name, value in values.items():
             yield Gauge(name, instance_id, _ENGINE_TYPES[role], value)
 
@@ -92,6 +93,8 @@ class Metrics:
         self.num_requests = 0
         self.num_aborted_requests = 0
         self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix caches, of requests that have a token."""
         self.num_generation_tokens = 0
         self.first_token_s = Histogram(_FIRST_TOKEN_S)
         self.between_tokens_s = Histogram(_BETWEEN_TOKENS_S)
@@ -114,6 +117,7 @@ class Metrics:
             "num_requests_total": self.num_requests,
             "num_aborted_requests_total": self.num_aborted_requests,
             "prompt_tokens_total": self.num_prompt_tokens,
+            "cached_tokens_total": self.num_cached_tokens,
             "generation_tokens_total": self.num_generation_tokens,
         }
         for name, value in counters.items():
@@ -139,12 +143,13 @@ class Meter:
         metrics.num_requests += 1
         metrics.num_prompt_tokens += num_prompt_tokens
 
-    def add_tokens(self, num_tokens: int) -> None:
-        """Count tokens that came at once."""
+    def add_tokens(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """Count tokens that came at once. num_cached_tokens: of the request's prompt."""
         now_s, metrics = time.monotonic(), self._metrics
         if self._num_tokens == 0:
             self._first_s = now_s
             metrics.first_token_s.add(now_s - self._began_s)
+            metrics.num_cached_tokens += num_cached_tokens
         else:
             metrics.between_tokens_s.add((now_s - self._last_s) / num_tokens, num_tokens)
         self._last_s = now_s

@@ -156,7 +156,7 @@ class Answer:
     async def __aiter__(self) -> AsyncIterator[Part]:
         """Parts with one or more new tokens each; the last may have none."""
         async for new in self._request:
-            self._meter.add_tokens(len(new))
+            self._meter.add_tokens(len(new), self.num_cached_tokens)
             self.service.entrance.served(self)
             first = len(self.tokens)
             self.tokens += new
