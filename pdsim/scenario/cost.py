@@ -79,7 +79,7 @@ class Setup(Section):
             "kv_dtype": f"{self.kv_dtype} KV" if self.kv_dtype else "",
             "tp": _sizes_of_roles("TP", self.tp),
             "dp": "" if self.dp == (1, 1) else _sizes_of_roles("DP", self.dp),
-            "ep": "" if self.ep in (None, (1, 1)) else _sizes_of_roles("EP", self.ep),
+            "ep": None if self.ep is None else "" if self.ep == (1, 1) else _sizes_of_roles("EP", self.ep),
             "pp": "" if self.pp == 1 else f"PP{self.pp} prefill",
             "cp": "" if self.cp == 1 else f"CP{self.cp} prefill",
             "device": self.device,

@@ -318,6 +318,7 @@ def test_rows_of_whole_experts_are_others(tmp_path):
     profiles = [profile_of(calibrate(rows.of_ranks(Ranks(), Ranks(2, ep))), "x", "y") for ep in (1, 2)]
     bases = [float(profile["cost"]["decode"]["decode_base"].removesuffix(" ms")) for profile in profiles]
     assert bases == pytest.approx([5.2, 2.6], rel=0.02)
+    assert [profile["cost"]["measured"]["ep"] for profile in profiles] == [[1, 1], [1, 2]]
     with pytest.raises(ConfigError, match="no rows of decode with tp 4 and ep 4; there are of tp 2, tp 2 and ep 2: "):
         rows.of_ranks(Ranks(), Ranks(4, 4))
 

@@ -91,6 +91,7 @@ SETUPS = st.builds(
     device=st.sampled_from((None, "h100", "h20")),
     tp=st.tuples(st.sampled_from((1, 8)), st.sampled_from((1, 8))),
     dp=st.tuples(st.sampled_from((1, 4)), st.sampled_from((1, 4))),
+    ep=st.none() | st.tuples(st.sampled_from((1, 8)), st.sampled_from((1, 8))),
 )
 
 
@@ -111,6 +112,7 @@ def test_a_setup_differs_in_as_many_parts_as_it_tells_and_are_not_equal(profile,
             "what it was measured on; this run: new tokens of a forward 64 (measured 1 to 32",
         ),
         ({**ON, "tp": [8, 4], "dp": [4, 4]}, "TP8 to TP4, DP4, h100; this run: TP1, no dp: outside"),
+        ({**ON, "tp": [2, 2], "ep": [2, 1]}, "TP2, EP2 to EP1, h100; this run: TP1, no ep: outside"),
         ({**ON, "scaled_from": "h200"}, "cost: profile scaled from h200 to qwen3-0.6b, bf16 weights"),
     ],
 )
