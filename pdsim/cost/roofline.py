@@ -5,6 +5,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from pdsim.core.messages import PrefillStep
+from pdsim.cost.host_traffic import host_traffic
 from pdsim.cost.model import DecodeLine, Terms, attended_pairs, window_pairs
 from pdsim.system.memory import Layout
 
@@ -51,8 +52,11 @@ class RooflineModel:
         state_ns = (1 + per_read) * 1e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
         self._state_ns = state_ns + windows_ns * per_read  # a token's, however long its request is
         num_expert_layers = 0 if spec.experts is None else spec.experts.num_layers
-        self._exchange_ns = 2 * num_expert_layers * settings.expert_exchange_ns if layout.dp > 1 else 0.0
-        self._exchange_token_ns = num_expert_layers * self._exchange_bytes_ns(layout)
+        self._between_hosts = host_traffic(layout)
+        self._exchange_ns = self._exchange_token_ns = 0.0
+        if layout.dp > 1 and self._between_hosts is None:
+            self._exchange_ns = 2 * num_expert_layers * settings.expert_exchange_ns
+            self._exchange_token_ns = num_expert_layers * self._exchange_bytes_ns(layout)
         self._launch_ns = (
             settings.prefill_layer_ns * spec.num_layers + settings.expert_prefill_layer_ns * num_expert_layers
         )
@@ -65,6 +69,8 @@ class RooflineModel:
             work_ns += self._gathers_ns + num_tokens * self._gather_ns_per_token
         if self._experts is not None:
             work_ns += self._experts.ns(routed)
+        if self._between_hosts is not None:
+            work_ns += self._between_hosts.prefill_ns(num_tokens, routed, work_ns)
         return round(max(work_ns, self._launch_ns) + self._overhead_ns(step))
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
@@ -78,6 +84,8 @@ class RooflineModel:
         }
         if self._cp > 1:
             work["gathering"] = self._gathers_ns + num_tokens * self._gather_ns_per_token
+        if self._between_hosts is not None:
+            work["between hosts"] = self._between_hosts.prefill_ns(num_tokens, routed, sum(work.values()))
         beyond_ns = max(0.0, self._launch_ns - sum(work.values()))
         return {**work, "launches beyond that": beyond_ns, "overhead": self._overhead_ns(step)}
 
@@ -97,7 +105,7 @@ class RooflineModel:
 
     def decode_terms(self, num_requests: int, expert_tokens: float | None = None) -> Terms:
         routed = (num_requests if expert_tokens is None else expert_tokens) * self._busiest
-        return {
+        terms = {
             "matrices": self._matrices_ns(num_requests, routed),
             **self._expert_terms(routed),
             "all-reduce": self._reductions_ns(num_requests),
@@ -105,6 +113,9 @@ class RooflineModel:
             "layers": self._settings.decode_layer_ns * self._spec.num_layers,
             "overhead": self._settings.step_overhead_ns,
         }
+        if self._between_hosts is not None:
+            terms["between hosts"] = self._between_hosts.decode_ns(num_requests, routed, sum(terms.values()))
+        return terms
 
     def _matrices_ns(self, num_tokens: int, routed: float) -> float:
         operations = self._flops_per_token * num_tokens + self._routed_flops_per_token * (routed - num_tokens)
@@ -120,8 +131,9 @@ class RooflineModel:
         return self._num_reductions * (self._settings.all_reduce_ns + num_tokens * self._reduce_ns_per_token)
 
     def _all_reduce_bytes_ns(self, layout: Layout) -> float:
-        """Time of one token's bf16 activations through a ring all-reduce."""
-        hops = 2 * (layout.tp - 1) / layout.tp
+        """Time of one token's bf16 activations through a ring all-reduce among the GPUs of a host."""
+        num_gpus = min(layout.tp, layout.gpus_per_domain)
+        hops = 2 * (num_gpus - 1) / num_gpus
         rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
         return 1e9 * hops * 2 * layout.model.hidden_size / rate
 
@@ -139,7 +151,7 @@ class RooflineModel:
     def _exchange_bytes_ns(self, layout: Layout) -> float:
         """Time of a token's way to the GPUs of its experts in fp8, and back in bf16, once for each GPU."""
         experts, efficiency = layout.model.experts, self._settings.expert_exchange_efficiency
-        if experts is None or efficiency is None or layout.dp == 1:
+        if experts is None or efficiency is None:
             return 0.0
         num_gpus = layout.tp * layout.dp
         num_copies = (num_gpus - 1) * (1 - (1 - 1 / num_gpus) ** experts.num_active)

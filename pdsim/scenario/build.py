@@ -63,6 +63,8 @@ class Cluster:
     front_end: FrontEndSettings
     interconnect: wiring.Interconnect | None
     """Network between prefill and decode. None: the cluster is aggregated and sends no KV."""
+    host_nics: wiring.HostNics
+    """NICs between the hosts of servers that have several."""
     num_layers: int
     pipeline: PipelineTimes | None
     """Pipeline stages of each prefill instance. None: a single stage."""
@@ -111,6 +113,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         storage=wiring.storage_costs(scenario),
         front_end=scenario.front_end or FrontEndSettings(),
         interconnect=None if is_aggregated else wiring.interconnect(scenario),
+        host_nics=wiring.host_nics(scenario),
         num_layers=num_layers,
         pipeline=pipeline_times(layout_of(scenario, "prefill"), num_layers) if has_stages else None,
         message_latency_ns=scenario.network.message_latency,

@@ -88,7 +88,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             raise ConfigError(f"{role}: pp {num_stages} for the {model.num_layers} layers of {model.name}")
         if model.experts is None and settings.ep not in (None, 1):
             raise ConfigError(f"{role}.ep: {model.name} has no experts; leave it out")
-        return memory.Layout(
+        found = memory.Layout(
             model=model.largest_stage(num_stages),
             gpu=gpu,
             tp=settings.tp // (settings.dp * cp),
@@ -105,6 +105,9 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
         )
     except (CatalogError, memory.LayoutError, DraftError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
+    if found.num_domains > 1 and scenario.elastic is not None:
+        raise ConfigError(f"{role}: pdsim does not model servers over several hosts that change their role")
+    return found
 
 
 def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> float:

@@ -1,5 +1,6 @@
 """Makes transports, topologies and planners from layouts and network settings."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
@@ -8,6 +9,7 @@ from typing import Any
 from pdsim.core.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
+from pdsim.cost.host_traffic import HostTraffic, host_traffic
 from pdsim.scenario.network import NetworkSettings, StagingSettings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import host_caches, layout_of, roles
@@ -195,6 +197,57 @@ def storage_costs(scenario: Scenario) -> StorageCosts | None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostNics:
+    """NICs over which servers of several hosts exchange."""
+
+    traffic: Mapping[str, HostTraffic]
+    """Traffic of each instance of such servers."""
+    paths: Mapping[str, tuple[Path, Path]]
+    """Links out and in of one GPU of the instance."""
+    capacity: Mapping[str, float]
+    """Bytes per second."""
+
+
+def host_nics(scenario: Scenario) -> HostNics:
+    """KV crosses the same links if the transport moves it over NICs. An exchange alone reaches NIC_SHARE of the NIC, or
+    the network's bandwidth where that is given.
+    """
+    network, engine, first_gpus = scenario.network, transport(scenario), placed(scenario)
+    traffic: dict[str, HostTraffic] = {}
+    paths: dict[str, tuple[Path, Path]] = {}
+    capacity: dict[str, float] = {}
+    for role, ids in roles(scenario).items():
+        layout = layout_of(scenario, role)
+        if (of_role := host_traffic(layout)) is None:
+            continue
+        reached = network.bandwidth or of_role.prefill.bandwidth
+        whole = link_bandwidth(network, engine, layout) if engine.link == "nic" else reached
+        weight = whole / reached * min(layout.tp, network.gpus_per_nic)
+        for instance_id in ids:
+            out, into = (f"nic {first_gpus[instance_id] // network.gpus_per_nic} {way}" for way in ("out", "in"))
+            capacity |= {out: whole, into: whole}
+            traffic[instance_id], paths[instance_id] = of_role, (((out, weight),), ((into, weight),))
+    return HostNics(traffic=traffic, paths=paths, capacity=capacity)
+
+
+def placed(scenario: Scenario) -> dict[str, int]:
+    """Number of the first GPU of each instance. A server over several hosts shares none of them."""
+    found: dict[str, int] = {}
+    next_gpu = 0
+    for role, ids in roles(scenario).items():
+        layout = layout_of(scenario, role)
+        on_host, num_gpus = layout.gpu.gpus_per_server, layout.dp * layout.num_gpus
+        for first in range(0, len(ids), layout.dp):
+            if layout.num_domains > 1:
+                next_gpu, num_gpus = -(-next_gpu // on_host) * on_host, layout.num_domains * on_host
+            for rank, instance_id in enumerate(ids[first : first + layout.dp]):
+                host, gpu = divmod(rank * layout.num_gpus, layout.gpus_per_domain)
+                found[instance_id] = next_gpu + host * on_host + gpu
+            next_gpu += num_gpus
+    return found
+
+
 def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
     """GPUs are numbered through, prefill first, and gpus_per_nic neighbours share a NIC; instances share those too.
 
@@ -206,21 +259,21 @@ def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
     ways: dict[str, dict[str, Path]] = {"out": {}, "in": {}}
     num_senders = wire.num_pairs // wire.num_targets
     share = wire.total(wire.num_layers) / (wire.num_pairs * wire.num_layers)  # of the largest stage, of a mean one
-    first_gpu = 0
+    first_gpus, nics = placed(scenario), host_nics(scenario)
     for role, ids in roles(scenario).items():
         layout = layout_of(scenario, role)
         num_holders = layout.tp * layout.pp  # of groups that share prompts, one sends
         own, weight = ("out", num_senders / num_holders) if role == "prefill" else ("in", wire.num_writers * share)
         for instance_id in ids:
             for way in ("out", "in") if scenario.pair.decode.returns_kv else (own,):
-                link = f"{engine.link} {first_gpu // gpus_per_link} {way}"
+                link = f"{engine.link} {first_gpus[instance_id] // gpus_per_link} {way}"
                 capacity[link] = link_bandwidth(network, engine, layout)
                 path: Path = ((link, weight * min(num_holders, gpus_per_link)),)
                 if way == "out" and engine.max_bandwidth is not None:
                     capacity[f"{instance_id} engine"] = engine.max_bandwidth
                     path += ((f"{instance_id} engine", 1),)
                 ways[way][instance_id] = path
-            first_gpu += layout.num_gpus
+    capacity = {**nics.capacity, **capacity}
     if network.shared_bandwidth is not None:
         capacity["shared"] = network.shared_bandwidth
         ways["out"] = {i: (*path, ("shared", num_senders * share)) for i, path in ways["out"].items()}

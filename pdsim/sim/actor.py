@@ -338,13 +338,16 @@ class Actor:
     def _run_prefill(self, step: m.PrefillStep, start_ns: int, end_ns: int, first_ns: int | None = None) -> None:
         now_ns = self._timeline.now_ns
         self._gpu_free_ns = end_ns
-        if self._host.settings.launch:
-            self._host.work(self._host.settings.launch)
+        begun = self._launched(step, start_ns, first_ns)
         for group in range(1, self._layer_groups + 1):  # layers take equally long
             done_ns = start_ns + (end_ns - start_ns) * group // self._layer_groups
             self._timeline.after(done_ns - now_ns, self._on_computed, m.LayersComputed(step.step_id, group))
-        begun = BegunForward(step, start_ns, self._host.free_ns, self._host.lost_ns, first_ns)
         self._timeline.after(end_ns - now_ns, self._end_prefill, begun, self._order)
+
+    def _launched(self, step: m.PrefillStep, start_ns: int, first_ns: int | None) -> BegunForward:
+        if self._host.settings.launch:
+            self._host.work(self._host.settings.launch)
+        return BegunForward(step, start_ns, self._host.free_ns, self._host.lost_ns, first_ns)
 
     def _on_computed(self, computed: m.LayersComputed) -> None:
         if not self._is_dead:

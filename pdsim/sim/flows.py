@@ -74,6 +74,12 @@ class Flows:
         self._flows.append(Flow(owner, path, limit, float(num_bytes)))
         self._share()
 
+    def begin_together(self, owner: Any, moves: Iterable[tuple[float, Path]]) -> None:
+        """Begins a flow for each number of bytes and their path. The owner is called back for each."""
+        self._progress()
+        self._flows += [Flow(owner, path, inf, num_bytes) for num_bytes, path in moves]
+        self._share()
+
     def drop(self, is_gone: Callable[[Any], bool]) -> None:
         """Ends the flows of these owners; their bytes do not arrive."""
         self._progress()

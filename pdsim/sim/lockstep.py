@@ -7,14 +7,17 @@ forward (prepare_mlp_sync_batch_raw).
 """
 
 from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from simpy.events import EventPriority
 
 from pdsim.core.invariants import AnyInstance
-from pdsim.core.messages import DecodeStep, MixedStep, PrefillStep, Step
-from pdsim.sim.actor import Actor
+from pdsim.core.messages import DecodeStep, LayersComputed, MixedStep, PrefillStep, Step
+from pdsim.sim.actor import Actor, BegunForward
 from pdsim.sim.executor import DecodeClock
+from pdsim.sim.host_exchange import ServerNics
 from pdsim.sim.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ class Rank(Actor):
     def __init__(self, simulation: "Simulation", instance: AnyInstance, lockstep: "Lockstep") -> None:
         super().__init__(simulation, instance)
         self._lockstep = lockstep
+        self._begun: BegunForward | None = None
+        """Prefill forward whose end is not known yet, because it exchanges between hosts."""
         lockstep.join(self)
 
     @property
@@ -92,20 +97,54 @@ class Rank(Actor):
         else:
             self._decode.begin_one(step, start_ns, end_ns - start_ns)
 
+    # The same for a step whose end is not known when it begins.
+
+    def launch(self, step: Step, start_ns: int) -> None:
+        if isinstance(step, PrefillStep):
+            self._begun = self._launched(step, start_ns, None)
+
+    def pass_layers(self, step: Step, num_done: int, num_parts: int) -> None:
+        """Tells which groups of layers are computed when a part of the step is done."""
+        if isinstance(step, PrefillStep):
+            before, after = (self._layer_groups * done // num_parts for done in (num_done - 1, num_done))
+            for group in range(before + 1, after + 1):
+                self._on_computed(LayersComputed(step.step_id, group))
+
+    def end(self, step: Step, start_ns: int) -> None:
+        if self._is_dead:
+            return
+        now_ns = self._timeline.now_ns
+        if isinstance(step, PrefillStep):
+            self._gpu_free_ns = now_ns
+            self._timeline.after(0, self._end_launched, order=self._order)
+        else:
+            self.run(step, start_ns, now_ns)
+
+    def _end_launched(self, _: None) -> None:
+        assert self._begun is not None
+        self._end_prefill(self._begun)
+
 
 class Lockstep:
     """The ranks of one server."""
 
-    def __init__(self, timeline: Timeline, num_ranks: int, order: EventPriority) -> None:
-        """order: rank of its events among the choices of all instances."""
+    def __init__(
+        self, timeline: Timeline, num_ranks: int, order: EventPriority, nics: ServerNics | None = None
+    ) -> None:
+        """order: rank of its events among the choices of all instances. nics: between the server's hosts, if it has
+        several.
+        """
         self._timeline = timeline
         self._num_ranks = num_ranks
         self._order = order
+        self._nics = nics
         self._ranks: dict[str, Rank] = {}
         self._asked: dict[str, deque[Step]] = {}
         """Steps that wait to begin, by rank."""
         self._end_ns = 0
         self._looks = False
+        self._exchanges = False
+        """True during a round that exchanges between hosts, whose end is not known."""
 
     def join(self, rank: Rank) -> None:
         """Adds a rank, or its restarted instance."""
@@ -117,7 +156,7 @@ class Lockstep:
     def ask(self, rank: Rank, step: Step) -> None:
         """Begins this step in the next round that has no earlier step of the rank."""
         self._asked.setdefault(rank.instance.instance_id, deque()).append(step)
-        if not self._looks:
+        if not self._looks and not self._exchanges:
             self._look_at(self._timeline.now_ns)
 
     def _look_at(self, time_ns: int) -> None:
@@ -140,8 +179,50 @@ class Lockstep:
         self._asked = {name: steps for name, steps in self._asked.items() if steps}
         start_ns = max([rank.ready_ns(step) for rank, step in steps])
         expert_tokens = sum([rank.num_tokens(step) for rank, step in steps]) / self._num_ranks
-        self._end_ns = max([rank.end_ns(step, start_ns, expert_tokens) for rank, step in steps])
+        ends_ns = [rank.end_ns(step, start_ns, expert_tokens) for rank, step in steps]
+        if self._nics is not None:
+            self._begin_exchange(self._nics, steps, start_ns, expert_tokens, ends_ns)
+            return
+        self._end_ns = max(ends_ns)
         for rank, step in steps:
             rank.run(step, start_ns, self._end_ns)
+        if self._asked:
+            self._look_at(self._end_ns)
+
+    def _begin_exchange(
+        self,
+        nics: ServerNics,
+        steps: Sequence[tuple[Rank, Step]],
+        start_ns: int,
+        expert_tokens: float,
+        ends_ns: Sequence[int],
+    ) -> None:
+        """Begins a round that ends when all ranks have exchanged. ends_ns: on idle links."""
+        num_tokens = dict.fromkeys(self._ranks, 0)
+        computing_ns = 0
+        for (rank, step), end_ns in zip(steps, ends_ns, strict=True):
+            name, num = rank.instance.instance_id, rank.num_tokens(step)
+            num_tokens[name], decodes = num, isinstance(step, DecodeStep)
+            alone_ns = nics.computing_ns(name, end_ns - start_ns, num, expert_tokens, decodes=decodes)
+            computing_ns = max(computing_ns, alone_ns)
+            rank.launch(step, start_ns)
+        self._exchanges = True
+        nics.exchange(
+            num_tokens,
+            expert_tokens,
+            computing_ns,
+            decodes=all(isinstance(step, DecodeStep) for _, step in steps),
+            on_part=partial(self._on_part, steps),
+            on_end=partial(self._end_exchange, steps, start_ns),
+        ).begin_after(start_ns - self._timeline.now_ns)
+
+    def _on_part(self, steps: Sequence[tuple[Rank, Step]], num_done: int, num_parts: int) -> None:
+        for rank, step in steps:
+            rank.pass_layers(step, num_done, num_parts)
+
+    def _end_exchange(self, steps: Sequence[tuple[Rank, Step]], start_ns: int) -> None:
+        self._exchanges, self._end_ns = False, self._timeline.now_ns
+        for rank, step in steps:
+            rank.end(step, start_ns)
         if self._asked:
             self._look_at(self._end_ns)

@@ -18,6 +18,7 @@ from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import TransferRecord
 from pdsim.scenario.wiring import Interconnect
 from pdsim.sim.flows import Flows
+from pdsim.sim.host_exchange import HostExchange
 from pdsim.sim.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Network:
         self._dead: set[str] = set()
         self._under_way: list[Transfer] = []
         """Running transfers; kept only if faults are possible."""
-        self._flows = Flows(timeline, interconnect.topology.capacity, self._finish)
+        self.flows = Flows(timeline, interconnect.topology.capacity, self._on_arrived)
         self._lines: dict[str, deque[Transfer]] = {}
         """For serial engines: transfers of each prefill instance that post or wait to post, in order."""
 
@@ -161,7 +162,13 @@ class Network:
             return
         unit = transfer.unit
         limit = 1e9 * transfer.num_bytes / transfer.least_ns if transfer.least_ns else inf
-        self._flows.begin(transfer, transfer.num_bytes, self._topology.path(unit.source, unit.target), limit)
+        self.flows.begin(transfer, transfer.num_bytes, self._topology.path(unit.source, unit.target), limit)
+
+    def _on_arrived(self, owner: Transfer | HostExchange) -> None:
+        if isinstance(owner, Transfer):
+            self._finish(owner)
+        else:
+            owner.arrived()
 
     def _finish(self, transfer: Transfer) -> None:
         if self._under_way:
@@ -201,7 +208,7 @@ class Network:
 
     def _change_capacity(self, links: Iterable[str]) -> None:
         whole = self._topology.capacity
-        self._flows.set_capacity({link: whole[link] * prod(self._factors[link]) for link in links})
+        self.flows.set_capacity({link: whole[link] * prod(self._factors[link]) for link in links})
 
     def kill(self, instance_id: str) -> None:
         """Ends the transfers of a dead instance. Transfers to it stall until their engine gives up."""
@@ -233,7 +240,7 @@ class Network:
 
     def _drop_flows(self) -> None:
         """Drops the flows of ended or stalled transfers, so that others get their bandwidth."""
-        self._flows.drop(lambda transfer: transfer.is_over or transfer.is_stuck)
+        self.flows.drop(lambda owner: isinstance(owner, Transfer) and (owner.is_over or owner.is_stuck))
 
 
 class Transfers:

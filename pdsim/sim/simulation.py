@@ -26,6 +26,8 @@ from pdsim.sim.cache_copies import CacheCopies, Storage, StorageClient
 from pdsim.sim.clients import Clients
 from pdsim.sim.executor import Executor, RecomputingExecutor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector
+from pdsim.sim.flows import Flows
+from pdsim.sim.host_exchange import HostExchange, ServerNics
 from pdsim.sim.lockstep import Lockstep, Rank
 from pdsim.sim.network import Transfers
 from pdsim.sim.result import RunResult
@@ -114,10 +116,19 @@ class Simulation:
         return Actor(self, instance) if lockstep is None else Rank(self, instance, lockstep)
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
-        """Locksteps of servers with data-parallel attention, by name."""
+        """Locksteps of servers with data-parallel attention or over several hosts, by name."""
         num_ranks = Counter(server_of(instance_id) for instance_id in self.order)
         last = EventPriority(CHOICES + len(self.order))
-        return {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}
+        found = {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}
+        nics = self.cluster.host_nics
+        if nics.traffic:
+            flows = Flows(self.timeline, nics.capacity, HostExchange.arrived)
+            if self.transfers is not None:
+                flows = self.transfers.network.flows
+            for server in {server_of(instance_id) for instance_id in nics.traffic}:
+                between = ServerNics(self.timeline, flows, nics)
+                found[server] = Lockstep(self.timeline, num_ranks[server], last, between)
+        return found
 
     def cache_copies_of(self, instance: Any) -> CacheCopies | None:
         instance_id, storage = instance.instance_id, self._storage

@@ -49,6 +49,8 @@ class Layout:
     """True if each GPU of a server holds some experts, and not a part of all."""
     expert_skew: float = 0
     """Excess of the busiest GPU's experts over the mean in tokens."""
+    overlaps_batches: bool = False
+    """True: one half of a batch is exchanged between hosts while the other half is computed."""
     num_draft_layers: int = 0
     """Number of attention layers of a draft model, each with as much KV as a layer of the model (SGLang 0.5.23,
     model_executor/pool_configurator.py: cell_size * draft_num_layers / num_layers)."""
@@ -61,11 +63,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         attention, name = self.model.attention, self.model.name
-        if (num_gpus := self.tp * self.dp * self.cp) > (most := self.gpu.gpus_per_server):
-            raise LayoutError(
-                f"tp {num_gpus} goes beyond a server of {self.gpu.name}, which has {most} GPUs: at most {most}, and "
-                "more instances; tensor parallelism across servers is not modelled"
-            )
+        if self.num_domains > 1:
+            self._require_whole_hosts()
         if self.tp < 1 or attention.num_query_heads % self.tp:
             raise LayoutError(f"tp {self.tp} does not divide the {attention.num_query_heads} query heads of {name}")
         if isinstance(attention, GroupedQueryAttention):
@@ -73,9 +72,39 @@ class Layout:
             if large % small:
                 raise LayoutError(f"tp {self.tp} and the {attention.num_kv_heads} KV heads of {name} do not divide")
 
+    def _require_whole_hosts(self) -> None:
+        """Ranks are spread evenly over hosts (SGLang 0.5.23, arg_groups/validation_hook.py:179)."""
+        num_gpus, num_hosts, name = self.num_server_gpus, self.num_domains, self.gpu.name
+        where = f"tp {num_gpus} goes over {num_hosts} hosts of {self.gpu.gpus_per_server} {name}"
+        if num_gpus % num_hosts:
+            raise LayoutError(f"{where}, which do not have equally many of its ranks; use a multiple of {num_hosts}")
+        on_host = self.gpus_per_domain
+        if on_host % self.tp and self.tp % on_host:
+            raise LayoutError(
+                f"{where}, {on_host} on each: the {self.tp} GPUs of an instance are neither on one host nor fill hosts"
+            )
+        if self.pp > 1 or self.cp > 1:
+            beside = f"pp {self.pp}" if self.pp > 1 else f"cp {self.cp}"
+            raise LayoutError(f"{where}; pdsim does not model {beside} beside it: at most {self.gpu.gpus_per_server}")
+
     @property
     def num_gpus(self) -> int:
         return self.tp * self.pp * self.cp
+
+    @property
+    def num_server_gpus(self) -> int:
+        """GPUs of one stage of a server: those that reduce and exchange together."""
+        return self.tp * self.dp * self.cp
+
+    @property
+    def num_domains(self) -> int:
+        """NVLink domains that a stage of a server spans: hosts, or racks of several hosts."""
+        return -(-self.num_server_gpus // self.gpu.gpus_per_server)
+
+    @property
+    def gpus_per_domain(self) -> int:
+        """GPUs of the server in each of its domains."""
+        return self.num_server_gpus // self.num_domains
 
     @property
     def read_token_bytes(self) -> int:
