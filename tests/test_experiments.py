@@ -1,15 +1,17 @@
 """The studies: each scenario can be built, and arms in files of their own differ only where they should."""
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
+from pdsim import simulate
 from pdsim.calibration.validate.case import MEASURED, load_case
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_cost, load_scenario
 from pdsim.scenario.yaml_file import read_yaml
 from pdsim.study.sweeping.sweep_file import designed_points, load_sweep
-from pdsim.system.catalog import names
+from pdsim.system.catalog import names, searched
 
 FOLDER = Path(__file__).parent.parent / "experiments"
 SCENARIOS = [*FOLDER.glob("*/scenario.yaml"), FOLDER / "host-cache" / "retraction.yaml"]
@@ -50,3 +52,15 @@ def test_a_fitted_arm_has_the_setup_of_its_profile(study):
     for arm in case.arms:
         if arm.fitted:
             assert case.scenario(arm, case.seeds[0]).foreign_setup == []
+
+
+@pytest.mark.parametrize("overlaps", ["false", "true"])
+def test_an_exchange_slows_kv_on_its_nics(overlaps):
+    study = FOLDER / "kv-beside-exchange"
+    changes = ["workload.num_requests=32", "network.bandwidth=11 GB/s", f"prefill.two_batch_overlap={overlaps}"]
+    means = []
+    with searched(study / "catalog"):
+        for transport in ("own-nics", "mooncake-rdma"):
+            found = simulate(load_scenario(study / "scenario.yaml", [*changes, f"network.transport={transport}"]))
+            means.append(fmean(sent.end_ns - sent.start_ns for sent in found.records.transfers))
+    assert means[1] > 1.1 * means[0]

@@ -83,7 +83,8 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
     num_hosts = spanned(scenario, role)
     if num_hosts > 1:
         flags += sglang.across_hosts(*map(Expanded, _OF_GROUP))
-        spans_domain = load_gpu(servers.gpu).num_hosts(servers.tp) > 1
+        gpu = load_gpu(servers.gpu)
+        spans_domain = gpu.gpus_per_host is not None and gpu.num_hosts(servers.tp) > 1
         channel = "; its pods need a channel of the NVLink domain, such as a ComputeDomain gives"
         made.notes.append(
             f"{role}: a LeaderWorkerSet (lws 0.6 or later) of {num_hosts} hosts for each server"

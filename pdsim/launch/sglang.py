@@ -44,7 +44,7 @@ from pdsim.scenario.servers import (
     ServerSettings,
 )
 from pdsim.scenario.sizing import resolve
-from pdsim.system.catalog import load_model, load_transport
+from pdsim.system.catalog import load_gpu, load_model, load_transport
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
@@ -129,7 +129,7 @@ def _allocation(value: Any, scenario: Scenario) -> str | None:
 
 _SAID = (
     *("state_dtype", "priorities", "storage", "network.staging", "health", "*.max_prefill_tokens"),
-    *("*.host_cache", "*.host_cache_write"),
+    *("*.host_cache", "*.host_cache_write", "*.two_batch_overlap"),
     *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness"),
     *("prefill.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
     *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
@@ -197,7 +197,9 @@ def left_to_the_operator(scenario: Scenario) -> list[str]:
         notes.append("SGLANG_DISAGGREGATION_THREAD_POOL_SIZE: SGLang's default, by its cores")
         if scenario.network.transport in ("mooncake-rdma", "nixl-rdma", "mori-rdma"):
             notes.append("--disaggregation-ib-device: the NICs of a GPU are not in the scenario; SGLang chooses")
-    if has_experts and any(servers.has_whole_experts for servers in roles):
+    if has_experts and any(
+        servers.has_whole_experts and not _exchanges_by_deepep(scenario, servers) for servers in roles
+    ):
         notes.append("--moe-a2a-backend, --deepep-mode: not in the scenario; the default sums over all GPUs")
     if any(servers.dp > 1 and servers.load_balance_method == "router" for servers in roles):
         notes.append("load_balance_method: router: SGLang's gateway picks servers; the servers pick ranks by default")
@@ -285,6 +287,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("enable-dp-attention", servers.dp > 1),
         ("load-balance-method", _balance(servers)),
         ("ep-size", servers.tp if has_whole_experts else None),
+        *_exchange_flags(scenario, servers),
         ("enable-eplb", servers.redundant_experts is not None),
         ("ep-num-redundant-experts", servers.redundant_experts),
         ("page-size", scenario.page_size),
@@ -329,6 +332,20 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
 def _balance(servers: ServerSettings) -> str | None:
     """The method, unless it is the server's default or the router's task."""
     return None if servers.dp == 1 or servers.load_balance_method in ("auto", "router") else servers.load_balance_method
+
+
+def _exchanges_by_deepep(scenario: Scenario, servers: ServerSettings) -> bool:
+    """True for servers over several NVLink domains, whose exchanges are simulated as DeepEP's."""
+    has_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
+    return has_experts and servers.dp > 1 and servers.tp > load_gpu(servers.gpu).gpus_per_server
+
+
+def _exchange_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
+    flags: Flags = [("enable-two-batch-overlap", servers.two_batch_overlap)]
+    if _exchanges_by_deepep(scenario, servers):
+        mode = {PrefillSettings: "normal", DecodeSettings: "low_latency"}.get(type(servers), "auto")
+        flags += [("moe-a2a-backend", "deepep"), ("deepep-mode", mode)]
+    return flags
 
 
 def _storage_flags(scenario: Scenario, servers: ServerSettings) -> Flags:

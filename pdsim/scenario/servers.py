@@ -95,7 +95,8 @@ class ServerSettings(Section):
     gpu: str
     """Name in the catalog (`pdsim catalog` lists the names)."""
     tp: int = Field(default=1, ge=1)
-    """Number of GPUs of one server (--tp). The tp of one role must be a multiple of the other role's."""
+    """Number of GPUs of one server (--tp), over as many hosts as it needs. The GPUs of one role's instances must be a
+    multiple of the other role's."""
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
     experts. dp divides tp."""
@@ -113,6 +114,9 @@ class ServerSettings(Section):
     redundant_experts: int | None = Field(default=None, ge=0)
     """Number of copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts). None: no
     balancer."""
+    two_batch_overlap: bool = False
+    """True: one half of a batch is exchanged between hosts while the other half is computed
+    (--enable-two-batch-overlap). No effect on servers within one NVLink domain."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
     """Share of GPU memory for weights and KV (--mem-fraction-static). None: the engine's rule."""
     pool_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)

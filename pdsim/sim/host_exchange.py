@@ -1,7 +1,7 @@
 """Forwards of a server over several hosts, whose bytes cross the NICs that KV uses.
 
-A forward computes and exchanges in turns, a few times instead of in each layer. The cost model has the time of bytes on
-idle links; here they take what other bytes leave them. Law: tests/laws/test_hosts.py.
+A forward computes and exchanges in turns: about as often as it has layers, a decode step less often. The cost model has
+the time of bytes on idle links; here they take what other bytes leave them. Law: tests/laws/test_hosts.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +12,10 @@ from pdsim.sim.flows import Flows
 from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Path
 
-PARTS = 8
-"""Parts of a forward, each of which computes and then exchanges."""
+PREFILL_PARTS, DECODE_PARTS = 64, 8
+"""Parts of a forward and of a decode step, each of which computes and then exchanges. KV moves for about as long as a
+step takes, and for much less than a forward takes.
+"""
 Move = tuple[float, Path]
 """Bytes, and links that they cross."""
 
@@ -27,19 +29,22 @@ class HostExchange:
         flows: Flows,
         moves: Sequence[Move],
         computing_ns: int,
+        num_parts: int,
         *,
         overlaps: bool,
         on_part: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> None:
-        """on_part: called with the number of parts that are done, and of all."""
+        """overlaps: a part computes while it exchanges. on_part: called with the number of parts that are done, and
+        of all parts.
+        """
         self._timeline = timeline
         self._flows = flows
         self._computing_ns = computing_ns
         self._overlaps = overlaps
         self._on_part = on_part
         self._on_end = on_end
-        self._num_parts = 1 if overlaps else PARTS
+        self._num_parts = num_parts
         self._moves = [(num_bytes / self._num_parts, path) for num_bytes, path in moves]
         self._num_done = self._num_awaited = 0
 
@@ -116,6 +121,7 @@ class ServerNics:
             self._flows,
             moves,
             computing_ns,
+            DECODE_PARTS if decodes else PREFILL_PARTS,
             overlaps=any(self._nics.traffic[name].overlaps for name in num_tokens),
             on_part=on_part,
             on_end=on_end,

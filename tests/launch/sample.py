@@ -36,6 +36,7 @@ SERVERS = {
     "expert_skew": [],
     "load_balance_method": [],
     "redundant_experts": [],
+    "two_batch_overlap": ["true"],
     "mem_fraction": ["0.7"],
     "pool_tokens": ["65536"],
     "eviction": ["lfu", "fifo"],
@@ -160,6 +161,11 @@ def scenario(*changes, base=PAIR):
         else:
             section[last] = parse_yaml(value, path)
     return parse_scenario(data, base=None, where="test")
+
+
+WIDE_SERVERS = "{gpu: h100, tp: 16, dp: 8, two_batch_overlap: true}"
+WIDE = [("model", "deepseek-v3"), ("prefill", WIDE_SERVERS), ("decode", WIDE_SERVERS), ("network.staging", None)]
+"""Servers over two hosts."""
 
 
 def text(engine, made_of):

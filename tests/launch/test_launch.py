@@ -15,7 +15,20 @@ from pdsim.scenario.servers import AggregatedSettings
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from pdsim.system.catalog import load_transport
 from tests.cli.test_commands import output, output_json
-from tests.launch.sample import AGGREGATED, ALONE, DRAFTS, FAMILIES, OTHER, PAIR, WHOLE, WITHOUT, sample, scenario, text
+from tests.launch.sample import (
+    AGGREGATED,
+    ALONE,
+    DRAFTS,
+    FAMILIES,
+    OTHER,
+    PAIR,
+    WHOLE,
+    WIDE,
+    WITHOUT,
+    sample,
+    scenario,
+    text,
+)
 
 
 def fields(section: type[BaseModel], path=""):
@@ -376,6 +389,16 @@ def test_a_server_that_spans_hosts_is_a_leader_worker_set():
         "$(LWS_WORKER_INDEX)",
     ]  # fmt: skip
     assert "readinessProbe" not in pods[1]
+
+
+def test_a_server_over_nvlink_domains_exchanges_by_deepep():
+    wide = scenario(*WIDE)
+    commands = ENGINES["sglang"](wide, ["pair.yaml"], wide.model).commands
+    for role, mode in (("prefill", "normal"), ("decode", "low_latency")):
+        for rank in range(2):
+            command = commands[f"{role}-0-host-{rank}"]
+            assert f"--ep-size 16 --enable-two-batch-overlap --moe-a2a-backend deepep --deepep-mode {mode} " in command
+            assert command.endswith(f"--nnodes 2 --node-rank {rank}")
 
 
 STAGES = (("network.staging", None), ("prefill.pp", "2"))
