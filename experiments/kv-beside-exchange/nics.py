@@ -13,9 +13,7 @@ OVERLAPS = (False, True)
 
 
 def main() -> None:
-    print(
-        "| bandwidth of a NIC | two-batch overlap | NICs of KV | KV transfer, ms | forward, ms | TPOT, ms | requests/s |"
-    )
+    print("| bandwidth of a NIC | overlap | NICs of KV | KV transfer, ms | forward, ms | TPOT, ms | requests/s |")
     print("|---|---|---|---|---|---|---|")
     for bandwidth in BANDWIDTHS:
         for overlap in OVERLAPS:
