@@ -201,6 +201,8 @@ def test_dynamic_chunks_take_as_long_as_the_first(quadratic, linear, first, num_
     assert max(64, page) <= tokens <= max(first, 64, page)
     assert later <= tokens
     assert tokens % page == 0
+    step, whole = max(64, page), max(int(first + 0.75 * (sizer.equal_tokens(num_before) - first)), first // 4)
+    assert tokens == min(max(whole // step * step, step), 16384 // step * step)
     assert tokens >= min(first // 4, 16384) - max(64, page)
 
 

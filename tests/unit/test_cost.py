@@ -63,6 +63,35 @@ def test_a_shared_prefix_is_read_once():
     assert alone - together == pytest.approx(hbm_ms, rel=0.01)
 
 
+def test_a_state_is_read_and_written_by_each_step_that_decodes_its_request():
+    layout = Layout(model=load_model("qwen3-next-80b-a3b"), gpu=load_gpu("h200"), tp=4, kv_dtype="bf16")
+    state_ns = 2e9 * layout.state_bytes / (layout.gpu.memory_bandwidth * Roofline().memory_efficiency)
+    assert Roofline().model(layout).decode_terms(3)["state"] == pytest.approx(3 * state_ns)
+
+
+@given(st.integers(0, 5000), st.integers(1, 5000))
+def test_layers_with_a_window_attend_to_the_window_and_the_others_to_all(num_context_tokens, num_tokens):
+    model = load_model("gpt-oss-120b")
+    window, share = model.attention.window_tokens, model.attention.window_share
+    seen = range(num_context_tokens + 1, num_context_tokens + num_tokens + 1)
+    pairs = (1 - share) * sum(seen) + share * sum(min(token, window) for token in seen)
+    found_ns = cost("gpt-oss-120b").prefill_terms(prefill((num_context_tokens, num_tokens)))["attention"]
+    rate = load_gpu("h200").flops_for("bf16") * Roofline().attention_efficiency
+    assert found_ns == pytest.approx(1e9 * model.attention.flops_per_pair * pairs / rate, rel=0.01, abs=200)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 300])
+def test_tokens_go_to_their_experts_in_fp8_and_come_back_in_bf16(num_tokens):
+    """Once to each of the other GPUs that has one of a token's experts."""
+    model, gpu = load_model("qwen3-30b-a3b"), load_gpu("h200")
+    layout = Layout(model=model, gpu=gpu, tp=1, dp=8, kv_dtype="bf16")
+    free, reached = (Roofline(expert_exchange_efficiency=one).model(layout) for one in (None, 0.5))
+    added_ns = reached.decode_terms(num_tokens)["matrices"] - free.decode_terms(num_tokens)["matrices"]
+    num_others = 7 * (1 - (7 / 8) ** model.experts.num_active)
+    num_bytes = num_tokens * model.experts.num_layers * model.hidden_size * (1 + 2) * num_others
+    assert added_ns == pytest.approx(1e9 * num_bytes / (0.5 * gpu.nvlink_bandwidth))
+
+
 def test_more_ranks_are_faster():
     step = prefill((0, 8192))
     times = [cost("llama-3.1-70b", "h200", tp=tp).prefill_ns(step, 0) for tp in (2, 4, 8)]
