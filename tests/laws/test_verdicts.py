@@ -93,6 +93,16 @@ def test_one_run_that_cannot_take_the_load_is_enough(saturated):
     assert PointResult(0, {}, judged).meets("a") == outcome.meets
 
 
+@given(st.integers(0, 20))
+def test_failures_are_a_reason_only_where_the_limits_are_missed(num_failed):
+    """An SLO of 90 % allows one of ten to fail."""
+    times = {name: [1] * 90 for name in ("ttft_ns", "e2e_ns", "output_tokens")}
+    row = {**ROW, **times, "completed": 90, "failed": num_failed, "failures": "some failed", "saturated": False}
+    outcome = outcome_of([row], Slo.parse("ttft < 1 h and tpot < 1 h for 90 %"))
+    assert outcome.meets == (9 * (90 + num_failed) <= 90 * 10)
+    assert ("some failed" in outcome.reason) == (not outcome.meets)
+
+
 @given(st.lists(st.booleans(), max_size=9))
 def test_a_load_is_kept_if_all_smaller_ones_are(meets):
     """That a larger one happens to be kept does not count."""

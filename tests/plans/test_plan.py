@@ -423,6 +423,7 @@ def test_prefill_has_the_stages_and_groups_that_are_tried_else_its_own(scenario,
         assert (one.num_gpus, one.servers[0].split) == (made.num_gpus, made.prefill.split)
         assert f"PP{made.prefill.pp}" in one.label or made.prefill.pp == 1
     assert space.own(base).num_gpus == base.scenario.num_gpus
+    assert all(one.price_per_h == one.num_gpus for one in pairs)
 
 
 def without(one, path):
@@ -438,6 +439,11 @@ def test_other_settings_are_tried_where_nobody_chose_them(scenario, tmp_path):
         roles = {"aggregated": "aggregated", "prefill": "decode"}[one.roles[0]]
         assert paths == {f"{one.roles[0]}.chunked_prefill_tokens", f"{roles}.max_running_requests"}
         assert len({other.label for other in others}) == len(others)
+        own = resolve(base.changed(one.changes))
+        for other in others:
+            ((path, value),) = ((path, other.changes[path]) for path in other.changes.keys() - one.changes.keys())
+            role, _, field = path.partition(".")
+            assert value != getattr(getattr(own, role), field)
         for other in others:
             assert base.changed(other.changes) != base.changed(one.changes)
 
