@@ -68,9 +68,12 @@ class VllmPrefillInstance(PrefillInstance):
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         expired = self._expire_unread(now_ns)
-        self._make_room()
         step, commands = super().next_step(now_ns)
         return step, [*expired, *commands]
+
+    def _fill(self, now_ns: int) -> Forward:
+        self._make_room()
+        return super()._fill(now_ns)
 
     def _make_room(self) -> None:
         """Begun prompts give way, the last one first, until the others have pages for the next step."""

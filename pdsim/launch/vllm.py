@@ -87,7 +87,7 @@ SERVER_RULES: dict[str, Rule] = {
     "priorities": None,
     **dict.fromkeys(("*.host_cache", "storage"), "pdsim launches no tiers of vLLM (OffloadingConnector); leave it out"),
     "*.two_batch_overlap": "pdsim does not launch vLLM's dual batch overlap (--enable-dbo); leave it out",
-    "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first"), "vLLM"),
+    "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first", "lowest_priority_first"), "vLLM"),
     "prefill.cp": "vLLM's context parallelism is another than SGLang's, and pdsim does not model it: 1",
     "prefill.pp": _stages,
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",

@@ -24,17 +24,25 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults of an engine where they are not those of the fields (page_size: vLLM 0.33.0, config/cache.py)."""
 
+VLLM_VICTIMS = {"use": "lowest_priority_first", "last_arrived": True}
+"""Who gives way where vLLM schedules by priority (0.33.0, Scheduler.schedule)."""
 PREEMPTION_THRESHOLD = 10
 """SGLang's default."""
 
 
 def with_priority_policy(data: Any) -> Any:
-    """Prompts are computed by priority where requests have one, unless the scenario says otherwise."""
+    """Prompts are computed by priority where requests have one, unless the scenario says otherwise. In vLLM they give
+    way by priority, too.
+    """
     if not isinstance(data, dict) or not data.get("priorities"):
         return data
     roles = {role: data[role] for role in ("prefill", "aggregated") if isinstance(data.get(role), dict)}
     filled = {role: _filled({"policy": "priority"}, given) for role, given in roles.items()}
-    if "aggregated" in filled and data.get("engine") != "vllm":
+    if data.get("engine") == "vllm":
+        for role in ("decode", "aggregated"):
+            if isinstance(given := filled.get(role, data.get(role)), dict):
+                filled[role] = _filled({"preemption": VLLM_VICTIMS}, given)
+    elif "aggregated" in filled:
         filled["aggregated"] = {"priority_preemption_threshold": PREEMPTION_THRESHOLD, **filled["aggregated"]}
     return {**data, **filled}
 

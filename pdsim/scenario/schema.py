@@ -180,7 +180,7 @@ class Scenario(Section):
     aggregated instance then expects this length."""
     priorities: dict[str, int] = Field(default={})
     """Priorities of classes of requests: {chat: 1, batch: 0}. Higher priorities go first; other classes have 0. With
-    priorities the default of `policy` is priority."""
+    priorities the default of `policy` is priority, and that of vLLM's `preemption` lowest_priority_first."""
     storage: StorageSettings | None = None
     """Storage behind the host caches. None: KV that host caches evict is lost."""
     elastic: ElasticSettings | None = None
@@ -194,7 +194,7 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_defaults_of_its_engine(cls, data: Any) -> Any:
-        return with_priority_policy(with_defaults_of_engine(with_drafts_of_engine(with_kv_of_checkpoint(data))))
+        return with_defaults_of_engine(with_priority_policy(with_drafts_of_engine(with_kv_of_checkpoint(data))))
 
     @model_validator(mode="after")
     def _keeps_the_rules(self) -> Self:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Arrival, KvGranted, NewRequest, PrefillStep
-from pdsim.policy.pages import LowestPriorityFirst
+from pdsim.policy.pages import LastArrivedFirst, LowestPriorityFirst
 from pdsim.policy.prefill import HighestPriorityFirst
 from pdsim.policy.routing import QueueLimit
 from pdsim.scenario.machines import state_machines
@@ -129,6 +129,14 @@ def test_a_crowd_is_computed_by_priority_and_the_order_of_arrival():
     steps = [e.returned[0] for e in traced.journal if e.call == "next_step" and e.instance_id == "prefill-0"]
     order = [chunk.request_id for step in steps if isinstance(step, PrefillStep) for chunk in step.chunks]
     assert order == [0, 2, 5, 1, 4, 3]
+
+
+def test_vllm_preempts_by_priority():
+    load = [request(0, 8, 4, request_class="a")]
+    by_priority = LowestPriorityFirst(last_arrived=True)
+    assert small_aggregated(*load, engine="vllm", priorities={"a": 1}).aggregated.preemption == by_priority
+    assert small(*load, engine="vllm", priorities={"a": 1}).pair.decode.preemption == by_priority
+    assert small_aggregated(*load, engine="vllm").aggregated.preemption == LastArrivedFirst()
 
 
 def test_a_full_queue_sheds_the_last_of_the_lowest_priority():

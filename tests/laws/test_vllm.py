@@ -193,12 +193,12 @@ def test_whoever_came_last_gives_way_first(scenario: Scenario):
         if entry.call == "next_step":
             step, commands = entry.returned
             gave_way = [arrivals[command.request_id] for command in commands if isinstance(command, Retracted)]
-            going_on = {chunk.request_id for chunk in chunks(step)}
+            going_on = set()
             for part in parts(step):
                 if isinstance(part, DecodeStep):
                     where -= set(part.left)
                     where |= set(part.joined)
-                    going_on |= where
+                    going_on = where | {chunk.request_id for chunk in chunks(step)}
             if gave_way and going_on:
                 assert max(arrivals[request_id] for request_id in going_on) < min(gave_way)
         elif entry.call == "on_step_done":

@@ -1,7 +1,11 @@
-"""The loads of one aggregated instance: its settings, and requests that come before given steps, drawn from seeds."""
+"""The loads of one instance: its settings, and requests that come before given steps, drawn from seeds.
+
+A load's name is a seed, of an aggregated instance, or a kind and a seed: priority-3, prefill-3, decode-3.
+"""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 VOCABULARY = 2048
 CACHED = 0.7
@@ -19,6 +23,9 @@ class Settings:
     max_num_seqs: int = 16
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    kv_role: Literal["kv_producer", "kv_consumer"] | None = None
+    """Of its NixlConnector."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,10 @@ class Request:
     prompt: list[int]
     output: list[int]
     abort_at_step: int | None = None
+    priority: int = 0
+    """The least goes first."""
+    read_steps: int = 0
+    """Steps that pass from the allocation until decode has read it, or on prefill from its last chunk."""
 
 
 @dataclass(frozen=True)
@@ -67,3 +78,42 @@ def random_load(seed: int) -> Load:
         abort = at_step + draw.randint(1, 30) if draw.random() < aborts else None
         requests.append(Request(at_step, prompt, output, abort))
     return Load(settings, requests)
+
+
+def _with_priorities(load: Load, draw: random.Random) -> Load:
+    requests = [replace(request, priority=draw.randrange(3)) for request in load.requests]
+    return Load(replace(load.settings, policy="priority"), requests)
+
+
+def _on_prefill(load: Load, draw: random.Random) -> Load:
+    """One token each, and its blocks are held until decode has read them."""
+    longest = draw.choice([2, 10, 30])
+    requests = [
+        replace(request, output=request.output[:1], read_steps=draw.randint(1, longest)) for request in load.requests
+    ]
+    return Load(replace(load.settings, kv_role="kv_producer"), requests)
+
+
+def _on_decode(load: Load, draw: random.Random) -> Load:
+    """Prompts end at least two tokens behind a block, and one before its end: pdsim's ends one token earlier."""
+    longest = draw.choice([2, 10, 30])
+    size = draw.choice([4, 16])
+    num_blocks = load.settings.num_blocks * load.settings.block_size // size
+    settings = replace(load.settings, kv_role="kv_consumer", block_size=size, num_blocks=num_blocks)
+    requests = []
+    for request in load.requests:
+        most = (num_blocks - 2) * size - len(request.output)
+        whole = min(len(request.prompt), most) // size * size
+        prompt = request.prompt[:whole] + _tokens(draw, draw.randint(2, size - 1))
+        requests.append(replace(request, prompt=prompt, read_steps=draw.randint(1, longest)))
+    return Load(settings, requests)
+
+
+KINDS = {"priority": _with_priorities, "prefill": _on_prefill, "decode": _on_decode}
+
+
+def load_of(name: str) -> Load:
+    """The load of that name."""
+    kind, _, seed = name.rpartition("-")
+    load = random_load(int(seed))
+    return KINDS[kind](load, random.Random(name)) if kind else load

@@ -1,4 +1,4 @@
-"""Drive vLLM's own Scheduler without a model, and keep what it decided: python record.py SITE [SEED ...]
+"""Drive vLLM's own Scheduler without a model, and keep what it decided: python record.py SITE LOAD ...
 
 SITE has vLLM 0.33.0 and what its scheduler imports, folders separated by colons. Packages that it imports and does not
 call are stood in for by empty ones.
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from draws import Load, random_load
+from draws import Load, load_of
 
 LOGS = Path(__file__).parent / "logs"
 UNCALLED = {"fastapi", "llguidance", "opentelemetry", "xgrammar"}
@@ -58,6 +58,10 @@ class Bench:
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(size, sha256)
         self.scheduler = Scheduler(_config(load), _kv_cache(load), _Grammars(), size)
+        self._due: dict[int, list[int]] = {}
+        """Requests whose KV has been read, by the step before which that is seen."""
+        self._reads: set[int] = set()
+        """Requests whose KV is read, or was."""
 
     def run(self) -> Iterator[dict[str, Any]]:
         """A row for each step that anything happens before or in."""
@@ -67,16 +71,45 @@ class Bench:
         for step in range(LONGEST_LOAD_STEPS):
             row: dict[str, Any] = {"step": step}
             row["new"] = [i for i, request in enumerate(requests) if request.at_step == step]
-            row["abort"] = [
-                i for i, r in enumerate(requests) if r.abort_at_step == step and str(i) in scheduler.requests
-            ]
+            row["abort"] = [i for i, r in enumerate(requests) if r.abort_at_step == step and self._is_live(i)]
             for i in row["new"]:
                 scheduler.add_request(self._request(i))
             scheduler.finish_requests([str(i) for i in row["abort"]], RequestStatus.FINISHED_ABORTED)
-            yield row | self._step()
-            if not scheduler.has_unfinished_requests() and all(r.at_step <= step for r in requests):
+            if self.load.settings.kv_role is not None:
+                row["read"] = self._tell_read(step)
+            yield row | self._step(step)
+            if not scheduler.requests and all(r.at_step <= step for r in requests):
                 return
         raise RuntimeError("the load does not end")
+
+    def _is_live(self, i: int) -> bool:
+        request = self.scheduler.requests.get(str(i))
+        return request is not None and not request.is_finished()
+
+    def _tell_read(self, step: int) -> list[int]:
+        """Requests whose KV has been read, as a worker says of its last step."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        read = self._due.pop(step, [])
+        names = [str(i) for i in read]  # a set has no order, and blocks are freed in it
+        on_decode = self.load.settings.kv_role == "kv_consumer"
+        found = KVConnectorOutput(finished_recving=names) if on_decode else KVConnectorOutput(finished_sending=names)
+        self.scheduler._update_from_kv_xfer_finished(found)  # noqa: SLF001 - a forward's end calls it
+        return read
+
+    def _will_be_read(self, step: int, before: set[str]) -> list[int]:
+        """Requests whose blocks were allocated in this step, on decode, or that were computed, on prefill."""
+        from vllm.v1.request import RequestStatus
+
+        waits, scheduler = RequestStatus.WAITING_FOR_REMOTE_KVS, self.scheduler
+        found = []
+        for i in sorted(map(int, before & set(scheduler.requests))):
+            request = scheduler.requests[str(i)]
+            if (request.status == waits or request.is_finished()) and i not in self._reads:
+                self._reads.add(i)
+                self._due.setdefault(step + self.load.requests[i].read_steps, []).append(i)
+                found.append(i)
+        return found
 
     def _request(self, i: int) -> Any:
         from vllm.sampling_params import SamplingParams
@@ -84,9 +117,24 @@ class Bench:
 
         one = self.load.requests[i]
         sampling = SamplingParams(max_tokens=len(one.output), ignore_eos=True)
-        return Request(str(i), one.prompt, sampling, None, arrival_time=float(i), block_hasher=self.hasher)
+        request = Request(
+            str(i),
+            one.prompt,
+            sampling,
+            None,
+            arrival_time=float(i),
+            block_hasher=self.hasher,
+            priority=one.priority,
+        )
+        if (role := self.load.settings.kv_role) is not None:
+            remote = {"remote_engine_id": "other", "remote_request_id": str(i), "remote_host": "", "remote_port": 0}
+            blocks = {"remote_block_ids": [[1]], "tp_size": 1}
+            request.kv_transfer_params = (
+                {"do_remote_decode": True} if role == "kv_producer" else {"do_remote_prefill": True, **remote, **blocks}
+            )
+        return request
 
-    def _step(self) -> dict[str, Any]:
+    def _step(self, step: int) -> dict[str, Any]:
         from vllm.v1.outputs import ModelRunnerOutput
 
         scheduler = self.scheduler
@@ -100,12 +148,13 @@ class Bench:
             output = self.load.requests[int(i)].output
             is_complete = request.num_computed_tokens == request.num_tokens
             sampled.append([output[request.num_output_tokens]] if is_complete else [])
-        before = set(scheduler.requests)
+        before = {name for name, request in scheduler.requests.items() if not request.is_finished()}
         index = {i: place for place, i in enumerate(num_tokens)}
         scheduler.update_from_output(said, ModelRunnerOutput(list(num_tokens), index, sampled))
-        ended = sorted(int(i) for i in before - set(scheduler.requests))
+        ended = sorted(int(i) for i in before if not self._is_live(int(i)))
         preempted = sorted(int(i) for i in said.preempted_req_ids or ())
-        return {"computed": computed, "preempted": preempted, "free": free, "ended": ended}
+        row = {"computed": computed, "preempted": preempted, "free": free, "ended": ended}
+        return row if self.load.settings.kv_role is None else row | {"reads": self._will_be_read(step, before)}
 
 
 class _Grammars:
@@ -128,7 +177,7 @@ def _kv_cache(load: Load) -> Any:
 
 def _config(load: Load) -> Any:
     """What the scheduler reads of a VllmConfig, which would want a model."""
-    from vllm.config import CacheConfig, ObservabilityConfig, ParallelConfig, SchedulerConfig
+    from vllm.config import CacheConfig, KVTransferConfig, ObservabilityConfig, ParallelConfig, SchedulerConfig
 
     settings = load.settings
     cache = CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching)
@@ -140,7 +189,11 @@ def _config(load: Load) -> Any:
         is_encoder_decoder=False,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         enable_chunked_prefill=True,
+        policy=settings.policy,
     )
+    transfer = None
+    if settings.kv_role is not None:
+        transfer = KVTransferConfig(kv_connector="NixlConnector", kv_role=settings.kv_role, engine_id="this")
     model = SimpleNamespace(
         uses_mrope=False,
         is_encoder_decoder=False,
@@ -163,7 +216,7 @@ def _config(load: Load) -> Any:
         aux_output_config=off,
         lora_config=None,
         kv_events_config=None,
-        kv_transfer_config=None,
+        kv_transfer_config=transfer,
         ec_transfer_config=None,
         speculative_config=None,
         is_mm_encoder_only=False,
@@ -177,8 +230,8 @@ def _config(load: Load) -> Any:
     )
 
 
-def record(seed: int) -> list[str]:
-    return [json.dumps(row, separators=(",", ":")) for row in Bench(random_load(seed)).run()]
+def record(name: str) -> list[str]:
+    return [json.dumps(row, separators=(",", ":")) for row in Bench(load_of(name)).run()]
 
 
 def main() -> None:
@@ -186,10 +239,10 @@ def main() -> None:
     sys.meta_path.insert(0, _Finder())
     sys.path[:0] = sys.argv[1].split(os.pathsep)
     LOGS.mkdir(exist_ok=True)
-    for seed in [int(seed) for seed in sys.argv[2:]] or range(30):
-        rows = record(seed)
-        (LOGS / f"{seed}.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode(), mtime=0))
-        print(f"{seed}: {len(rows)} steps", flush=True)
+    for name in sys.argv[2:]:
+        rows = record(name)
+        (LOGS / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode(), mtime=0))
+        print(f"{name}: {len(rows)} steps", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hold pdsim's vLLM instance to what vLLM's Scheduler did: python replay.py [SEED ...]
+"""Hold pdsim's vLLM instance to what vLLM's Scheduler did: python replay.py [LOAD ...]
 
 The instance is told what its twin was told, before the same step. Then each step must compute the same tokens of the
 same requests, preempt the same ones, and leave as many blocks free.
@@ -11,17 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draws import Load, random_load
+from draws import Load, Settings, load_of
 
 from pdsim.core import messages as m
 from pdsim.core.decode_limits import DecodeLimits
 from pdsim.core.engine_rules import VLLM_0_33
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
+from pdsim.core.prefill_instance import PrefillLimits
 from pdsim.core.radix_cache import RadixCache
+from pdsim.core.send_planner import SendPlanner
 from pdsim.core.sequence import TokenIds
-from pdsim.core.vllm_instances import TokenBudget, VllmDecodeInstance
-from pdsim.policy.pages import FreePages, LastArrivedFirst, LeastRecentlyUsed
+from pdsim.core.transfer_plan import RankPairLayout
+from pdsim.core.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
+from pdsim.policy.pages import FreePages, LastArrivedFirst, LeastRecentlyUsed, LowestPriorityFirst
+from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst
 
 LOGS = Path(__file__).parent / "logs"
 Row = dict[str, Any]
@@ -36,25 +40,32 @@ class Outcome:
     """Decisions behind it."""
 
 
-def twin(load: Load) -> VllmDecodeInstance:
-    settings = load.settings
+def _cache(settings: Settings) -> KvCache:
     pool, size = PagePool(settings.num_blocks), settings.block_size
     radix = RadixCache(pool, size, LeastRecentlyUsed()) if settings.enable_prefix_caching else None
-    return VllmDecodeInstance(
-        "aggregated-0",
-        cache=KvCache(pool, size, radix),
-        limits=DecodeLimits(rules=VLLM_0_33, max_running_requests=settings.max_num_seqs),
-        budget=TokenBudget(
-            step_tokens=settings.max_num_batched_tokens, prompt_tokens=settings.long_prefill_token_threshold or None
-        ),
-        admission_policy=FreePages(),
-        preemption_policy=LastArrivedFirst(),
-    )
+    return KvCache(pool, size, radix)
 
 
 class Replay:
+    """An instance that computes and decodes, and what it is told."""
+
     def __init__(self, load: Load) -> None:
-        self.load, self.instance = load, twin(load)
+        self.load = load
+        self.instance = self.make(load.settings)
+
+    def make(self, settings: Settings) -> Any:
+        by_priority = settings.policy == "priority"
+        return VllmDecodeInstance(
+            "aggregated-0",
+            cache=_cache(settings),
+            limits=DecodeLimits(rules=VLLM_0_33, max_running_requests=settings.max_num_seqs),
+            budget=TokenBudget(
+                step_tokens=settings.max_num_batched_tokens, prompt_tokens=settings.long_prefill_token_threshold or None
+            ),
+            admission_policy=FreePages(),
+            preemption_policy=LowestPriorityFirst(last_arrived=True) if by_priority else LastArrivedFirst(),
+            policy=HighestPriorityFirst() if by_priority else None,
+        )
 
     def run(self, rows: list[Row]) -> Outcome:
         outcome = Outcome()
@@ -70,29 +81,53 @@ class Replay:
     def iterate(self, row: Row) -> str:
         now_ns = row["step"] * 1000
         for i in row["new"]:
-            request = self.load.requests[i]
-            prompt, name = TokenIds(request.prompt), self.instance.instance_id
-            new = m.NewRequest(i, now_ns + i, prompt, len(request.output), name, name)
-            if any(isinstance(command, m.Failed) for command in self.instance.on_message(new, now_ns)):
+            if any(isinstance(command, m.Failed) for command in self.begin(i, now_ns)):
                 return f"{i} is refused"
         for i in row["abort"]:
-            self.instance.on_message(m.Cancel(i, "aborted by the client"), now_ns)
-        held = {request.request_id for request in self.instance.holding()}
-        step, _ = self.instance.next_step(now_ns)
+            self.cancel(i, now_ns)
+        for i in row.get("read", ()):
+            self.end_read(i, now_ns)
+        held = self.holding()
+        step, commands = self.instance.next_step(now_ns)
         found = {
             "computed": sorted(self.computed(step)),
-            "preempted": sorted(held - {request.request_id for request in self.instance.holding()}),
+            "preempted": sorted(held - self.holding()),
             "free": self.instance.cache.num_available_pages,
+            "reads": self.reads(commands),
         }
         said = {"computed": sorted(row["computed"]), "preempted": row["preempted"], "free": row["free"]}
+        said |= {"reads": row["reads"]} if self.load.settings.kv_role == "kv_consumer" else {}
         for what, expected in said.items():
             if found[what] != expected:
                 return f"{what}: vLLM {expected}, pdsim {found[what]}"
         if not isinstance(step, m.Wait):
             chosen = [i for i, *_ in row["computed"]]
-            ended = tuple((i, TokenIds(self.load.requests[i].output)) for i in sorted(row["ended"], key=chosen.index))
+            ended = tuple((i, self.output(i)) for i in sorted(row["ended"], key=chosen.index))
             self.instance.on_step_done(step, m.StepResult(1, ended), now_ns)
         return ""
+
+    def begin(self, i: int, now_ns: int) -> list[m.Command]:
+        request, name = self.load.requests[i], self.instance.instance_id
+        num_output_tokens = len(request.output)
+        prompt = TokenIds(request.prompt)
+        new = m.NewRequest(i, now_ns + i, prompt, num_output_tokens, name, name, priority=-request.priority)
+        return self.instance.on_message(new, now_ns)
+
+    def cancel(self, i: int, now_ns: int) -> list[m.Command]:
+        return self.instance.on_message(m.Cancel(i, "aborted by the client"), now_ns)
+
+    def end_read(self, i: int, now_ns: int) -> None:
+        raise NotImplementedError
+
+    def output(self, i: int) -> TokenIds:
+        return TokenIds(self.load.requests[i].output)
+
+    def holding(self) -> set[int]:
+        return {request.request_id for request in self.instance.holding()}
+
+    def reads(self, commands: list[m.Command]) -> list[int]:
+        """Requests whose KV the instance reads from now on."""
+        return []
 
     def computed(self, step: m.Step | m.Wait) -> list[list[int]]:
         """Request, tokens before, and tokens of each that the step computes."""
@@ -105,23 +140,94 @@ class Replay:
         return found
 
 
+class PrefillReplay(Replay):
+    """Decode's grant comes when it has read all."""
+
+    def make(self, settings: Settings) -> Any:
+        limits = PrefillLimits(
+            max_running_requests=settings.max_num_seqs,
+            chunked_prefill_tokens=settings.max_num_batched_tokens,
+            max_prefill_tokens=settings.max_num_batched_tokens,
+            overlap=False,
+            optimistic_attempts=1,
+            rules=VLLM_0_33,
+        )
+        layout = RankPairLayout(page_size=settings.block_size, page_bytes=1, num_planes=1)
+        return VllmPrefillInstance(
+            "prefill-0",
+            cache=_cache(settings),
+            limits=limits,
+            policy=FirstComeFirstServed(),
+            planner=SendPlanner("prefill-0", layout, EveryChunk()),
+            prompt_tokens=settings.long_prefill_token_threshold or None,
+            hold_timeout_ns=None,
+        )
+
+    def cancel(self, i: int, now_ns: int) -> list[m.Command]:
+        """Nothing is under way."""
+        commands = super().cancel(i, now_ns)
+        if any(isinstance(command, m.Tell) for command in commands):
+            self.instance.on_message(m.KvSent(i), now_ns)
+        return commands
+
+    def end_read(self, i: int, now_ns: int) -> None:
+        num_pages = -(-len(self.load.requests[i].prompt) // self.load.settings.block_size)
+        self.instance.on_message(m.KvGranted(i, 0, tuple(range(1, num_pages + 1))), now_ns)
+        self.instance.on_message(m.KvSent(i), now_ns)
+
+    def holding(self) -> set[int]:
+        """Those that may be preempted."""
+        return super().holding() - set(self.instance.sending)
+
+
+class DecodeReplay(Replay):
+    """vLLM computes a prompt's last token again: here that is the token which comes with the KV."""
+
+    def begin(self, i: int, now_ns: int) -> list[m.Command]:
+        request, name = self.load.requests[i], self.instance.instance_id
+        prompt = TokenIds(request.prompt[:-1])
+        new = m.NewRequest(i, now_ns + i, prompt, len(request.output) + 1, "prefill-0", name)
+        return self.instance.on_message(new, now_ns)
+
+    def end_read(self, i: int, now_ns: int) -> None:
+        self.instance.on_message(m.KvArrived(i, first_token_ends=False), now_ns)
+
+    def output(self, i: int) -> TokenIds:
+        request = self.load.requests[i]
+        return TokenIds([*request.prompt[-1:], *request.output])
+
+    def reads(self, commands: list[m.Command]) -> list[int]:
+        sent = [command.message for command in commands if isinstance(command, m.Send)]
+        return sorted(message.request_id for message in sent if isinstance(message, m.KvGranted))
+
+
+REPLAYS = {None: Replay, "kv_producer": PrefillReplay, "kv_consumer": DecodeReplay}
+
+
 def _num_decisions(row: Row) -> int:
     return len(row["computed"]) + len(row["preempted"]) + 1
 
 
-def compare(seed: int) -> Outcome:
-    rows = [json.loads(line) for line in gzip.decompress((LOGS / f"{seed}.jsonl.gz").read_bytes()).splitlines()]
-    return Replay(random_load(seed)).run(rows)
+def compare(name: str) -> Outcome:
+    rows = [json.loads(line) for line in gzip.decompress((LOGS / f"{name}.jsonl.gz").read_bytes()).splitlines()]
+    load = load_of(name)
+    return REPLAYS[load.settings.kv_role](load).run(rows)
+
+
+def names() -> list[str]:
+    """All loads that have a log, by kind and seed."""
+    found = [path.name.partition(".")[0] for path in LOGS.iterdir()]
+    return sorted(found, key=lambda name: (name.rpartition("-")[0], int(name.rpartition("-")[2])))
 
 
 def main() -> None:
     print("| load | decisions compared | behind the first difference |")
     print("|---|---|---|")
-    for seed in [int(seed) for seed in sys.argv[1:]] or sorted(int(p.name.partition(".")[0]) for p in LOGS.iterdir()):
-        outcome = compare(seed)
-        print(f"| {seed} | {outcome.num_compared} | {outcome.num_left} |")
+    for name in sys.argv[1:] or names():
+        outcome = compare(name)
+        print(f"| {name} | {outcome.num_compared} | {outcome.num_left} |")
         if outcome.difference:
-            print("   ", random_load(seed).settings, outcome.difference[:600])
+            print("   ", load_of(name).settings, outcome.difference[:600])
 
 
 if __name__ == "__main__":
