@@ -18,9 +18,11 @@ from pdsim.core.instance import PolicyError
 from pdsim.inputs import InputError, shortened
 from pdsim.scenario.component import imports
 from pdsim.scenario.load_options import LoadOptions
+from pdsim.scenario.profile import read_profile
 from pdsim.scenario.room import limited
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import VARIABLE, CatalogError, searched
-from pdsim.workload.trace_file import InputWarning
+from pdsim.workload.trace_file import InputNote, InputWarning
 
 
 def out_at(what: str) -> Parameter:
@@ -35,6 +37,14 @@ Set = Annotated[
     tuple[str, ...],
     Parameter(
         name="--set", show_default=False, help="Change a field of the scenario: path=value. Repeat for more fields."
+    ),
+]
+ProfileFiles = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--profile",
+        show_default=False,
+        help="Profile whose step times, host, transfers and front end apply: FILE, or prefill=FILE and decode=FILE.",
     ),
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON instead of tables.")]
@@ -58,6 +68,19 @@ Limits = Annotated[
 Load = Annotated[LoadOptions, Parameter(name="*", help="Model and load.")]
 NO_LOAD = LoadOptions()
 Force = Annotated[bool, Parameter(help="Overwrite an earlier run in --out.")]
+
+
+def profile_changes(files: Sequence[str]) -> tuple[str, ...]:
+    """Changes as --set takes them, that replace costs and front end by those of profiles. Raises ConfigError."""
+    if not files:
+        return ()
+    of_role = dict(file.split("=", 1) for file in files if file.startswith(("prefill=", "decode=")))
+    if len(of_role) < len(files) and len(files) > 1:
+        raise ConfigError(f"--profile {' --profile '.join(files)}: expected FILE, or prefill=FILE and decode=FILE")
+    paths = {role: str(Path(file).absolute()) for role, file in (of_role or {"": files[0]}).items()}
+    has_front_end = any(read_profile(Path(path)).get("front_end") for path in paths.values())
+    front_end = ("front_end=null",) if has_front_end else ()
+    return ("cost=null", *front_end, f"profile={json.dumps(paths.get('', paths))}")
 
 
 def program(name: str, purpose: str) -> App:
@@ -137,7 +160,8 @@ def _warnings_shown(name: str) -> Iterator[None]:
                 show(message, category, *where)
             elif str(message) not in shown:
                 shown.add(str(message))
-                print(f"{name}: warning: {shortened(str(message))}", file=sys.stderr)
+                kind = "" if issubclass(category, InputNote) else "warning: "
+                print(f"{name}: {kind}{shortened(str(message))}", file=sys.stderr)
 
         warnings.simplefilter("always", InputWarning)
         warnings.showwarning = tell  # type: ignore[assignment]

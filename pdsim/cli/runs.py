@@ -13,7 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from pdsim.cli.command import NO_LOAD, Details, Force, Json, Load, Out, Seed, Set, Tornado, out_at, print_json
+from pdsim.cli.command import (
+    NO_LOAD,
+    Details,
+    Force,
+    Json,
+    Load,
+    Out,
+    ProfileFiles,
+    Seed,
+    Set,
+    Tornado,
+    out_at,
+    print_json,
+    profile_changes,
+)
 from pdsim.cli.finished import FinishedRun, Kept, fail_if_incomplete, print_warnings
 from pdsim.files import temporary_folder, write_whole
 from pdsim.metrics.run_folder import require_out
@@ -52,6 +66,7 @@ def run(
         Parameter(help="SLO for the run to meet: ttft p99 < 2 s, or ttft < 2 s and tpot < 50 ms for 95 %."),
     ] = None,
     set_: Set = (),
+    profile: ProfileFiles = (),
     seed: Seed = None,
     out: Out = None,
     keep: Annotated[
@@ -69,7 +84,8 @@ def run(
 
     if keep and out is None:
         raise ConfigError(f"--keep {' --keep '.join(keep)}: give --out FOLDER to write into")
-    given = set_ if seed is None else (*set_, f"seed={seed}")
+    own = set_ if seed is None else (*set_, f"seed={seed}")
+    given = (*profile_changes(profile), *own)
     with garbage_collection_paused(), _file_or_starter(scenario, load, given) as (file, changes):
         wanted = None if slo is None else Slo.parse(slo)
         ranging: Ranging = "none" if no_ranges else "whole" if whole_ranges else "part"
@@ -80,9 +96,7 @@ def run(
     else:
         from pdsim.show.run_screen import explain_command, print_run
 
-        explained = (
-            explain_command(out, ()) if out is not None else explain_command(scenario, given) if scenario else ""
-        )
+        explained = explain_command(out) if out else explain_command(scenario, own, profile) if scenario else ""
         assert finished.scenario is not None
         shown = finished.name, finished.summary, finished.records, finished.scenario, finished.examined
         print_run(*shown, explain=explained, details=details)
@@ -119,6 +133,7 @@ def compare(
         ),
     ],
     set_: Set = (),
+    profile: ProfileFiles = (),
     repeats: Annotated[
         int | None,
         Parameter(
@@ -134,6 +149,7 @@ def compare(
     """Show runs side by side, each with its difference from the first run. A single run is shown alone."""
     from pdsim.cli.runner import compared_runs, obtain_runs, write_comparison
 
+    set_ = (*profile_changes(profile), *set_)
     if not runs:
         raise ConfigError("compare needs scenarios, run folders or results")
     finished = obtain_runs(runs, set_, out, quiet=json_, force=force)
@@ -193,6 +209,7 @@ def explain(
     ] = 1.0,
     tornado: Tornado = False,
     set_: Set = (),
+    profile: ProfileFiles = (),
     json_: Json = False,
 ) -> None:
     """Print where the time of a run's requests went. --tornado: what limits the run; --tail: what its slowest requests
@@ -205,6 +222,7 @@ def explain(
     from pdsim.show.tables import print_failures, print_path, print_sensitivities, print_stages, print_usage
     from pdsim.sim.sensitivity import limits
 
+    set_ = (*profile_changes(profile), *set_)
     chosen = {"--request": request is not None, "--cost": cost, "--tail": tail is not None}
     if tail is not None and sum(chosen.values()) > 1:
         raise ConfigError(f"{' and '.join(flag for flag, given in chosen.items() if given)} exclude each other")
@@ -312,11 +330,13 @@ def report(
     out: Annotated[Path, out_at("HTML file to write.")] = Path("report.html"),
     tornado: Tornado = False,
     set_: Set = (),
+    profile: ProfileFiles = (),
     json_: Json = False,
 ) -> None:
     """Write one HTML file with figures and tables of runs, of a sweep, or of a plan."""
     from pdsim.show.page import render
 
+    set_ = (*profile_changes(profile), *set_)
     if not paths:
         raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
     require_out(out, is_file=True)

@@ -13,7 +13,21 @@ from typing import Annotated, Any, NoReturn
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from pdsim.cli.command import NO_LOAD, Engine, Jobs, Json, Limits, Load, Port, Set, Trace, out_at, print_json
+from pdsim.cli.command import (
+    NO_LOAD,
+    Engine,
+    Jobs,
+    Json,
+    Limits,
+    Load,
+    Port,
+    ProfileFiles,
+    Set,
+    Trace,
+    out_at,
+    print_json,
+    profile_changes,
+)
 from pdsim.files import temporary_folder
 from pdsim.scenario.load_options import require_load
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
@@ -35,6 +49,7 @@ def ask(
     options: Annotated[AskOptions, Parameter(name="*", help="Load and SLO.")] = AskOptions(),  # noqa: B008  it is frozen
     load: Load = NO_LOAD,
     set_: Set = (),
+    profile: ProfileFiles = (),
     seeds: Annotated[int, Parameter(help="Number of seeds: each candidate runs once per seed.")] = NUM_SEEDS,
     jobs: Jobs = None,
     out: Annotated[Path | None, out_at("Folder for answer.md, answer.json, answer.png and all runs.")] = None,
@@ -42,6 +57,7 @@ def ask(
     json_: Json = False,
 ) -> None:
     """Answer a question about a scenario: a recommendation, its numbers, and the resource that limits it."""
+    set_ = (*profile_changes(profile), *set_)
     from pdsim.show.study_tables import print_answer, print_questions
     from pdsim.study.questions.study import QUESTIONS, question
 
@@ -109,6 +125,7 @@ def plan(
         str, Parameter(help="Also find the cheapest cluster for these multiples of the load, such as 0.5,2,4.")
     ] = "",
     set_: Set = (),
+    profile: ProfileFiles = (),
     seeds: Annotated[
         int, Parameter(help="Number of seeds: each cluster runs once per seed, if arrivals are drawn.")
     ] = NUM_SEEDS,
@@ -124,6 +141,7 @@ def plan(
     json_: Json = False,
 ) -> None:
     """Find the cheapest cluster that meets an SLO: GPU, roles, tensor parallelism, number of servers, router."""
+    set_ = (*profile_changes(profile), *set_)
     from pdsim.cli.finished import progress_over
     from pdsim.show.plan_screen import print_plan
     from pdsim.study.planning.planning import plan as find
@@ -219,9 +237,11 @@ def sweep(
     ] = NUM_RANGES,
     load: Load = NO_LOAD,
     set_: Set = (),
+    profile: ProfileFiles = (),
     json_: Json = False,
 ) -> None:
     """Simulate many variants of a scenario, and print the best. Variants that the folder has are kept."""
+    set_ = (*profile_changes(profile), *set_)
     from pdsim.cli.finished import progress_over
     from pdsim.study.sweeping.sweep import sweep as run_sweep
 
@@ -251,6 +271,7 @@ def serve(
     slo: Limits = DEFAULT_SLO,
     gpu: Annotated[list[str] | None, Parameter(help="Price of a GPU per hour: h100=2.5. Repeat for more GPUs.")] = None,
     set_: Set = (),
+    profile: ProfileFiles = (),
     num_requests: Annotated[
         int, Parameter(help="Maximum number of requests to simulate; 500 are answered within a second.")
     ] = _NUM_REQUESTS,
@@ -258,6 +279,7 @@ def serve(
     jobs: Annotated[int | None, Parameter(help="Number of processes [one per CPU, at most three].")] = None,
 ) -> None:
     """Serve a local page to choose model, load, SLO, GPUs and servers, and see latency and price."""
+    set_ = (*profile_changes(profile), *set_)
     from pdsim.study.engine import Work, open_engine
     from pdsim.study.store import Store
     from pdsim.web.board import Board

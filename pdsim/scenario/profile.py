@@ -11,6 +11,8 @@ front_end: {service: ..., latency_in: ..., latency_out: ...}                  op
 provenance: {fitted_on: ..., command: ..., date: ...}
 """
 
+import warnings
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +22,7 @@ from pydantic import ValidationInfo
 
 from pdsim.scenario.fields import base_folder
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
+from pdsim.workload.trace_file import InputNote
 
 _BESIDE = ("host", "cold_start")
 """Sections of a profile's cost that a scenario may change."""
@@ -52,6 +55,62 @@ def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]]
         return None
     beside = {key: setting for key, setting in value.items() if key != "profile"}
     return base_folder(info) / str(value["profile"]), beside
+
+
+def with_profile(data: Any, base: Path) -> Any:
+    """Replaces the field `profile` of a scenario by the sections that the profile measured, and says which in a note.
+
+    One file serves both roles; {prefill: FILE, decode: FILE} gives each role its own. Transfers and front end are of
+    the first file that has them. Raises ValueError if the scenario has step times beside it.
+    """
+    given = data.get("profile") if isinstance(data, dict) else None
+    if given is None:
+        return data
+    files = {role: str(file) for role, file in given.items()} if isinstance(given, dict) else {"": str(given)}
+    if any(role not in ("", *_OF_ROLE) for role in files):
+        raise ValueError(f"profile: expected FILE, or {{prefill: FILE, decode: FILE}}, found {given!r}")
+    profiles = {file: read_profile(base / file) for file in files.values()}
+    roles = " and ".join(role for role in files if role) or "both roles"
+    sections = [*([] if data.get("aggregated") else [_transfers(profiles, data)]), _front_end(profiles, data)]
+    applied = [f"step times of {roles}", *(text for _, text, is_there in sections if is_there)]
+    lacks = [text for _, text, is_there in sections if not is_there]
+    note = f"profile {' and '.join(profiles)}: applied {', '.join(applied)}"
+    warnings.warn(f"{note}; not applied: {', '.join(lacks)}" if lacks else note, InputNote, stacklevel=2)
+    found = {**data, "cost": _cost_beside(data.get("cost") or {}, files)}
+    for section, _, _ in sections:
+        found |= section
+    return found
+
+
+_Section = tuple[dict[str, Any], str, bool]
+"""A section of the scenario, what it is in words, and whether a profile has it."""
+
+
+def _cost_beside(cost: Any, files: Mapping[str, str]) -> dict[str, Any]:
+    if not isinstance(cost, dict) or any(section not in _BESIDE for section in cost):
+        raise ValueError(f"profile: cost stands beside it; take one out, or leave only {' and '.join(_BESIDE)} in cost")
+    if "" in files:
+        return {"profile": files[""], **cost}
+    return {**{role: {"profile": file} for role, file in files.items()}, **cost}
+
+
+def _transfers(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section:
+    network = data.get("network") or {}
+    for file, profile in profiles.items():
+        transports = (profile.get("network") or {}).get("transports", {})
+        transport = network.get("transport") or (next(iter(transports)) if len(transports) == 1 else None)
+        if transport in transports:
+            return {"network": {"profile": file, **network, "transport": transport}}, f"transfers of {transport}", True
+    return {}, f"transfers of {network.get('transport', 'the default transport')}, which it does not have", False
+
+
+def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section:
+    own = data.get("front_end") or {}
+    for file, profile in profiles.items():
+        if profile.get("front_end"):
+            beside = own if isinstance(own, dict) else {"kind": own}
+            return {"front_end": {"profile": file, **beside}}, "front end", True
+    return ({} if own else {"front_end": None}), "front end, which it does not have", False
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:

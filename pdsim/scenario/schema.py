@@ -1,9 +1,9 @@
 """The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
 from pydantic_core import CoreSchema
 
 from pdsim.core.engine_rules import RELEASES, EngineRules
@@ -13,10 +13,10 @@ from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
 from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
 from pdsim.scenario.faults import Fault, HealthSettings, Kill, SlowLink
-from pdsim.scenario.fields import FolderName, Section
+from pdsim.scenario.fields import FolderName, Section, base_folder
 from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.network import NetworkSettings
-from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
+from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile, with_profile
 from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_drafts_of_engine, with_priority_policy
 from pdsim.scenario.servers import (
     AggregatedSettings,
@@ -168,6 +168,9 @@ class Scenario(Section):
         CostChoice()
     )
     """Times of steps. One cost model sets both roles; {profile: FILE} reads measured times."""
+    profile: Annotated[str | dict[Literal["prefill", "decode"], str] | None, Field(exclude=True)] = None
+    """File of a profile, whose step times, host, transfers and front end replace those of `cost`, `network` and
+    `front_end`. {prefill: FILE, decode: FILE} gives each role its own."""
     corner: Annotated[dict[Group, End] | None, BeforeValidator(of_all_groups), OrShort()] = None
     """End of the range of step times to simulate, where no server was measured: `slowest`, `fastest`, or by group
     {prefill: slowest}. The groups are prefill, decode, and outside (time outside the GPUs)."""
@@ -193,7 +196,8 @@ class Scenario(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_defaults_of_its_engine(cls, data: Any) -> Any:
+    def _has_defaults_of_its_engine(cls, data: Any, info: ValidationInfo[Any]) -> Any:
+        data = with_profile(data, base_folder(info))
         return with_defaults_of_engine(with_priority_policy(with_drafts_of_engine(with_kv_of_checkpoint(data))))
 
     @model_validator(mode="after")

@@ -40,6 +40,17 @@ KEY_FIELDS = (
 )
 """Fields of a summary on the first screen; --details has all. The last two are left out where they are 0."""
 _NUM_STAGES = 3
+_IN_STAGE = {
+    "front_end": "front end",
+    "decode_bootstrap": "waiting for decode memory",
+    "prefill_waiting": "waiting for prefill",
+    "prefill_forward": "prefill",
+    "prefill_transfer_kv_cache": "sending KV",
+    "decode_transferred": "waiting to join the batch",
+    "response": "passing the gateway",
+    "decode_forward": "decode",
+}
+"""Words for what a request does in each stage."""
 _KERNELS_ALONE = ": only kernels of "
 """Words of the warning that the confidence says in other words."""
 
@@ -121,7 +132,7 @@ def stage_text(records: RunRecords) -> str:
     if not any(request.outcome == "finished" for request in records.requests):
         return ""
     longest = sorted(stage_times(records.requests), key=lambda one: -one.share)[:_NUM_STAGES]
-    return ", ".join(f"{one.share:.0%} {one.meaning}" for one in longest if round(one.share, 2))
+    return ", ".join(f"{one.share:.0%} {_IN_STAGE[one.stage]}" for one in longest if round(one.share, 2))
 
 
 def _headline(summary: Mapping[str, Any], scenario: Scenario, examined: Examined | None) -> str:
@@ -179,6 +190,7 @@ def _next(explain: str, *, details: bool) -> list[str]:
     return found if details else [*found, "Say more:        the same command with --details"]
 
 
-def explain_command(path: Path, changes: Sequence[str]) -> str:
-    given = [word for change in changes for word in ("--set", change)]
+def explain_command(path: Path, changes: Sequence[str] = (), profile: Sequence[str] = ()) -> str:
+    given = [word for file in profile for word in ("--profile", file)]
+    given += [word for change in changes for word in ("--set", change)]
     return shlex.join(["pdsim", "explain", str(path), *given])

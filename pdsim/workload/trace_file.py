@@ -27,6 +27,10 @@ class InputWarning(UserWarning):
     """Input that a user may not have meant, and that pdsim uses all the same."""
 
 
+class InputNote(InputWarning):
+    """What was taken from a file, where a user cannot see it otherwise."""
+
+
 class Line:
     """A record of a trace and where it stands."""
 
