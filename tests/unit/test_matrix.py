@@ -211,7 +211,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
         ("open-loops-two-h200", 7),
         ("four-h100", 26),
         ("moe-h200", 6),
-        ("expert-parallel-h100", 6),
+        ("expert-parallel-h200", 6),
         ("validation-cpu", 5),
     ],
 )

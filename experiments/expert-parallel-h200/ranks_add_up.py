@@ -1,6 +1,6 @@
 """Experts of a layer on one GPU: what two ranks with whole experts compute must add up to what one rank computes.
 
-python experiments/expert-parallel-h100/ranks_add_up.py [MODEL]
+python experiments/expert-parallel-h200/ranks_add_up.py [MODEL]
 """
 
 import sys

@@ -7,7 +7,7 @@
 #   skew     a run that counts the tokens of each expert
 # OUT: folder of rows, runs.tar.gz and log.txt. LIMIT_S: no stage goes on for longer.
 set -uo pipefail
-NAME=expert-parallel-h100
+NAME=expert-parallel-h200
 FOLDER=experiments/$NAME
 OUT=${OUT:-out}
 LIMIT_S=${LIMIT_S:-530}
