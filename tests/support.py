@@ -25,9 +25,9 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 MILLISECOND = 1_000_000
 
 
-def examples(count: int) -> settings:
+def examples(count: int, **others: Any) -> settings:
     """PDSIM_EXAMPLES multiplies every law's count: 50 for a night, 0.25 for what runs in full elsewhere."""
-    return settings(max_examples=math.ceil(count * float(os.environ.get("PDSIM_EXAMPLES", "1"))))
+    return settings(max_examples=math.ceil(count * float(os.environ.get("PDSIM_EXAMPLES", "1"))), **others)
 
 
 @dataclass(frozen=True)

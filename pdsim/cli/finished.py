@@ -11,9 +11,8 @@ from pdsim import __version__
 from pdsim.files import write_whole
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.failures import failure_text
-from pdsim.metrics.records import RunRecords
+from pdsim.metrics.records import Records
 from pdsim.metrics.run_folder import OVERVIEW, SCENARIO, TIMELINE, JournalProof, write_records
-from pdsim.metrics.timeline import write_timeline
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
@@ -27,7 +26,7 @@ ALL_KEPT: tuple[Kept, ...] = get_args(Kept)
 class FinishedRun:
     name: str
     summary: dict[str, Any]
-    records: RunRecords
+    records: Records
     stall: list[str] = field(default_factory=list)
     interrupted: bool = False
     scenario: Scenario | None = None
@@ -96,6 +95,8 @@ def write_run(
         write_records(folder, summary, run.records)
         write_scenario(folder, scenario)
         if "timeline" in keep:
+            from pdsim.metrics.timeline import write_timeline
+
             write_timeline(folder / TIMELINE, run.records)
         if "figure" in keep and any(request.outcome == "finished" for request in run.records.requests):
             from pdsim.metrics.plots import overview

@@ -159,12 +159,14 @@ def obtain_runs(
     paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool, force: bool = False
 ) -> list[FinishedRun]:
     """Folders and other tools' results are read, scenario files simulated."""
+    from pdsim.metrics.columns import StoredRecords
+
     folders = {} if out is None else _folders(paths, changes, out, force=force)
     runs: list[FinishedRun] = []
     for path in paths:
         if path.is_dir():
             summary = run_folder.read_summary(path)
-            name, records = summary.get("tag") or path.name, run_folder.read_records(path)
+            name, records = summary.get("tag") or path.name, StoredRecords(path)
             found = [FinishedRun(name, summary, records, scenario=_scenario_in(path))]
         elif is_result(path):
             results = read_results(path)

@@ -31,7 +31,7 @@ from pdsim.cli.command import (
 from pdsim.cli.finished import FinishedRun, Kept, fail_if_incomplete, print_warnings
 from pdsim.files import temporary_folder, write_whole
 from pdsim.metrics.run_folder import require_out
-from pdsim.metrics.tail import TailMetric
+from pdsim.metrics.summary import TailMetric
 from pdsim.scenario.yaml_file import ConfigError
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def explain(
     if tail is not None:
         _explain_tail(finished, tail, tail_percent, command, beside=made, json_=json_)
     elif json_:
-        stages = [asdict(stage) for stage in stage_times(finished.records.requests)]
+        stages = [asdict(stage) for stage in stage_times(finished.records)]
         instances = [asdict(use) for use in instance_usage(finished.records)]
         print_json({"stages": stages, "path_ms": mean_parts_ms(finished.records), "instances": instances, **made})
     else:
@@ -278,20 +278,21 @@ def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
 
 
 def _explain_request(run: Path, request_id: int, changes: tuple[str, ...], *, json_: bool) -> None:
-    """Prints one request's stages and critical path. Of a folder, no more is read than they need."""
+    """Prints one request's stages and critical path."""
     from pdsim.cli.runner import obtain_runs
-    from pdsim.metrics.explain import CriticalPaths, stage_ms
-    from pdsim.metrics.run_folder import read_records, read_records_around
+    from pdsim.metrics.columns import StoredRecords, columns
+    from pdsim.metrics.explain import CriticalPaths
+    from pdsim.metrics.stages import stage_ms
     from pdsim.show.tables import print_path, print_request
 
-    if run.is_dir():
-        records = read_records_around(run, request_id)
+    (finished,) = obtain_runs((run,), changes, None, quiet=json_)
+    records = finished.records
+    if isinstance(records, StoredRecords):
+        record = records.request(request_id)
     else:
-        records = obtain_runs((run,), changes, None, quiet=json_)[0].records
-    record = next((r for r in records.requests if r.request_id == request_id), None)
+        record = next((r for r in records.requests if r.request_id == request_id), None)
     if record is None:
-        known = read_records(run).requests if run.is_dir() else records.requests
-        last = max((r.request_id for r in known), default=-1)
+        last = columns(records, "requests")["request_id"].max(initial=-1)
         raise ConfigError(f"--request {request_id}: the run has requests 0 to {last}")
     is_done = record.outcome == "finished"
     path_ns = CriticalPaths(records).of(record) if is_done else {}

@@ -1,58 +1,16 @@
-"""Stages of requests and their times, and critical paths, which are finer: what each request waited for."""
+"""Times of stages over all requests, and critical paths, which are finer: what each request waited for."""
 
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import attrgetter
+from itertools import pairwise
 
-from pdsim.metrics.distribution import Samples
-from pdsim.metrics.records import RequestRecord, RunRecords, TransferRecord
-from pdsim.metrics.summary import ttft_ms
+import numpy as np
 
-STAGES: dict[str, tuple[str, str, str]] = {
-    "front_end": ("arrival_ns", "routed_ns", "front end, failed attempts"),
-    "decode_bootstrap": ("routed_ns", "admitted_ns", "waits for decode memory"),
-    "prefill_waiting": ("admitted_ns", "prefill_start_ns", "waits for prefill"),
-    "prefill_forward": ("prefill_start_ns", "prefill_end_ns", "prefill computes it"),
-    "prefill_transfer_kv_cache": ("prefill_end_ns", "transfer_end_ns", "rest of its KV is sent"),
-    "decode_transferred": ("transfer_end_ns", "streamed_ns", "waits to join the batch"),
-    "response": ("streamed_ns", "first_token_ns", "gateway, first token"),
-    "decode_forward": ("first_token_ns", "end_ns", "decodes"),
-}
-"""Stages by SGLang's names: from, to, and what happens. They follow each other without a gap."""
-
-_WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
-
-COMPUTED_FIRST_STAGES: dict[str, tuple[str, str, str]] = {
-    "front_end": STAGES["front_end"],
-    "prefill_waiting": _WAITING,
-    "prefill_forward": STAGES["prefill_forward"],
-    "decode_bootstrap": ("prefill_end_ns", "admitted_ns", STAGES["decode_bootstrap"][2]),
-    "prefill_transfer_kv_cache": ("admitted_ns", "transfer_end_ns", STAGES["prefill_transfer_kv_cache"][2]),
-    "decode_transferred": STAGES["decode_transferred"],
-    "response": STAGES["response"],
-    "decode_forward": STAGES["decode_forward"],
-}
-"""Stages of a request that was computed before decode granted it pages."""
-
-HIDDEN_BOOTSTRAP_STAGES = {
-    **{stage: way for stage, way in STAGES.items() if stage != "decode_bootstrap"},
-    "prefill_waiting": _WAITING,
-}
-"""Stages of a request that got its pages while prefill computed it, so that it did not wait for the grant."""
-
-AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
-    "front_end": STAGES["front_end"],
-    "prefill_waiting": _WAITING,
-    "prefill_forward": ("prefill_start_ns", "streamed_ns", STAGES["prefill_forward"][2]),
-    "response": STAGES["response"],
-    "decode_forward": STAGES["decode_forward"],
-}
-"""Stages of a request that one instance prefills and decodes."""
-
-_TABLES = (STAGES, COMPUTED_FIRST_STAGES, HIDDEN_BOOTSTRAP_STAGES, AGGREGATED_STAGES)
+from pdsim.metrics.columns import Array, Columns, columns, columns_of
+from pdsim.metrics.records import Records, RequestRecord
+from pdsim.metrics.stages import AGGREGATED_STAGES, COMPUTED_FIRST_STAGES, HIDDEN_BOOTSTRAP_STAGES, STAGES
+from pdsim.metrics.time_spans import TimeSpans
 
 
 @dataclass(frozen=True)
@@ -68,77 +26,70 @@ class StageTimes:
     share: float
 
 
-def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
-    if request.is_aggregated:
-        return AGGREGATED_STAGES
-    granted_ns, start_ns, end_ns = request.admitted_ns or 0, request.prefill_start_ns or 0, request.prefill_end_ns or 0
-    if granted_ns <= start_ns:
-        return STAGES
-    return COMPUTED_FIRST_STAGES if granted_ns > end_ns else HIDDEN_BOOTSTRAP_STAGES
+def _by_stages(requests: Columns) -> list[tuple[dict[str, tuple[str, str, str]], Array]]:
+    """Numbers of the requests of each table of stages, as stages_of has it; STAGES if there are no requests."""
+    granted_ns = requests["admitted_ns"]
+    is_aggregated = requests.are_same("prefill_id", "decode_id") & ~requests.having("prefill_id", "")
+    is_late = granted_ns > requests["prefill_start_ns"]
+    is_computed_first = granted_ns > requests["prefill_end_ns"]
+    masks = (
+        (STAGES, ~is_aggregated & ~is_late),
+        (COMPUTED_FIRST_STAGES, ~is_aggregated & is_late & is_computed_first),
+        (HIDDEN_BOOTSTRAP_STAGES, ~is_aggregated & is_late & ~is_computed_first),
+        (AGGREGATED_STAGES, is_aggregated),
+    )
+    found = [(table, np.flatnonzero(mask)) for table, mask in masks if mask.any()]
+    return found or [(STAGES, np.zeros(0, dtype=np.int64))]
 
 
-def stage_spans(request: RequestRecord) -> dict[str, tuple[int, int]]:
-    """Begin and end of each stage of a finished request, in ns."""
-    stages = stages_of(request).items()
-    return {stage: (getattr(request, first), getattr(request, last)) for stage, (first, last, _) in stages}
-
-
-def stage_ms(request: RequestRecord) -> dict[str, float]:
-    """Time of each stage of a finished request."""
-    return {stage: (end_ns - begin_ns) / 1e6 for stage, (begin_ns, end_ns) in stage_spans(request).items()}
-
-
-def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
+def stage_times(records: Records) -> list[StageTimes]:
     """Stage times of one cluster's requests: all are disaggregated or all aggregated."""
-    by_ttft = sorted((r for r in requests if r.outcome == "finished"), key=ttft_ms)
-    slowest = [stage_ms(r) for r in by_ttft[-max(1, len(by_ttft) // 100) :]]
-    times = _samples_by_stage(by_ttft)
-    means = mean_stage_ms(by_ttft)
+    requests = finished(records)
+    times_ns = _stage_times_ns(requests)
+    order = np.argsort(requests["first_token_ns"] - requests["arrival_ns"], kind="stable")
+    slowest = order[-max(1, len(order) // 100) :]
+    means = {stage: _mean_ms(spent_ns) for stage, spent_ns in times_ns.items()}
     total = sum(means.values()) or 1.0
     return [
         StageTimes(
             stage,
             STAGES[stage][2],
             means[stage],
-            samples.percentile(50),
-            Samples(row.get(stage, 0.0) for row in slowest).mean(),
+            float(np.median(spent_ns)) / 1e6 if len(spent_ns) else 0.0,
+            _mean_ms(spent_ns[slowest]),
             means[stage] / total,
         )
-        for stage, samples in times.items()
+        for stage, spent_ns in times_ns.items()
     ]
 
 
-def mean_stage_ms(requests: Iterable[RequestRecord]) -> dict[str, float]:
-    """The means of stage_times alone, by sums of moments."""
-    finished = [r for r in requests if r.outcome == "finished"]
-    groups = _groups(finished)
-    total_ns = {stage: 0 for stage in STAGES if any(stage in table for table, _ in groups)}
-    for table, group in groups:
-        moments = {moment for first, last, _ in table.values() for moment in (first, last)}
-        sums_ns = {moment: sum(map(attrgetter(moment), group)) for moment in moments}
+def mean_stage_ms(requests: Sequence[RequestRecord]) -> dict[str, float]:
+    """The means of stage_times alone."""
+    done = columns_of("requests", [request for request in requests if request.outcome == "finished"])
+    return {stage: _mean_ms(spent_ns) for stage, spent_ns in _stage_times_ns(done).items()}
+
+
+def finished(records: Records) -> Columns:
+    requests = columns(records, "requests")
+    return requests.where(np.flatnonzero(requests.having("outcome", "finished")))
+
+
+def _stage_times_ns(requests: Columns) -> dict[str, Array]:
+    """Times in each stage that a request of these has; 0 for requests without the stage."""
+    tables = _by_stages(requests)
+    found = {
+        stage: np.zeros(len(requests["arrival_ns"]), dtype=np.int64)
+        for stage in STAGES
+        if any(stage in table for table, _ in tables)
+    }
+    for table, rows in tables:
         for stage, (first, last, _) in table.items():
-            total_ns[stage] += sums_ns[last] - sums_ns[first]
-    return {stage: ns / 1e6 / max(1, len(finished)) for stage, ns in total_ns.items()}
+            found[stage][rows] = requests[last][rows] - requests[first][rows]
+    return found
 
 
-def _samples_by_stage(requests: Sequence[RequestRecord]) -> dict[str, Samples]:
-    """Times of each stage that a request of these has; 0 for requests without the stage."""
-    groups = _groups(requests)
-    found: dict[str, list[float]] = {stage: [] for stage in STAGES if any(stage in table for table, _ in groups)}
-    for table, group in groups:
-        for stage, (first, last, _) in table.items():
-            moments = zip(map(attrgetter(first), group), map(attrgetter(last), group), strict=True)
-            found[stage] += [(end - begin) / 1e6 for begin, end in moments]
-    return {stage: Samples(ms + [0.0] * (len(requests) - len(ms))) for stage, ms in found.items()}
-
-
-def _groups(requests: Sequence[RequestRecord]) -> list[tuple[dict[str, tuple[str, str, str]], list[RequestRecord]]]:
-    """Requests by their stages."""
-    of_each = list(map(stages_of, requests))
-    tables = [table for table in _TABLES if any(one is table for one in of_each)] or [STAGES]
-    return [
-        (table, [request for request, one in zip(requests, of_each, strict=True) if one is table]) for table in tables
-    ]
+def _mean_ms(times_ns: Array) -> float:
+    return int(times_ns.sum()) / 1e6 / max(1, len(times_ns))
 
 
 PARTS = {
@@ -164,117 +115,118 @@ PARTS = {
 class CriticalPaths:
     """Critical paths of one run's finished requests. Without levels, waiting for admission counts as handshake."""
 
-    def __init__(self, records: RunRecords) -> None:
+    def __init__(self, records: Records) -> None:
+        self._requests = finished(records)
+        self._ids = self._requests["request_id"]
         self._computing = _busy(records, "prefill")
         self._decoding = _busy(records, "decode")
         self._blocked = blocked(records)
-        self._last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}
+        self._last_units = _last_units(columns(records, "transfers"), self._ids)
+        self.parts_ns = {part: np.zeros(len(self._ids), dtype=np.int64) for part in PARTS}
+        """Nanoseconds of each finished request, by part."""
+        for table, rows in _by_stages(self._requests):
+            for stage, (first, last, _) in table.items():
+                begin_ns, end_ns = self._requests[first][rows], self._requests[last][rows]
+                for part, spent_ns in self._split(stage, rows, begin_ns, end_ns).items():
+                    self.parts_ns[part][rows] += spent_ns
+        self._rows = {request_id: row for row, request_id in enumerate(self._ids.tolist())}
+        self._lists = {part: spent_ns.tolist() for part, spent_ns in self.parts_ns.items() if spent_ns.any()}
 
     def of(self, request: RequestRecord) -> dict[str, int]:
         """Nanoseconds by part, of a finished request; what takes no time is left out."""
-        parts = dict.fromkeys(PARTS, 0)
-        for stage, (begin_ns, end_ns) in stage_spans(request).items():
-            for part, duration_ns in self._split(stage, request, begin_ns, end_ns).items():
-                parts[part] += duration_ns
-        return {part: duration_ns for part, duration_ns in parts.items() if duration_ns}
+        row = self._rows[request.request_id]
+        return {part: spent_ns[row] for part, spent_ns in self._lists.items() if spent_ns[row]}
 
-    def _split(self, stage: str, request: RequestRecord, begin_ns: int, end_ns: int) -> dict[str, int]:
+    def _split(self, stage: str, rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
+        """Parts of a stage, of some requests."""
         whole = end_ns - begin_ns
-        prefill, decode = request.prefill_id, request.decode_id
         match stage:
             case "decode_bootstrap":
-                blocked = self._blocked[decode].within(begin_ns, end_ns)
-                return {"admission wait": blocked, "handshake": whole - blocked}
+                waited = self._within("decode_id", self._blocked, rows, begin_ns, end_ns)
+                return {"admission wait": waited, "handshake": whole - waited}
             case "prefill_waiting":
-                queued = self._computing[prefill].or_within(self._blocked[prefill], begin_ns, end_ns)
+                names = self._computing.keys() | self._blocked.keys()
+                busy = {name: self._computing[name].united(self._blocked[name]) for name in names}
+                queued = self._within("prefill_id", busy, rows, begin_ns, end_ns)
                 return {"prefill queue": queued, "handshake": whole - queued}
             case "prefill_forward":
-                computed = self._computing[prefill].within(begin_ns, end_ns)
+                computed = self._within("prefill_id", self._computing, rows, begin_ns, end_ns)
                 return {"prefill compute": computed, "prefill queue": whole - computed}
             case "prefill_transfer_kv_cache":
-                return _transfer(self._last_units.get(request.request_id), begin_ns, end_ns)
+                return _transfer(self._last_units, rows, begin_ns, end_ns)
             case "decode_forward":
-                decoded = self._decoding[decode].within(begin_ns, end_ns)
+                decoded = self._within("decode_id", self._decoding, rows, begin_ns, end_ns)
                 return {"decode compute": decoded, "decode wait": whole - decoded}
         return {{"front_end": "front end", "decode_transferred": "merge wait"}.get(stage, stage): whole}
 
+    def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:
+        """Time in the spans of each request's instance."""
+        codes, names = self._requests.words(place)
+        spent_ns = np.zeros(len(rows), dtype=np.int64)
+        for code, name in enumerate(names):
+            if name in spans:
+                here = codes[rows] == code
+                spent_ns[here] = spans[name].within(begin_ns[here], end_ns[here])
+        return spent_ns
 
-def mean_parts_ms(records: RunRecords) -> dict[str, float]:
+
+def mean_parts_ms(records: Records) -> dict[str, float]:
     """Means over finished requests, in the order of PARTS; parts that no request has are left out."""
-    paths = CriticalPaths(records)
-    done = [request for request in records.requests if request.outcome == "finished"]
-    sums: dict[str, int] = defaultdict(int)
-    for request in done:
-        for part, duration_ns in paths.of(request).items():
-            sums[part] += duration_ns
-    return {part: sums[part] / 1e6 / len(done) for part in PARTS if sums[part]}
+    return {part: _mean_ms(ns) for part, ns in CriticalPaths(records).parts_ns.items() if ns.any()}
 
 
-def _transfer(unit: TransferRecord | None, begin_ns: int, end_ns: int) -> dict[str, int]:
-    """Parts of the last unit's transfer between two times. Before it was planned, it waited for a worker, too."""
-    if unit is None:
+def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
+    """Times of the last unit of each request, by column; of a request without one, `known` is False."""
+    last = np.flatnonzero(transfers["is_last"])
+    last = last[np.argsort(transfers["request_id"][last], kind="stable")]
+    ids = transfers["request_id"][last]
+    at = np.searchsorted(ids, request_ids, side="right") - 1
+    known = (at >= 0) & (ids[at] == request_ids) if len(ids) else np.zeros(len(request_ids), dtype=bool)
+    unit = transfers.where(last[np.where(known, at, 0)] if len(ids) else np.zeros(0, dtype=np.int64))
+    names = ("queued_ns", "start_ns", "setup_ns", "line_ns", "posting_ns")
+    return {"known": known, "in_ring": unit.having("needs", "ring"), **{name: unit[name] for name in names}}
+
+
+def _transfer(units: Mapping[str, Array], rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
+    """Parts of the last units' transfers between two times. Before a unit was planned, it waited for a worker, too."""
+    known = units["known"][rows]
+    if not known.any():
         return {"transfer": end_ns - begin_ns}
-    moments = [unit.start_ns]
-    for duration_ns in (unit.setup_ns, unit.line_ns, unit.posting_ns):
-        moments.append(moments[-1] + duration_ns)
-    parts = ("transfer set-up", "transfer line", "descriptors", "transfer")
-    waits = "ring wait" if unit.needs == "ring" else "transfer queue"
-    cuts = [begin_ns, *(min(max(moment, begin_ns), end_ns) for moment in (unit.queued_ns, *moments)), end_ns]
-    split: dict[str, int] = defaultdict(int)
-    for part, (start, end) in zip(("transfer queue", waits, *parts), pairwise(cuts), strict=True):
-        split[part] += end - start
-    return split
+    unit = {name: values[rows] for name, values in units.items()}
+    moments = [unit["start_ns"]]
+    for name in ("setup_ns", "line_ns", "posting_ns"):
+        moments.append(moments[-1] + unit[name])
+    cuts = [begin_ns, *(np.clip(moment, begin_ns, end_ns) for moment in (unit["queued_ns"], *moments)), end_ns]
+    queued, waited, setup, line, posting, moved = (end - start for start, end in pairwise(cuts))
+    in_ring = unit["in_ring"]
+    split = {
+        "transfer queue": queued + np.where(in_ring, 0, waited),
+        "ring wait": np.where(in_ring, waited, 0),
+        "transfer set-up": setup,
+        "transfer line": line,
+        "descriptors": posting,
+    }
+    of_known = {part: np.where(known, spent_ns, 0) for part, spent_ns in split.items()}
+    return {**of_known, "transfer": np.where(known, moved, end_ns - begin_ns)}
 
 
-class TimeSpans:
-    """Non-overlapping spans of time, and the time of them between two moments."""
-
-    def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
-        self.spans: list[tuple[int, int]] = []
-        for start, end in sorted(spans):
-            if self.spans and start <= self.spans[-1][1]:
-                self.spans[-1] = (self.spans[-1][0], max(end, self.spans[-1][1]))
-            else:
-                self.spans.append((start, end))
-        self._starts = [start for start, _ in self.spans]
-        self._before = [0, *accumulate(end - start for start, end in self.spans)]
-
-    def within(self, begin_ns: int, end_ns: int) -> int:
-        return self._until(end_ns) - self._until(begin_ns)
-
-    def or_within(self, other: "TimeSpans", begin_ns: int, end_ns: int) -> int:
-        """Covered by one of the two."""
-        near = [*self._near(begin_ns, end_ns), *other._near(begin_ns, end_ns)]  # noqa: SLF001
-        return TimeSpans(near).within(begin_ns, end_ns)
-
-    def _near(self, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-        first = max(0, bisect_right(self._starts, begin_ns) - 1)
-        return self.spans[first : bisect_right(self._starts, end_ns)]
-
-    def _until(self, moment_ns: int) -> int:
-        index = bisect_right(self._starts, moment_ns) - 1
-        if index < 0:
-            return 0
-        start, end = self.spans[index]
-        return self._before[index] + min(moment_ns, end) - start
+def _busy(records: Records, kind: str) -> Mapping[str, TimeSpans]:
+    steps = columns(records, "steps")
+    steps = steps.where(np.flatnonzero(steps.having("kind", kind)))
+    start_ns, end_ns = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
+    codes, names = steps.words("instance_id")
+    spans = {name: TimeSpans(start_ns[codes == code], end_ns[codes == code]) for code, name in enumerate(names)}
+    return defaultdict(TimeSpans, spans)
 
 
-def _busy(records: RunRecords, kind: str) -> Mapping[str, TimeSpans]:
-    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for step in records.steps:
-        if step.kind == kind:
-            spans[step.instance_id].append((step.start_ns, step.start_ns + step.duration_ns))
-    return defaultdict(TimeSpans, {name: TimeSpans(found) for name, found in spans.items()})
-
-
-def blocked(records: RunRecords, kind: str = "") -> Mapping[str, TimeSpans]:
+def blocked(records: Records, kind: str = "") -> Mapping[str, TimeSpans]:
     """Times when the first request of an instance's queue lacked pages or slots (or the given kind), by instance."""
-    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    since: dict[str, int] = {}
-    for level in records.levels:
-        began_ns = since.pop(level.instance_id, None)
-        if began_ns is not None:
-            spans[level.instance_id].append((began_ns, level.time_ns))
-        if level.levels.blocked_by and kind in ("", level.levels.blocked_by):
-            since[level.instance_id] = level.time_ns
-    return defaultdict(TimeSpans, {name: TimeSpans(found) for name, found in spans.items()})
+    levels = columns(records, "levels")
+    codes, names = levels.words("instance_id")
+    lacks = levels.having("blocked_by", kind) if kind else ~levels.having("blocked_by", "")
+    spans: dict[str, TimeSpans] = defaultdict(TimeSpans)
+    for code, name in enumerate(names):
+        here = codes == code
+        times_ns, is_blocked = levels["time_ns"][here], lacks[here][:-1]
+        spans[name] = TimeSpans(times_ns[:-1][is_blocked], times_ns[1:][is_blocked])
+    return spans

@@ -1,14 +1,16 @@
 """Figures. Each function returns a matplotlib Figure and touches no global state."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from pdsim.core.instance import Levels
-from pdsim.metrics.explain import STAGES, mean_stage_ms
-from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords
+from pdsim.metrics.columns import Array, Columns, columns
+from pdsim.metrics.explain import mean_stage_ms
+from pdsim.metrics.records import Records, RequestRecord
+from pdsim.metrics.stages import STAGES
 from pdsim.metrics.summary import ttft_ms
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
@@ -37,7 +39,7 @@ _BARS = (
 )
 
 
-def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, RunRecords]) -> Figure:
+def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Records]) -> Figure:
     """Throughput and latency of several runs side by side; of runs with records, where their time went, and TTFT."""
     figure = Figure(figsize=(13, 7), layout="constrained")
     sides: Any = figure.subfigures(1, 2, width_ratios=(1.35, 1))
@@ -64,7 +66,7 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Ru
     return figure
 
 
-def overview(records: RunRecords) -> Figure:
+def overview(records: Records) -> Figure:
     """Figure of a run: where time went, TTFT, and what runs, waits and fills the pools over time."""
     figure = Figure(figsize=(11, 9))
     top = figure.add_gridspec(1, 2, left=0.075, right=0.985, bottom=0.73, top=0.93, wspace=0.1)
@@ -73,13 +75,14 @@ def overview(records: RunRecords) -> Figure:
     draw_stages(figure.add_subplot(top[1]), {"": records.requests})
     panels: Any = below.subplots(sharex=True)
     running, waiting, pages = panels
-    draw_levels(running, records.levels, "requests running", running_requests)
-    draw_levels(waiting, records.levels, "requests waiting", waiting_requests)
-    draw_levels(pages, records.levels, "KV pages in use", pages_in_use)
+    levels = columns(records, "levels")
+    draw_levels(running, levels, "requests running", running_requests)
+    draw_levels(waiting, levels, "requests waiting", waiting_requests)
+    draw_levels(pages, levels, "KV pages in use", pages_in_use)
     pages.set_ylim(0, 1.02)
     pages.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     pages.set_xlabel("time, s")
-    if records.levels:
+    if len(levels["time_ns"]):
         running.legend(fontsize=8, ncols=_MANY, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     return figure
 
@@ -125,18 +128,18 @@ def draw_ttft_cdf(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
         ax.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
-def draw_levels(ax: Any, levels: Sequence[LevelRecord], title: str, value: Callable[[Levels], float]) -> None:
+def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns], Array]) -> None:
     """Means over short bins of time, one line per instance."""
-    by_name: dict[str, list[LevelRecord]] = {}
-    for level in levels:
-        by_name.setdefault(level.instance_id, []).append(level)
-    last_ns = max((level.time_ns for level in levels), default=0)
-    few = len(by_name) <= _MANY
-    labels = {name: name if few else name.rstrip("0123456789.dp").rstrip("-") for name in sorted(by_name)}
+    times_ns, values = levels["time_ns"], value(levels)
+    codes, names = levels.words("instance_id")
+    last_ns = int(times_ns.max(initial=0))
+    few = len(names) <= _MANY
+    labels = {name: name if few else name.rstrip("0123456789.dp").rstrip("-") for name in sorted(names)}
     order = list(dict.fromkeys(labels.values()))
     shown = set()
     for name, label in labels.items():
-        times, means = binned([(row.time_ns, value(row.levels)) for row in by_name[name]], last_ns)
+        here = codes == names.index(name)
+        times, means = binned(times_ns[here], values[here], last_ns)
         i = order.index(label)
         style = {"color": COLORS[i % len(COLORS)], "linestyle": LINES[i % len(LINES)] if few else "-"}
         ax.plot(
@@ -154,20 +157,13 @@ def draw_levels(ax: Any, levels: Sequence[LevelRecord], title: str, value: Calla
     ax.grid(alpha=0.3)
 
 
-def binned(
-    points: Iterable[tuple[int, float]], end_ns: int, num_bins: int = NUM_BINS
-) -> tuple[list[float], list[float]]:
-    """Middles (s) and means of num_bins bins of time from 0 to end_ns, of what stays as it is between points."""
+def binned(times_ns: Array, values: Array, end_ns: int, num_bins: int = NUM_BINS) -> tuple[list[float], list[float]]:
+    """Middles (s) and means of num_bins bins of time from 0 to end_ns, of what stays as it is between its times."""
     width = max(1, end_ns) / num_bins
-    sums = [0.0] * num_bins
-    at, now = 0.0, 0.0
-    for time_ns, value in [*points, (end_ns, 0.0)]:
-        if now:
-            first, last = int(at / width), min(int(time_ns / width), num_bins - 1)
-            for i in range(first, last + 1):
-                sums[i] += now * max(0.0, min(time_ns, (i + 1) * width) - max(at, i * width))
-        at, now = min(time_ns, end_ns), value
-    return [(i + 0.5) * width / 1e9 for i in range(num_bins)], [total / width for total in sums]
+    at = np.minimum(np.append(times_ns, end_ns), end_ns)
+    areas = np.concatenate(([0.0], np.cumsum(values * np.diff(at))))
+    sums = np.diff(np.interp(np.arange(num_bins + 1) * width, at, areas))
+    return [(i + 0.5) * width / 1e9 for i in range(num_bins)], (sums / width).tolist()
 
 
 def plain_log_axis(ax: Any, which: Literal["x", "y"], lowest: float, highest: float) -> None:
@@ -179,13 +175,16 @@ def plain_log_axis(ax: Any, which: Literal["x", "y"], lowest: float, highest: fl
     axis.set_minor_locator(NullLocator())
 
 
-def running_requests(now: Levels) -> float:
-    return now.num_running
+def running_requests(levels: Columns) -> Array:
+    return levels["num_running"]
 
 
-def waiting_requests(now: Levels) -> float:
-    return now.num_queued + now.num_ready + now.num_retracted
+def waiting_requests(levels: Columns) -> Array:
+    waiting: Array = levels["num_queued"] + levels["num_ready"] + levels["num_retracted"]
+    return waiting
 
 
-def pages_in_use(now: Levels) -> float:
-    return now.num_used_pages / (now.num_used_pages + now.num_evictable_pages + now.num_free_pages)
+def pages_in_use(levels: Columns) -> Array:
+    used = levels["num_used_pages"]
+    share: Array = used / (used + levels["num_evictable_pages"] + levels["num_free_pages"])
+    return share

@@ -1,7 +1,7 @@
 """Rows that a run leaves behind, in simulation and in reality. Times are ns since the run began; None is "never"."""
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pdsim.core.instance import Levels
 
@@ -188,6 +188,22 @@ class RunRecords:
     """Copies of host caches; empty without host caches."""
     servers: list[ServerRecord] = field(default_factory=list)
     """Roles of servers over time; empty unless the cluster is elastic."""
+
+
+class Records(Protocol):
+    """Records of a run, in memory or in its folder."""
+
+    @property
+    def requests(self) -> list[RequestRecord]: ...
+
+    @property
+    def steps(self) -> list[StepRecord]: ...
+
+    @property
+    def transfers(self) -> list[TransferRecord]: ...
+
+    @property
+    def levels(self) -> list[LevelRecord]: ...
 
 
 def without_first(records: RunRecords, num_requests: int) -> RunRecords:

@@ -14,17 +14,20 @@ from functools import cached_property
 from hashlib import blake2b
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pdsim.core.journal import KILLED, Entry, from_lines, to_line
 from pdsim.core.messages import Finished
 from pdsim.core.router import Router
 from pdsim.files import LOCK, files_replaced, write_whole
 from pdsim.inputs import InputError, read_json, shown
-from pdsim.metrics.records import RunRecords
+from pdsim.metrics.records import Records, RunRecords
+from pdsim.metrics.summary import TailMetric
 from pdsim.metrics.summary_rows import SUMMARY_ROWS
-from pdsim.metrics.tables import TABLES, RunFolderError, records_around, stored_records, stored_table, write_tables
-from pdsim.metrics.tail import Tail, TailMetric, tail
+from pdsim.metrics.tables import TABLES, RunFolderError, stored_records, stored_table, write_tables
+
+if TYPE_CHECKING:
+    from pdsim.metrics.tail import Tail
 
 SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
@@ -79,7 +82,7 @@ def run_replaced(folder: Path) -> Iterator[Path]:
         yield new
 
 
-def write_records(folder: Path, summary: Mapping[str, Any], records: RunRecords) -> None:
+def write_records(folder: Path, summary: Mapping[str, Any], records: Records) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_tables(folder, records)
     write_whole(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")
@@ -158,12 +161,6 @@ def read_records(folder: Path) -> RunRecords:
     """Reads the records of a run folder, except the pauses between tokens, which only the summary has."""
     read_summary(folder)
     return stored_records(folder)
-
-
-def read_records_around(folder: Path, request_id: int) -> RunRecords:
-    """The records that one request's critical path needs; without the request if the run lacks its id."""
-    read_summary(folder)
-    return records_around(folder, request_id)
 
 
 class JournalProof:
@@ -315,8 +312,10 @@ class RunTables:
         """Occupancy of each instance from time_ns on. No rows unless the run observed levels."""
         return self._frame("levels")
 
-    def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
+    def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> "Tail":
         """Slowest requests by a metric, grouped by what they waited for. Causes by full pools need observed levels."""
+        from pdsim.metrics.tail import tail  # noqa: PLC0415  numpy, which only analyses need
+
         return tail(self.records, metric, percent=percent)
 
     def _frame(self, name: str) -> Any:

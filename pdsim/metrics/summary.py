@@ -11,6 +11,8 @@ from typing import Any, Literal
 from pdsim.metrics.distribution import Run, RunSamples, Samples
 from pdsim.metrics.records import HostCopyRecord, RequestRecord, RunRecords, ServerRecord, StepRecord
 
+TailMetric = Literal["ttft", "tpot", "e2e"]
+"""Metrics of which a request can be among the slowest."""
 _MS = 1e6
 _S = 1e9
 

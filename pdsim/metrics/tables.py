@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from pdsim.core.instance import Levels
 from pdsim.inputs import InputError, shown
-from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.records import LevelRecord, Records, RequestRecord, RunRecords, StepRecord, TransferRecord
 
 Record = TypeVar("Record")
 
@@ -18,7 +18,7 @@ class RunFolderError(InputError):
     """The folder is no run, or an incomplete one."""
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """The records of one table."""
 
     columns: Sequence[str]
@@ -29,41 +29,41 @@ class _Kind(NamedTuple):
     """Makes a record of a row."""
 
 
-def _kind(of: type[Any]) -> _Kind:
+def _kind(of: type[Any]) -> Kind:
     columns = [field.name for field in fields(of)]
-    return _Kind(columns, columns, get_type_hints(of), of)
+    return Kind(columns, columns, get_type_hints(of), of)
 
 
 def _level(instance_id: str, time_ns: int, *levels: Any, **named: Any) -> LevelRecord:
     return LevelRecord(instance_id, time_ns, Levels(*levels, **named))
 
 
-_KINDS = {
+KINDS = {
     "requests": _kind(RequestRecord),
     "steps": _kind(StepRecord),
     "transfers": _kind(TransferRecord),
-    "levels": _Kind(
+    "levels": Kind(
         ["instance_id", "time_ns", *Levels._fields],
         ["instance_id", "time_ns", *(f"levels.{name}" for name in Levels._fields)],
         {"instance_id": str, "time_ns": int, **get_type_hints(Levels)},
         _level,
     ),
 }
-TABLES = tuple(_KINDS)
+TABLES = tuple(KINDS)
 
 
-def arrow_table(records: RunRecords, name: str) -> Any:
+def arrow_table(records: Records, name: str) -> Any:
     """Table of records, a row for each, in order; `name` is one of TABLES."""
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
-    if name not in _KINDS:
+    if name not in KINDS:
         raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
-    kind, rows = _KINDS[name], getattr(records, name)
+    kind, rows = KINDS[name], getattr(records, name)
     columns = (list(map(attrgetter(value), rows)) for value in kind.values)
     return pa.table({column: pa.array(values) for column, values in zip(kind.columns, columns, strict=True)})
 
 
-def write_tables(folder: Path, records: RunRecords) -> None:
+def write_tables(folder: Path, records: Records) -> None:
     for name in TABLES:
         _write_table(arrow_table(records, name), folder / f"{name}.parquet")
 
@@ -97,50 +97,20 @@ def stored_table(folder: Path, name: str) -> Any:
 
 def stored_records(folder: Path) -> RunRecords:
     """Reads the records of a table. Raises RunFolderError for tables that no run has written."""
-    return RunRecords(**{name: _records(folder, name, _checked(folder, name)) for name in TABLES})
+    return RunRecords(**{name: records_in(folder, name, checked_table(folder, name)) for name in TABLES})
 
 
-def records_around(folder: Path, request_id: int) -> RunRecords:
-    """One request with its transfers, and the steps and levels during its time in the cluster.
-
-    Without the request if the run lacks its id. Raises RunFolderError as stored_records does.
-    """
-    import pyarrow.compute as pc  # noqa: PLC0415
-
-    tables = {name: _checked(folder, name) for name in TABLES}
-    for name in ("requests", "transfers"):
-        tables[name] = tables[name].filter(pc.equal(tables[name]["request_id"], request_id))
-    found = _records(folder, "requests", tables["requests"])
-    if found and (end_ns := found[0].end_ns) is not None:
-        arrival_ns, steps = found[0].arrival_ns, tables["steps"]
-        ends = pc.add(steps["start_ns"], steps["duration_ns"])
-        meets = pc.and_(pc.less_equal(steps["start_ns"], end_ns), pc.greater_equal(ends, arrival_ns))
-        tables["steps"] = steps.filter(meets)
-        tables["levels"] = _levels_between(tables["levels"], arrival_ns, end_ns)
-    return RunRecords(**{name: _records(folder, name, table) for name, table in tables.items()})
-
-
-def _levels_between(levels: Any, begin_ns: int, end_ns: int) -> Any:
-    """Levels within a span, with the last of each instance before it and the first after it."""
-    import pyarrow.compute as pc  # noqa: PLC0415
-
-    times = levels["time_ns"]
-    held = levels.filter(pc.less_equal(times, begin_ns)).group_by("instance_id").aggregate([("time_ns", "max")])
-    next_ones = levels.filter(pc.greater(times, end_ns)).group_by("instance_id").aggregate([("time_ns", "min")])
-    since_ns = min(held["time_ns_max"].to_pylist(), default=begin_ns)
-    until_ns = max(next_ones["time_ns_min"].to_pylist(), default=end_ns)
-    return levels.filter(pc.and_(pc.greater_equal(times, since_ns), pc.less_equal(times, until_ns)))
-
-
-def _checked(folder: Path, name: str) -> Any:
+def checked_table(folder: Path, name: str) -> Any:
+    """A table whose columns have the types of their fields. Raises RunFolderError."""
     table = stored_table(folder, name)
     for column in table.schema:
-        _require_column(folder / f"{name}.parquet", table, column, _KINDS[name].hints.get(column.name))
+        _require_column(folder / f"{name}.parquet", table, column, KINDS[name].hints.get(column.name))
     return table
 
 
-def _records(folder: Path, name: str, table: Any) -> list[Any]:
-    kind, names = _KINDS[name], table.column_names
+def records_in(folder: Path, name: str, table: Any) -> list[Any]:
+    """Records of rows of a table. Raises RunFolderError for columns that no record has."""
+    kind, names = KINDS[name], table.column_names
     rows = zip(*map(_values, table.columns), strict=True)
     try:
         if names == list(kind.columns[: len(names)]):

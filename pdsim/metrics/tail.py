@@ -5,14 +5,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pdsim.metrics.distribution import Samples
-from pdsim.metrics.explain import PARTS, CriticalPaths, blocked, stage_spans
-from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord
-from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.metrics.explain import PARTS, CriticalPaths, blocked
+from pdsim.metrics.records import Records, RequestRecord, StepRecord
+from pdsim.metrics.stages import stage_spans
+from pdsim.metrics.summary import TailMetric, e2e_ms, tpot_ms, ttft_ms
 
-TailMetric = Literal["ttft", "tpot", "e2e"]
 METRICS: dict[TailMetric, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
 """Metrics of a tail, in ms."""
 
@@ -87,7 +87,7 @@ class Tail:
     groups: list[TailGroup]
 
 
-def tail(records: RunRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
+def tail(records: Records, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
     """Groups the slowest `percent` of the finished requests, one at least.
 
     A request belongs to the part of its critical path that exceeds the median of all requests by most. Without
@@ -120,7 +120,7 @@ def tail(records: RunRecords, metric: TailMetric = "ttft", *, percent: float = 1
 class _Causes:
     """Finds what makes requests slower than the median one."""
 
-    def __init__(self, records: RunRecords, done: Sequence[RequestRecord], metric: TailMetric) -> None:
+    def __init__(self, records: Records, done: Sequence[RequestRecord], metric: TailMetric) -> None:
         self._done = done
         self._metric: TailMetric = metric
         paths = CriticalPaths(records)
@@ -174,7 +174,7 @@ class _Causes:
         instance_id = request.prefill_id if part == "prefill queue" else request.decode_id
         stage = "prefill_waiting" if part == "prefill queue" else "decode_bootstrap"
         begin_ns, end_ns = stage_spans(request)[stage]
-        lacked = {kind: lacks[instance_id].within(begin_ns, end_ns) for kind, lacks in self._lacks.items()}
+        lacked = {kind: lacks[instance_id].between(begin_ns, end_ns) for kind, lacks in self._lacks.items()}
         kind = max(lacked, key=lambda kind: lacked[kind])
         if part == "prefill queue" and 2 * lacked[kind] <= end_ns - begin_ns:
             return Cause("queued for prefill behind others", part, "prefill compute")

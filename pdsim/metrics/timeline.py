@@ -19,9 +19,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pdsim.metrics.explain import stage_spans
-from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
-from pdsim.metrics.usage import busy_ns, moving_span
+from pdsim.metrics.records import LevelRecord, Records, RequestRecord, StepRecord, TransferRecord
+from pdsim.metrics.stages import stage_spans
+from pdsim.metrics.usage import moving_span
 
 Event = dict[str, Any]
 
@@ -34,7 +34,7 @@ _POINT_NS = 1000
 """A decision takes no time; it is drawn so long, where the next one leaves room."""
 
 
-def write_timeline(path: Path, records: RunRecords) -> None:
+def write_timeline(path: Path, records: Records) -> None:
     """Writes many events at once: json.dump to a file encodes each part of each of them, in Python."""
     events = trace_events(records)
     with path.open("wb") as whole, gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file:
@@ -45,7 +45,7 @@ def write_timeline(path: Path, records: RunRecords) -> None:
         file.write(b"]}")
 
 
-def trace_events(records: RunRecords) -> list[Event]:
+def trace_events(records: Records) -> list[Event]:
     """Chrome trace events, names first; times in us."""
     names = sorted(
         {step.instance_id for step in records.steps}
@@ -91,7 +91,8 @@ def _step_event(step: StepRecord, pid: int) -> Event:
         f"{step.num_requests} prompts" if step.kind == "prefill" else f"batch {step.num_requests} x {step.num_steps}"
     )
     sizes = {"tokens": step.num_tokens, "context": step.num_context_tokens}
-    return _slice(batch, step.kind, pid, _GPU, step.start_ns, busy_ns(step), **sizes)
+    gpu_ns = step.first_ns if step.kind == "prefill" else step.duration_ns  # of the GPUs that take it first
+    return _slice(batch, step.kind, pid, _GPU, step.start_ns, gpu_ns, **sizes)
 
 
 def _request_events(request: RequestRecord) -> Iterator[Event]:
@@ -137,7 +138,7 @@ def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int
             yield {"ph": "C", "name": name, "pid": _LINKS, "tid": 0, "ts": time_ns / 1e3, "args": {"moving": moving}}
 
 
-def _hand_over_events(records: RunRecords, process: dict[str, int]) -> Iterator[Event]:
+def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Event]:
     """Grants and merges of decode, with arrows from a grant to prefill or its worker, and from there to the merge."""
     done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
     last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}

@@ -1,13 +1,14 @@
 """Occupancy of instances while the cluster is loaded."""
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from pdsim.metrics.explain import TimeSpans
-from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+import numpy as np
+
+from pdsim.metrics.columns import NEVER, Array, Columns, columns
+from pdsim.metrics.records import Records, TransferRecord
+from pdsim.metrics.time_spans import TimeSpans
 
 
 class Window(NamedTuple):
@@ -17,9 +18,6 @@ class Window(NamedTuple):
     @property
     def length_ns(self) -> int:
         return max(1, self.end_ns - self.start_ns)
-
-    def overlap_ns(self, start_ns: int, end_ns: int) -> int:
-        return max(0, min(end_ns, self.end_ns) - max(start_ns, self.start_ns))
 
 
 @dataclass(frozen=True)
@@ -57,56 +55,41 @@ USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {
 """Numbers that tables show of each instance, and their formats."""
 
 
-def loaded_window(records: RunRecords) -> Window:
+def loaded_window(records: Records) -> Window:
     """Time in which the cluster had at least half its mean number of requests, without start and end of the run."""
-    last_ns = _last_ns(records)
-    changes = sorted(change for request in records.requests for change in _changes(request, last_ns))
-    if not changes:
+    arrivals_ns, ends_ns = columns(records, "requests")["arrival_ns"], columns(records, "requests")["end_ns"]
+    if not len(arrivals_ns):
         return Window(0, 0)
-    moments_ns, levels = [at_ns for at_ns, _ in changes], accumulate(change for _, change in changes)
-    spans = [(start_ns, end_ns, level) for (start_ns, end_ns), level in zip(pairwise(moments_ns), levels, strict=False)]
-    area = sum(level * (end_ns - start_ns) for start_ns, end_ns, level in spans)
-    half = area / max(1, moments_ns[-1] - moments_ns[0]) / 2
-    loaded = [(start_ns, end_ns) for start_ns, end_ns, level in spans if level >= half]
-    start_ns = next((start_ns for start_ns, end_ns in loaded if end_ns > start_ns), moments_ns[0])
-    return Window(start_ns, max(start_ns, loaded[-1][1] if loaded else moments_ns[-1]))
+    ends_ns = np.where(ends_ns == NEVER, _last_ns(records), ends_ns)  # a request that never ended stays
+    moments_ns = np.concatenate((arrivals_ns, ends_ns))
+    changes = np.repeat((1, -1), len(arrivals_ns))
+    order = np.lexsort((changes, moments_ns))
+    moments_ns, levels = moments_ns[order], np.cumsum(changes[order])[:-1]
+    lengths_ns = np.diff(moments_ns)
+    half = float((levels * lengths_ns.astype(float)).sum()) / max(1, int(moments_ns[-1] - moments_ns[0])) / 2
+    loaded = np.flatnonzero(levels >= half)
+    lasting = loaded[lengths_ns[loaded] > 0]
+    start_ns = int(moments_ns[lasting[0] if len(lasting) else 0])
+    return Window(start_ns, max(start_ns, int(moments_ns[loaded[-1] + 1 if len(loaded) else -1])))
 
 
-def instance_usage(records: RunRecords, window: Window | None = None) -> list[InstanceUsage]:
+def instance_usage(records: Records, window: Window | None = None) -> list[InstanceUsage]:
     """Use of each instance. Without recorded levels, only its busy times."""
     window = loaded_window(records) if window is None else window
-    steps, levels, moves = _by_instance(records)
-    return [_instance_usage(name, steps[name], levels[name], moves[name], window) for name in sorted({*steps, *levels})]
+    steps, levels, moves = _by_instance(records, "steps"), _by_instance(records, "levels"), _moves(records)
+    none = TimeSpans()
+    return [
+        _instance_usage(name, steps.get(name), levels.get(name), moves.get(name, none), window)
+        for name in sorted({*steps, *levels})
+    ]
 
 
 def _instance_usage(
-    name: str,
-    steps: Sequence[StepRecord],
-    levels: Sequence[LevelRecord],
-    moves: Sequence[tuple[int, int]],
-    window: Window,
+    name: str, steps: Columns | None, levels: Columns | None, moves: TimeSpans, window: Window
 ) -> InstanceUsage:
-    busy = {"prefill": 0, "decode": 0}
-    computing = {step.start_ns for step in steps if step.kind == "prefill"}
-    for step in steps:
-        if step.kind == "decode" and step.start_ns in computing:
-            continue  # a mixed step, which is counted as computing
-        busy[step.kind] += window.overlap_ns(step.start_ns, step.start_ns + busy_ns(step))
-    sums = dict.fromkeys(("pages", "slots", "used", "running", "waiting"), 0.0)
-    until_ns = [*(row.time_ns for row in levels[1:]), window.end_ns]
-    for row, next_ns in zip(levels, until_ns, strict=False):
-        duration = window.overlap_ns(row.time_ns, next_ns)
-        if not duration:
-            continue
-        now = row.levels
-        total = now.num_used_pages + now.num_evictable_pages + now.num_free_pages
-        sums["used"] += duration * now.num_used_pages / total
-        sums["running"] += duration * now.num_running
-        sums["waiting"] += duration * (now.num_queued + now.num_ready + now.num_retracted)
-        sums["pages"] += duration * (now.blocked_by == "pages" or now.num_retracted > 0)
-        sums["slots"] += duration * (now.blocked_by == "slots" or now.num_ready > 0)
+    busy = {"prefill": 0, "decode": 0} if steps is None else _busy_ns(steps, window)
+    sums = dict.fromkeys(_HELD, 0.0) if levels is None else _held(levels, window)
     fraction = {key: value / window.length_ns for key, value in (sums | busy).items()}
-    link_busy = TimeSpans(moves).within(window.start_ns, window.end_ns) / window.length_ns
     return InstanceUsage(
         instance_id=name,
         computing=fraction["prefill"],
@@ -116,13 +99,43 @@ def _instance_usage(
         mean_pages_used=fraction["used"],
         mean_running=fraction["running"],
         mean_waiting=fraction["waiting"],
-        link_busy=link_busy,
+        link_busy=moves.between(window.start_ns, window.end_ns) / window.length_ns,
     )
 
 
-def busy_ns(step: StepRecord) -> int:
-    """Time of a row on the GPUs that take it first: pipeline stages behind them are as busy."""
-    return step.first_ns if step.kind == "prefill" else step.duration_ns
+def _busy_ns(steps: Columns, window: Window) -> dict[str, int]:
+    """Time in the window by kind of step, on the GPUs that take a row first: pipeline stages behind are as busy.
+
+    A mixed step has a row of each kind, and counts as computing.
+    """
+    is_prefill, starts_ns = steps.having("kind", "prefill"), steps["start_ns"]
+    durations_ns = np.where(is_prefill, steps["first_ns"], steps["duration_ns"])
+    overlaps_ns = _overlaps_ns(window, starts_ns, starts_ns + durations_ns)
+    is_decode = ~is_prefill & ~np.isin(starts_ns, starts_ns[is_prefill])
+    return {"prefill": int(overlaps_ns[is_prefill].sum()), "decode": int(overlaps_ns[is_decode].sum())}
+
+
+_HELD = ("used", "running", "waiting", "pages", "slots")
+
+
+def _held(levels: Columns, window: Window) -> dict[str, float]:
+    """What an instance held in the window, and lacked: each times its time."""
+    times_ns = levels["time_ns"]
+    durations_ns = _overlaps_ns(window, times_ns, np.append(times_ns[1:], window.end_ns))
+    used, retracted, ready = levels["num_used_pages"], levels["num_retracted"], levels["num_ready"]
+    values = (
+        used / (used + levels["num_evictable_pages"] + levels["num_free_pages"]),
+        levels["num_running"],
+        levels["num_queued"] + ready + retracted,
+        levels.having("blocked_by", "pages") | (retracted > 0),
+        levels.having("blocked_by", "slots") | (ready > 0),
+    )
+    return dict(zip(_HELD, (float((durations_ns * value).sum()) for value in values), strict=True))
+
+
+def _overlaps_ns(window: Window, starts_ns: Array, ends_ns: Array) -> Array:
+    overlaps_ns: Array = np.maximum(0, np.minimum(ends_ns, window.end_ns) - np.maximum(starts_ns, window.start_ns))
+    return overlaps_ns
 
 
 def moving_span(transfer: TransferRecord) -> tuple[int, int]:
@@ -131,27 +144,27 @@ def moving_span(transfer: TransferRecord) -> tuple[int, int]:
     return transfer.start_ns + held_ns, transfer.end_ns
 
 
-def _by_instance(
-    records: RunRecords,
-) -> tuple[dict[str, list[StepRecord]], dict[str, list[LevelRecord]], dict[str, list[tuple[int, int]]]]:
-    steps: dict[str, list[StepRecord]] = defaultdict(list)
-    levels: dict[str, list[LevelRecord]] = defaultdict(list)
-    moves: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for step in records.steps:
-        steps[step.instance_id].append(step)
-    for level in records.levels:
-        levels[level.instance_id].append(level)
-    for transfer in records.transfers:
-        moves[transfer.source].append(moving_span(transfer))
-        moves[transfer.target].append(moving_span(transfer))
-    return steps, levels, moves
+def _moves(records: Records) -> dict[str, TimeSpans]:
+    """Times when bytes move from or to an instance, as moving_span has them."""
+    transfers = columns(records, "transfers")
+    starts_ns = transfers["start_ns"] + transfers["setup_ns"] + transfers["line_ns"] + transfers["posting_ns"]
+    found: dict[str, TimeSpans] = {}
+    for end in ("source", "target"):
+        codes, names = transfers.words(end)
+        for code, name in enumerate(names):
+            here = codes == code
+            moves = TimeSpans(starts_ns[here], transfers["end_ns"][here])
+            found[name] = found[name].united(moves) if name in found else moves
+    return found
 
 
-def _changes(request: RequestRecord, last_ns: int) -> list[tuple[int, int]]:
-    """Changes of the number of requests in the cluster. One that never ended stays."""
-    return [(request.arrival_ns, 1), (last_ns if request.end_ns is None else request.end_ns, -1)]
+def _by_instance(records: Records, table: str) -> dict[str, Columns]:
+    rows = columns(records, table)
+    codes, names = rows.words("instance_id")
+    return {name: rows.where(np.flatnonzero(codes == code)) for code, name in enumerate(names)}
 
 
-def _last_ns(records: RunRecords) -> int:
-    ends = [step.start_ns + step.duration_ns for step in records.steps]
-    return max(ends + [request.end_ns or request.arrival_ns for request in records.requests], default=0)
+def _last_ns(records: Records) -> int:
+    steps, requests = columns(records, "steps"), columns(records, "requests")
+    seen_ns = np.maximum(requests["arrival_ns"], requests["end_ns"])
+    return int(max((steps["start_ns"] + steps["duration_ns"]).max(initial=0), seen_ns.max(initial=0)))

@@ -14,8 +14,9 @@ from rich.table import Table
 
 from pdsim.core.instance import Levels
 from pdsim.cost.model import CostSettings
-from pdsim.metrics.explain import PARTS, STAGES
+from pdsim.metrics.explain import PARTS
 from pdsim.metrics.records import LevelRecord, RequestRecord, StepRecord, TransferRecord
+from pdsim.metrics.stages import STAGES
 from pdsim.metrics.summary_rows import OWN_FIELDS, SUMMARY_FIELDS
 from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, default_of, describe_component, settings_of

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from pdsim.metrics import plots
-from pdsim.metrics.explain import STAGES, stage_spans
-from pdsim.metrics.records import RequestRecord, RunRecords, TransferRecord
+from pdsim.metrics.columns import columns
+from pdsim.metrics.records import Records, RequestRecord, TransferRecord
+from pdsim.metrics.stages import STAGES, stage_spans
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import significant
 from pdsim.metrics.usage import moving_span
@@ -148,7 +149,7 @@ def critical_path(mean_ms: Mapping[str, float]) -> FigureBlock:
     return FigureBlock("critical-path", "What requests wait for", caption, figure)
 
 
-def occupancy(records: RunRecords) -> FigureBlock:
+def occupancy(records: Records) -> FigureBlock:
     """Occupancy of every instance over time: requests in its batch, those that wait, and its KV pages in use."""
     figure = new_figure(FULL, 5.2)
     panels: Any = figure.subplots(3, 1, sharex=True)
@@ -158,7 +159,7 @@ def occupancy(records: RunRecords) -> FigureBlock:
         ("KV pages in use", plots.pages_in_use),
     )
     for ax, (title, value) in zip(panels, measures, strict=True):
-        plots.draw_levels(ax, records.levels, title, value)
+        plots.draw_levels(ax, columns(records, "levels"), title, value)
         tidy(ax, "time, s" if ax is panels[-1] else "", title)
     panels[-1].set_ylim(0, 1.02)
     percent_axis(panels[-1].yaxis)
@@ -167,7 +168,7 @@ def occupancy(records: RunRecords) -> FigureBlock:
     return FigureBlock("occupancy", "Batches, queues and KV pages", caption, figure)
 
 
-def transfers(records: RunRecords) -> FigureBlock:
+def transfers(records: Records) -> FigureBlock:
     """Speed of transfers by size, coloured by their main delay; use of links and staging rings over time."""
     figure = new_figure(FULL, 3.4)
     speed, links = figure.subplots(1, 2, width_ratios=(1, 1.25))
@@ -227,9 +228,8 @@ def _draw_count(
     ax: Any, spans: Sequence[tuple[int, int]], end_ns: int, label: str, color: str, line: str = "-"
 ) -> None:
     """Draws the number of open spans over time."""
-    changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
-    counts = np.cumsum([change for _, change in changes]).tolist()
-    times, means = plots.binned(
-        [(at, count) for (at, _), count in zip(changes, counts, strict=True)], end_ns, plots.NUM_BINS
-    )
+    moments = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    changes = np.repeat([[1, -1]], len(moments), axis=0)
+    order = np.argsort(moments, axis=None, kind="stable")
+    times, means = plots.binned(moments.ravel()[order], np.cumsum(changes.ravel()[order]), end_ns)
     ax.plot(times, means, drawstyle="steps-mid", lw=1.1, color=color, linestyle=line, label=label)

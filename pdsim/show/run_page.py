@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from pdsim.metrics.columns import columns
 from pdsim.metrics.explain import mean_parts_ms, stage_times
 from pdsim.metrics.failures import failures_in
-from pdsim.metrics.records import RequestRecord, RunRecords
+from pdsim.metrics.records import Records, RequestRecord
 from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import (
     Ranges,
@@ -39,7 +40,7 @@ class ReportedRun:
 
     name: str
     summary: Mapping[str, Any]
-    records: RunRecords
+    records: Records
     """Records of the run; empty for results of other tools."""
     scenario: Scenario | None = None
     """Resolved; None: not known."""
@@ -126,7 +127,7 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
 
 def _longest_stages(run: ReportedRun) -> str:
     """A sentence on the longest stages: on average, and of requests that waited longest for their first token."""
-    stages = stage_times(run.records.requests)
+    stages = stage_times(run.records)
     longest = max(stages, key=lambda stage: stage.mean_ms)
     tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
     return (
@@ -201,7 +202,7 @@ def _inside(run: ReportedRun) -> list[FigureBlock]:
         run_figures.ttft_over_time(records.requests),
         run_figures.request_stages(records.requests),
     ]
-    if records.levels:
+    if len(columns(records, "levels")["time_ns"]):
         figures.append(run_figures.occupancy(records))
     if any(transfer.num_bytes for transfer in records.transfers):
         figures.append(run_figures.transfers(records))
@@ -269,7 +270,7 @@ def _class_table(run: ReportedRun) -> list[Table]:
 def _stage_table(run: ReportedRun) -> Table:
     rows = [
         [Cell(s.stage), cell(s.mean_ms), cell(s.median_ms), cell(s.slowest_ms), cell(s.share, ".1%"), Cell(s.meaning)]
-        for s in stage_times(run.records.requests)
+        for s in stage_times(run.records)
         if s.mean_ms
     ]
     return Table("Stages", ["stage", "mean, ms", "median, ms", "slowest 1%, ms", "of latency", "what happens"], rows)

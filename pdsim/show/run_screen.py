@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdsim.metrics.explain import stage_times
+from pdsim.metrics.explain import finished, stage_times
 from pdsim.metrics.failures import failures_in
-from pdsim.metrics.records import RunRecords
+from pdsim.metrics.records import Records
 from pdsim.metrics.summary_rows import (
     SUMMARY_ROWS,
     SummaryRow,
@@ -58,7 +58,7 @@ _KERNELS_ALONE = ": only kernels of "
 def print_run(
     name: str,
     summary: Mapping[str, Any],
-    records: RunRecords,
+    records: Records,
     scenario: Scenario,
     examined: Examined | None,
     *,
@@ -127,11 +127,11 @@ def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | 
     return measurement(scenario.uncertain, scenario, sizes_of(scenario, {**summary, **summary["pdsim"]}))
 
 
-def stage_text(records: RunRecords) -> str:
+def stage_text(records: Records) -> str:
     """The stages in which requests spend most of their time; empty: none finished."""
-    if not any(request.outcome == "finished" for request in records.requests):
+    if not len(finished(records)["request_id"]):
         return ""
-    longest = sorted(stage_times(records.requests), key=lambda one: -one.share)[:_NUM_STAGES]
+    longest = sorted(stage_times(records), key=lambda one: -one.share)[:_NUM_STAGES]
     return ", ".join(f"{one.share:.0%} {_IN_STAGE[one.stage]}" for one in longest if round(one.share, 2))
 
 

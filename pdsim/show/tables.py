@@ -10,10 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_spans, stage_times
+from pdsim.metrics.explain import PARTS, StageTimes, finished, stage_times
 from pdsim.metrics.failures import failures_in
-from pdsim.metrics.records import RequestRecord, RunRecords
+from pdsim.metrics.records import Records, RequestRecord
 from pdsim.metrics.relief import relief_of
+from pdsim.metrics.stages import STAGES, stage_spans
 from pdsim.metrics.summary_rows import (
     HEADLINES,
     RANGED,
@@ -141,10 +142,10 @@ def print_range_notes(summaries: Mapping[str, Mapping[str, Any]]) -> None:
             console.print(text, highlight=False, markup=False)
 
 
-def print_stages(runs: Mapping[str, RunRecords]) -> None:
+def print_stages(runs: Mapping[str, Records]) -> None:
     """Prints stages of runs. On a narrow terminal, with fewer columns, then fewer runs per table."""
-    times = [(name, {row.stage: row for row in stage_times(records.requests)}) for name, records in runs.items()]
-    if not any(record.outcome == "finished" for records in runs.values() for record in records.requests):
+    times = [(name, {row.stage: row for row in stage_times(records)}) for name, records in runs.items()]
+    if not any(len(finished(records)["request_id"]) for records in runs.values()):
         return
     print_first_that_fits(
         [
@@ -204,7 +205,7 @@ def _stage_cell(row: StageTimes, column: str, unit: str) -> str:
     return in_unit(getattr(row, f"{column.removesuffix(' 1%')}_ms"), unit, 1)
 
 
-def print_usage(runs: Mapping[str, RunRecords]) -> None:
+def print_usage(runs: Mapping[str, Records]) -> None:
     by_run = {name: instance_usage(records) for name, records in runs.items()}
 
     def table(*columns: str) -> Table:

@@ -11,7 +11,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import Any
 
-from pdsim.metrics.records import RunRecords
+from pdsim.metrics.records import Records
 from pdsim.metrics.summary_rows import SummaryRow
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 class ComparedRun:
     name: str
     summary: Mapping[str, Any]
-    records: RunRecords
+    records: Records
     scenario: Scenario | None
     """None: another tool ran it."""
     repeated: Sequence[Row] = field(default=(), repr=False)

@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pdsim.metrics.explain import STAGES
 from pdsim.metrics.records import RunRecords
+from pdsim.metrics.stages import STAGES
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.component import describe_component

@@ -14,7 +14,6 @@ from threading import Thread
 from typing import IO, Any
 
 from pdsim.garbage import garbage_collection_paused
-from pdsim.metrics.explain import mean_stage_ms
 from pdsim.metrics.failures import failure_text, failures_in
 from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
@@ -78,6 +77,8 @@ def _failure(status: str, message: str) -> dict[str, Any]:
 
 
 def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
+    from pdsim.metrics.explain import mean_stage_ms  # noqa: PLC0415  numpy, which a single run does without
+
     if result.stall:
         return _failure("failed", "stalled; " + "; ".join(result.stall[:3]))
     summary, requests = result.summary(), result.judged.requests

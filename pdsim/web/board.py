@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
+from pdsim.metrics.stages import AGGREGATED_STAGES, STAGES
 from pdsim.scenario.component import ROUTING_POLICIES, describe_component
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.servers import DecodeSettings, PrefillSettings, Split

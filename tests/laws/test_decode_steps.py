@@ -1,6 +1,5 @@
 """Many decode steps at once, beside a naive twin that takes them one at a time."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -9,6 +8,7 @@ from pdsim.core.messages import StepResult
 from pdsim.core.page_pool import PagePool
 from pdsim.core.running_batch import RunningBatch, RunningRequest
 from pdsim.core.sequence import Spans
+from tests.support import examples
 from tests.twins.decode_steps import NaiveBatch
 from tests.twins.page_pool import NaivePagePool
 
@@ -69,4 +69,4 @@ class Batch(RuleBasedStateMachine):
 
 
 TestBatch = Batch.TestCase
-TestBatch.settings = settings(max_examples=150, stateful_step_count=40)
+TestBatch.settings = examples(150, stateful_step_count=40)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -143,7 +143,7 @@ class Tiers(RuleBasedStateMachine):
 
 
 TestTiers = Tiers.TestCase
-TestTiers.settings = settings(max_examples=200, stateful_step_count=40)
+TestTiers.settings = examples(200, stateful_step_count=40)
 
 
 def serve(cache: KvCache, ids: list[int]) -> int:

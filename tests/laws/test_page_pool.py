@@ -1,11 +1,11 @@
 """The page pool as a state machine, beside a naive twin of two sets."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdsim.core.page_pool import PagePool
+from tests.support import examples
 from tests.twins.page_pool import NaivePagePool
 
 SIZE = 40
@@ -43,7 +43,7 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=40)
+TestPool.settings = examples(60, stateful_step_count=40)
 
 
 def test_a_fresh_pool_is_contiguous_and_churn_breaks_it_up():

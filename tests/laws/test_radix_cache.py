@@ -4,7 +4,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -14,6 +13,7 @@ from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
+from tests.support import examples
 from tests.twins.page_pool import NaivePagePool
 from tests.twins.radix_cache import NaivePrefixCache
 
@@ -185,7 +185,7 @@ class Cache(RuleBasedStateMachine):
 
 
 TestCache = Cache.TestCase
-TestCache.settings = settings(max_examples=150, stateful_step_count=40)
+TestCache.settings = examples(150, stateful_step_count=40)
 
 
 def cache_of(num_pages: int, policy: object, page: int = 1) -> KvCache:

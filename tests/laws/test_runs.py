@@ -8,7 +8,7 @@ from pdsim.core.invariants import check
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import PrefillStep
 from pdsim.core.receiver import Receiver
-from pdsim.metrics.explain import stage_ms
+from pdsim.metrics.stages import stage_ms
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve

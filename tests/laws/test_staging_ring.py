@@ -1,10 +1,10 @@
 """The staging ring as a state machine: a writer that respects the watermark never overwrites what is live."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdsim.core.staging_ring import Span, StagingRing, Watermark, may_write
+from tests.support import examples
 
 SIZE = 24
 
@@ -83,4 +83,4 @@ class Ring(RuleBasedStateMachine):
 
 
 TestRing = Ring.TestCase
-TestRing.settings = settings(max_examples=150, stateful_step_count=50)
+TestRing.settings = examples(150, stateful_step_count=50)

@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -167,7 +167,7 @@ def stored(cache: KvCache, policy: str, least_tokens: int = LEAST_TOKENS) -> KvC
 
 
 TestStored = Stored.TestCase
-TestStored.settings = settings(max_examples=200, stateful_step_count=40)
+TestStored.settings = examples(200, stateful_step_count=40)
 
 
 @given(st.lists(tokens, max_size=20), st.sampled_from([1, 2, 3]))

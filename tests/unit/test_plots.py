@@ -28,15 +28,15 @@ def axes(figure):
 
 def test_bins_keep_the_time_average():
     points = [(0, 1.0), (250, 4.0), (255, 0.0), (900, 2.0)]
-    times, means = binned(points, 1000, 10)
+    times, means = binned(*zip(*points, strict=True), 1000, 10)
     assert times == pytest.approx([(i + 0.5) * 100 / 1e9 for i in range(10)])
     assert means == pytest.approx([1, 1, 0.5 + 0.05 * 4, 0, 0, 0, 0, 0, 0, 2])
     assert sum(means) * 100 == pytest.approx(250 * 1 + 5 * 4 + 100 * 2)
 
 
 def test_no_points_and_no_time():
-    assert binned([], 0, 3)[1] == [0, 0, 0]
-    assert binned([(0, 5.0)], 0, 3)[1] == [0, 0, 0]
+    assert binned([], [], 0, 3)[1] == [0, 0, 0]
+    assert binned([0], [5.0], 0, 3)[1] == [0, 0, 0]
 
 
 def test_an_overview_has_few_points_however_long_the_run(one):

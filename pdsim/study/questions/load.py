@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
-from pdsim.metrics.explain import STAGES
+from pdsim.metrics.stages import STAGES
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
 from pdsim.study.estimate import number, percent

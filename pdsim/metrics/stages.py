@@ -1,0 +1,64 @@
+"""Stages of a request, from its arrival to its end."""
+
+from pdsim.metrics.records import RequestRecord
+
+STAGES: dict[str, tuple[str, str, str]] = {
+    "front_end": ("arrival_ns", "routed_ns", "front end, failed attempts"),
+    "decode_bootstrap": ("routed_ns", "admitted_ns", "waits for decode memory"),
+    "prefill_waiting": ("admitted_ns", "prefill_start_ns", "waits for prefill"),
+    "prefill_forward": ("prefill_start_ns", "prefill_end_ns", "prefill computes it"),
+    "prefill_transfer_kv_cache": ("prefill_end_ns", "transfer_end_ns", "rest of its KV is sent"),
+    "decode_transferred": ("transfer_end_ns", "streamed_ns", "waits to join the batch"),
+    "response": ("streamed_ns", "first_token_ns", "gateway, first token"),
+    "decode_forward": ("first_token_ns", "end_ns", "decodes"),
+}
+"""Stages by SGLang's names: from, to, and what happens. They follow each other without a gap."""
+
+_WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
+
+COMPUTED_FIRST_STAGES: dict[str, tuple[str, str, str]] = {
+    "front_end": STAGES["front_end"],
+    "prefill_waiting": _WAITING,
+    "prefill_forward": STAGES["prefill_forward"],
+    "decode_bootstrap": ("prefill_end_ns", "admitted_ns", STAGES["decode_bootstrap"][2]),
+    "prefill_transfer_kv_cache": ("admitted_ns", "transfer_end_ns", STAGES["prefill_transfer_kv_cache"][2]),
+    "decode_transferred": STAGES["decode_transferred"],
+    "response": STAGES["response"],
+    "decode_forward": STAGES["decode_forward"],
+}
+"""Stages of a request that was computed before decode granted it pages."""
+
+HIDDEN_BOOTSTRAP_STAGES = {
+    **{stage: way for stage, way in STAGES.items() if stage != "decode_bootstrap"},
+    "prefill_waiting": _WAITING,
+}
+"""Stages of a request that got its pages while prefill computed it, so that it did not wait for the grant."""
+
+AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
+    "front_end": STAGES["front_end"],
+    "prefill_waiting": _WAITING,
+    "prefill_forward": ("prefill_start_ns", "streamed_ns", STAGES["prefill_forward"][2]),
+    "response": STAGES["response"],
+    "decode_forward": STAGES["decode_forward"],
+}
+"""Stages of a request that one instance prefills and decodes."""
+
+
+def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
+    if request.is_aggregated:
+        return AGGREGATED_STAGES
+    granted_ns, start_ns, end_ns = request.admitted_ns or 0, request.prefill_start_ns or 0, request.prefill_end_ns or 0
+    if granted_ns <= start_ns:
+        return STAGES
+    return COMPUTED_FIRST_STAGES if granted_ns > end_ns else HIDDEN_BOOTSTRAP_STAGES
+
+
+def stage_spans(request: RequestRecord) -> dict[str, tuple[int, int]]:
+    """Begin and end of each stage of a finished request, in ns."""
+    stages = stages_of(request).items()
+    return {stage: (getattr(request, first), getattr(request, last)) for stage, (first, last, _) in stages}
+
+
+def stage_ms(request: RequestRecord) -> dict[str, float]:
+    """Time of each stage of a finished request."""
+    return {stage: (end_ns - begin_ns) / 1e6 for stage, (begin_ns, end_ns) in stage_spans(request).items()}
