@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, get_args
 
@@ -81,9 +82,14 @@ def entries() -> Iterator[ReferenceEntry]:
     yield from run_entries()
 
 
+@cache
+def _by_name() -> dict[str, ReferenceEntry]:
+    return {found.name: found for found in entries()}
+
+
 def entry(name: str) -> ReferenceEntry:
     """An entry of that name, or one component. Raises ConfigError."""
-    known = {found.name: found for found in entries()}
+    known = _by_name()
     if name in known:
         return known[name]
     for seam, title in COMPONENTS.items():
