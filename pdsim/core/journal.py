@@ -94,7 +94,7 @@ def replay(
 
 def _are_same(got: Any, recorded: Any) -> bool:
     """Compares as JSON only what differs otherwise."""
-    return _as_read(got) == recorded or to_json(got) == to_json(recorded)
+    return bool(_as_read(got) == recorded or to_json(got) == to_json(recorded))
 
 
 def _as_read(returned: Any) -> Any:
