@@ -1,7 +1,7 @@
 """Answers, plans and sweeps on the terminal: the best points, why, and what failed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from textwrap import wrap
+from textwrap import fill, wrap
 
 from rich.console import JustifyMethod
 from rich.table import Table
@@ -17,6 +17,8 @@ from pdsim.study.result import PointResult, SweepResult
 from pdsim.study.slo import Slo
 from pdsim.study.tasks import shown
 
+_CAPTION = 78
+"""Characters of a line below a table."""
 _LIMITS = ("", "limit", "predicted")
 _LEAST = 4
 """Minimum number of columns with numbers; intervals are left out first."""
@@ -84,7 +86,8 @@ def _mark(made: Answer, arm: str) -> str:
 def _name_left_out(table: Table, columns: Sequence[str]) -> None:
     if columns:
         table.caption_justify = "left"
-        table.caption = f"  left out at this width (--json has all): {', '.join(columns)}"
+        text = f"Left out at this width (--json has all): {', '.join(columns)}."
+        table.caption = fill(text, _CAPTION, initial_indent="  ", subsequent_indent="  ")
 
 
 def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -55,7 +55,7 @@ def test_eighty_columns_name_the_points_that_ranges_are_of(tmp_path, capsys, mon
     path = write_sweep(tmp_path, THREE_FIELDS, SCENARIO.replace("cost: roofline\n", ""))
     table, ranges = output(capsys, "sweep", path, "--out", tmp_path / "out", "--jobs", 1).split("between the fastest")
     assert "…" not in table
-    assert "left out at this width (--json has all): requests/s per GPU" in table
+    assert "Left out at this width (--json has all): requests/s per GPU" in table
     shown, ranged = (
         {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.lstrip()[:1].isdigit()}
         for text in (table, ranges)
