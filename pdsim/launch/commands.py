@@ -80,7 +80,13 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
     """A rule of engines whose servers are launched on one host each."""
     spanning = {role: spanned(scenario, role) for role in roles(scenario)}
     found = [count for role, count in spanning.items() if count > 1 and getattr(scenario, role).tp == tp]
-    return f"a server on {found[0]} hosts is launched by --engine sglang or kubernetes alone" if found else None
+    return f"a server on {found[0]} hosts is launched by --engine sglang, vllm or kubernetes alone" if found else None
+
+
+def exchanges_by_deepep(scenario: Scenario, servers: ServerSettings) -> bool:
+    """True for servers over several NVLink domains, whose exchanges are simulated as DeepEP's."""
+    has_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
+    return has_experts and servers.dp > 1 and servers.tp > load_gpu(servers.gpu).gpus_per_server
 
 
 @dataclass

@@ -58,6 +58,7 @@ SGLANG_RULES: dict[str, Rule] = {**_OF_GATEWAY, **_ROUTER_RULES, "*.tp": one_hos
 VLLM_RULES: dict[str, Rule] = {
     **vllm.SERVER_RULES,
     **_ROUTER_RULES,
+    "*.tp": one_host,
     "network.transport": None,
 }
 
@@ -114,7 +115,7 @@ def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch
         connector = "nixl" if role in vllm.KV_ROLES else None
         for index, place in enumerate(servers_at):
             flags = _vllm_flags(resolved, role, model, settings, _At(place.host, place.number, index))
-            variables = {**_variables(place, servers), **vllm.environment(place, servers, connector)}
+            variables = {**_variables(place, servers), **vllm.environment(place, place.host, servers, connector)}
             made.add(f"{role}-{index}", VLLM_WORKER, flags, **variables)
         in_pod = command_words(VLLM_WORKER, _vllm_flags(resolved, role, model, settings, _POD))
         workers.append(graph.Worker(role, servers, in_pod, {}))

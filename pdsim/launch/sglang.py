@@ -19,6 +19,7 @@ from pdsim.launch.commands import (
     Place,
     Rule,
     add_replay,
+    exchanges_by_deepep,
     kv_cache_dtype,
     notes_on,
     one_of,
@@ -44,7 +45,7 @@ from pdsim.scenario.servers import (
     ServerSettings,
 )
 from pdsim.scenario.sizing import resolve
-from pdsim.system.catalog import load_gpu, load_model, load_transport
+from pdsim.system.catalog import load_model, load_transport
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
@@ -198,7 +199,7 @@ def left_to_the_operator(scenario: Scenario) -> list[str]:
         if scenario.network.transport in ("mooncake-rdma", "nixl-rdma", "mori-rdma"):
             notes.append("--disaggregation-ib-device: the NICs of a GPU are not in the scenario; SGLang chooses")
     if has_experts and any(
-        servers.has_whole_experts and not _exchanges_by_deepep(scenario, servers) for servers in roles
+        servers.has_whole_experts and not exchanges_by_deepep(scenario, servers) for servers in roles
     ):
         notes.append("--moe-a2a-backend, --deepep-mode: not in the scenario; the default sums over all GPUs")
     if any(servers.dp > 1 and servers.load_balance_method == "router" for servers in roles):
@@ -334,15 +335,9 @@ def _balance(servers: ServerSettings) -> str | None:
     return None if servers.dp == 1 or servers.load_balance_method in ("auto", "router") else servers.load_balance_method
 
 
-def _exchanges_by_deepep(scenario: Scenario, servers: ServerSettings) -> bool:
-    """True for servers over several NVLink domains, whose exchanges are simulated as DeepEP's."""
-    has_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
-    return has_experts and servers.dp > 1 and servers.tp > load_gpu(servers.gpu).gpus_per_server
-
-
 def _exchange_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
     flags: Flags = [("enable-two-batch-overlap", servers.two_batch_overlap)]
-    if _exchanges_by_deepep(scenario, servers):
+    if exchanges_by_deepep(scenario, servers):
         mode = {PrefillSettings: "normal", DecodeSettings: "low_latency"}.get(type(servers), "auto")
         flags += [("moe-a2a-backend", "deepep"), ("deepep-mode", mode)]
     return flags

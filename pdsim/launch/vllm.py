@@ -16,9 +16,9 @@ from pdsim.launch.commands import (
     Place,
     Rule,
     add_replay,
+    exchanges_by_deepep,
     kv_cache_dtype,
     notes_on,
-    one_host,
     one_of,
     pace,
     places,
@@ -26,12 +26,12 @@ from pdsim.launch.commands import (
     thresholds,
     weights,
 )
-from pdsim.launch.words import Flags
+from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware, LeastLoaded
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import ComputingSettings, DecodingSettings, PrefillSettings, ServerSettings
+from pdsim.scenario.servers import ComputingSettings, DecodeSettings, DecodingSettings, PrefillSettings, ServerSettings
 from pdsim.scenario.sizing import resolve, roles
 from pdsim.system.catalog import load_model
 from pdsim.workload.client import Gamma, OpenLoop
@@ -81,7 +81,6 @@ SERVER_RULES: dict[str, Rule] = {
     "page_size": lambda value, _: (
         None if value == 1 or value % BLOCK == 0 else f"vLLM's kernels have blocks of multiples of {BLOCK} tokens"
     ),
-    "*.tp": one_host,
     "*.eviction": one_of(("lru",), "vLLM"),
     "*.policy": one_of(("fcfs", "priority"), "vLLM"),
     "priorities": None,
@@ -120,18 +119,29 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     for role, servers_at in at.items():
         servers: ServerSettings = getattr(scenario, role)
         settings = server_flags(made, scenario, servers)
+        if role in KV_ROLES:
+            settings.append(
+                ("kv-transfer-config", transfer_config(scenario.network.transport, KV_ROLES[role], servers))
+            )
         for index, place in enumerate(servers_at):
-            flags: Flags = [("host", place.host), ("port", place.port), *settings]
-            if role in KV_ROLES:
-                config = transfer_config(scenario.network.transport, KV_ROLES[role], servers)
-                flags.append(("kv-transfer-config", config))
-            variables = environment(place, servers, connector if role in KV_ROLES else None)
-            if role == "prefill" and connector == "mooncake":
-                variables["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = FIRST_BOOTSTRAP_PORT + index
-            made.add(f"{role}-{index}", ["vllm", "serve", model], flags, **variables)
+            for rank, host in enumerate(place.hosts):
+                variables = environment(place, host, servers, connector if role in KV_ROLES else None)
+                if role == "prefill" and connector == "mooncake":
+                    variables["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = FIRST_BOOTSTRAP_PORT + index
+                name = f"{role}-{index}" + (f"-host-{rank}" if len(place.hosts) > 1 else "")
+                made.add(name, ["vllm", "serve", model], _at_host(place, rank, settings), **variables)
     made.add("gateway", ["vllm-router"], _router_flags(scenario, at, connector))
     add_load(made, scenario, source, model)
     return made
+
+
+def _at_host(place: Place, rank: int, settings: Flags) -> Flags:
+    """Flags of a server's process on one of its hosts, of which the first answers (0.33.0, engine/arg_utils.py)."""
+    listening: Flags = [("host", place.host), ("port", place.port)]
+    if len(place.hosts) == 1:
+        return [*listening, *settings]
+    group: Flags = [("nnodes", len(place.hosts)), ("node-rank", rank), ("master-addr", place.host)]
+    return [*listening, *settings, *group] if rank == 0 else [("headless", True), *settings, *group]
 
 
 def resolved(scenario: Scenario) -> Scenario:
@@ -184,6 +194,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("pipeline-parallel-size", servers.split.pp if servers.split.pp > 1 else None),
         ("data-parallel-size", servers.dp if servers.dp > 1 else None),
         ("enable-expert-parallel", servers.has_whole_experts),
+        ("all2all-backend", _all_to_all(servers) if exchanges_by_deepep(scenario, servers) else None),
         ("enable-eplb", redundant is not None),
         ("eplb-config", eplb),
         ("block-size", block),
@@ -213,6 +224,10 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     return flags
 
 
+def _all_to_all(servers: ServerSettings) -> str:
+    return "deepep_low_latency" if isinstance(servers, DecodeSettings) else "deepep_high_throughput"
+
+
 def transfer_config(transport: str, role: str, servers: ServerSettings) -> str:
     """The JSON of --kv-transfer-config."""
     connector = transport.partition("-")[0]
@@ -234,12 +249,12 @@ def _hold_seconds(servers: ServerSettings) -> int | None:
     return -(-servers.hold_timeout // 1_000_000_000)
 
 
-def environment(place: Place, servers: ServerSettings, connector: str | None) -> dict[str, object]:
-    """Environment variables of a server: its GPUs, and its address for the other role."""
-    gpus = ",".join(str(place.first_gpu + i) for i in range(servers.num_server_gpus))
+def environment(place: Place, host: Expanded, servers: ServerSettings, connector: str | None) -> dict[str, object]:
+    """Environment variables of a server on one of its hosts: its GPUs, and its address for the other role."""
+    gpus = ",".join(str(place.first_gpu + i) for i in range(servers.num_server_gpus // len(place.hosts)))
     found: dict[str, object] = {"CUDA_VISIBLE_DEVICES": gpus}
     if connector == "nixl":
-        found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = place.host
+        found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = FIRST_SIDE_CHANNEL_PORT + SIDE_CHANNELS * place.number
     if connector == "mooncake" and (hold := _hold_seconds(servers)) is not None:
         found["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = hold

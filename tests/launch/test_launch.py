@@ -24,6 +24,7 @@ from tests.launch.sample import (
     PAIR,
     WHOLE,
     WIDE,
+    WIDE_SERVERS,
     WITHOUT,
     sample,
     scenario,
@@ -401,6 +402,23 @@ def test_a_server_over_nvlink_domains_exchanges_by_deepep():
             assert command.endswith(f"--nnodes 2 --node-rank {rank}")
 
 
+def test_vllm_is_started_on_each_host_and_answers_on_the_first():
+    wide = [change for change in WIDE if change[0] not in ("prefill", "decode")]
+    servers = WIDE_SERVERS.replace(", two_batch_overlap: true", "")
+    made_of = scenario(*wide, ("prefill", servers), ("decode", servers), ("health", None))
+    commands = ENGINES["vllm"](made_of, ["pair.yaml"], made_of.model).commands
+    first, second = (commands[f"decode-0-host-{rank}"] for rank in range(2))
+    assert 'SIDE_CHANNEL_HOST="$HOST3"' in second
+    assert (
+        'vllm serve deepseek-v3 --host "$HOST2" --port 30001 --tensor-parallel-size 2 --data-parallel-size 8' in first
+    )
+    assert "vllm serve deepseek-v3 --headless --tensor-parallel-size 2" in second
+    for rank, command in enumerate((first, second)):
+        assert "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 " in command
+        assert " --all2all-backend deepep_low_latency " in command
+        assert command.endswith(f'--nnodes 2 --node-rank {rank} --master-addr "$HOST2"')
+
+
 STAGES = (("network.staging", None), ("prefill.pp", "2"))
 
 
@@ -485,7 +503,7 @@ def test_sglang_sorts_prompts_by_what_is_not_cached():
         text("sglang", scenario(shortest, ("prefill.radix_cache", "false")))
 
 
-@pytest.mark.parametrize("engine", ["vllm", "dynamo", "dynamo-vllm"])
+@pytest.mark.parametrize("engine", ["dynamo", "dynamo-vllm"])
 def test_other_engines_refuse_a_server_that_spans_hosts(engine):
     with pytest.raises(ConfigError, match=r"decode\.tp: 8: a server on 2 hosts is launched by --engine sglang"):
         text(engine, scenario(*((section, None) for section in WITHOUT[engine]), *RACK))
