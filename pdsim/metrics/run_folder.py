@@ -55,7 +55,9 @@ def require_out(out: Path, *, is_file: bool = False) -> None:
     if is_file and out.is_dir():
         raise RunFolderError(f"--out {out}: is a folder; expected a file's name, such as {out / 'NAME'}")
     folder = out.parent if is_file else out
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    nearest = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+    if not nearest.exists():
+        raise RunFolderError(f"--out {out}: {nearest} is a symbolic link that leads nowhere")
     if not nearest.is_dir():
         raise RunFolderError(f"--out {out}: {nearest} is a file; expected a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):

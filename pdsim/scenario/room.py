@@ -26,7 +26,7 @@ _LIMITED: ContextVar[bool] = ContextVar("extent_limited", default=False)
 
 # Measured on one core, of small models and short answers: longer ones take more.
 _REQUEST_BYTES, _REQUEST_S = 7_000, 200e-6
-_INSTANCE_BYTES, _INSTANCE_S = 13_000, 250e-6
+_INSTANCE_BYTES, _INSTANCE_S = 13_000, 800e-6
 _PAIR_BYTES = 50
 """Memory that a prefill and a decode instance keep of each other."""
 POINT_BYTES, POINT_S = 6_000, 2e-3

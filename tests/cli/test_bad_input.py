@@ -560,6 +560,16 @@ def test_a_recorded_call_that_cannot_be_made_is_a_difference(capsys, folder):
     assert "entry 0, prefill-0.on_step_done at 0 ns: raises " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("out", ["a", "a/x", "gone/x"])
+@pytest.mark.parametrize("command", [["run"], ["plan", "--slo", "ttft p99 < 1 s"]])
+def test_a_link_that_leads_nowhere_is_no_place_for_results(capsys, scenario, monkeypatch, command, out):
+    monkeypatch.chdir(scenario.parent)
+    for link, target in {"a": "b", "b": "a", "gone": "nothing"}.items():
+        Path(link).symlink_to(target)
+    assert main_exit(*command, scenario, "--out", out) == 2
+    assert f"--out {out}: {out.partition('/')[0]} is a symbolic link that leads nowhere" in capsys.readouterr().err
+
+
 # What is taken, and what is too much.
 
 

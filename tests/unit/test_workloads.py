@@ -242,6 +242,14 @@ def test_azure(tmp_path):
     ]  # fmt: skip
 
 
+def test_azure_begins_at_its_earliest_line(tmp_path):
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:05,9,1\n2023-11-16 18:17:03,8,2\n")
+    with pytest.warns(InputWarning, match="not in order of time"):
+        specs = AzureTrace(path=path).requests(Streams(0))
+    assert [(spec.arrival_ns, len(spec.prompt)) for spec in specs] == [(0, 8), (2_000_000_000, 9)]
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.files import write_whole
-from pdsim.metrics.run_folder import SCENARIO
+from pdsim.metrics.run_folder import SCENARIO, require_out
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import write_entries_of
@@ -75,6 +75,8 @@ def plan(
     """
     if seeds < 1 or max_gpus < 1:
         raise ConfigError(f"--seeds {seeds}, --max-gpus {max_gpus}: at least 1")
+    if out is not None:
+        require_out(Path(out))
     if scenario is not None and out is not None and Path(scenario).resolve() == (Path(out) / SCENARIO).resolve():
         raise ConfigError(f"--out {out}: the plan's {SCENARIO} would replace {scenario}: name another folder")
     given = None if scenario is None else Path(scenario)
