@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.metrics.failures import failure_text, failures_in
+from pdsim.metrics.failures import failure_text, failures_in, failures_of
+from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.build import build
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
@@ -99,6 +100,21 @@ def test_what_faults_of_servers_bring_about_is_no_failed_run(fault):
     summary = simulate(small(request(0, 8, 2), faults=[fault], health={"max_retries": 0})).summary()
     assert summary["pdsim"]["failed"] == 1
     assert failure_text(summary) == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_wanted"),
+    [
+        ("decode-0 was lost", True),
+        ("no transfer from prefill-0 to decode-0 within transfer_timeout 3 s", True),
+        ("a prompt of 900 tokens does not fit the 576 tokens of decode-0", False),
+    ],
+)
+def test_no_fault_makes_a_request_too_large(reason, is_wanted):
+    """A scenario with faults asks for the failures that faults bring about, and for no other."""
+    failed = RequestRecord(0, 900, 9, 0, outcome="failed", reason=reason)
+    assert [failure.is_wanted for failure in failures_of([failed], has_faults=True)] == [is_wanted]
+    assert [failure.is_wanted for failure in failures_of([failed], has_faults=False)] == [False]
 
 
 def test_reasons_that_differ_in_their_instance_alone_are_one():

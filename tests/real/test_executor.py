@@ -4,14 +4,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
+import asyncio
 from array import array
 from random import Random
+from time import monotonic_ns
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pdreal.control.clock import Timeline
 from pdreal.control.requests import Sampling
 from pdreal.control.tasks import ForgetKv, SaveKv
 from pdreal.memory.paged_kv import HostKv, SavedKv
+from pdreal.rank import step_loop
 from pdreal.rank.executor import Executor, NewToken
 
 from pdsim.core import messages as m
@@ -269,3 +274,29 @@ def test_what_was_saved_is_forgotten_with_its_request():
     first(e, 1)
     assert e.save(m.SaveKv(0, (1,))) == SaveKv(0, 2, array("i", [1]))
     assert e.forget(0) == ForgetKv(0)
+
+
+def test_a_wait_that_a_message_ends_is_not_ended_again_when_its_time_comes(monkeypatch):
+    """The loop would turn while a step runs, and begin another."""
+    turns = []
+
+    def asks(_, *, drain, **__):
+        while True:
+            turns.append(drain())
+            yield m.Wait(until_ns=50_000_000 if len(turns) == 1 else None)
+
+    monkeypatch.setattr(step_loop, "instance_loop", asks)
+    seen = dict.fromkeys(("carry_out", "on_tokens", "on_layers", "forget"), None)
+
+    async def main():
+        timeline = Timeline(monotonic_ns(), asyncio.get_running_loop())
+        log = SimpleNamespace(levels=lambda _: None)
+        idle = SimpleNamespace(num_requests=0)
+        loop = step_loop.StepLoop(None, idle, None, timeline, log, **seen, flush_soon=lambda: None)
+        loop.go_on()
+        await asyncio.sleep(0.01)
+        loop.post(m.Woken())
+        await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+    assert turns == [[], [m.Woken()]]

@@ -17,6 +17,7 @@ aiohttp = pytest.importorskip("aiohttp")
 from pdreal.serve import http
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
+from pdreal.serve.metrics import Meter, Metrics
 from pdreal.serve.origin import is_loopback
 from pdreal.serve.tokenizer import StopTexts, Tokenizer
 from pdreal.settings.host import LaunchError
@@ -613,6 +614,20 @@ def test_a_port_that_is_taken_is_named():
                 pass
 
     run(scenario)
+
+
+def test_tokens_that_come_at_once_share_the_time_since_the_last(monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr("pdreal.serve.metrics.time.monotonic", lambda: now_s)
+    metrics = Metrics("tiny")
+    meter = Meter(metrics, 5)
+    for at_s, num_tokens in ((1.0, 1), (1.36, 4), (1.9, 1)):
+        now_s = at_s
+        meter.add_tokens(num_tokens, 0)
+    lines = list(metrics.between_tokens_s.lines("itl", ""))
+    assert 'itl_bucket{,le="0.1"} 4' in lines
+    assert 'itl_bucket{,le="0.6"} 5' in lines
+    assert metrics.between_tokens_s._sum == pytest.approx(0.9)
 
 
 def test_models_health_and_metrics(tmp_path):
