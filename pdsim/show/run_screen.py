@@ -69,6 +69,8 @@ def print_run(
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))
     print_sentence(console, f"{load_text(summary, scenario)}.")
+    if hint := _start_text(scenario):
+        print_sentence(console, hint)
     print_numbers(summary, examined)
     if stages := stage_text(records):
         print_sentence(console, f"Where a request's time goes: {stages}.")
@@ -113,6 +115,15 @@ def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
     left_out = summary["pdsim"].get("warm_up_requests", 0)
     warm_up = f"; {counted(left_out, 'request')} before them warmed up and do not count" if left_out else ""
     return f"{text}, sent {_pace(scenario)}{warm_up}"
+
+
+def _start_text(scenario: Scenario) -> str:
+    """Says that the burst at the start of a closed loop counts; empty: there is none."""
+    client = scenario.client
+    if not isinstance(client, ClosedLoop) or client.warm_up_requests or client.concurrency == 1:
+        return ""
+    field = f"client.warm_up_requests={client.concurrency}"
+    return f"All clients send at once at the start, and these requests count; --set {field} leaves them out."
 
 
 def _pace(scenario: Scenario) -> str:

@@ -55,7 +55,9 @@ def confidence_in_numbers(scenario: Scenario) -> Confidence:
     if scenario.foreign_setup:
         return _of_setup(scenario.foreign_setup)
     if scenario.uncertain:
-        return Confidence("medium", f"{NOT_MEASURED} The range spans all servers that these kernels allow.")
+        return Confidence(
+            "medium", f"{NOT_MEASURED} The range goes from the fastest to the slowest server that these times allow."
+        )
     return without_range(is_measured=scenario.cost.measured is not None)
 
 
