@@ -15,7 +15,6 @@ from markupsafe import escape
 from pdsim import ConfigError, load_scenario, simulate
 from pdsim.cli import main
 from pdsim.metrics.summary import e2e_ms, ttft_ms
-from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.sizing import resolve
 from pdsim.show.page import render
 from pdsim.show.plan_page import plan_page
@@ -347,7 +346,7 @@ def test_how_far_a_cluster_misses_is_said(scenario):
     (first,) = [note for note in Screen(made).details if note.startswith(row.candidate.label)]
     for term in made.slo.terms:
         reading = row.outcome.judgement.readings[term]
-        assert (f"{term} is {significant(reading.value)} ms" in first) == (not reading.is_met)
+        assert (f"{term} is {reading.value_text} (limit" in first) == (not reading.is_met)
     assert made.chosen is None
 
 

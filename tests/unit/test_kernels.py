@@ -178,8 +178,8 @@ def test_a_run_prints_its_range_and_every_number_lies_inside(path, capsys):
     for metric, (low, high) in summary["pdsim"]["interval"].items():
         assert low < summary[metric] < high
     least, most = summary["pdsim"]["interval"]["mean_tpot_ms"]
-    assert f"{least:.2f} to {most:.2f}" in output(capsys, "run", path)
-    assert "between the fastest and the slowest" in output(capsys, "compare", path, path)
+    assert f"{least:.2f} to {most:.2f}" in output(capsys, "run", path, "--details")
+    assert "between the fastest and the slowest" in output(capsys, "compare", path, path, "--repeats", 0, "--details")
     assert "interval" not in output_json(capsys, "run", path, "--set", "cost=roofline")["pdsim"]
     alone = output_json(capsys, "run", path, "--no-ranges")
     del summary["pdsim"]["interval"]

@@ -149,7 +149,7 @@ def test_a_run_says_between_what_it_lies(tmp_path, capsys):
     for metric, (least, most) in interval.items():
         assert least <= summary[metric] <= most
         assert least < most
-    shown = output(capsys, "compare", scenario, scenario)
+    shown = output(capsys, "compare", scenario, scenario, "--repeats", 0, "--details")
     assert "between the fastest and the slowest cost" in shown
     assert f"{interval['mean_tpot_ms'][0]:.2f}" in shown
     assert "scaled from h200 with bf16 weights to qwen3-8b" in shown
