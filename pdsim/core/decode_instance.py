@@ -54,7 +54,6 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.now_ns = 0
         self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.drafts, limits.wave_requests)
         self.batch.sorts_at_retraction = limits.rules.sorts_at_retraction
-        self.batch.caches_unseen = limits.rules.caches_unseen
         self.queue = AdmissionQueue(
             instance_id, cache, admission_policy, limits.rules, grants_computed_only=limits.grants_computed_only
         )
@@ -146,22 +145,26 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
         """One iteration of SGLang's loop. None: it has no step, but the next one, which takes no time, may have."""
-        ask_again_steps = self._take_in(commands)
-        changed = bool(self.ready.requests) and self._merge(commands)
         frees_places = bool(self.batch.ended)
-        if frees_places:
-            self.batch.ended, changed = [], True
-        if self.batch.num_requests:
-            changed |= self._make_room(commands)
+        ask_again_steps, changed = self._change(commands)
         self._copy(commands)
         if self._awaits_return:
             return _WAIT
         if self.batch.num_requests:
-            asks_soon = changed and bool(self.queue.queued or self.queue.retracted)
-            merges_soon = bool(self.ready.requests) and (frees_places or self.batch.num_requests < self._num_places)
-            at_once = asks_soon or merges_soon or self.batch.num_aborted
-            return self.batch.step(1 if at_once else ask_again_steps)
+            soon = changed and bool(self.queue.queued or self.queue.retracted)
+            soon |= bool(self.ready.requests) and (frees_places or self.batch.num_requests < self._num_places)
+            return self.batch.step(1 if soon or self.batch.num_aborted else ask_again_steps)
         return None if changed else _WAIT
+
+    def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
+        """Returns after how many steps, if nothing else happens, to look again, and whether the batch changed."""
+        ask_again_steps = self._take_in(commands)
+        changed = bool(self.ready.requests) and self._merge(commands)
+        if self.batch.ended:
+            self.batch.ended, changed = [], True
+        if self.batch.num_requests:
+            changed |= self._make_room(commands)
+        return ask_again_steps, changed
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         assert isinstance(step, m.DecodeStep)
@@ -378,24 +381,22 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _merge(self, commands: list[m.Command]) -> bool:
         """Fill the batch. Whether pages came free or prompts were cached: the head of the queue may fit now."""
-        merged = False
-        for request in self.ready.take(
-            self._num_places - self.batch.num_requests
-        ):  # each takes a place, if it ends, too
-            sequence, num_tokens = request.prompt, request.num_prompt_tokens
-            if request.output is not None:
-                sequence, num_tokens = request.sequence, request.num_kv_tokens
-            self.cache.checkpoint(request.lease, sequence, num_tokens)
-            merged = True
-            if not request.num_output_tokens:
-                request.num_output_tokens = 1
-                commands.append(m.FirstToken(request.request_id))
-                if request.ends_with_first_token or request.max_output_tokens == 1:
-                    self.cache.close(request.lease, request.prompt, request.num_prompt_tokens)
-                    commands.append(m.Finished(request.request_id))
-                    continue
-            self.batch.join(request)
-        return merged
+        taken = self.ready.take(self._num_places - self.batch.num_requests)  # each takes a place, if it ends, too
+        for request in taken:
+            self._merge_one(request, commands)
+        return bool(taken)
+
+    def _merge_one(self, request: DecodeRequest, commands: list[m.Command]) -> None:
+        num_tokens = request.num_prompt_tokens if request.output is None else request.num_kv_tokens
+        self.cache.checkpoint(request.lease, request.sequence, num_tokens)
+        if not request.num_output_tokens:
+            request.num_output_tokens = 1
+            commands.append(m.FirstToken(request.request_id))
+            if request.ends_with_first_token or request.max_output_tokens == 1:
+                self.cache.close(request.lease, request.prompt, request.num_prompt_tokens)
+                commands.append(m.Finished(request.request_id))
+                return
+        self.batch.join(request)
 
     def _make_room(self, commands: list[m.Command]) -> bool:
         """Open the pages of the next step; take them from others if there are too few. Whether it came to that."""

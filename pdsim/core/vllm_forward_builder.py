@@ -75,6 +75,14 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     def num_opening_pages(self, num_decode_tokens: int) -> int:
         """Pages that begun prompts open in the next step."""
+        return self._goes_on(num_decode_tokens)[0]
+
+    def leaves_tokens(self, num_decode_tokens: int) -> bool:
+        """True if requests that run and begun prompts leave something of the next step's budget."""
+        return self._goes_on(num_decode_tokens)[1] > 0
+
+    def _goes_on(self, num_decode_tokens: int) -> tuple[int, int]:
+        """Pages that begun prompts open in the next step, and tokens that they leave."""
         num_pages, num_left = 0, self._chunk_tokens - num_decode_tokens
         limit = self._limit_beside(num_decode_tokens)
         for partial in self._partials.values():
@@ -83,7 +91,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
                 break
             num_left -= num_tokens
             num_pages += self._num_lacking_pages(partial, num_tokens)
-        return num_pages
+        return num_pages, num_left
 
     def _num_lacking_pages(self, request: RequestT, num_tokens: int) -> int:
         """Pages that so many further tokens need."""

@@ -151,7 +151,8 @@ class VllmDecodeInstance(DecodeInstance):
         cache.evict_as_vllm()
         self._max_transferring = FOREVER
         self.batch.counts_ended = False
-        self._num_forwards = 0
+        self.batch.caches_unseen = limits.rules.caches_unseen
+        self._num_forwards = self._num_admitted = 0
         self._preempts = False
         """Somebody gave way to the step that is being chosen: it begins nothing."""
         self._blocked_by = ""
@@ -175,7 +176,7 @@ class VllmDecodeInstance(DecodeInstance):
             return step, commands
         if not isinstance(step, m.DecodeStep):
             return self._compute_alone(now_ns, commands), commands
-        forward = self._fill(now_ns, step.num_requests)
+        forward = self._fill(now_ns, step.num_requests, commands)
         if forward.chunks:
             prefill = self._prefill_step(forward, step.num_requests)
             return m.MixedStep(prefill, replace(step, max_steps=1)), commands
@@ -247,8 +248,44 @@ class VllmDecodeInstance(DecodeInstance):
         first = next(iter(self._builder.waiting))
         if not was_preempted(first) and self.queue.queued and self.queue.queued[0].arrival_ns < first.arrival_ns:
             return super()._take_in(commands)
-        self._collect_arrived(commands)
         return FOREVER
+
+    def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
+        """Who runs gets pages for the next step; unless one gave way, arrived ones join, then others are admitted."""
+        self._preempts = joined = False
+        self._make_way(commands)
+        if begins := not self._preempts and self._builder.leaves_tokens(self.batch.num_requests):
+            if self._arrived or self._scattered:
+                self._collect_arrived(commands)
+            joined = self._join(commands)
+        for _ in self.batch.make_room(self._preemption_policy, self):
+            raise AssertionError("there was room")
+        if self._preempts or not begins:
+            return 1, self._preempts
+        return self._take_in(commands), joined
+
+    def _join(self, commands: list[m.Command]) -> bool:
+        """Arrived requests, as many of the first as find a place, until one finds no page."""
+        ready, joined = self.ready.requests, False
+        ready.sort(key=lambda request: (-request.priority, request.entry))
+        while ready and self.batch.num_requests < self._num_places and not self._preempts:
+            self._rank(ready[0])
+            self._merge_one(ready.pop(0), commands)
+            self._make_way(commands)
+            joined = True
+        return joined
+
+    def _admit(self, commands: list[m.Command]) -> None:
+        """They join in the order in which they are admitted."""
+        super()._admit(commands)
+        for request in self.transferring.values():
+            if not request.entry:
+                self._rank(request)
+
+    def _rank(self, request: DecodeRequest) -> None:
+        """It comes behind all that were admitted, or began to run, before."""
+        self._num_admitted += 1
+        request.entry = self._num_admitted
 
     def _on_prompt(self, message: m.NewRequest) -> list[m.Command]:
         num_tokens, capacity = len(message.prompt), self.cache.capacity_tokens
@@ -270,16 +307,14 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def running(self) -> list[DecodeRequest]:
-        """Decoding or partly computed: whoever the policy names gives way."""
-        return [*self.batch.requests(), *self._builder.partials]
+        """Decoding or partly computed, in the order in which they began to run."""
+        return sorted([*self.batch.requests(), *self._builder.partials], key=lambda request: request.entry)
 
-    def _make_room(self, commands: list[m.Command]) -> bool:
-        self._preempts = self._lacks_pages
+    def _make_way(self, commands: list[m.Command]) -> None:
+        """Who runs gives way until the others have pages for the next step."""
         while self._lacks_pages:
+            self._preempts = True
             self._preempt(self._preemption_policy.victim(self), commands)
-        for _ in self.batch.make_room(self._preemption_policy, self):
-            raise AssertionError("there was room")
-        return self._preempts
 
     @property
     def _lacks_pages(self) -> bool:
@@ -303,11 +338,17 @@ class VllmDecodeInstance(DecodeInstance):
 
     # Computing.
 
-    def _fill(self, now_ns: int, num_decode_tokens: int) -> Forward:
-        """The next chunks, as far as there is room."""
+    def _fill(self, now_ns: int, num_decode_tokens: int, commands: list[m.Command]) -> Forward:
+        """The next chunks, as far as there is room. Reads that stood behind the last waiting prompt are admitted."""
         num_slots = None if self._preempts else self._num_places - self.batch.num_requests
+        partials = {partial.request_id for partial in self._builder.partials}
         forward = self._builder.fill(now_ns, num_slots, num_decode_tokens=num_decode_tokens)
+        for chunk in forward.chunks:
+            if chunk.request_id not in partials:
+                self._rank(self._builder.begun[chunk.request_id])
         self._blocked_by = forward.blocked_by
+        if self.queue.queued and forward.chunks and forward.chunk_tokens > 0 and not self._preempts:
+            self._take_in(commands)
         return forward
 
     def _prefill_step(self, forward: Forward, num_decode_tokens: int) -> m.PrefillStep:
@@ -316,14 +357,12 @@ class VllmDecodeInstance(DecodeInstance):
 
     def _compute_alone(self, now_ns: int, commands: list[m.Command]) -> m.PrefillStep | m.Wait:
         """Nothing runs. What has no room although nobody else holds pages never has."""
-        self._make_room(commands)
-        self._preempts = self._preempts and self._builder.is_midway
-        forward = self._fill(now_ns, 0)
+        forward = self._fill(now_ns, 0, commands)
         while not forward.chunks and forward.blocked_by and self._builder.waiting and not self.holding():
             largest = max(self._builder.waiting, key=lambda waiting: waiting.num_tokens)
             self._builder.withdraw(largest.request_id)
             commands.append(m.Failed(largest.request_id, self._outgrown(largest)))
-            forward = self._fill(now_ns, 0)
+            forward = self._fill(now_ns, 0, commands)
         return self._prefill_step(forward, 0) if forward.chunks else m.Wait(forward.hold_until_ns)
 
     def _run_again(self, request: DecodeRequest, output: TokenSequence | None) -> list[m.Command]:

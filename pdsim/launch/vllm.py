@@ -74,6 +74,7 @@ def _stages(value: Any, scenario: Scenario) -> str | None:
     return None
 
 
+VICTIMS = ("fewest_outputs_first", "last_admitted_first", "last_arrived_first", "lowest_priority_first")
 SERVER_RULES: dict[str, Rule] = {
     **dict.fromkeys(("engine", "state_dtype", "*.long_prefill_tokens", "prefill.hold_timeout", "decode.allocation")),
     "weight_dtype": weights,
@@ -86,7 +87,7 @@ SERVER_RULES: dict[str, Rule] = {
     "priorities": None,
     **dict.fromkeys(("*.host_cache", "storage"), "pdsim launches no tiers of vLLM (OffloadingConnector); leave it out"),
     "*.two_batch_overlap": "pdsim does not launch vLLM's dual batch overlap (--enable-dbo); leave it out",
-    "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first", "lowest_priority_first"), "vLLM"),
+    "*.preemption": one_of(VICTIMS, "vLLM"),
     "prefill.cp": "vLLM's context parallelism is another than SGLang's, and pdsim does not model it: 1",
     "prefill.pp": _stages,
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",

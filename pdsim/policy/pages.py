@@ -119,6 +119,14 @@ class LastArrivedFirst:
 
 
 @dataclass
+class LastAdmittedFirst:
+    """The last of the batch (vLLM's first come, first served)."""
+
+    def victim(self, view: DecodeView) -> int:
+        return view.running[-1].request_id
+
+
+@dataclass
 class LeastRecentlyUsed:
     """The least recently used."""
 

@@ -74,6 +74,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
     protocols.PreemptionPolicy: {
         "fewest_outputs_first": "pdsim.policy.pages:FewestOutputsFirst",
         "last_arrived_first": "pdsim.policy.pages:LastArrivedFirst",
+        "last_admitted_first": "pdsim.policy.pages:LastAdmittedFirst",
         "lowest_priority_first": "pdsim.policy.pages:LowestPriorityFirst",
     },
     protocols.EvictionPolicy: {

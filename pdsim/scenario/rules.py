@@ -17,9 +17,9 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
             "radix_cache": True,
             "allocation": "prefill_complete",
             "admission": "free_pages",
-            "preemption": "last_arrived_first",
+            "preemption": "last_admitted_first",
         },
-        "aggregated": {"preemption": "last_arrived_first"},
+        "aggregated": {"preemption": "last_admitted_first"},
     }
 }
 """Defaults of an engine where they are not those of the fields (page_size: vLLM 0.33.0, config/cache.py)."""

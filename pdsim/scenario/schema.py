@@ -142,7 +142,7 @@ class Scenario(Section):
     """Engine whose rules and default sizes instances follow: sglang or vllm.
 
     With vllm, the defaults of decode are radix_cache true, allocation prefill_complete, admission free_pages and
-    preemption last_arrived_first. Aggregated instances have the same preemption.
+    preemption last_admitted_first. Aggregated instances have the same preemption.
     """
     engine_version: str | None = None
     """Release of the engine whose rules the schedulers follow: 0.5.23 or 0.5.12 of sglang, 0.33.0 of vllm.

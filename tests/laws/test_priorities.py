@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Arrival, KvGranted, NewRequest, PrefillStep
-from pdsim.policy.pages import LastArrivedFirst, LowestPriorityFirst
+from pdsim.policy.pages import LastAdmittedFirst, LowestPriorityFirst
 from pdsim.policy.prefill import HighestPriorityFirst
 from pdsim.policy.routing import QueueLimit
 from pdsim.scenario.machines import state_machines
@@ -136,7 +136,7 @@ def test_vllm_preempts_by_priority():
     by_priority = LowestPriorityFirst(last_arrived=True)
     assert small_aggregated(*load, engine="vllm", priorities={"a": 1}).aggregated.preemption == by_priority
     assert small(*load, engine="vllm", priorities={"a": 1}).pair.decode.preemption == by_priority
-    assert small_aggregated(*load, engine="vllm").aggregated.preemption == LastArrivedFirst()
+    assert small_aggregated(*load, engine="vllm").aggregated.preemption == LastAdmittedFirst()
 
 
 def test_a_full_queue_sheds_the_last_of_the_lowest_priority():

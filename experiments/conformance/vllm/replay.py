@@ -24,7 +24,7 @@ from pdsim.core.send_planner import SendPlanner
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.core.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
-from pdsim.policy.pages import FreePages, LastArrivedFirst, LeastRecentlyUsed, LowestPriorityFirst
+from pdsim.policy.pages import FreePages, LastAdmittedFirst, LeastRecentlyUsed, LowestPriorityFirst
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst
 
 LOGS = Path(__file__).parent / "logs"
@@ -52,6 +52,8 @@ class Replay:
     def __init__(self, load: Load) -> None:
         self.load = load
         self.instance = self.make(load.settings)
+        self.unseen: set[int] = set()
+        """Preempted by steps that compute nothing."""
 
     def make(self, settings: Settings) -> Any:
         by_priority = settings.policy == "priority"
@@ -63,7 +65,7 @@ class Replay:
                 step_tokens=settings.max_num_batched_tokens, prompt_tokens=settings.long_prefill_token_threshold or None
             ),
             admission_policy=FreePages(),
-            preemption_policy=LowestPriorityFirst(last_arrived=True) if by_priority else LastArrivedFirst(),
+            preemption_policy=LowestPriorityFirst(last_arrived=True) if by_priority else LastAdmittedFirst(),
             policy=HighestPriorityFirst() if by_priority else None,
         )
 
@@ -87,11 +89,15 @@ class Replay:
             self.cancel(i, now_ns)
         for i in row.get("read", ()):
             self.end_read(i, now_ns)
+        if row["preempted"] and not row["computed"]:
+            self.unseen |= set(row["preempted"])
+            return ""  # it takes no time: pdsim looks again at once
+        unseen, self.unseen = self.unseen, set()
         held = self.holding()
         step, commands = self.instance.next_step(now_ns)
         found = {
             "computed": sorted(self.computed(step)),
-            "preempted": sorted(held - self.holding()),
+            "preempted": sorted(held - self.holding() - unseen),
             "free": self.instance.cache.num_available_pages,
             "reads": self.reads(commands),
         }
