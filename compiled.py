@@ -50,7 +50,7 @@ INTERPRETED = {
 MYPY = """
 [mypy]
 ignore_missing_imports = True
-[mypy-matplotlib.*,numpy.*,pandas.*,pyarrow.*,pydantic.*,pydantic_core.*,rich.*,ruamel.*,pdsim.calibration.*,pdsim.cli.*,pdsim.show.*,pdsim.study.*]
+[mypy-matplotlib.*,numpy.*,pandas.*,pyarrow.*,pydantic.*,pydantic_core.*,rich.*,ruamel.*,pdsim.calibration.*,pdsim.cli.*,pdsim.metrics.columns,pdsim.metrics.explain,pdsim.metrics.tail,pdsim.show.*,pdsim.study.*]
 follow_imports = skip
 """
 """What the compiled modules do not use need not be read."""
