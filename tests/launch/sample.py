@@ -118,6 +118,7 @@ OTHER = {
     **{f"network.staging.{name}": ["0.3"] for name in ("gather_efficiency", "scatter_efficiency")},
     "cost.graph_sizes": ["[1, 2, 4]"],
     "corner": ["slowest"],
+    "profile": [],
     "workload": [
         "{use: random_lengths, num_requests: 30, input_tokens: 100, output_tokens: {use: normal, mean: 50, stddev: 5}}",
         "{use: shared_prefix_groups, num_groups: 4}",

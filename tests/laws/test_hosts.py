@@ -172,7 +172,7 @@ def test_on_idle_links_a_forward_takes_what_the_cost_model_says():
 
 
 def test_a_slow_link_of_kv_slows_the_exchange():
-    scenario = over_hosts(request(0, 4000, 1))
+    scenario = over_hosts(request(0, 4000, 1), prefill__load_balance_method="round_robin")
     slow = SlowLink(at_ns=0, link="prefill-0.dp0", bandwidth_factor=0.25)
     assert forward_ns(scenario.model_copy(update={"faults": (slow,)})) > 1.2 * forward_ns(scenario)
 
