@@ -6,6 +6,7 @@ import pytest
 
 from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.policy.views import RoutingView, TokenSequence
+from pdsim.scenario.faults import HealthSettings, Kill
 from tests.support import MILLISECOND, request, run, small
 
 TOKEN_BYTES = 114_688
@@ -248,3 +249,16 @@ def test_a_link_shared_by_all_is_shared_by_ranks():
     """Two pairs of two ranks on a link of twice a NIC's bandwidth."""
     taken = seconds_to_send([(0, 0), (1, 1)], network__shared_bandwidth="200 MB/s")
     assert taken == [pytest.approx(2 * RANK_S)] * 2
+
+
+def test_a_decode_instance_that_died_scatters_anew_at_once():
+    """A cell of the lost instance would have been scattered until 2.1 s; the next comes at 0.6 s, and takes 2 s."""
+    specs = request(0, 64, 2), request(1, 64, 2, arrival_ns=500 * MILLISECOND)
+    staging = {"gather_host": "0 ns", "scatter_host": "2 s"}
+    scenario = small(*specs, prefill__tp=2, prefill__chunked_prefill_tokens=0, network__staging=staging)
+    dies = Kill(at_ns=200 * MILLISECOND, kill="decode-0", restart_after_ns=100 * MILLISECOND)
+    health = HealthSettings(max_retries=0)
+    records = run(scenario.model_copy(update={"faults": (dies,), "health": health})).records
+    lost, served = records.requests
+    assert (lost.outcome, served.outcome) == ("failed", "finished")
+    assert served.end_ns - served.arrival_ns == pytest.approx(2074 * MILLISECOND, abs=20 * MILLISECOND)
