@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help accuracy demo setup test test-gpu check lint types imports schema-current docs site golden schema fast plain test-compiled bench bench-harness bench-peers clients notebooks clean
+.PHONY: help accuracy demo setup test pages test-gpu check lint types imports schema-current docs site golden schema fast plain test-compiled bench bench-harness bench-peers clients notebooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,10 @@ WORKERS ?= 2
 test: .venv/dev ## run all tests, WORKERS=2 at a time
 	$(SAY) pytest tests
 	@$(BIN)/pytest -q --durations=25 --numprocesses $(WORKERS) --dist worksteal
+
+pages: .venv/dev ## do what README, tutorial, plan and users' questions say, and compare what they show
+	$(SAY) pytest "-m pages"
+	@$(BIN)/pytest -q --durations=25 --numprocesses $(WORKERS) --dist worksteal -m pages tests/test_transcripts.py tests/studies/test_user_questions.py
 
 GPU_TESTS := tests/kernels tests/real/test_decode_graphs.py tests/real/test_experts.py tests/real/test_transports.py
 

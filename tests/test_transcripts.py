@@ -67,7 +67,7 @@ def clone(tmp_path):
     shutil.rmtree(clone)
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_readme_can_be_followed_word_for_word(clone, request):
     follow("README.md", clone, update=request.config.getoption("--update-golden"))
     demo = json.loads((clone / "runs" / "demo" / "plan.json").read_text())
@@ -75,12 +75,12 @@ def test_readme_can_be_followed_word_for_word(clone, request):
     assert (clone / "runs" / "demo" / "report.html").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_the_tutorial_can_be_followed_word_for_word(clone, request):
     follow("docs/tutorial.md", clone, update=request.config.getoption("--update-golden"))
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_the_page_on_plans_can_be_followed_word_for_word(clone, request):
     follow("docs/plan.md", clone, update=request.config.getoption("--update-golden"))
 

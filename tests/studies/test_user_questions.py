@@ -10,7 +10,7 @@ from tests.markdown import ROOT
 STUDY = ROOT / "experiments" / "user-questions"
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_the_page_shows_what_the_commands_say(request):
     command = [sys.executable, str(STUDY / "questions.py")]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
