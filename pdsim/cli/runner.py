@@ -192,7 +192,7 @@ def compared_runs(
     repeats: repetitions of each; None: as many as loads of that length have.
     """
     sources = [(path, () if path.is_dir() else changes) for path in paths]
-    is_long = any(run.summary["completed"] > MOST_REQUESTS for run in runs)
+    is_long = any(run.summary.get("completed", 0) > MOST_REQUESTS for run in runs)
     count = (0 if is_long else NUM_REPEATS) if repeats is None else repeats
     can_repeat = len(runs) == len(paths) > 1 and all(_is_simulated(run) for run in runs)
     found = [ComparedRun(run.name, run.summary, run.records, run.scenario) for run in runs]

@@ -362,7 +362,7 @@ def test_a_real_deployment_stands_beside_a_run(capsys, tmp_path):
 
 def test_what_a_tool_does_not_report_is_blank_and_not_zero(capsys, tmp_path):
     bench, other = written(tmp_path, SGLANG), written(tmp_path, AIPERF, name="profile_export_aiperf.json")
-    lines = output(capsys, "compare", bench, other).splitlines()
+    lines = output(capsys, "compare", bench, other, "--details").splitlines()
     (itl,) = [line for line in lines if "ITL mean" in line]
     assert itl.split() == ["ITL", "mean,", "ms", "5.50"]
     (hits,) = [line for line in lines if "prefill cache hits" in line]
