@@ -107,6 +107,8 @@ def _chance(runs: Sequence[ComparedRun]) -> list[str]:
     first, *others = runs
     if not others:
         return []
+    if any(run.summary.get("backend") != "pdsim" for run in runs):
+        return ["Measured runs cannot be repeated here, so nothing says which differences are chance."]
     if not all(_num_pairs(first, other) for other in others):
         return ["Not each run was repeated, so nothing says which differences are chance. --repeats 4 repeats runs."]
     is_chance = any(_verdict(row, found) == _CHANCE for o in others for row, _, found in _rows(first, o) if found)

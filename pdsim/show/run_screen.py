@@ -191,7 +191,8 @@ def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None
         if row.title not in {name for name, *_ in limits}:
             limit = [] if examined is None else [""]
             rows.append([row.title, *limit, value_text(row, value), *([between(row.field, ranges)] if ranges else [])])
-    head = ["", *([] if examined is None else ["limit"]), "predicted"]
+    source = "predicted" if summary.get("backend") == "pdsim" else "measured"
+    head = ["", *([] if examined is None else ["limit"]), source]
     new_console().print(screen_table([*head, *(["range: fast to slow servers"] if has_ranges else [])], rows))
 
 
