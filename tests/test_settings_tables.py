@@ -10,7 +10,7 @@ from pdsim.scenario.component import BUILT_IN
 from pdsim.scenario.fields import DURATION, RATE, SIZE
 from pdsim.show.reference import COMPONENTS, REQUIRED, default_in, entries, entry
 from pdsim.study.sweeping.sweep_file import Sample, SearchSettings, SweepFile, sweep_schema
-from pdsim.system.catalog import load_transport, names
+from pdsim.system.catalog import SHIPPED, load_transport
 from tests.markdown import ROOT, plain, sections, table
 
 DOCS = ROOT / "docs"
@@ -60,7 +60,8 @@ def test_every_transport_is_named_with_its_link():
     links = {"over NVLink": "nvlink", "over NICs": "nic", "within a host": "host"}
     lists = re.findall(r"^- ([\w ]+): ((?:.|\n  )*)", SCENARIO["Transports"], re.MULTILINE)
     documented = {name: links[where] for where, text in lists for name in re.findall(r"`([\w-]+)`", text)}
-    assert documented == {name: load_transport(name).link for name in names("transports")}
+    shipped = [path.stem for path in (SHIPPED / "transports").glob("*.yaml")]
+    assert documented == {name: load_transport(name).link for name in shipped}
 
 
 @pytest.mark.parametrize(
