@@ -253,6 +253,7 @@ class VllmDecodeInstance(DecodeInstance):
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
         """Who runs gets pages for the next step; unless one gave way, arrived ones join, then others are admitted."""
         self._preempts = joined = False
+        num_available_pages = self.num_available_pages
         self._make_way(commands)
         if begins := not self._preempts and self._builder.leaves_tokens(self.batch.num_requests):
             if self._arrived or self._scattered:
@@ -262,7 +263,10 @@ class VllmDecodeInstance(DecodeInstance):
             raise AssertionError("there was room")
         if self._preempts or not begins:
             return 1, self._preempts
-        return self._take_in(commands), joined
+        ask_again_steps = self._take_in(commands)
+        if self.queue.queued and self.num_available_pages < num_available_pages:
+            ask_again_steps = 1  # the pages that this step takes are looked at as its tokens are counted
+        return ask_again_steps, joined
 
     def _join(self, commands: list[m.Command]) -> bool:
         """Arrived requests, as many of the first as find a place, until one finds no page."""

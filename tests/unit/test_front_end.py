@@ -2,6 +2,7 @@
 
 import pytest
 
+import pdsim
 from pdsim.scenario.front_end import KINDS, FrontEndSettings
 from pdsim.sim.clients import FrontEnd
 from pdsim.sim.simulation import simulate
@@ -48,12 +49,16 @@ class Seen:
         self.first_tokens_ms[request_id] = self._timeline.now_ns / 1e6
 
 
+INTERPRETED = pytest.mark.skipif(pdsim.is_compiled(), reason="a compiled front end takes no stand-in")
+
+
 def front_end(**settings):
     timeline = Timeline()
     seen = Seen(timeline)
     return timeline, seen, FrontEnd(timeline, FrontEndSettings(**settings), seen)
 
 
+@INTERPRETED
 def test_after_a_retry_the_answer_of_another_prefill_instance_is_waited_for():
     timeline, seen, passing = front_end(waits_for_prefill=True)
     passing.send(request(0, 8, 2))
@@ -66,6 +71,7 @@ def test_after_a_retry_the_answer_of_another_prefill_instance_is_waited_for():
     assert seen.first_tokens_ms == {0: 0}
 
 
+@INTERPRETED
 def test_a_client_takes_the_connection_that_was_idle_longest():
     """One that was used less than 40 ms ago stalls."""
     timeline, seen, passing = front_end(stall="7 ms")
