@@ -34,13 +34,11 @@ from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.confidence import Examined
 from pdsim.study.outcome import Outcome, outcome_of_run
-from pdsim.study.repetition import MOST_REQUESTS, NUM_REPEATS, ComparedRun, repeat
+from pdsim.study.repetition import MOST_REQUESTS, NUM_REPEATS, ComparedRun, kept_repetitions, repeat
 from pdsim.study.slo import Slo
 from pdsim.system.catalog import names
 from pdsim.workload.client import ClosedLoop
 
-_REPEATS = "repeats"
-"""Folder of a run's repetitions."""
 _NEAR = 1.5
 """Factor between a limit and what was found, up to which a run is repeated: chance moves a p99 by a quarter."""
 
@@ -200,7 +198,7 @@ def compared_runs(
         return found
     with temporary_folder("pdsim-repeats-") as temporary, progress_over("repetitions", None, quiet=quiet) as advance:
         for i, (path, own_changes) in enumerate(sources):
-            kept = path / _REPEATS if path.is_dir() else temporary
+            kept = kept_repetitions(path) or temporary
             file = path / run_folder.SCENARIO if path.is_dir() else path
             found[i] = replace(found[i], repeated=repeat(file, own_changes, count, kept, advance))
     return found

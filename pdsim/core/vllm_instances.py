@@ -265,7 +265,7 @@ class VllmDecodeInstance(DecodeInstance):
             return 1, self._preempts
         ask_again_steps = self._take_in(commands)
         if self.queue.queued and self.num_available_pages < num_available_pages:
-            ask_again_steps = 1  # the pages that this step takes are looked at as its tokens are counted
+            ask_again_steps = 1  # its pages are taken, its tokens not yet counted: afterwards the policy may admit
         return ask_again_steps, joined
 
     def _join(self, commands: list[m.Command]) -> bool:

@@ -82,7 +82,7 @@ def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Laun
     express.
     """
     made, at, resolved = _begun(scenario, "dynamo", SGLANG_RULES)
-    made.notes += sglang.left_to_the_operator(scenario)
+    made.notes += [*sglang.left_to_the_operator(scenario), *sglang.store_note(scenario)]
     workers = []
     for role, servers_at in at.items():
         servers: ServerSettings = getattr(resolved, role)

@@ -42,6 +42,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     Raises ConfigError for fields that SGLang cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "kubernetes", sglang.RULES), *sglang.left_to_the_operator(scenario)])
+    made.notes += sglang.store_note(scenario)
     given, scenario = scenario, resolve(scenario).model_copy(update={"health": scenario.health})
     app = manifests.app_name(given.name)
     cluster = [_servers(made, scenario, role, app, model) for role in roles(scenario)]

@@ -175,7 +175,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
             "network.staging.prefill_buffer is heard by SGLang 0.5.12; in 0.5.23 the buffer holds one forward's KV"
         )
     for role in at:
-        _add_servers(made, scenario, role, at[role], at.get("prefill"), model)
+        _add_servers(made, scenario, role, at, model)
     made.add("gateway", GATEWAY, gateway_flags(made, scenario, at))
     load, _ = bench_flags(scenario, HOST)
     if not load:
@@ -248,12 +248,10 @@ def _thresholds(policy: Any) -> dict[str, float] | None:
     return thresholds(policy) if isinstance(policy, CacheAware) else None
 
 
-def _add_servers(
-    made: Launch, scenario: Scenario, role: str, at: list[Place], at_prefill: list[Place] | None, model: str
-) -> None:
+def _add_servers(made: Launch, scenario: Scenario, role: str, at: Mapping[str, list[Place]], model: str) -> None:
     servers: ServerSettings = getattr(scenario, role)
     settings = server_flags(made, scenario, servers)
-    for index, place in enumerate(at):
+    for index, place in enumerate(at[role]):
         for rank, host in enumerate(place.hosts):
             flags = [("model-path", model), ("host", host), ("port", place.port), ("base-gpu-id", place.first_gpu)]
             flags += settings
@@ -263,14 +261,24 @@ def _add_servers(
             if len(place.hosts) > 1:
                 name = f"{name}-host-{rank}"
                 flags += across_hosts(place.host, len(place.hosts), rank)
-            made.add(name, SERVER, flags, **environment(scenario, role), **_store(scenario, at_prefill))
+            made.add(name, SERVER, flags, **environment(scenario, role), **_store(scenario, at))
 
 
-def _store(scenario: Scenario, at_prefill: list[Place] | None) -> dict[str, object]:
+def _store(scenario: Scenario, at: Mapping[str, list[Place]]) -> dict[str, object]:
     """The address of memfabric's store, which the first prefill server opens (0.5.23, managers/disagg_service.py)."""
-    if at_prefill is None or not scenario.network.transport.startswith("ascend"):
+    if not needs_store(scenario):
         return {}
-    return {STORE_URL: Expanded(f"tcp://{at_prefill[0].host}:{STORE_PORT}")}
+    return {STORE_URL: Expanded(f"tcp://{at['prefill'][0].host}:{STORE_PORT}")}
+
+
+def needs_store(scenario: Scenario) -> bool:
+    return scenario.aggregated is None and scenario.network.transport.startswith("ascend")
+
+
+def store_note(scenario: Scenario) -> list[str]:
+    """A note on the store's address, where servers get theirs from somebody else."""
+    note = f"{STORE_URL}: set it to tcp://HOST:{STORE_PORT}, where HOST is that of a prefill server"
+    return [note] if needs_store(scenario) else []
 
 
 def across_hosts(leader: Expanded, num_hosts: object, rank: object) -> Flags:

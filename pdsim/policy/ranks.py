@@ -6,14 +6,13 @@ arg_groups/serving_hook.py).
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, get_args
+from typing import Literal
 
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.policy.routing import RandomChoice, RoundRobin
 from pdsim.policy.views import RoutingView, TokenSequence
 
 LoadBalanceMethod = Literal["round_robin", "follow_bootstrap_room", "total_requests", "total_tokens"]
-LOAD_BALANCE_METHODS: tuple[LoadBalanceMethod, ...] = get_args(LoadBalanceMethod)
 
 _REQUESTS = attrgetter("num_requests")
 _TOKENS = attrgetter("num_tokens", "num_requests")

@@ -237,9 +237,9 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
     )
 
 
-def _build_role(scenario: Scenario, role: Role, policy: RoutingPolicy) -> RoleRouter:
+def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
     """The router picks instances, or servers that pick their ranks."""
-    ids = roles(scenario)[role]
+    ids, policy = roles(scenario)[role], deepcopy(given)
     if (method := balance_method(scenario, role)) is None:
         return RoleRouter(ids, policy)
     ranks: dict[str, list[str]] = {}
@@ -252,17 +252,14 @@ def _build_role(scenario: Scenario, role: Role, policy: RoutingPolicy) -> RoleRo
 def build_router(scenario: Scenario) -> Router:
     """It tries nothing again without a health section."""
     settings, health = scenario.router, scenario.health
-
-    def role(name: Role, policy: RoutingPolicy) -> RoleRouter:
-        return _build_role(scenario, name, deepcopy(policy))
-
     limits = NO_RETRIES
     if health is not None:
         limits = RetryLimits(max_retries=health.max_retries, backoff_jitter=health.backoff_jitter, seed=scenario.seed)
     if scenario.aggregated is not None:
-        prefill, decode = role("aggregated", settings.prefill), None
+        prefill, decode = _build_role(scenario, "aggregated", settings.prefill), None
     else:
-        prefill, decode = role("prefill", settings.prefill), role("decode", settings.decode)
+        prefill = _build_role(scenario, "prefill", settings.prefill)
+        decode = _build_role(scenario, "decode", settings.decode)
     if scenario.elastic is not None and decode is not None:
         first, more = (servers.instances for servers in scenario.pair)
         for i in range(scenario.max_servers):  # the first servers prefill, the next decode, the others are off

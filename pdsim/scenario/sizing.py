@@ -44,7 +44,8 @@ def server_of(instance_id: str) -> str:
 
 
 def balance_method(scenario: Scenario, role: memory.Role) -> LoadBalanceMethod | None:
-    """The method by which a server of this role picks the rank of a request. None: there is one, or the router picks.
+    """The method by which a server of this role picks the rank of a request. None: a server has one rank, or the
+    router picks ranks.
 
     Source of auto: SGLang 0.5.23, arg_groups/serving_hook.py, handle_load_balance_method.
     """

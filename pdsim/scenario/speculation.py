@@ -129,6 +129,7 @@ def with_chosen_drafts(servers: Mapping[str, Any], model: Any) -> dict[str, Any]
     elif algorithm == "DSPARK":
         chosen = {"draft_tokens": given["draft_tokens"] or DSPARK_TOKENS, "num_steps": 1, "eagle_topk": 1}
     elif algorithm is not None and not any(given.values()):
+        # SGLang asks for LlamaForCausalLM, which the catalog does not keep
         is_llama = isinstance(model, str) and model.startswith("llama-3") and algorithm != "STANDALONE"
         chosen = dict(zip(given, _LLAMA_TREE if is_llama else _CHAIN, strict=True))
     elif isinstance(steps := given["num_steps"], int) and given["eagle_topk"] in (None, 1):

@@ -121,13 +121,15 @@ class Simulation:
         last = EventPriority(CHOICES + len(self.order))
         found = {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}
         nics = self.cluster.host_nics
-        if nics.traffic:
+        if not nics.traffic:
+            return found
+        if self.transfers is None:
             flows = Flows(self.timeline, nics.capacity, HostExchange.arrived)
-            if self.transfers is not None:
-                flows = self.transfers.network.flows
-            for server in {server_of(instance_id) for instance_id in nics.traffic}:
-                between = ServerNics(self.timeline, flows, nics)
-                found[server] = Lockstep(self.timeline, num_ranks[server], last, between)
+        else:
+            flows = self.transfers.network.flows
+        between = ServerNics(self.timeline, flows, nics)
+        for server in dict.fromkeys(map(server_of, nics.traffic)):
+            found[server] = Lockstep(self.timeline, num_ranks[server], last, between)
         return found
 
     def cache_copies_of(self, instance: Any) -> CacheCopies | None:

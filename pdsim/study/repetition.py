@@ -4,10 +4,10 @@ Loads that are drawn are drawn again, with the same seeds for each run. Traces w
 slightly faster and slower messages.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from os import cpu_count
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.study.base import is_sample, jittered_messages
 from pdsim.study.engine import Progress, Work, open_engine
-from pdsim.study.store import Store
+from pdsim.study.store import POINTS, Store
 from pdsim.study.tasks import Planner
 
 NUM_REPEATS = 4
 MOST_REQUESTS = 5_000
 """Requests of the longest run that is repeated unless somebody asks for it."""
+_KEPT = "repeats"
+"""Folder of repetitions in a run folder."""
 _VISIBLE = 0.005
 """Smallest relative difference that counts."""
 
@@ -45,6 +47,13 @@ class ComparedRun:
         return self.scenario is not None and is_sample(self.scenario)
 
 
+def kept_repetitions(run: Path) -> Path | None:
+    """Where a run folder keeps its repetitions. None: it is no folder, it cannot be written to, or a link leads out."""
+    folder = run / _KEPT
+    leads_out = folder.is_symlink() or (folder / POINTS).is_symlink()
+    return folder if run.is_dir() and os.access(run, os.W_OK) and not leads_out else None
+
+
 def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progress: Progress | None) -> list[Row]:
     """Rows of repetitions of a scenario. The folder keeps them: the same repetition is computed once.
 
@@ -54,7 +63,7 @@ def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progres
     seeds = None if is_sample(scenario) else [scenario.seed + i for i in range(1, count + 1)]
     planner = Planner(str(path), path, changes=changes, seeds=seeds)
     points = planner.plan([{}] if seeds else jittered_messages(scenario)[:count])
-    num_processes = cpu_count() or 1
+    num_processes = os.cpu_count() or 1
     with closing(open_engine("here" if num_processes == 1 else "pool", num_processes)) as engine:
         work = Work(Store(folder), engine, progress)
         work.compute(points)

@@ -21,7 +21,7 @@ from pdsim.study.tasks import Done, Point
 
 PLAN = "plan.jsonl"
 HEAD = "sweep.json"
-_POINTS = "points"
+POINTS = "points"
 _RESULTS = (PLAN, HEAD, "log.jsonl", "plan.json", "plan.md", "answer.json", "answer.md", SCENARIO)
 """What sweeps, plans and questions write beside their points."""
 DAMAGED = "damaged"
@@ -55,13 +55,13 @@ def locked_folder(out: Path) -> Iterator[Path]:
 
 
 def has_points(folder: Path) -> bool:
-    return (folder / _POINTS).is_dir()
+    return (folder / POINTS).is_dir()
 
 
 class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._points = folder / _POINTS
+        self._points = folder / POINTS
         self._points.mkdir(parents=True, exist_ok=True)
 
     @property

@@ -91,6 +91,15 @@ def test_repetitions_are_kept_beside_a_run(capsys, folder, monkeypatch):
     assert "--repeats 4 repeats runs" in output(capsys, "compare", "one", "two", "--repeats", "0")
 
 
+def test_repetitions_leave_a_folder_alone_that_a_link_leads_to(capsys, folder):
+    for name in ("one", "two"):
+        output(capsys, "run", f"{name}.yaml", "--no-ranges", "--out", folder / name)
+        (folder / "elsewhere" / name).mkdir(parents=True)
+        (folder / name / "repeats").symlink_to(folder / "elsewhere" / name)
+    assert "Each run was repeated" in output(capsys, "compare", "one", "two")
+    assert [path for path in (folder / "elsewhere").rglob("*") if path.is_file()] == []
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=5))
 def test_a_difference_counts_only_if_all_runs_agree(runs):
     found = change(RATE, runs)

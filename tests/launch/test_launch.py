@@ -480,6 +480,15 @@ def test_sglang_is_told_backend_and_variables_of_a_transport(transport, backend,
         assert "QUEUE_SIZE" not in command
 
 
+@pytest.mark.parametrize("engine", ["kubernetes", "dynamo"])
+def test_the_address_of_memfabrics_store_is_left_to_the_user_where_hosts_are_not_known(engine):
+    without = [(section, None) for section in WITHOUT[engine]]
+    _, notes = text(engine, scenario(*without, ("network.transport", "ascend-sdma")))
+    assert any("ASCEND_MF_STORE_URL: set it" in note for note in notes)
+    _, notes = text(engine, scenario(*without))
+    assert not any("ASCEND_MF_STORE_URL" in note for note in notes)
+
+
 def test_vllm_is_told_of_libfabric():
     without = [(section, None) for section in WITHOUT["vllm"]]
     commands, _ = text("vllm", scenario(*without, ("network.transport", "nixl-libfabric")))

@@ -1,6 +1,7 @@
 """Laws of servers that pick their data-parallel ranks: loads add up, and each method is SGLang's."""
 
 from collections import Counter
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from pdsim.core.messages import FlushCache, PeerDown, PeerUp, Send
 from pdsim.core.ranked_router import RankedRouter
 from pdsim.core.sequence import Spans
-from pdsim.policy.ranks import LOAD_BALANCE_METHODS, LoadBalanceMethod, rank_policy
+from pdsim.policy.ranks import LoadBalanceMethod, rank_policy
 from pdsim.policy.routing import LeastLoaded, RoundRobin
 from tests.support import request, run, small
 
@@ -25,7 +26,9 @@ def rank_loads(router: RankedRouter) -> dict[str, tuple[int, int]]:
     return {rank: (load.num_requests, load.num_tokens) for rank, load in loads.items()}
 
 
-@given(st.sampled_from(LOAD_BALANCE_METHODS), st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_size=40))
+@given(
+    st.sampled_from(get_args(LoadBalanceMethod)), st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_size=40)
+)
 def test_a_server_has_the_load_of_its_ranks(method, arrivals):
     router, live = servers(method), []
     for i, (num_tokens, ends_one) in enumerate(arrivals):

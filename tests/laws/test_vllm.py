@@ -28,6 +28,7 @@ from tests.support import (
     MILLISECOND,
     Traced,
     chunks,
+    decisions,
     examples,
     parts,
     request,
@@ -289,3 +290,16 @@ def test_ranks_of_unequal_tensor_parallelism_move_a_piece_of_each_block(
     (unit,) = run(scenario).records.transfers
     assert unit.num_descriptors == wire.num_pairs * num_pages * 2 * attention.num_layers
     assert unit.num_bytes == num_pages * page_size * attention.num_kv_elements(1) * 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(2, 30), st.integers(0, 60)), min_size=2, max_size=5),
+    st.integers(12, 30),
+)
+@examples(40)
+def test_a_reserve_for_longest_outputs_is_looked_at_in_the_same_steps(sizes, num_pages):
+    """A step that opens a page has taken it before the admission policy looks, and has not counted its tokens."""
+    specs = [request(i, prompt, output, arrival_ns=ms * MILLISECOND) for i, (prompt, output, ms) in enumerate(sizes)]
+    changes = {"decode__pool_tokens": 4 * num_pages, "decode__admission": "reserve_max_output"}
+    many, single = run_both_ways(small(*specs, **{**VLLM, **changes}))
+    assert decisions(many.journal) == decisions(single.journal)

@@ -25,6 +25,8 @@ def test_a_search_reports_from_time_to_time(monkeypatch):
 
 
 def interrupt(kind):
+    """SIGINT is ignored where a shell started the tests in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), kind)
     signal.pause()
 
