@@ -103,7 +103,7 @@ class ServerSettings(Section):
     ep: int | None = Field(default=None, ge=1)
     """Expert parallelism (--ep-size): tp, where each GPU holds whole experts, or 1, where all GPUs share each expert.
     None: tp with dp > 1, else 1."""
-    load_balance_method: Literal["auto", "router"] | LoadBalanceMethod = "auto"
+    load_balance_method: Literal["auto", "router", LoadBalanceMethod] = "auto"
     """How a server picks the data-parallel rank of a request (--load-balance-method): round_robin,
     follow_bootstrap_room (a random rank), total_requests or total_tokens. router: the router picks among the ranks of
     all servers. auto: with engine sglang follow_bootstrap_room for prefill and round_robin for other roles; with vllm
