@@ -41,9 +41,11 @@ test: .venv/dev ## run all tests, WORKERS=2 at a time
 	$(SAY) pytest tests
 	@$(BIN)/pytest -q --durations=25 --numprocesses $(WORKERS) --dist worksteal
 
-pages: .venv/dev ## do what README, tutorial, plan and users' questions say, and compare what they show
+PAGES := $(addprefix tests/,test_transcripts.py test_docs.py test_notebooks.py test_calibration_guide.py studies/test_user_questions.py)
+
+pages: .venv/dev ## do what pages and notebooks say, and compare what they show
 	$(SAY) pytest "-m pages"
-	@$(BIN)/pytest -q --durations=25 --numprocesses $(WORKERS) --dist worksteal -m pages tests/test_transcripts.py tests/studies/test_user_questions.py
+	@$(BIN)/pytest -q --durations=25 --numprocesses $(WORKERS) --dist worksteal -m pages $(PAGES)
 
 GPU_TESTS := tests/kernels tests/real/test_decode_graphs.py tests/real/test_experts.py tests/real/test_transports.py
 
@@ -75,7 +77,7 @@ schema-current: .venv/dev
 
 docs: site .venv/dev ## make the site, and check links, examples and tables of the documentation
 	$(SAY) links "*.md"
-	@$(BIN)/pytest -q tests/test_docs.py tests/test_settings_tables.py tests/studies/test_marked_tables.py
+	@$(BIN)/pytest -q -m "pages or not pages" tests/test_docs.py tests/test_settings_tables.py tests/studies/test_marked_tables.py
 
 # Made anew each time, so that what is gone leaves the navigation too. What Sphinx warns of is an error.
 site: .venv/docs ## make a site with search of the documentation: build/site/index.html

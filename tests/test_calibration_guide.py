@@ -16,7 +16,7 @@ from tests.markdown import ROOT, blocks
 PAGE = ROOT / "docs" / "calibration.md"
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_every_command_works_and_finds_the_profile_of_the_study(capsys, tmp_path, monkeypatch):
     """The study fits the same rows by its own code; its GPU clock and waves are what the general form lacks."""
     monkeypatch.chdir(tmp_path)

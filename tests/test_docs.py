@@ -215,16 +215,8 @@ def test_python_of_sweeps_runs_and_duckdb_reads_the_shards(sweeps, capsys):
 # docs/ask.md.
 
 
-def asked():
-    """Each question once, and its other commands where there is time."""
-    seen = set()
-    for line in commands(DOCS / "ask.md"):
-        name = line.split()[2]
-        yield pytest.param(line, marks=[pytest.mark.slow] if name in seen else [])
-        seen.add(name)
-
-
-@pytest.mark.parametrize("line", list(asked()))
+@pytest.mark.pages
+@pytest.mark.parametrize("line", commands(DOCS / "ask.md"))
 def test_the_questions_that_are_shown_are_answered(line, folder, capsys):
     """Cut short: answers and their numbers are other ones."""
     words = shlex.split(re.sub(r"--seeds \d+", "", line), comments=True)[1:]

@@ -35,7 +35,7 @@ def test_links_of_a_notebook_lead_somewhere(path):
         assert (path.parent / target).exists(), target
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.parametrize("path", sorted({*SOURCES} - {ASK}), ids=lambda path: path.stem)
 def test_a_notebook_runs(path, monkeypatch):
     """And its reading holds, which its last cell asserts."""
@@ -44,7 +44,7 @@ def test_a_notebook_runs(path, monkeypatch):
     assert has_figure(execute(path))
 
 
-MARKS = {"pd-ratio": pytest.mark.slow}
+MARKS = {"pd-ratio": pytest.mark.pages}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, pytest.mark.nightly)) for name in QUESTIONS])
