@@ -14,6 +14,7 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 from tests.support import MILLISECOND, request, small, small_aggregated
 
 page_sizes = st.sampled_from([1, 2, 4, 16])
+KV_TOKEN_BYTES = 114_688
 
 
 @st.composite
@@ -64,8 +65,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         ),
     }
     prefill_tp, decode_tp = draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (4, 1), (1, 2), (8, 4)]))
+    shortest_bytes = min(-(-len(s.prompt) // page) for s in specs) * page * KV_TOKEN_BYTES
     staging: dict[str, Any] = {
-        "ring": draw(st.sampled_from(["8 MB", "20 MB", "1 GB"])),
+        "ring": draw(st.sampled_from(["20 MB", "1 GB", *["8 MB"] * (shortest_bytes <= 8_000_000)])),
         "prefill_buffer": draw(st.sampled_from(["1 MB", "1 GB"])),
     }
     return small(

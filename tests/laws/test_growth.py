@@ -30,8 +30,8 @@ from tests.support import examples, run
 CACHES = PagePool, PromptMemories, RadixCache
 TOLD_WITH_THE_NEXT_STEP = "batch._left"
 """Requests that left the batch without an end: at most as many as ran."""
-OF_THE_LAST_CHOICE = "_builder._policy._order"
-"""The order of lpm's queue, made anew at each choice: as many as waited then."""
+OF_THE_LAST_CHOICE = "._policy._order"
+"""The order of lpm's queue, of SGLang and of vLLM, made anew at each choice: as many as waited then."""
 BOUNDED = (TOLD_WITH_THE_NEXT_STEP, OF_THE_LAST_CHOICE)
 
 
