@@ -31,7 +31,7 @@ _PAIR_BYTES = 50
 """Memory that a prefill and a decode instance keep of each other."""
 POINT_BYTES, POINT_S = 6_000, 2e-3
 """Memory and time of a sweep's point and seed, before its run."""
-_LONG_S = 60
+_LONG_S = 20
 _COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
 """Fields of generated workloads whose product is the least number of requests."""
 
@@ -72,8 +72,8 @@ def require_room(what: str, num_bytes: float, time_s: float) -> None:
 
 
 def _shown(time_s: float) -> str:
-    unit_s, unit = next(one for one in ((86400, "days"), (3600, "hours"), (60, "minutes"), (0, "")) if time_s > one[0])
-    return f"{time_s / unit_s:,.1f} {unit}" if unit else "less than a minute"
+    units = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+    return next((f"{time_s / unit_s:,.1f} {unit}" for unit_s, unit in units if time_s > unit_s), "less than a second")
 
 
 def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:

@@ -341,7 +341,7 @@ def test_a_wrong_field_of_an_aggregated_cluster(capsys, tmp_path, change, says):
         ),
         (GOOD + "model: qwen3-8b\n", "not YAML: found duplicate key"),
         ("model: \x01", "s.yaml: not YAML: unacceptable character"),
-        ("[" * 5000, "s.yaml: nested too deeply"),
+        ("[" * 1200, "s.yaml: nested too deeply"),
     ],
 )
 def test_a_broken_file(capsys, tmp_path, text, says):
@@ -636,6 +636,9 @@ def test_what_takes_long_is_told_and_yes_begins_it(capsys, scenario, monkeypatch
         "pdsim: warning: scenario: 2 instances, 3 requests: about 0.0 GB and 3.0 hours at least"
         in capsys.readouterr().err
     )
+    monkeypatch.setattr(room, "_REQUEST_S", 7.0)
+    assert main_exit("run", scenario) == 0
+    assert "3 requests: about 0.0 GB and 21.0 seconds at least" in capsys.readouterr().err
     monkeypatch.setattr(room, "_REQUEST_BYTES", 1e15)
     assert "--yes runs it anyway" in message(capsys, "run", scenario)
     assert main_exit("run", scenario, "--yes") == 0
