@@ -5,6 +5,8 @@ import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 from reprlib import Repr
@@ -118,12 +120,10 @@ def parse_yaml_documents(text: str, where: str) -> list[Any]:
 
 
 def _parsed_yaml(text: str, where: str, *, one: bool) -> Any:
-    from ruamel.yaml import YAML  # noqa: PLC0415  a fifth of the start of commands that read none
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415  a fifth of the start of many commands
 
     try:
-        parser = YAML(typ="safe", pure=True)
-        data = parser.load(text) if one else list(parser.load_all(text))
+        data = deepcopy(_remembered_yaml(text, one)) if len(text) <= _SHORT else _yaml(text, one)
         _require_size(data, where)
     except MarkedYAMLError as wrong:
         mark = wrong.problem_mark
@@ -138,6 +138,23 @@ def _parsed_yaml(text: str, where: str, *, one: bool) -> Any:
     except (ValueError, OverflowError, ArithmeticError) as wrong:  # a date of month 13, an integer of 5,000 digits
         raise InputError(f"{where}: not YAML: {str(wrong)[:120]}") from None
     return data
+
+
+_SHORT = 20_000
+"""Characters of a text that is remembered."""
+
+
+@lru_cache(maxsize=64)
+def _remembered_yaml(text: str, one: bool) -> Any:  # noqa: FBT001
+    """Plans and sweeps read the same few files of the catalog for each run."""
+    return _yaml(text, one)
+
+
+def _yaml(text: str, one: bool) -> Any:  # noqa: FBT001
+    from ruamel.yaml import YAML  # noqa: PLC0415
+
+    parser = YAML(typ="safe", pure=True)
+    return parser.load(text) if one else list(parser.load_all(text))
 
 
 def _require_size(data: Any, where: str) -> None:

@@ -1,6 +1,7 @@
 """A checkpoint's quantisation: ModelOpt's file beside config.json, what it leaves in bf16, and its KV."""
 
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -46,14 +47,19 @@ def test_modules_embeddings_and_routed_experts_are_all_parameters(text):
     assert sum(modules(fields).values()) + embeddings + model.num_expert_params == model.num_params
 
 
+@cache
+def without_exclusions(name):
+    """Parameters of each module of a checkpoint, the modules' names, and its model in FP4."""
+    known = modules(PLAIN[name])
+    return known, st.sampled_from(sorted(known)), made(PLAIN[name], beside(exclude_modules=["lm_head"]))[0]
+
+
 @given(st.sampled_from(sorted(PLAIN)), st.data())
 def test_what_is_excluded_is_counted_in_bf16(name, data):
     """The law holds for any modules; two bytes each are kept, and 9 bits in four of 16 for the rest."""
-    fields = PLAIN[name]
-    known = modules(fields)
-    left = data.draw(st.sets(st.sampled_from(sorted(known)), max_size=9))
-    model, notes = made(fields, beside(exclude_modules=["lm_head", *left]))
-    none, _ = made(fields, beside(exclude_modules=["lm_head"]))
+    known, any_module, none = without_exclusions(name)
+    left = data.draw(st.sets(any_module, max_size=9))
+    model, notes = made(PLAIN[name], beside(exclude_modules=["lm_head", *left]))
     assert "not known" not in notes
     assert model.num_params_wider_than_fp4 == sum(known[one] for one in left)
     assert model.weight_bytes - none.weight_bytes == pytest.approx(sum(known[one] for one in left) * (2 - 0.5625))
