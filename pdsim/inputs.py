@@ -145,12 +145,12 @@ _SHORT = 20_000
 
 
 @lru_cache(maxsize=64)
-def _remembered_yaml(text: str, one: bool) -> Any:  # noqa: FBT001
+def _remembered_yaml(text: str, one: bool) -> Any:
     """Plans and sweeps read the same few files of the catalog for each run."""
     return _yaml(text, one)
 
 
-def _yaml(text: str, one: bool) -> Any:  # noqa: FBT001
+def _yaml(text: str, one: bool) -> Any:
     from ruamel.yaml import YAML  # noqa: PLC0415
 
     parser = YAML(typ="safe", pure=True)
