@@ -23,7 +23,7 @@ from pdsim.cost.model import CostSettings
 from pdsim.inputs import shown
 from pdsim.policy import protocols
 from pdsim.scenario.faults import Fault
-from pdsim.scenario.fields import DIMENSIONS, Dimension, base_folder
+from pdsim.scenario.fields import DIMENSIONS, Dimension, base_folder, require_no_boolean
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.workload.client import Arrivals, Client
 from pdsim.workload.lengths import Lengths
@@ -303,6 +303,7 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
         if not isinstance(value, str | Path):
             raise ValueError(f"expected a path, found {shown(value)}")
         return base / value
+    require_no_boolean(hint, value)
     try:
         made = _adapter(hint).validate_python(value)
     except ValidationError as wrong:

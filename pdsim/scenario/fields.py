@@ -6,7 +6,7 @@ from importlib.resources import files
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 from pydantic import (
     AfterValidator,
@@ -38,6 +38,22 @@ class Section(BaseModel):
             return data
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
         return {name: value for name, value in data.items() if value is not None or name not in optional}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_boolean_for_a_number(cls, data: Any) -> Any:
+        for name, value in data.items() if isinstance(data, dict) else ():
+            field = cls.model_fields.get(name)
+            if field and not any(isinstance(one, Quantity) for one in field.metadata):  # which has words of its own
+                require_no_boolean(field.annotation, value, f"{name}: ")
+        return data
+
+
+def require_no_boolean(hint: Any, value: Any, where: str = "") -> None:
+    """Raises ValueError for true and false where a number is expected: Python takes them for 1 and 0."""
+    options = {*get_args(hint), hint}
+    if isinstance(value, bool) and bool not in options and options & {int, float}:
+        raise ValueError(f"{where}expected a number, found {str(value).lower()}")
 
 
 def names_a_folder(name: str) -> str:
