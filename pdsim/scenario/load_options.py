@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdsim.inputs import MOST_CONTEXT_TOKENS, shown
 from pdsim.scenario.yaml_file import ConfigError
 
 _SPREAD = 0.5
@@ -65,8 +66,8 @@ def spread(mean: int | None) -> dict[str, Any] | None:
     """Lengths around a mean, of which nothing else is known."""
     if mean is None:
         return None
-    if mean < 1:
-        raise ConfigError(f"--isl and --osl: at least 1 token, found {mean}")
+    if not 1 <= mean <= MOST_CONTEXT_TOKENS:
+        raise ConfigError(f"--isl and --osl: from 1 to {MOST_CONTEXT_TOKENS:,} tokens, found {shown(mean)}")
     return {"use": "lognormal", "mean": mean, "stddev": _SPREAD * mean, "most": _LONGEST * mean}
 
 

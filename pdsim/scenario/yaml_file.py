@@ -76,6 +76,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
     return line
 
 
-def did_you_mean(word: str, among: Iterable[str]) -> str:
-    close = get_close_matches(word, list(among), n=1)
+def did_you_mean(word: object, among: Iterable[str]) -> str:
+    """A word of a file may be a number, a date or null."""
+    close = get_close_matches(str(word), list(among), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -110,6 +110,11 @@ CHANGES = [
     ("prefill.chunked_prefill_tokens=-7", "chunked_prefill_tokens: Input should be greater than or equal to -1"),
     ("name=a/b", "name: String should match pattern"),
     ("workload.num_requests=many", "random_lengths.num_requests: Input should be a valid integer"),
+    ("workload.num_requests=true", "random_lengths.num_requests: expected a number, found true"),
+    ("prefill.tp=true", "prefill: tp: expected a number, found true"),
+    ("decode.mem_fraction=true", "decode: mem_fraction: expected a number, found true"),
+    ("network.message_latency=true", "network.message_latency: expected a duration such as '5 ms', found True"),
+    ("workload={use: random_lengths, num_requests: 3, 7: }", "random_lengths has no field 7"),
     (
         "workload.input_tokens={use: uniform, low: 5, high: 3}",
         "uniform lengths need 1 <= low <= high, found low 5, high 3",
