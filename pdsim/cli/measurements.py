@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from pdsim.cli.command import Json, Set, out_at, print_json
-from pdsim.metrics.run_folder import require_out
+from pdsim.metrics.run_folder import require_out, require_out_file
 from pdsim.scenario.yaml_file import ConfigError
 
 _EXPERIMENTS = Path("experiments")
@@ -133,7 +133,7 @@ def calibrate(
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
-    require_out(out, is_file=True)
+    require_out_file(out, rows)
     measurements = read_rows(rows).of_ranks(Ranks(prefill_tp, prefill_ep), Ranks(decode_tp, decode_ep))
     with saying("fitting ...", quiet=json_):
         made = fit_rows(measurements, gpu=gpu)
@@ -184,7 +184,7 @@ def scale(
     from pdsim.show.measurement_tables import print_scaling
     from pdsim.system.catalog import load_gpu, load_model
 
-    require_out(out, is_file=True)
+    require_out_file(out, [profile])
     model = model or model_of(read_profile(profile))
     if model is None:
         raise ConfigError(f"profile {profile} does not say its model: name it with --model")

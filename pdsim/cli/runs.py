@@ -30,7 +30,7 @@ from pdsim.cli.command import (
 )
 from pdsim.cli.finished import FinishedRun, Kept, fail_if_incomplete, print_warnings
 from pdsim.files import temporary_folder, write_whole
-from pdsim.metrics.run_folder import require_out
+from pdsim.metrics.run_folder import require_out_file
 from pdsim.metrics.summary import TailMetric
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -340,7 +340,7 @@ def report(
     set_ = (*profile_changes(profile), *set_)
     if not paths:
         raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
-    require_out(out, is_file=True)
+    require_out_file(out, paths, "<!doctype html")
     page = _page(paths, set_, with_tornado=tornado, quiet=json_)
     html = render(page)
     write_whole(out, html)
@@ -453,7 +453,7 @@ def export(
     from pdsim.scenario.build import requests_of
     from pdsim.workload.hash_ids import NotASessionError, agentic_rows, mooncake_rows, write_mooncake
 
-    require_out(out, is_file=True)
+    require_out_file(out, [run])
     scenario = scenario_of(run, set_)
     (finished,) = obtain_runs((run,), set_, None, quiet=False)
     rows = {"mooncake": mooncake_rows, "agentic_mooncake": agentic_rows}

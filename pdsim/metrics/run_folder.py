@@ -77,6 +77,22 @@ def require_out_of_run(out: Path, *, force: bool) -> None:
         raise RunFolderError(f"--out {out}: has a run already ({kept}); --force overwrites it, or name another folder")
 
 
+def require_out_file(out: Path, read: Sequence[Path], begins: str = "") -> None:
+    """Checks that a file can be written. Raises RunFolderError, also for a file that the command reads, that is of a
+    run, or that begins otherwise than what it would be replaced with.
+    """
+    require_out(out, is_file=True)
+    if not out.is_file():
+        return
+    if any(path.exists() and path.samefile(out) for path in read):
+        raise RunFolderError(f"--out {out}: is read by this command; name another file")
+    if out.name in _FILES and (out.parent / SUMMARY).exists():
+        raise RunFolderError(f"--out {out}: is a file of a run; name another file")
+    with out.open("rb") as file:
+        if (start := file.read(len(begins))) and start.lower() != begins.encode():
+            raise RunFolderError(f"--out {out}: is there and does not begin with {begins}; name another file")
+
+
 @contextmanager
 def run_replaced(folder: Path) -> Iterator[Path]:
     """A new folder to write a run into, whose files take their places in `folder` when all of them are there."""
@@ -98,12 +114,15 @@ def read_summary(folder: Path) -> dict[str, Any]:
         summary = read_json(path)
     except InputError as broken:
         raise RunFolderError(str(broken)) from None
-    if not isinstance(summary, dict) or "completed" not in summary:
-        raise RunFolderError(f"{path}: no summary of a run: it does not say how many requests completed")
+    if not isinstance(summary, dict):
+        raise RunFolderError(f"{path}: no summary of a run, but {shown(summary)}")
+    if missing := [name for name in _IN_EVERY_SUMMARY if name not in summary]:
+        raise RunFolderError(f"{path}: no summary of a run: it has no {', '.join(missing)}")
     _require_types(path, summary)
     return summary
 
 
+_IN_EVERY_SUMMARY = "completed", "duration", "total_input_tokens", "total_output_tokens", "pdsim"
 _SUMMARY_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "completed": ("a whole number", lambda found: type(found) is int and found >= 0),
     "tag": ("a text", lambda found: isinstance(found, str)),

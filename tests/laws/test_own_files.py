@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -130,3 +131,34 @@ def test_sweeps_write_into_no_folder_of_another(theirs):
         assert code == (2 if theirs - {"notes.txt"} else 0)
         after = contents(root)
         assert {path: after.get(path) for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("report", "s.yaml", "-o", "s.yaml"), "s.yaml: is read by this command"),
+        (("report", "s.yaml", "-o", "link"), "link: is read by this command"),
+        (("report", "s.yaml", "-o", "thesis.txt"), "thesis.txt: is there and does not begin with <!doctype html"),
+        (("report", "run", "-o", "run/summary.json"), "summary.json: is a file of a run"),
+        (("export", "s.yaml", "--to", "vllm", "-o", "s.yaml"), "s.yaml: is read by this command"),
+        (("export", "run", "--to", "vllm", "-o", "run/requests.parquet"), "requests.parquet: is a file of a run"),
+        (("calibrate", "thesis.txt", "-o", "thesis.txt"), "thesis.txt: is read by this command"),
+        (("scale", "thesis.txt", "--from", "h100", "--to", "h200", "-o", "thesis.txt"), "is read by this command"),
+    ],
+)
+def test_no_file_that_is_read_or_of_another_kind_is_replaced(tmp_path, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SCENARIO.format(name="s"))
+    Path("link").symlink_to("s.yaml")
+    Path("thesis.txt").write_text("precious")
+    fill(Path("run"), [SUMMARY, "requests.parquet"])
+    before = contents(tmp_path)
+    assert exit_code(*words) == 2
+    assert says in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+def test_a_report_replaces_an_earlier_one(tmp_path):
+    (tmp_path / "s.yaml").write_text(SCENARIO.format(name="s"))
+    for _ in range(2):
+        assert exit_code("report", tmp_path / "s.yaml", "-o", tmp_path / "r.html") == 0

@@ -255,8 +255,9 @@ def fields_of_summary(place):
     return [(name,) for name in summary] + [("pdsim", name) for name in summary["pdsim"]]
 
 
+MISSING = object()
 ANYTHING = st.sampled_from(
-    [None, True, -1, 0, 10**30, 1e300, "x", [], {}, [[1]], {"a": 1}, ["x"], [5], {"mean_ttft_ms": "x"}]
+    [MISSING, None, True, -1, 0, 10**30, 1e300, "x", [], {}, [[1]], {"a": 1}, ["x"], [5], {"mean_ttft_ms": "x"}]
 )
 
 
@@ -267,7 +268,10 @@ def test_foreign_fields_of_a_summary(place, fields_of_summary, data, value, comm
     with TemporaryDirectory() as folder:
         run = copytree(place / "run", Path(folder) / "run")
         summary = json.loads((run / "summary.json").read_text())
-        (summary if len(path) == 1 else summary["pdsim"])[path[-1]] = value
+        section = summary if len(path) == 1 else summary["pdsim"]
+        section[path[-1]] = value
+        if value is MISSING:
+            del section[path[-1]]
         (run / "summary.json").write_text(json.dumps(summary))
         more = {"compare": (place / "run",), "report": ("-o", Path(folder) / "r.html")}.get(command, ())
         call(command, run, *more)

@@ -126,6 +126,7 @@ def test_a_folder_that_lacks_a_table(result, tmp_path):
 
 
 def test_a_run_that_did_nothing_has_empty_tables(tmp_path):
-    write_records(tmp_path, {"completed": 0}, RunRecords())
+    counts = dict.fromkeys(("completed", "duration", "total_input_tokens", "total_output_tokens"), 0)
+    write_records(tmp_path, {**counts, "pdsim": {}}, RunRecords())
     assert read_records(tmp_path) == RunRecords()
     assert parquet.read_table(tmp_path / "steps.parquet").column_names == [field.name for field in fields(StepRecord)]
