@@ -36,7 +36,7 @@ def test_a_full_disk_is_one_message(name, tmp_path):
     (tmp_path / "sweep.yaml").write_text(SWEEP)
     out = tmp_path / "out"
     if name == "report":
-        out.write_text("an earlier page" * 100)
+        out.write_text("<!doctype html>" * 100)
     else:
         out.mkdir()
         (out / "summary.json").write_text('{"completed": 1}')
