@@ -51,9 +51,15 @@ class Section(BaseModel):
 
 def require_no_boolean(hint: Any, value: Any, where: str = "") -> None:
     """Raises ValueError for true and false where a number is expected: Python takes them for 1 and 0."""
-    options = {*get_args(hint), hint}
-    if isinstance(value, bool) and bool not in options and options & {int, float}:
-        raise ValueError(f"{where}expected a number, found {str(value).lower()}")
+    found = next((one for one in (value if isinstance(value, list) else [value]) if isinstance(one, bool)), None)
+    kinds = [] if found is None else _kinds(hint)
+    if bool not in kinds and (int in kinds or float in kinds):
+        raise ValueError(f"{where}expected a number, found {str(found).lower()}")
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """A type and all that stand inside of it, such as int in tuple[int, ...] | None."""
+    return [hint, *(kind for inside in get_args(hint) for kind in _kinds(inside))]
 
 
 def names_a_folder(name: str) -> str:
