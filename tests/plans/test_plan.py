@@ -38,6 +38,14 @@ RARE = ["client.arrivals.rate=5 /s"]
 SLO = "ttft p90 < 200 ms, tpot p90 < 12 ms"
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """What most tests look at; nobody changes it."""
+    path = tmp_path_factory.mktemp("planned") / "scenario.yaml"
+    path.write_text(SCENARIO)
+    return plan(path, slo=SLO, max_gpus=4, seeds=1, engine="here")
+
+
 @pytest.fixture
 def scenario(tmp_path):
     path = tmp_path / "scenario.yaml"
@@ -45,8 +53,7 @@ def scenario(tmp_path):
     return path
 
 
-def test_the_plan_meets_the_slo_and_what_is_cheaper_does_not(scenario):
-    made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here")
+def test_the_plan_meets_the_slo_and_what_is_cheaper_does_not(made):
     assert made.chosen is not None
     assert made.chosen.outcome.meets
     for row in made.nearest:
@@ -181,9 +188,8 @@ def test_the_safe_choice_is_the_cheapest_on_the_slowest_server(scenario):
     assert Screen(slow).confidence.word == "low", "a roofline was measured on no server"
 
 
-def test_a_verdict_that_chance_changes_is_called_so(scenario):
+def test_a_verdict_that_chance_changes_is_called_so(scenario, made):
     """No verdict within its band stands without the band."""
-    made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here")
     assert made.chosen is not None
     assert all(len(row.repeated) == len(JITTERS) for row in (made.chosen, *made.nearest))
     for outcome, jitter in zip(made.chosen.repeated, JITTERS, strict=True):
