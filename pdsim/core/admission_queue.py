@@ -56,7 +56,7 @@ class AdmissionQueue:
         self.uncomputed: dict[int, DecodeRequest] = {}
         self.retracted: dict[int, DecodeRequest] = {}
         self.blocked_by = ""
-        """Lacking to the head of the queue when last asked: "slots", "pages", or nothing."""
+        """Resource that the head of the queue lacked when it was last tested: "slots", "pages", or empty."""
         self.ask_again_steps = FOREVER
         """After how many steps, if nothing else happens, the answer may be another."""
         self._computed_early = LateRequests()
@@ -70,7 +70,7 @@ class AdmissionQueue:
         self._policy = policy
         self._keeps_aborted_places = rules.keeps_aborted_places
         self._num_aborted = 0
-        """Requests in the queue that nobody waits for."""
+        """Aborted requests that are still in the queue."""
         self._grants_computed_only = grants_computed_only
 
     def requests(self) -> list[DecodeRequest]:
@@ -175,11 +175,11 @@ class AdmissionQueue:
     # Giving up.
 
     def refuse(self, request_id: int, reason: str) -> None:
-        """It fails as it comes, if it is still to come."""
+        """Refuse a request; if it has not arrived yet, refuse it at its arrival."""
         self._refused.add(request_id, reason)
 
     def give_up(self, request_id: int) -> bool:
-        """Nobody waits any more for a request that has had no pages. False if it does not wait here."""
+        """Drop an aborted request that has no pages. Returns False if it does not wait here."""
         if not self._keeps_aborted_places:
             return self.withdraw(request_id) is not None
         for request in self.queued:

@@ -104,7 +104,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.drafts, limits.wave_requests)
         self.batch.counts_ended = limits.overlap or not limits.rules.filters_ended
         self._arrived: list[AggregatedRequest] = []
-        """Not looked at yet."""
+        """Requests that the loop has not looked at yet."""
         self._builder: ForwardBuilder[AggregatedRequest] = ForwardBuilder(
             cache=cache,
             policy=policy,
@@ -237,7 +237,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return [*self._builder.begun.values(), *self.batch.requests(), *self._asked.closing.values()]
 
     def requests(self) -> list[int]:
-        """All that are here, in whatever state."""
+        """All requests of the instance, in any state."""
         held = [*self._arrived, *self._builder.waiting, *self.holding(), *self._retracted.values()]
         return [request.request_id for request in held]
 
@@ -394,7 +394,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             commands.append(m.Failed(request_id, reason, retryable=True))
 
     def _is_unbegun(self, request_id: int) -> bool:
-        """A retracted request was begun before: its client has tokens of it."""
+        """True if no forward began the request. A retracted request was begun: its client has tokens of it."""
         waits = self._builder.waits(request_id) and request_id not in self._retracted
         return waits or any(request.request_id == request_id for request in self._arrived)
 

@@ -36,14 +36,14 @@ class ScalingTimes:
     drain_timeout_ns: int | None = None
     """A server that is not empty by then goes on in its old role; None: it has all the time it needs."""
     poll_ns: int = 1_000_000_000
-    """Time between two looks at servers that drain."""
+    """Time between two looks at draining servers."""
 
 
 @dataclass(slots=True)
 class ElasticServer:
     index: int
     role: str
-    """Empty: it is off."""
+    """Role of the server; empty: it is off."""
     state: str
     next_role: str = ""
     """The role that a draining server takes next; empty: it stops."""

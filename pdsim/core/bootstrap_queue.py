@@ -27,7 +27,7 @@ class PrefillRequest(Request):
 
     @property
     def is_optimistic(self) -> bool:
-        """It may be begun, or was, before its grant."""
+        """True if prefill may begin the prompt, or began it, before its grant."""
         return self.num_attempts > 0
 
     @property
@@ -82,7 +82,9 @@ class BootstrapQueue:
         return self.ungranted.pop(request_id, None)
 
     def expired(self, now_ns: int, commands: list[Command]) -> list[PrefillRequest]:
-        """Requests that were granted nothing in time. They are refused, as are those that did not come."""
+        """Requests whose grant did not come within the timeout. They are refused, as are grants whose request did not
+        come.
+        """
         overdue = self._deadlines.expired(now_ns, commands, self._is_live)
         return [request for request_id in overdue if (request := self.refuse(request_id))]
 

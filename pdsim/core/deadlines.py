@@ -62,7 +62,7 @@ class LateRequests:
         self._now_ns = 0
 
     def at(self, now_ns: int) -> None:
-        """It is now_ns: forget what is older than KEPT_NS."""
+        """Set the time, and forget requests older than KEPT_NS."""
         self._now_ns = now_ns
         while self._kept and next(iter(self._kept.values()))[0] <= now_ns:
             del self._kept[next(iter(self._kept))]

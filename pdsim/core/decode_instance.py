@@ -195,7 +195,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return [*self.active, *self._asked.closing.values(), *self._releases.held, *returning]
 
     def requests(self) -> list[int]:
-        """All that are here, in whatever state."""
+        """All requests of the instance, in any state."""
         held = [*self.holding(), *self.queue.requests()]
         scattered = [cell.request_id for cell in self._scattered]
         return [*(request.request_id for request in held), *scattered]
@@ -281,13 +281,13 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _num_places(self) -> int:
-        """Requests that the batch may have."""
+        """Requests that the batch may hold. Ended requests still take a place."""
         return self.limits.max_running_requests - len(self.batch.ended)
 
     # Giving up.
 
     def _on_abort(self, message: m.Abort) -> list[m.Command]:
-        """Nothing is being written into the request's pages, nor will be."""
+        """Release an aborted request: nothing writes into its pages, now or later."""
         request_id, reason = message.request_id, message.reason
         if self._releases.give_back(request_id) or request_id in self._arrived:
             return []

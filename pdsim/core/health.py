@@ -14,7 +14,7 @@ class HealthMonitor:
     instance_id: ClassVar[str] = "health"
 
     def __init__(self, peers: Mapping[str, Sequence[str]], *, max_failures: int) -> None:
-        """peers: for each instance, who is told about it."""
+        """peers: for each instance, the instances that are told when it fails."""
         self._peers = peers
         self._max_failures = max_failures
         self._failures = dict.fromkeys(peers, 0)

@@ -26,16 +26,16 @@ from pdsim.workload.trace_file import LONGEST_LINE, open_trace
 NUM_SEEDS = 3
 """Runs of each arm."""
 MAX_GPUS = 32
-"""GPUs of the largest cluster of a plan."""
+"""Most GPUs that a plan's cluster may have."""
 ROUTERS = ("cache_aware", "least_loaded")
-"""Tried where there are several instances to choose from and the scenario says no router."""
+"""Router policies to try where a role has several instances and the scenario names no router."""
 VLLM_ROUTERS = ("cache_aware", "power_of_two")
-"""The same with engine vllm, whose router has no least_loaded."""
+"""Router policies to try with engine vllm, whose router has no least_loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions:
-    """Load and SLO, where they are not the scenario's and the defaults."""
+    """Load and SLO of a question; an empty field keeps the scenario's value or the default."""
 
     trace: Path | None = None
     """Trace that replaces the workload, in any format that scenarios read."""
@@ -73,16 +73,16 @@ class Base:
     is_sample: bool
     """Its requests are a record, with their times: other seeds say nothing new."""
     of_starter: tuple[str, ...] | None = None
-    """Changes that make it from the starter, as --set takes it; None: it has a file of its own."""
+    """Changes, as --set takes them, that make this scenario of the starter; None: the scenario has a file."""
 
     @property
     def where(self) -> str:
-        """The name that errors give it: its file, or the flag that changes the starter, whose file nobody has seen."""
+        """Name of the scenario in error messages: its file, or the flag that changes the starter."""
         return str(self.path) if self.of_starter is None else "--set"
 
     @property
     def load(self) -> tuple[str, float] | None:
-        """The field that makes the load larger, and its value; None: there is none."""
+        """The field that sets the load, and its value; None: the scenario has no such field."""
         client, workload = self.scenario.client, self.scenario.workload
         arrivals = getattr(client, "arrivals", None)
         values = {"client.concurrency": getattr(client, "concurrency", None)}
@@ -92,37 +92,37 @@ class Base:
         return next(((path, float(value)) for path, value in values.items() if value is not None), None)
 
     def with_load(self, value: float) -> Changes:
-        """The same requests in less time, or more at once."""
+        """Changes that set the load: the speed-up of a trace, requests per second, or the number of clients."""
         assert self.load is not None
         path, _ = self.load
         units = {"client.concurrency": round(value), "client.arrivals.rate": f"{value:g} /s"}
         return {path: units.get(path, value)}
 
     def scaled(self, factor: float) -> Changes:
-        """Changes to a multiple of its load."""
+        """Changes that multiply the load by a factor."""
         assert self.load is not None
         return self.with_load(self.load[1] * factor)
 
     def one_at_a_time(self, changes: Changes) -> Changes:
-        """The same without queues: no request waits for another, and none is turned away."""
+        """The scenario with one request at a time: no request queues, and the router refuses none."""
         one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
         has_shedding = self.changed(changes).router.shedding is not None
         return {**one, "router.shedding": None} if has_shedding else one
 
     @property
     def pace(self) -> str:
-        """Words for when its requests are sent."""
+        """Text that says when requests are sent."""
         if self.load is None or self.keeps_times:
             return "at their own times"
         return f"{self.load[1]:g} {'at a time' if isinstance(self.scenario.client, ClosedLoop) else 'a second'}"
 
     @property
     def keeps_times(self) -> bool:
-        """A trace is sent at its own times, which may be sped up."""
+        """True if the load is a trace with its own times."""
         return self.load is not None and self.load[0] == "workload.speedup"
 
     def with_changes(self, changes: Changes) -> "Base":
-        """The same file with more changes."""
+        """The scenario with further changes."""
         added = (*self.changes, *(f"{path}={shown(value)}" for path, value in changes.items()))
         return replace(self, changes=added, scenario=load_scenario(self.path, added))
 
@@ -132,7 +132,7 @@ class Base:
 
     @property
     def ends(self) -> dict[str, Changes]:
-        """Changes to the fastest and the slowest that it may be, where no server was measured; else none."""
+        """Changes to the fastest and the slowest step times; empty where a server was measured."""
         own = self.scenario.corner
         return {
             end: {"corner": {**dict.fromkeys(GROUPS, end), **own} if own else end}
@@ -142,7 +142,7 @@ class Base:
 
     @property
     def alone(self) -> dict[Group, list[Changes]]:
-        """Changes to both ends of each group of times alone; none of a single group, whose ends are those of all."""
+        """Changes to both ends of each group of unmeasured times alone; empty if there is a single group."""
         groups, own = self.scenario.uncertain, self.scenario.corner or {}
         if len(groups) == 1:
             return {}
@@ -161,11 +161,11 @@ class Base:
 
     @property
     def other_classes(self) -> list[str]:
-        """Requests without a class, too."""
+        """Classes of lower priority; requests without a class belong to them."""
         return ["", *(name for name in self.classes if name not in self.first_classes)]
 
     def names(self, path: str) -> bool:
-        """True if its file or --set says the field."""
+        """True if the scenario's file or --set names the field."""
         section: Any = self._data()
         for name in path.split("."):
             if not isinstance(section, dict) or name not in section:
@@ -175,7 +175,7 @@ class Base:
 
     @property
     def aggregated(self) -> Changes:
-        """The same GPUs without roles: servers of the size that decode has, and what prefill computes at once."""
+        """An aggregated cluster on the same GPUs: servers as large as decode's, with prefill's chunk size."""
         prefill, decode = self.scenario.pair
         settings = {
             "gpu": decode.gpu,
@@ -192,7 +192,9 @@ class Base:
         return VLLM_ROUTERS if self.scenario.engine == "vllm" else ROUTERS
 
     def routers(self, most_instances: int) -> dict[str, Changes]:
-        """Changes to each router to try, by what it adds to a label: one without a name if there is no choice."""
+        """Changes to each router to try, by the suffix of a candidate's label; the suffix is empty if there is a
+        single router.
+        """
         if most_instances == 1 or self.names("router"):
             return {"": {}}
         return {f", {router}": {"router": router} for router in self.router_names}

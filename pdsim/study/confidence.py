@@ -51,7 +51,7 @@ def confidence(
 
 
 def confidence_in_numbers(scenario: Scenario) -> Confidence:
-    """Confidence in a run's numbers, which nobody compares with an SLO."""
+    """Confidence in the numbers of a run that has no SLO."""
     if scenario.foreign_setup:
         return _of_setup(scenario.foreign_setup)
     if scenario.uncertain:

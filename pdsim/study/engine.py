@@ -23,13 +23,13 @@ from pdsim.study.worker import compute, crashed
 
 _ATTEMPTS = 2
 _COMPUTED_AGAIN = ("crashed", DAMAGED)
-"""A worker may have died for other reasons than its point."""
+"""Statuses of runs that are computed again: a worker may have died for a reason outside its point."""
 
 Progress = Callable[[int, int], None]
-"""Called with how many runs have been computed, and how many there are to compute, as far as is known."""
+"""Callback: receives the number of finished runs and the number of all runs known so far."""
 _PATIENCE_S = 5.0
 _LEAST_PENDING = 64
-"""Tasks that Ray has at one time, at least: enough for a cluster that grows with what waits."""
+"""Fewest tasks that Ray holds at a time, so that an autoscaled cluster sees work to grow for."""
 _LET_IN = (
     "a cluster that answers but lets nobody in asks for a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
     "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
@@ -44,13 +44,13 @@ class Engine(Protocol):
 
 
 class InProcessEngine:
-    """This process: nothing to start, but one that dies takes all with it."""
+    """Computes tasks in this process. A crash ends the whole command."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
         return map(compute, tasks)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: this engine holds no resources."""
 
 
 class WorkerDiedError(Exception):
@@ -64,7 +64,7 @@ class Pool:
         self._num_workers = num_workers
         self._idle: list[_Worker] = []
         self._busy: dict[Any, tuple[_Worker, Task, int]] = {}
-        """Workers by the stream that answers come from, with the task and which attempt it is."""
+        """Busy workers by their output stream, each with its task and the number of the attempt."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
         waiting = deque((task, 1) for task in tasks)
@@ -85,7 +85,7 @@ class Pool:
                     yield done
 
     def close(self) -> None:
-        """Stops all workers; work that is not done is lost."""
+        """Stop all workers and drop unfinished tasks."""
         for worker in [*self._idle, *(worker for worker, _, _ in self._busy.values())]:
             worker.stop()
         self._idle.clear()
@@ -137,7 +137,7 @@ class _Worker:
 
 
 class RayCluster:
-    """A cluster by its address, or Ray's own choice: RAY_ADDRESS, or this machine."""
+    """A Ray cluster at an address; without an address Ray chooses RAY_ADDRESS or this machine."""
 
     def __init__(self, address: str | None) -> None:
         try:
@@ -178,7 +178,7 @@ class RayCluster:
 
 
 def _check_listens(address: str) -> None:
-    """Ray itself takes minutes to say that nobody does. Raises ConfigError."""
+    """Check that a Ray server listens at the address, because Ray waits minutes before it fails. Raises ConfigError."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"--engine ray:{address}: expected HOST:PORT or ray://HOST:PORT")
@@ -251,7 +251,7 @@ class Work:
                 self._progress(self.num_computed, total)
 
     def _lacks(self, key: str) -> bool:
-        """True if a run has to be computed. Otherwise its row is read, once."""
+        """True if a run must be computed. Otherwise its row is read from the store, once."""
         row = self.store.kept(key)
         if row is None:
             return True
@@ -265,7 +265,7 @@ class Work:
         return False
 
     def forget(self, points: Iterable[Point]) -> None:
-        """Remove the results of points from memory and from the store, whose folder is the caller's own."""
+        """Remove the results of points from memory and from the store. The caller owns the store's folder."""
         for key in {task.key for point in points for task in point.tasks.values()}:
             self._seen.discard(key)
             self._answers.pop(key, None)
@@ -273,12 +273,12 @@ class Work:
             self.store.remove(key)
 
     def result(self, point: Point) -> PointResult:
-        """The result of a point that was computed, now or before."""
+        """The result of a computed point."""
         keys = [task.key for task in point.tasks.values()]
         runs = [self._answers.get(key) or replication(self.store.read(key), self._slos or {}) for key in keys]
         return PointResult(point.number, point.changes, runs)
 
     def rows(self, point: Point) -> list[dict[str, Any]]:
-        """The rows of a point that was computed, one for each seed."""
+        """The rows of a computed point, one for each seed."""
         keys = [task.key for task in point.tasks.values()]
         return [self._rows.get(key) or self.store.read(key) for key in keys]

@@ -21,7 +21,7 @@ class Estimate(NamedTuple):
         return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
 
     def spread(self, digits: int = 3) -> str:
-        """Text of the mean, and of how far from it the true one may lie."""
+        """Text of the mean with the half-width of its 95 % confidence interval."""
         mean = number(self.mean, digits)
         return f"{mean} ± {number(self.half_width, 2)}" if self.half_width else mean
 
@@ -43,10 +43,7 @@ class Estimate(NamedTuple):
 
     @property
     def is_told_apart(self) -> bool:
-        """True if 1 lies outside the interval of a ratio.
-
-        Where one run is all there is, or none varies: if it differs by 2 %.
-        """
+        """True if a ratio differs from 1 beyond its interval. With one run, or without spread: if it differs by 2 %."""
         return abs(self.mean - 1) > (self.half_width or 0.02)
 
     def text(self, shown: Callable[[float], str]) -> str:
@@ -64,7 +61,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 @cache
 def quantile(degrees: int) -> float:
-    """Standard errors around 0 within which 95 % of a t-distribution lies."""
+    """Quantile of Student's t-distribution: 95 % of it lies within this many standard errors of 0."""
     low, high = 0.0, 100.0
     while high - low > 1e-9:  # noqa: PLR2004
         middle = (low + high) / 2
@@ -85,7 +82,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Text with that many significant digits, and all digits before the point."""
+    """Text of a number with a count of significant digits; all digits before the decimal point are kept."""
     if isinf(value):
         return "∞"
     if not value or abs(value) >= 10 ** (digits - 1):

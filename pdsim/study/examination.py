@@ -16,13 +16,13 @@ from pdsim.study.trials import Trials
 
 @dataclass(frozen=True)
 class LoneRequest:
-    """The request at the percentile that is missed most, where requests are sent one at a time."""
+    """The request at the worst percentile of the SLO when requests are sent one at a time."""
 
     cluster: str
     term: Term
     reading: Reading
     ratio: float
-    """What was found over the limit; infinite: the request fails."""
+    """Its latency divided by the limit; infinite if the request fails."""
     request: RequestRecord
 
     def __str__(self) -> str:

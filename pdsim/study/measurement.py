@@ -14,17 +14,17 @@ _MINUTES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Typical sizes of what a cluster computes."""
+    """Typical sizes of a cluster's forwards and decode steps."""
 
     prompt_tokens: float
     batch: float
     """Requests of a decode step."""
     context_tokens: float
-    """Tokens of each of them."""
+    """Context tokens of each request of a decode step."""
 
 
 def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
-    """Sizes of a run by its summary."""
+    """Sizes of a run, from its summary."""
     _, decoding = scenario.servers
     prompt_tokens, output_tokens = (
         row[f"total_{what}_tokens"] / max(1, row["completed"]) for what in ("input", "output")
@@ -34,7 +34,7 @@ def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
 
 
 def rounded(tokens: float) -> int:
-    """The next size with two digits: what is measured must reach it."""
+    """The size rounded up to two digits, so that the measurement covers it."""
     step = 10 ** max(0, len(str(round(tokens))) - 2)
     return int(-(-tokens // step) * step)
 
@@ -43,10 +43,10 @@ class Measurement(NamedTuple):
     what: str
     """The times to measure, and their sizes."""
     command: str
-    """Measures a server that runs; URL stands for its address."""
+    """Command that measures a running server; URL stands for the server's address."""
     minutes: int
     own_gpu: str
-    """A command that measures a GPU without a server; empty: the model cannot run so."""
+    """A command that measures a GPU without a server; empty: real mode cannot run the model."""
 
     def __str__(self) -> str:
         own = f", or on a GPU of your own: {self.own_gpu}" if self.own_gpu else ""

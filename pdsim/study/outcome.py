@@ -16,15 +16,15 @@ SATURATED = "cannot take the load"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of all seeds together."""
+    """Outcome of a cluster over all seeds."""
 
     meets: bool
     reason: str
-    """Reason why it does not; empty if it does."""
+    """Reason why the cluster misses the SLO; empty if it meets the SLO."""
     num_ended: int
-    """Requests that had ended when it was sure."""
+    """Requests that had ended when the verdict was certain."""
     judgement: Judgement | None = field(default=None, kw_only=True)
-    """What the SLO found; None: the run was not whole."""
+    """The SLO's judgement; None: the run stopped early or failed."""
     classes: Mapping[str, Attainment] = field(default_factory=dict, kw_only=True)
     """Attainment of each class that requests have."""
 
@@ -39,12 +39,12 @@ class Outcome:
 
     @property
     def ratios(self) -> Mapping[Term, float]:
-        """What was found over the limit, by term; empty if the run was not whole."""
+        """Value divided by limit for each term of the SLO; empty if the run stopped early or failed."""
         return {} if self.judgement is None else self.judgement.ratios
 
     @property
     def ratio(self) -> float:
-        """The largest; infinite if they are not known."""
+        """The largest ratio of a value to its limit; infinite if the ratios are not known."""
         return max(self.ratios.values(), default=inf)
 
     @property
@@ -54,14 +54,14 @@ class Outcome:
 
     @property
     def lack(self) -> str:
-        """Terms that it misses, and how far; the reason where that is not known."""
+        """Text of the missed terms and their values; the reason if no values are known."""
         if self.judgement is None or self.reason == SATURATED or not self.judgement.missed:
             return self.why
         return " and ".join(self.judgement.lacks)
 
     @property
     def shortfall(self) -> str:
-        """What it misses most, in a few words."""
+        """The term that is missed most, in a few words."""
         judged = self.judgement
         if judged is None or self.reason == SATURATED:
             return self.reason
@@ -91,7 +91,9 @@ def finite(value: float) -> float | None:
 
 
 def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo) -> Outcome:
-    """The outcome of a cluster by its rows, one for each seed. Generated arrivals must not leave a growing queue."""
+    """The outcome of a cluster from its rows, one for each seed. A queue that grows under generated arrivals misses
+    the SLO.
+    """
     num_ended = sum(row["completed"] or 0 for row in rows)
     bad = [row for row in rows if row["status"] != "ok"]
     if bad:
@@ -109,7 +111,7 @@ def outcome_of_run(requests: Sequence[RequestRecord], client: Client, slo: Slo, 
 
 
 def cannot_take_load(client: Client, requests: Sequence[RequestRecord]) -> bool:
-    """True if arrivals that are drawn leave a growing queue. A record with its own times is judged as it was."""
+    """True if the queue grows under generated arrivals. A trace with its own times is not tested for this."""
     return isinstance(client, OpenLoop) and client.arrivals is not None and is_saturated(requests)
 
 

@@ -21,7 +21,7 @@ _OF_REQUESTS = ("ttft_ns", "e2e_ns", "output_tokens", "classes", "identity")
 
 @dataclass(frozen=True)
 class Replication:
-    """A run: its row, and how each SLO judges it."""
+    """One run: its row, and the judgement of each SLO."""
 
     row: Mapping[str, Any]
     slos: Mapping[str, Judgement]
@@ -46,7 +46,7 @@ class PointResult:
 
     @property
     def is_saturated(self) -> bool:
-        """Its load is more than it can take: its latencies say nothing."""
+        """True if the load exceeds what the cluster can serve. Latencies are then meaningless."""
         return any(r.row["saturated"] for r in self.replications)
 
     @property
@@ -127,7 +127,7 @@ class SweepResult:
     num_kept: int = 0
     """Runs that were in the folder before."""
     num_damaged: int = 0
-    """Runs that were there and could not be read: a sweep computes them again, a reader leaves their points out."""
+    """Damaged runs in the folder. A sweep computes them again; a reader leaves out their points."""
 
     @property
     def warnings(self) -> list[str]:

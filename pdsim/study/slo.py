@@ -70,7 +70,7 @@ class Term:
 
     @property
     def missed(self) -> str:
-        """Words for requests that miss it."""
+        """Text about the requests that miss the limit."""
         if not self.is_share:
             return f"{self} is above {time_limit(self._limit_ms)}"
         requests = f" of {self.request_class}" if self.request_class else ""
@@ -98,7 +98,7 @@ class Term:
         return self.request_class in ("", request_class)
 
     def is_about(self, num_output_tokens: int) -> bool:
-        """A single token has no TPOT."""
+        """True if the limit applies to a request. A request with one token has no TPOT."""
         return num_output_tokens > 1 or not self._is_of_tpot
 
     @cached_property
@@ -106,7 +106,7 @@ class Term:
         return not self.is_share and self.limits_ms[0][0] == "tpot"
 
     def is_missed(self, request: RequestRecord) -> bool:
-        """True if a request that has ended misses it."""
+        """True if an ended request misses the limit."""
         if request.outcome != "finished":
             return True
         if not self.is_about(request.num_output_tokens):
@@ -174,7 +174,7 @@ def _position(percentile: float, num_requests: int) -> float:
 
 
 def _num_needed(percent: float, num_requests: int) -> int:
-    """Requests that are that many percent."""
+    """Number of requests that make up a percentage, rounded up."""
     return ceil(round(percent / 100 * num_requests, 6))
 
 
@@ -257,7 +257,7 @@ def mean_judgement(runs: Sequence[Judgement]) -> Judgement:
 
 
 class MissedError(Exception):
-    """A run that no longer meets its SLO, whatever its other requests do."""
+    """Raised as soon as a run can no longer meet its SLO."""
 
     def __init__(self, term: Term, num_ended: int) -> None:
         super().__init__(term.missed)

@@ -64,7 +64,7 @@ class CandidateCluster:
         return ROLES[len(self.counts)]
 
     def is_part_of(self, other: "CandidateCluster") -> bool:
-        """The other has as many instances of each role, or more."""
+        """True if the other cluster has at least as many instances of each role."""
         return self.family == other.family and all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
 
 
@@ -114,7 +114,7 @@ class Space:
         return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.num_gpus + 1))
 
     def own(self, base: Base) -> CandidateCluster | None:
-        """The scenario's; None: a GPU of it has no price."""
+        """The scenario's own cluster; None: one of its GPUs has no price."""
         pair = base.scenario.pair
         servers = tuple(Server(one.gpu, one.split) for one in pair)
         counts = tuple(one.instances for one in pair)
@@ -125,7 +125,7 @@ class Space:
         return CandidateCluster(label, label, servers, counts, base.scenario.num_gpus, price, {})
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
-        """Candidates of these servers that have no more GPUs than they may."""
+        """Candidates with these servers, within the largest number of GPUs."""
         for counts in product(*map(self._counts, ROLES[len(roles)], roles)):
             num_gpus = sum(count * server.num_gpus for count, server in zip(counts, roles, strict=True))
             if num_gpus > self.max_gpus:
@@ -181,7 +181,7 @@ _SETTINGS: Mapping[str, Sequence[Any]] = {
     "decode.radix_cache": (True, False),
     "page_size": (1, 16, 64),
 }
-"""Values that may make a cluster meet an SLO which it misses, at no price."""
+"""Settings, without a price, that may make a cluster meet an SLO which it misses."""
 
 
 def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[CandidateCluster]:
@@ -211,7 +211,7 @@ def price_per_h(prices: Mapping[str, float], servers: Sequence[Server], counts: 
 
 
 def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
-    """The most that their boards draw; None: a GPU's is not known."""
+    """Most power that the GPU boards draw, in kW; None: a GPU's power is not known."""
     watts = [load_gpu(server.gpu).board_power_w for server in roles]
     pairs = zip(watts, roles, counts, strict=True)
     found = [w * server.num_gpus * count / 1e3 for w, server, count in pairs if w is not None]

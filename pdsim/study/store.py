@@ -25,7 +25,7 @@ POINTS = "points"
 _RESULTS = (PLAN, HEAD, "log.jsonl", "plan.json", "plan.md", "answer.json", "answer.md", SCENARIO)
 """What sweeps, plans and questions write beside their points."""
 DAMAGED = "damaged"
-"""Cut short, or no shard at all: whoever copied the folder, or a disk, broke it."""
+"""Status of a shard that cannot be read: it was cut short or is no shard."""
 
 
 @contextmanager
@@ -92,7 +92,7 @@ class Store:
             log.write(json.dumps(line) + "\n")
 
     def remove(self, key: str) -> None:
-        """Remove a shard, if it is there."""
+        """Remove a shard, if it exists."""
         self._path(key).unlink(missing_ok=True)
 
     def write_head(self, name: str, slos: Mapping[str, Slo]) -> None:

@@ -70,7 +70,7 @@ class Point:
 
 
 class Planner:
-    """Numbers points as they come. Points of equal fields are one."""
+    """Assigns numbers to points. Points with equal fields are one point."""
 
     def __init__(self, where: str, scenario: Path, *, changes: Sequence[str], seeds: Sequence[int] | None) -> None:
         self._where = where
@@ -104,7 +104,7 @@ class Planner:
         return planned
 
     def at_ends(self, point: Point) -> list[Point]:
-        """The point at its fastest and at its slowest; none where its times are certain."""
+        """The point at its fastest and its slowest step times; empty where a server was measured."""
         task = next(iter(point.tasks.values()))
         if not parse_scenario(task.data, base=self._base).uncertain:
             return []

@@ -21,7 +21,7 @@ from pdsim.study.tasks import Planner, Point, key_of
 
 
 class Trials:
-    """Runs of clusters, each of which is what changes the base scenario."""
+    """Runs clusters: each is a set of changes to the base scenario."""
 
     def __init__(self, base: Base, slo: Slo, num_seeds: int, work: Work) -> None:
         self.base = base
@@ -53,13 +53,13 @@ class Trials:
         return [self._work.rows(point) for point in points]
 
     def forget_beyond(self, num_points: int) -> None:
-        """Forget all points and their runs, where there are more than so many."""
+        """Forget all points and runs if there are more than a given number."""
         if len(self._planner.points) > num_points:
             self._work.forget(self._planner.points)
             self._planner.forget()
 
     def sizes(self, changes: Changes) -> Sizes:
-        """Typical sizes of a cluster's steps, by its first run."""
+        """Typical sizes of a cluster's steps, from its first run."""
         ((row, *_),) = self.whole_runs([changes])
         return sizes_of(self.base.changed(changes), row)
 

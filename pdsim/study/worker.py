@@ -32,7 +32,7 @@ _requests: dict[str, Sequence[RequestSpec]] = {}
 
 
 def compute(task: Task) -> Done:
-    """A point that fails is a row that says so."""
+    """Compute one task. A failure becomes a row with its reason."""
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     gc.collect(0)  # the cycles of the run before: all that was made since is young
     try:
@@ -132,7 +132,7 @@ def _answer(done: Done, answers: IO[bytes]) -> None:
 
 
 def _receive(source: IO[bytes], tasks: "SimpleQueue[Task]") -> None:
-    """Nobody waits for the answer any more when the input ends, however the other side ended."""
+    """Put tasks from the input into the queue. When the input ends, no process waits for answers: exit."""
     try:
         while True:
             tasks.put(pickle.load(source))  # noqa: S301  it is our own process

@@ -10,9 +10,8 @@ _NUM_STEPS = 150
 
 
 def busiest(requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Requests sent a second, and numbers that wait for their first token and that decode, from step to step.
-
-    Five minutes around the longest queue, or the whole run if it is shorter.
+    """Requests sent per second, requests waiting for a first token, and decoding requests over time. The window is
+    five minutes around the longest queue, or the whole run if that is shorter.
     """
     begin_s = min(r.arrival_ns for r in requests) / 1e9
     end_s = max(r.end_ns or r.arrival_ns for r in requests) / 1e9
@@ -34,7 +33,7 @@ def _num_sent(requests: Sequence[RequestRecord], time_s: float, step_s: float) -
 
 
 def _waiting(requests: Sequence[RequestRecord], time_s: float) -> int:
-    """Requests that were sent and have no token yet."""
+    """Number of sent requests without a first token at a time in s."""
     time_ns = time_s * 1e9
     return sum(r.arrival_ns <= time_ns < (r.first_token_ns or r.end_ns or time_ns + 1) for r in requests)
 

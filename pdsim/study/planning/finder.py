@@ -20,13 +20,13 @@ from pdsim.study.space import CandidateCluster, Server, Space, with_other_settin
 from pdsim.study.trials import Trials
 
 _NUM_TOLD = 3
-"""Cheaper clusters that are reported, and dearer ones."""
+"""Number of cheaper clusters in the report, and of more expensive ones."""
 _NUM_NEAR = 6
-"""Cheaper clusters that run the whole load to see how near they come."""
+"""Number of cheaper clusters that run the whole load, to show how near they come to the SLO."""
 _DEARER = 1.5
-"""Times the plan's price, of those that are reported."""
+"""Highest price of reported clusters, as a multiple of the plan's price."""
 _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
-"""Multiples of the load that the plan is tried with."""
+"""Multiples of the load at which the plan is simulated."""
 
 
 class Finder:
@@ -95,7 +95,9 @@ class Finder:
         return {one: outcome for one, outcome in outcomes if outcome.meets}
 
     def _firmest(self, equal: list[CandidateCluster]) -> list[CandidateCluster]:
-        """The candidates with most to spare on the slowest server that this may be, where that is not known."""
+        """Candidates sorted by headroom at the slow end of the range, the most first; unsorted where a server was
+        measured.
+        """
         if "slowest" not in self._trials.base.ends:
             return equal
         slow = [{**one.changes, **self._trials.base.ends["slowest"]} for one in equal]
@@ -106,7 +108,7 @@ class Finder:
 
     @staticmethod
     def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
-        """Cheaper ones that got furthest before they missed it, each of other servers."""
+        """Cheaper clusters that came nearest to the SLO, at most one for each kind of server."""
         missed = [
             one
             for one, outcome in tried.items()
@@ -119,7 +121,9 @@ class Finder:
         return of_both_kinds(list(furthest.values()), _NUM_NEAR)
 
     def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
-        """Candidates that miss the SLO least, by how much and because of what, the nearest first."""
+        """Candidates in the order of how little they miss the SLO, each with the missed terms and the limiting
+        resource.
+        """
         outcomes = dict(zip(candidates, self._trials.whole([one.changes for one in candidates]), strict=True))
         ranked = sorted(candidates, key=lambda one: (outcomes[one].ratio, one.label))
         told = [(one, outcomes[one]) for one in of_both_kinds(ranked, _NUM_TOLD)]
@@ -134,7 +138,7 @@ class Finder:
         return row._replace(repeated=again)
 
     def _limit(self, one: CandidateCluster, outcome: Outcome) -> Limit | None:
-        """What limits the latency that is missed most; None: it is not known."""
+        """The resource that limits the latency which is missed most; None: not known."""
         judged = outcome.judgement
         return None if judged is None else self._trials.limit(one.changes, judged.worst_percentile)
 
@@ -154,7 +158,7 @@ class Finder:
         return tuple(found[:_NUM_TOLD])
 
     def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
-        """Its load grows, an instance is lost, and the server is as fast or as slow as it may be."""
+        """The plan, examined under more load, without one instance, and at both ends of the range."""
         base = self._trials.base
         growth = {} if base.load is None else {factor: {**chosen.changes, **base.scaled(factor)} for factor in _GROWTH}
         lost = {
@@ -175,7 +179,7 @@ class Finder:
         )
 
     def _lone(self) -> LoneRequest | None:
-        """A request that misses the SLO alone; None: on some servers, all keep it so."""
+        """A request that misses the SLO even alone; None: on some server each request alone meets it."""
         num_ended: dict[CandidateCluster, int] = {}
         for one in reversed(self._candidates):
             if max(one.counts) > 1:
@@ -199,7 +203,7 @@ class Finder:
         return deciding_measurement(self._trials, chosen.changes, meets)
 
     def _safe(self, chosen: CandidateCluster) -> Row | None:
-        """The cheapest that meets it on the slowest server, with its outcome on the server as it is known."""
+        """The cheapest cluster that meets the SLO at the slow end of the range, with its predicted outcome."""
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
         found = self._cheapest(dearer, self._trials.base.ends["slowest"])
         return None if found is None else Row(found.candidate, self._trials.whole([found.candidate.changes])[0])
@@ -211,14 +215,14 @@ class Finder:
         return self._cheapest(possible, self._trials.base.scaled(factor))
 
     def _cheapest(self, candidates: Sequence[CandidateCluster], changes: Changes) -> Row | None:
-        """The cheapest of these, each with these changes."""
+        """The cheapest of the candidates under further changes of the scenario."""
         tried = search(candidates, lambda batch: self._trials.outcomes([{**one.changes, **changes} for one in batch]))
         found = cheapest(tried)
         return Row(found[0], tried[found[0]]) if found else None
 
     @property
     def _load(self) -> str:
-        """Words for the requests: how many, of which lengths, from where and when."""
+        """Text about the requests: their number, lengths, source and times."""
         base = self._trials.base
         requests = requests_of(base.scenario)
         prompt, output = (fmean(len(getattr(spec, name)) for spec in requests) for name in ("prompt", "output"))

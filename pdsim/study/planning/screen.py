@@ -1,4 +1,4 @@
-"""What a plan says: the screen that answers, in the order in which somebody reads it."""
+"""Texts and tables of a plan, in the order in which the screen shows them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.space import CandidateCluster
 
 _MOST_TERMS = 2
-"""Columns of the table of clusters for terms of the SLO; the table of limits has all."""
+"""Most columns for terms of the SLO in the table of clusters. The table of limits has all terms."""
 
 
 class TextTable(NamedTuple):
@@ -48,7 +48,7 @@ class Screen:
 
     @property
     def saving(self) -> str:
-        """The plan against the user's own cluster; empty: there is none."""
+        """Text that compares the plan with the user's own cluster; empty: there is no such cluster."""
         plan = self._plan
         if plan.own is None or plan.chosen is None:
             return ""
@@ -66,12 +66,12 @@ class Screen:
 
     @property
     def setting(self) -> str:
-        """The load."""
+        """Text about the load."""
         return f"For {self._plan.load}."
 
     @property
     def words(self) -> str:
-        """The plan's servers in words; empty: there is none."""
+        """The plan's servers in words; empty if no cluster meets the SLO."""
         plan = self._plan
         if plan.chosen is None:
             return ""
@@ -100,7 +100,7 @@ class Screen:
 
     @property
     def confidence(self) -> Confidence:
-        """Empty texts: there is no plan."""
+        """The confidence and its reason; both empty if no cluster meets the SLO."""
         plan = self._plan
         if plan.chosen is None:
             return Confidence("", "")

@@ -7,7 +7,7 @@ from pdsim.study.outcome import Outcome
 from pdsim.study.space import CandidateCluster
 
 _BATCH = 8
-"""Clusters that are tried at once. The number of workers does not change it, so that results do not depend on them."""
+"""Clusters that are simulated at once. A fixed number makes results independent of the number of workers."""
 
 Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
@@ -30,7 +30,7 @@ def search(
 
 
 def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster]:
-    """Candidates of the lowest price that meet the SLO, the one with the most to spare first; empty: none does."""
+    """Candidates of the lowest price that meet the SLO, the one with most headroom first; empty if none meets it."""
     meeting = [one for one, outcome in tried.items() if outcome.meets]
     least = min((one.price_per_h for one in meeting), default=0.0)
     equal = [one for one in meeting if one.price_per_h == least]
@@ -38,7 +38,7 @@ def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster
 
 
 def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, Outcome]) -> list[CandidateCluster]:
-    """Candidates that might be the cheapest, or as cheap as it."""
+    """Candidates that may still be the cheapest, or as cheap as the cheapest."""
     best = cheapest(tried)
     missing = [one for one, outcome in tried.items() if not outcome.meets]
     return [

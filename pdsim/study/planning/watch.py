@@ -1,4 +1,4 @@
-"""What a search says while it works: runs done, the best cluster so far, and the price below which none is left."""
+"""Progress of a search: finished runs, the best cluster so far, and the price below which no cluster meets the SLO."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _EVERY_S = 30.0
 
 
 class Watch:
-    """Reports from time to time, and what was found when the search is interrupted."""
+    """Reports progress at intervals, and the best cluster so far when the search is interrupted."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self.report = report
@@ -22,7 +22,7 @@ class Watch:
         self._last_s = monotonic()
 
     def over(self, progress: Progress | None) -> Progress:
-        """Progress of runs, which reports as well."""
+        """A progress callback that also reports the search."""
 
         def advance(done: int, total: int) -> None:
             self._num_runs = done

@@ -26,7 +26,7 @@ class Column:
     is_latency: bool = True
     """Says nothing of a saturated arm."""
     per: str = ""
-    """Another field, by which it is divided."""
+    """Field by which the number is divided; empty: none."""
     read: Callable[[Study, str], Estimate | None] | None = None
     digits: int = 3
 
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 _RANGES_SHOWN = 4
 """Ranges that are said in words, of the first columns."""
 SATURATED = "saturated"
-"""The remark of a row that therefore has no latency."""
+"""Remark of a saturated row, which has no latency."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ class Answer:
     load: str
     """Setting of the answer: cluster, load, SLO, replications."""
     winner: str
-    """The arm that is recommended; if none is, the nearest to the SLO, or the one that the question is about."""
+    """The recommended arm; without a recommendation, the arm nearest to the SLO or the arm that the question is about.
+    """
     is_recommended: bool
     text: str
     notes: tuple[str, ...]
@@ -156,7 +157,7 @@ class Answer:
         return [row.arm, *cells, row.remark]
 
     def remarks(self) -> list[str]:
-        """Limits of the winner, and all else that is to be said."""
+        """Sentences about the answer: first what limits the winner, then all other notes."""
         limit = [] if self.limit is None else [f"'{self.winner}': {self.limit}."]
         return [*limit, *self._range(), *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
 

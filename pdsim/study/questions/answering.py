@@ -1,4 +1,4 @@
-"""Answers a question: runs the arms, judges, looks at the winner once more, and says what limits it."""
+"""Answers a question: runs its arms, chooses the winner, repeats the winner's run, and finds what limits it."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def ask(
 
 
 def _verdict(name: str, question: Question, study: Study) -> Verdict:
-    """Runs the arms, and those that follow from them."""
+    """Runs the arms, then the arms that depend on their results."""
     arms = question.arms(study.base)
     while arms:
         study.run(arms)
@@ -121,7 +121,7 @@ class Judged(NamedTuple):
     verdict: Verdict
 
     def holds(self, other: "Judged") -> bool:
-        """True if what was found elsewhere is as good here."""
+        """True if the other study has the same answer, or an answer that is as good in this study."""
         mine, theirs = self.verdict, other.verdict
         if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:
             return bool(mine.advice) == bool(theirs.advice)
@@ -129,7 +129,7 @@ class Judged(NamedTuple):
 
 
 def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
-    """Says whether slightly faster and slower messages change the answer. A sample's seeds do not tell that."""
+    """Says whether slightly faster and slower messages change the answer, because seeds do not vary a recorded load."""
     others = [_said(one.verdict) for one in repeated if not one.holds(found)]
     if not others:
         return []
@@ -139,7 +139,7 @@ def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
 
 
 def _by_draws(found: Judged) -> list[str]:
-    """Says which draws of the load the answer meets the SLO with, where the draws differ."""
+    """Says with how many draws of the load the winner meets the SLO, if it meets the SLO with some draws only."""
     study, winner = found
     runs = study[winner.winner].replications
     meeting = sum(run.slos[SLO].meets for run in runs)
@@ -160,7 +160,7 @@ def _measurement(found: Judged, at: Callable[[Changes], Judged]) -> Measurement 
 
 
 def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], measure: Measurement | None) -> list[str]:
-    """Says whether the answer is the same at both ends of the range; else, what to measure."""
+    """Says whether both ends of the range give the same answer; if not, what to measure."""
     if others:
         return [f"Undecided within the predicted range: {'; '.join(others)}. {measure or ''}".rstrip()]
     return [f"'{found.verdict.winner}' is the answer at both ends of the predicted range, too."] if ends else []
@@ -314,7 +314,7 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 
 def _alone(study: Study, changes: Changes) -> str:
-    """Says whether the SLO is missed without any queue: then no number of instances helps."""
+    """Says whether requests miss the SLO without any queue, so that more instances cannot help."""
     requests = requests_alone(study.trials, changes)
     judged = study.slo.judge_requests(requests)
     if not judged.meets:

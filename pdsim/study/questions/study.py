@@ -84,7 +84,7 @@ QUESTIONS = {
 
 
 def question(name: str) -> Question:
-    """Raises ConfigError for a name that there is not."""
+    """The question of this name. Raises ConfigError if the name is unknown."""
     if name not in QUESTIONS:
         raise ConfigError(f"no question {name!r}{did_you_mean(name, QUESTIONS)}; there are {', '.join(QUESTIONS)}")
     module = import_module(f"pdsim.study.questions.{QUESTIONS[name]}")
@@ -148,7 +148,7 @@ class Study:
         return [arm.label for arm in self.arms if series in {None, arm.series} and not self.error(arm.label)]
 
     def steady(self, labels: Iterable[str]) -> list[str]:
-        """Arms whose latencies say something."""
+        """Arms that are not saturated: their latencies are meaningful."""
         return [label for label in labels if not self[label].is_saturated]
 
     def mean_tokens(self, field: str) -> float:
@@ -210,14 +210,16 @@ class Study:
         return min(equal, key=lambda label: self.mean(label, "mean_e2e_latency_ms"))
 
     def as_good(self, label: str, other: str) -> bool:
-        """True if an arm hardly differs from a better one in what the best is chosen by."""
+        """True if an arm differs from a better arm by less than the threshold, in the number by which the best is
+        chosen.
+        """
         if self.meets(label) != self.meets(other) or len(self.steady([label, other])) == 1:
             return False
         latency = self.ratio(label, other, "mean_e2e_latency_ms").mean
         return self.goodput(label) >= (1 - EQUAL) * self.goodput(other) and latency <= 1 + EQUAL
 
     def serves_alike(self, label: str, other: str) -> bool:
-        """True if an arm answers as many requests as another, and as soon."""
+        """True if an arm has at least the throughput and at most the mean TTFT of another, within EQUAL."""
         if self[label].is_saturated != self[other].is_saturated:
             return False
         rate = self.ratio(label, other, "request_throughput").mean

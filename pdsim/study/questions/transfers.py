@@ -20,7 +20,7 @@ _RDMA = "mooncake-rdma"
 _FALL_BACK = "nixl-efa-fallback"
 _GIGABYTES = (0.5, 1, 2, 5, 10, 25, 50, 100)
 _LITTLE = 0.05
-"""Share of the mean TTFT with the fastest link that a faster one would still save."""
+"""Share of mean TTFT with the fastest link. A faster link that saves less does not count."""
 _EXPOSED = "mean_prefill_transfer_kv_cache_ms"
 _LINKS = "links of RDMA's engine"
 
@@ -78,7 +78,7 @@ _GROUPS = (2, 4)
 
 
 def _overlap_arms(base: Base) -> list[Arm]:
-    """Layers need equal sizes on both sides, or latent KV."""
+    """Sending by layers needs equal TP sizes on both sides, or latent KV."""
     scenario = base.scenario
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     chunks: Changes = {"prefill.transfer": "every_chunk", "prefill.layer_groups": 0}
@@ -112,7 +112,7 @@ def _overlap_verdict(study: Study) -> Verdict:
 
 
 def _chunks_alone(study: Study, best: str) -> list[str]:
-    """Says what of it chunks alone bring."""
+    """Says how much of the gain comes from sending chunk by chunk."""
     if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
         return []
     gain = study.ratio(_CHUNKS, _WHOLE, "mean_ttft_ms")
@@ -135,13 +135,13 @@ _LITTLE_OF_FORWARD = 0.05
 
 
 class Torn(NamedTuple):
-    """A prompt's KV whose pages do not follow each other: the most descriptors that it can have."""
+    """Transfer of one prompt's KV whose pages are not contiguous, so that it has the most descriptors."""
 
     num_descriptors: int
-    """Number of one pair of ranks, as are the bytes."""
+    """Descriptors of one pair of ranks."""
     num_bytes: int
     ms: float
-    """Alone on its links."""
+    """Duration in ms when no other transfer shares the links."""
 
 
 def _page_and_descriptors_arms(_base: Base) -> list[Arm]:
