@@ -37,7 +37,7 @@ COMPILED = (
 )
 INTERPRETED = {
     "pdsim/core/invariants.py",
-    "pdsim/core/journal.py",
+    "pdsim/core/replay.py",
     "pdsim/cost/aiconfigurator.py",
     "pdsim/cost/kernels.py",
     "pdsim/cost/settings.py",

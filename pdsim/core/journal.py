@@ -1,13 +1,8 @@
-"""Record every call into an instance, and replay a recording against a fresh one.
-
-A recording of a real run, replayed here, must give the same decisions: that is the proof that simulator and harness
-run the same policy code.
-"""
+"""Record every call into an instance, and write calls as text."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii
 from operator import attrgetter
@@ -59,51 +54,6 @@ class Recorded:
     def _note(self, call: str, args: tuple[Any, ...], returned: Any) -> Any:
         self._record(Entry(self.instance_id, call, args, returned))
         return returned
-
-
-class ReplayError(AssertionError):
-    """A replayed call returned something else than the recording says."""
-
-
-def replay(
-    entries: Iterable[Entry], instances: Mapping[str, Any], restarted: Callable[[str], Any] | None = None
-) -> int:
-    """Make the recorded calls on fresh instances; the number of calls. Raises ReplayError at the first difference.
-
-    What died in the recorded run is replaced by what `restarted` makes.
-    """
-    machines, count = dict(instances), 0
-    for entry in entries:
-        if entry.instance_id not in machines:
-            raise ReplayError(f"entry {count} is of {entry.instance_id}; there are {', '.join(machines)}")
-        if entry.call == KILLED:
-            if restarted is None:
-                raise ReplayError(f"entry {count}: {entry.instance_id} was killed, and the journal has no restart")
-            machines[entry.instance_id] = restarted(entry.instance_id)
-            continue
-        where = f"entry {count}, {entry.instance_id}.{entry.call} at {entry.args[-1]} ns"
-        try:
-            got = getattr(machines[entry.instance_id], entry.call)(*entry.args)
-        except Exception as wrong:
-            raise ReplayError(f"{where}: raises {type(wrong).__name__}: {wrong}") from wrong
-        if not _are_same(got, entry.returned):
-            raise ReplayError(f"{where}: recorded {to_json(entry.returned)}, replayed {to_json(got)}")
-        count += 1
-    return count
-
-
-def _are_same(got: Any, recorded: Any) -> bool:
-    """Compares as JSON only what differs otherwise."""
-    return bool(_as_read(got) == recorded or to_json(got) == to_json(recorded))
-
-
-def _as_read(returned: Any) -> Any:
-    """What a call returned, with tuples in the places of its lists, as in a journal that was read."""
-    if type(returned) is list:
-        return tuple(returned)
-    if type(returned) is tuple:
-        return tuple([tuple(one) if type(one) is list else one for one in returned])
-    return returned
 
 
 def digest(entries: Iterable[Entry]) -> str:
@@ -191,14 +141,13 @@ def from_json(value: Any) -> Any:
 
 def to_line(entry: Entry) -> str:
     instance_id, call, args, returned = entry
-    texts = ",".join([_TEXT[type(value)](value) for value in args])
-    text = _TEXT[type(returned)](returned)
-    return f'[{encode_basestring_ascii(instance_id)},"{call}",[{texts}],{text}]\n'
+    name = encode_basestring_ascii(instance_id)
+    return f'[{name},"{call}",{_sequence_text(args)},{to_text(returned)}]\n'
 
 
 def to_text(value: Any) -> str:
     """json.dumps(to_json(value)) without spaces, several times faster: a run writes millions of page ids."""
-    return _TEXT[type(value)](value)
+    return str(_TEXT[type(value)](value))
 
 
 def _sequence_text(value: Sequence[Any]) -> str:
@@ -213,10 +162,12 @@ def _named_text(kind: Any) -> Callable[[Any], str]:
     """Writes messages of this kind."""
     hints = get_type_hints(kind)
     others = [(i, _TEXT.get(hint, to_text)) for i, hint in enumerate(hints.values()) if hint is not int]
-    values = _VALUES[kind]
+    name, values = kind.__name__, _VALUES[kind]
     if kind in _LATER:
-        return lambda value: f'{{"{kind.__name__}":{_sequence_text(values(value))}}}'
-    template = f'{{"{kind.__name__}":[{",".join(["%s"] * len(hints))}]}}'
+        return lambda value: f'{{"{name}":{_sequence_text(values(value))}}}'
+    template = f'{{"{name}":[{",".join(["%s"] * len(hints))}]}}'
+    if not others:
+        return lambda value: template % values(value)
 
     def text(value: Any) -> str:
         items = list(values(value))
@@ -225,6 +176,27 @@ def _named_text(kind: Any) -> Callable[[Any], str]:
         return template % tuple(items)
 
     return text
+
+
+_SEEN_AGAIN = (messages.NewRequest, KvGranted, messages.PrefillStep, messages.DecodeStep, TransferUnit)
+"""Messages that several calls take or return; the last few keep their texts."""
+_NUM_REMEMBERED = 256
+
+
+class _Remembered:
+    """Writes an object that no one changes once, as long as few others come between."""
+
+    def __init__(self, text: Callable[[Any], str]) -> None:
+        self._text = text
+        self._texts: dict[int, tuple[Any, str]] = {}
+
+    def __call__(self, value: Any) -> str:
+        found = self._texts.get(id(value))
+        if found is None:
+            if len(self._texts) == _NUM_REMEMBERED:
+                self._texts.clear()
+            found = self._texts[id(value)] = value, self._text(value)
+        return found[1]
 
 
 _TEXT: dict[Any, Callable[[Any], str]] = {
@@ -239,7 +211,7 @@ _TEXT: dict[Any, Callable[[Any], str]] = {
     TokenIds: lambda value: f'{{"TokenIds":"{bytes(value).hex()}"}}',
 }
 _TEXT |= {kind: _named_text(kind) for kind in _TYPES.values()}
-_TEXT |= {kind: lru_cache(1024)(_TEXT[kind]) for kind in (KvGranted, TransferUnit)}  # several instances see each
+_TEXT |= {kind: _Remembered(_TEXT[kind]) for kind in _SEEN_AGAIN}
 
 
 def from_lines(lines: Iterable[str]) -> Iterator[Entry]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pdsim.core.invariants import AnyInstance, check
-from pdsim.core.journal import digest, replay
+from pdsim.core.journal import digest
+from pdsim.core.replay import replay
 from pdsim.metrics.run_folder import JOURNAL, journal_writer, read_journal
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.machines import state_machines

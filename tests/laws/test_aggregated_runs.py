@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import from_lines, replay, to_line
+from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import PrefillChunk, PrefillStep, Retracted
+from pdsim.core.replay import replay
 from pdsim.policy.protocols import HoldUntil, Pick
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario

@@ -8,7 +8,8 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import digest, from_lines, replay, to_line
+from pdsim.core.journal import digest, from_lines, to_line
+from pdsim.core.replay import replay
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.machines import restarted, state_machines
 from pdsim.scenario.schema import Scenario

@@ -9,11 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pdsim.core.host_cache import LEAST_TOKENS, HostCache
 from pdsim.core.invariants import check_cache
-from pdsim.core.journal import from_lines, replay, to_line
+from pdsim.core.journal import from_lines, to_line
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.messages import KvGranted, LoadBack, LoadRetracted, Send, WriteBackup
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
+from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import HostCopies, HostLink, end_behind_load
 from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed

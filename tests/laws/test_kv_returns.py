@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import from_lines, replay, to_line
+from pdsim.core.journal import from_lines, to_line
 from pdsim.core.kv_returns import LEAST_TOKENS
+from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario

@@ -5,9 +5,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import from_lines, replay, to_line
+from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import PrefillStep
 from pdsim.core.receiver import Receiver
+from pdsim.core.replay import replay
 from pdsim.metrics.stages import stage_ms
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario

@@ -9,8 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import from_lines, replay, to_line
+from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import Verified
+from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.scenario.build import build
 from pdsim.scenario.machines import state_machines

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from pdsim.core.host_cache import Prefetcher, PrefetchLimits
-from pdsim.core.journal import from_lines, replay, to_line
+from pdsim.core.journal import from_lines, to_line
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch, StoreKv, Tell
 from pdsim.core.page_store import PageStore
+from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import StorageCosts
 from pdsim.policy.pages import FirstInFirstOut, LeastRecentlyUsed

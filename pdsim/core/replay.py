@@ -1,0 +1,55 @@
+"""Replay a recording against fresh instances.
+
+A recording of a real run, replayed here, must give the same decisions: that is the proof that simulator and harness
+run the same policy code.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pdsim.core.journal import KILLED, Entry, to_json
+
+
+class ReplayError(AssertionError):
+    """A replayed call returned something else than the recording says."""
+
+
+def replay(
+    entries: Iterable[Entry], instances: Mapping[str, Any], restarted: Callable[[str], Any] | None = None
+) -> int:
+    """Make the recorded calls on fresh instances; the number of calls. Raises ReplayError at the first difference.
+
+    What died in the recorded run is replaced by what `restarted` makes.
+    """
+    machines, count = dict(instances), 0
+    for entry in entries:
+        if entry.instance_id not in machines:
+            raise ReplayError(f"entry {count} is of {entry.instance_id}; there are {', '.join(machines)}")
+        if entry.call == KILLED:
+            if restarted is None:
+                raise ReplayError(f"entry {count}: {entry.instance_id} was killed, and the journal has no restart")
+            machines[entry.instance_id] = restarted(entry.instance_id)
+            continue
+        where = f"entry {count}, {entry.instance_id}.{entry.call} at {entry.args[-1]} ns"
+        try:
+            got = getattr(machines[entry.instance_id], entry.call)(*entry.args)
+        except Exception as wrong:
+            raise ReplayError(f"{where}: raises {type(wrong).__name__}: {wrong}") from wrong
+        if not _are_same(got, entry.returned):
+            raise ReplayError(f"{where}: recorded {to_json(entry.returned)}, replayed {to_json(got)}")
+        count += 1
+    return count
+
+
+def _are_same(got: Any, recorded: Any) -> bool:
+    """Compares as JSON only what differs otherwise."""
+    return bool(_as_read(got) == recorded or to_json(got) == to_json(recorded))
+
+
+def _as_read(returned: Any) -> Any:
+    """What a call returned, with tuples in the places of its lists, as in a journal that was read."""
+    if type(returned) is list:
+        return tuple(returned)
+    if type(returned) is tuple:
+        return tuple([tuple(one) if type(one) is list else one for one in returned])
+    return returned
