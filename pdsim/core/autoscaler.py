@@ -30,11 +30,11 @@ class ScalingTimes:
     interval_ns: int
     """Time from one decision to the next."""
     start_up_ns: int
-    """Time from the decision until a new server serves."""
+    """Time in ns from the decision to start a server until it serves."""
     switch_ns: int
-    """Time from the moment that a server is empty until it serves in its new role."""
+    """Time in ns from the moment when a server is empty until it serves in its new role."""
     drain_timeout_ns: int | None = None
-    """A server that is not empty by then goes on in its old role; None: it has all the time it needs."""
+    """Time in ns after which a server that is not empty continues in its old role; None: no limit."""
     poll_ns: int = 1_000_000_000
     """Time between two looks at draining servers."""
 
@@ -89,12 +89,12 @@ class Autoscaler:
         self.num_arrived = self.num_arrived_tokens = self.num_finished = self.num_output_tokens = 0
         self.mean_ttft_ns = self.mean_tpot_ns = 0.0
         self._before = ClusterSeen((), 0, 0, 0, 0, 0, 0)
-        """The cluster as it was at the last decision."""
+        """State of the cluster at the last decision."""
 
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        """Take a look at the cluster; the last command says when to look again."""
+        """Look at the cluster. The last command sets the time of the next look."""
         if not isinstance(message, ClusterSeen):
             raise TypeError(f"an autoscaler does not take {message}")
         self.now_ns = now_ns

@@ -19,11 +19,11 @@ class PrefillRequest(Request):
     cursor: SendCursor = UNGRANTED
     given_up: bool = False
     gives_way: bool = False
-    """It will, as soon as no forward computes it."""
+    """True if the prompt gives way to granted prompts, which it does as soon as no forward computes it."""
     num_attempts: int = 0
     """Attempts to compute it before its grant, this one included."""
     ends_with_first_token: bool = False
-    """Known of a parked one."""
+    """True if a computed prompt that waits for its grant ends with its first token."""
 
     @property
     def is_optimistic(self) -> bool:
@@ -69,7 +69,7 @@ class BootstrapQueue:
         return self._deadlines.add(request.request_id, now_ns)
 
     def keep(self, grant: KvGranted, now_ns: int) -> list[Command]:
-        """Its request is still to come, if it is not refused."""
+        """Keep a grant until its request arrives, unless the request was refused."""
         if grant.request_id in self.refused:
             return []
         self.early[grant.request_id] = grant

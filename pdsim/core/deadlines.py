@@ -1,4 +1,4 @@
-"""Requests that are remembered for a time: until something must have come, or until nothing can come any more."""
+"""Requests that are remembered for a time: until a message must have arrived, or until none can arrive any more."""
 
 from collections import deque
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pdsim.core.messages import Command, WakeAt
 
 KEPT_NS = 120_000_000_000
-"""Longer than any message is on its way. SGLang's bootstrap server forgets rooms after this time, too."""
+"""Time in ns that exceeds the latency of any message. SGLang's bootstrap server also forgets rooms after this time."""
 
 
 class Deadlines:

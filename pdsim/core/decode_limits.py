@@ -16,11 +16,11 @@ class DecodeLimits:
     waiting_timeout_ns: int | None = None
     """Time from the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
     release_timeout_ns: int | None = None
-    """Time for which pages are kept for a writer that does not say that it is done."""
+    """Time in ns for which pages are kept while a sender does not confirm that it has stopped writing."""
     polling_interval_steps: int = 1
     """Steps between looks at queue and transfers while anything runs (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
-    """Say which pages are copied to host memory and back. A driver with real KV needs it."""
+    """Report which pages are copied to host memory and back. A driver with real KV needs the report."""
     retracts_to_host_cache: bool = False
     """Retracted KV goes into pages of the host cache (--disaggregation-decode-retraction-backup host_pool)."""
     drafts: Drafts | None = None

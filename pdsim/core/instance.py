@@ -11,7 +11,7 @@ from pdsim.policy.views import TokenSequence
 
 
 class PolicyError(ValueError):
-    """A policy proposed something the instance cannot do."""
+    """A policy proposed an action that the instance cannot do."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Request:
     priority: int = 0
     lease: Lease = NO_LEASE
     num_cached_tokens: int = 0
-    """Tokens that the prefix cache had as it was begun."""
+    """Tokens that the prefix cache had when the request began."""
     num_scheduled_tokens: int = 0
     """Tokens of forwards so far, and cached ones."""
     num_computed_tokens: int = 0
@@ -61,11 +61,11 @@ class Levels(NamedTuple):
     """Occupancy of an instance and what waits in it."""
 
     num_used_pages: int
-    """Held by requests, alone or through the prefix cache."""
+    """Pages that requests hold, alone or through the prefix cache."""
     num_evictable_pages: int
-    """Cached, unused."""
+    """Cached pages that no request uses."""
     num_free_pages: int
-    """The rest of the pool."""
+    """Pages that hold no KV."""
     num_queued: int = 0
     """Prefill: granted by decode, not begun. Decode: not admitted. Aggregated: not begun."""
     num_transferring: int = 0
@@ -75,9 +75,9 @@ class Levels(NamedTuple):
     num_running: int = 0
     """Prefill: begun, not complete. Decode: in the batch. Aggregated: both."""
     num_retracted: int = 0
-    """Requests that lost their pages, and wait for new ones."""
+    """Requests that lost their pages and wait for new pages."""
     blocked_by: str = ""
-    """Lacking to the head of the queue: "slots", "pages", or nothing."""
+    """Resource that the head of the queue lacks: "slots", "pages", or empty."""
 
 
 LACKS = {
@@ -110,7 +110,7 @@ class Instance(Protocol):
     def levels(self) -> Levels: ...
 
     def waiting_for(self) -> list[str]:
-        """Lines of the stall report: each request that is held up here and what it waits for."""
+        """Lines of the stall report: each waiting request and what it waits for."""
 
 
 _PAUSE = Pause()

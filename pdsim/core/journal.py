@@ -15,7 +15,7 @@ from pdsim.core.transfer_plan import TransferUnit
 
 
 class Entry(NamedTuple):
-    """A call into an instance: its arguments, the last of which is now_ns, and what it returned."""
+    """A recorded call into an instance: its arguments (the last is now_ns) and its result."""
 
     instance_id: str
     call: str
@@ -28,7 +28,7 @@ KILLED = "killed"
 
 
 class Recorded:
-    """An instance or a router that also writes down what goes in and what comes out."""
+    """An instance or a router that also records its calls and their results."""
 
     def __init__(self, inner: Any, record: Callable[[Entry], None]) -> None:
         self.instance_id: str = inner.instance_id

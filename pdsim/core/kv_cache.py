@@ -115,7 +115,7 @@ class KvCache:
         return node.stop
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """A lease on the longest cached prefix of at most max_tokens, locked."""
+        """Open a lease on the longest cached prefix of at most max_tokens, and lock the prefix."""
         if self.prefix_cache is None:
             return Lease()
         node, pages = self.prefix_cache.match(sequence, max_tokens)
@@ -162,12 +162,12 @@ class KvCache:
             self.prefetcher.stop(request_id)
 
     def grow(self, lease: Lease, num_pages: int) -> None:
-        """Lengthen the page table. The caller has seen num_available_pages."""
+        """Lengthen the page table of a lease. The caller has checked num_available_pages."""
         if num_pages:
             lease.table += self.allocate(num_pages)
 
     def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
-        """Deal num_pages to the leases like cards, one to each in turn."""
+        """Distribute num_pages over the leases in turn, one page at a time."""
         pages = self.allocate(num_pages)
         if num_pages == len(leases):
             for lease, page in zip(leases, pages, strict=True):
@@ -177,7 +177,7 @@ class KvCache:
                 lease.table += pages[i :: len(leases)]
 
     def make_free(self, num_pages: int) -> None:
-        """Evict until so many pages are free, or none is evictable."""
+        """Evict cached pages until a count of pages is free or no page is evictable."""
         if num_pages > self.pool.num_free and self.prefix_cache is not None:
             self._evict(self.prefix_cache, num_pages - self.pool.num_free)
 
@@ -235,7 +235,7 @@ class KvCache:
         return counted
 
     def drop(self, lease: Lease) -> None:
-        """Give up the lease; what the request owns is freed."""
+        """Give up the lease and free the pages that the request owns."""
         self.pool.free(lease.table[lease.num_shared :] if lease.num_shared else lease.table)
         if lease.replaced:
             self.pool.free(lease.replaced)
@@ -249,7 +249,7 @@ class KvCache:
         lease.node, lease.table, lease.num_shared = None, [], 0
 
     def flush(self) -> None:
-        """Forget what is cached and no lease holds."""
+        """Drop all cached KV that no lease holds."""
         if self.prefix_cache is not None:
             leaving = None if self.host is None else self.host.release
             self.prefix_cache.evict(self.prefix_cache.num_evictable_pages, leaving)
@@ -257,7 +257,7 @@ class KvCache:
             self.host.flush()
 
     def add_reader(self, lease: Lease) -> None:
-        """The request joins a batch: from now on each decode step reads its KV."""
+        """Count the request as a reader: each decode step reads its KV from now on."""
         if self.prefix_cache is not None and lease.node is not None:
             lease.read_node = lease.node
             self.prefix_cache.add_reader(lease.node)

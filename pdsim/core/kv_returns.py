@@ -15,12 +15,12 @@ from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.views import TokenSequence
 
 LEAST_TOKENS = 64
-"""Fewer are computed again (vLLM, kv_recompute_threshold)."""
+"""Fewest tokens worth a return; fewer are computed again (vLLM, kv_recompute_threshold)."""
 
 
 @dataclass(slots=True, eq=False)
 class Returning:
-    """KV that is held for a return, on one of its sides."""
+    """KV that one side of a return holds."""
 
     request_id: int
     lease: Lease
@@ -30,7 +30,7 @@ class Returning:
 
 
 class KvGiver:
-    """A decode instance's side."""
+    """Decode's side of a return of KV."""
 
     def __init__(self, decode_id: str, cache: KvCache, wire: RankPairLayout) -> None:
         self.held: dict[int, Returning] = {}
@@ -39,7 +39,7 @@ class KvGiver:
         self._wire = wire
 
     def offer(self, request_id: int, prefill_id: str, sequence: TokenSequence, num_tokens: int) -> Command:
-        """A request has just ended: its KV is cached."""
+        """Offer the cached KV of a request that has just ended."""
         lease = self._cache.open(sequence, num_tokens)
         num_tokens = lease.num_shared * self._cache.page_size
         self.held[request_id] = Returning(request_id, lease, sequence, num_tokens, prefill_id)
@@ -56,12 +56,12 @@ class KvGiver:
         return [ReturnKv(TransferUnit(*ids, source, message.pages, *size, now_ns, is_last=False))]
 
     def release(self, request_id: int) -> None:
-        """It is there, or nobody wants it."""
+        """Release KV that has arrived at prefill, or that prefill does not want."""
         self._cache.drop(self.held.pop(request_id).lease)
 
 
 class KvTaker:
-    """A prefill instance's side."""
+    """Prefill's side of a return of KV."""
 
     def __init__(self, cache: KvCache) -> None:
         self.held: dict[int, Returning] = {}

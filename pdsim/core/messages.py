@@ -14,15 +14,15 @@ from pdsim.policy.views import TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Client to router."""
+    """Client to router: a request has arrived."""
 
     request_id: int
     prompt: TokenSequence
     max_output_tokens: int
     priority: int = 0
-    """Larger goes first."""
+    """Requests of a higher number are served first."""
     ignores_eos: bool = False
-    """Only its longest output ends it (ignore_eos)."""
+    """True if only the longest output ends the request (ignore_eos)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class KvWanted:
 
 @dataclass(frozen=True, slots=True)
 class KvReturned:
-    """Transport to both: the KV that prefill wanted is in its pages."""
+    """Transport to both instances: the KV that prefill wanted is in prefill's pages."""
 
     request_id: int
 
@@ -114,7 +114,7 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class KvSent:
-    """Transport to prefill: no page of this request is read any more."""
+    """Transport to prefill: no transfer reads pages of this request any more."""
 
     request_id: int
 
@@ -217,7 +217,7 @@ class StopSending:
 
 @dataclass(frozen=True, slots=True)
 class TransferFailed:
-    """Transport to sender: it gave this unit up."""
+    """Transport to sender: the transfer of this unit failed."""
 
     unit: TransferUnit
     reason: str
@@ -225,7 +225,7 @@ class TransferFailed:
 
 @dataclass(frozen=True, slots=True)
 class TransferLost:
-    """Transport to sender: nobody knows what became of this unit. Its bytes may land yet."""
+    """Transport to sender: the outcome of this unit is unknown, and its bytes may still arrive."""
 
     unit: TransferUnit
     reason: str
@@ -233,7 +233,7 @@ class TransferLost:
 
 @dataclass(frozen=True, slots=True)
 class KvLost:
-    """Sender to decode: this request will not be served, but what was being sent of it may land yet."""
+    """Sender to decode: prefill will not serve this request, but bytes of it may still arrive."""
 
     request_id: int
     reason: str
@@ -274,7 +274,7 @@ class InstanceSeen:
 
     instance_id: str
     num_requests: int
-    """Routed there and not done."""
+    """Requests that were routed to the instance and have not ended."""
     num_queued: int
     page_use: float
     """Share of its pages that requests hold; on decode what several share counts for each."""
@@ -299,21 +299,21 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Autoscaler to router: this instance takes requests from now on, with nothing in its caches."""
+    """Autoscaler to router: this instance takes requests from now on. Its caches are empty."""
 
     instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Autoscaler to router: send no more requests to this instance; those that it has, it ends."""
+    """Autoscaler to router: send no more requests to this instance. The instance finishes its requests."""
 
     instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FlushCache:
-    """Client to router, router to every instance: forget what is cached and nobody uses."""
+    """Client to router, router to every instance: drop cached KV that no request uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,9 @@ class Retracted:
 
 @dataclass(frozen=True, slots=True)
 class AskOutput:
-    """Tell this instance the first output tokens of a request, before it chooses its next step: their KV is cached."""
+    """Request the first output tokens of a request from the driver before the next step, because their KV will be
+    cached.
+    """
 
     instance_id: str
     request_id: int
@@ -421,7 +423,7 @@ class PrefetchKv:
     start_tokens: int
     host_pages: tuple[int, ...]
     least_pages: int
-    """Read nothing if fewer are found."""
+    """Read nothing if storage has fewer pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +435,7 @@ class StopPrefetch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """Prefill has seen its transfer end and holds nothing of the request any more."""
+    """Prefill has seen the end of the request's transfer and holds nothing of the request any more."""
 
     request_id: int
 
@@ -450,7 +452,7 @@ class Failed:
     request_id: int
     reason: str
     retryable: bool = False
-    """Another attempt may fare better: what failed is an instance or a transfer, not the request."""
+    """True if another attempt may succeed, because an instance or a transfer failed and not the request."""
 
 
 Outcome = PrefillDone | Finished | Failed
@@ -473,7 +475,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send without latency, to another state machine of the same instance."""
+    """Send a message without latency to another state machine of the same instance."""
 
     to: str
     message: Message
@@ -605,12 +607,12 @@ Result = StepResult | Verified
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The host hands on the consequences of a result: go on when it is done."""
+    """The host handles the consequences of a result; the loop continues after this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until a message comes, or until_ns if that is sooner."""
+    """The instance has nothing to do until a message arrives, or until until_ns if that is sooner."""
 
     until_ns: int | None = None
 

@@ -44,5 +44,5 @@ class PagePool:
             raise RuntimeError(f"double free: {self.num_free} of {self.num_pages} pages are free")
 
     def free_pages(self) -> list[int]:
-        """Every free page, in no particular order."""
+        """All free pages, in any order."""
         return [*self._list[self._next :], *self._freed]

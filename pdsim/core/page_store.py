@@ -32,7 +32,7 @@ class PageStore:
         return 0 if end < start_tokens else (stop_tokens - end) // self._page_size
 
     def write(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Take what is missing, if there is room for all of it. Returns the pages taken."""
+        """Store the missing pages if there is room for all of them. Returns the number of stored pages."""
         num_pages = self.num_missing(sequence, start_tokens, stop_tokens)
         if not num_pages:
             return 0

@@ -52,7 +52,7 @@ class PrefillLimits:
     bootstrap_timeout_ns: int | None = None
     """Time from a request's arrival until decode must have granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
     optimistic_attempts: int = 0
-    """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts)."""
+    """Attempts to compute a prompt before decode has granted pages (--optimistic-prefill-attempts)."""
     num_stages: int = 1
     """Pipeline stages. With several, as many forwards are under way, and overlap has no effect."""
     rules: EngineRules = SGLANG_0_5_23
@@ -223,7 +223,7 @@ class PrefillInstance:
         return (self._builder.begun.get(request_id) or self.sending[request_id]).lease.table
 
     def requests(self) -> list[int]:
-        """All that are here, in whatever state."""
+        """All requests of the instance, in any state."""
         queued = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
         held = [*self._builder.begun, *self.sending, *self._set_aside]
         return [*(request.request_id for request in queued), *self._bootstrap.early, *held]

@@ -7,7 +7,7 @@ from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 
 _PAGE_SIZE = 64
-"""Tokens: the grain in which prompts are remembered."""
+"""Page size in tokens at which prompts are remembered."""
 _NOBODY: frozenset[str] = frozenset()
 
 
@@ -23,11 +23,11 @@ class PromptMemory:
         self._prefixes.uses_whole_nodes = False
 
     def takes(self, prompt: TokenSequence) -> bool:
-        """Whether it remembers such a prompt."""
+        """True if the memory is large enough for the prompt."""
         return 0 < len(prompt) // _PAGE_SIZE <= self._num_pages
 
     def num_tokens(self, prompt: TokenSequence) -> int:
-        """Prompt tokens that were sent before."""
+        """Number of leading prompt tokens that were sent to the instance before."""
         return self._prefixes.peek(prompt)
 
     def add(self, prompt: TokenSequence) -> list[Hashable]:
@@ -52,7 +52,7 @@ class PromptMemories:
     """The memory of each instance, and which of them know a prompt's first page: the others know nothing of it."""
 
     def __init__(self, instance_ids: Iterable[str], num_tokens: int) -> None:
-        """num_tokens: of each memory."""
+        """num_tokens: size of each memory."""
         self._num_tokens = num_tokens
         self._memories = {instance_id: PromptMemory(num_tokens) for instance_id in instance_ids}
         self._holders: dict[Hashable, set[str]] = {}
@@ -73,7 +73,7 @@ class PromptMemories:
             self._leave(first_page, instance_id)
 
     def forget(self, instance_id: str) -> None:
-        """The instance has nothing in its cache any more."""
+        """Forget all prompts of an instance, because its cache is empty."""
         self._memories[instance_id] = PromptMemory(self._num_tokens)
         for first_page in [page for page, holders in self._holders.items() if instance_id in holders]:
             self._leave(first_page, instance_id)

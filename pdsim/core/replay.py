@@ -11,7 +11,7 @@ from pdsim.core.journal import KILLED, Entry, to_json
 
 
 class ReplayError(AssertionError):
-    """A replayed call returned something else than the recording says."""
+    """A replayed call returned another result than the recorded call."""
 
 
 def replay(

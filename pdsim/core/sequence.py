@@ -46,7 +46,7 @@ class Spans:
 
     @classmethod
     def of(cls, stream: int, length: int) -> "Spans":
-        """The first tokens of one stream."""
+        """The first tokens of a single stream."""
         return cls(((stream, 0, length),))
 
     def __len__(self) -> int:

@@ -56,7 +56,7 @@ class StagingRing:
         return sum(lent.span.end - lent.span.offset for lent in self._live.values())
 
     def __contains__(self, key: Hashable) -> bool:
-        """True if it is lent under this key."""
+        """True if a span is lent under this key."""
         return key in self._live
 
     def span(self, key: Hashable) -> Span:

@@ -35,11 +35,11 @@ class RankPairLayout:
     num_absent_layers: int = 0
     """Layers of pairs of smaller pipeline stages that these have less than the largest, together."""
     slices: bool = False
-    """Heads are laid out differently on the two sides: each token of each plane is a piece of its own."""
+    """True if the two sides lay out heads differently, so that each token of each plane is a descriptor."""
     coalesces: bool = True
     """The engine joins pages that follow each other on both sides (Mooncake does, NIXL does not)."""
     pushes: bool = False
-    """A kernel writes all pages: whatever they are, one descriptor."""
+    """True if a kernel writes all pages of a unit, with one descriptor."""
     state_bytes: int = 0
     """State of linear-attention layers per request, sent behind the last page."""
     num_state_planes: int = 0
@@ -117,7 +117,7 @@ class TransferUnit:
     planned_ns: int
     is_last: bool
     first_token_ends: bool = False
-    """Travels with the last unit, as the first token does."""
+    """True if the first token, which travels with the last unit, ends the request."""
     cell: int | None = None
     """Goes through staging memory, as this cell of the request's grid."""
     after_layers: tuple[int, int] | None = None

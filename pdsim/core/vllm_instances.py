@@ -287,7 +287,7 @@ class VllmDecodeInstance(DecodeInstance):
                 self._rank(request)
 
     def _rank(self, request: DecodeRequest) -> None:
-        """It comes behind all that were admitted, or began to run, before."""
+        """Rank a request after all requests that were admitted or began to run earlier."""
         self._num_admitted += 1
         request.entry = self._num_admitted
 
@@ -326,7 +326,7 @@ class VllmDecodeInstance(DecodeInstance):
         return self.batch.num_opening_pages + num_partials > self.num_available_pages
 
     def _preempt(self, request_id: int, commands: list[m.Command]) -> None:
-        """It loses its pages and waits first, unless it does not fit alone."""
+        """Preempt a request: it loses its pages and waits first, unless it does not fit alone."""
         builder = self._builder
         if begun := builder.begun.get(request_id):
             builder.preempt(begun)

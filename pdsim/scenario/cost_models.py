@@ -104,7 +104,7 @@ def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> Cos
         return settings.of_stage(layout.model.num_layers / load_model(scenario.model).num_layers)
     raise ConfigError(
         f"cost.prefill: {component_name(settings)} times whole models, and prefill.pp {layout.pp} is of stages: use "
-        "kernels, roofline, affine or affine_table"
+        "kernels, roofline, affine or table"
     )
 
 

@@ -20,7 +20,7 @@ from pdsim.core.journal import from_json, to_text
 
 class Envelope(NamedTuple):
     to: str
-    """A state machine of the core, or a process."""
+    """Receiver of the message: a state machine of the core, or a process."""
     message: Any
     extra: Any = None
     """Plain JSON: with NewRequest the sampling, with FirstToken and KvArrived the token and the cached tokens."""
