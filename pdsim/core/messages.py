@@ -607,7 +607,7 @@ Result = StepResult | Verified
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The host handles the consequences of a result; the loop continues after this time."""
+    """The host handles the consequences of a result. The loop continues when the host is done."""
 
 
 @dataclass(frozen=True, slots=True)
