@@ -1,7 +1,8 @@
 """Size of the house: python bench/house.py [REVISION ...]
 
-Prints files, lines, settings, flags, repeated class names, docstrings that begin with a preposition, import depth, the
-files that one plain request visits, and words, for this working tree and for each revision given beside it:
+Prints files, lines, settings, flags, repeated class names, docstrings that begin with a preposition, import depth,
+circles of imports, sizes of folders, files and functions, the files that one plain request visits, and words, for this
+working tree and for each revision given beside it:
 `python bench/house.py 3f8fab7` shows before and after.
 """
 
@@ -11,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -119,17 +120,73 @@ def imports(root: Path) -> dict[str, set[str]]:
     for path in python_files(root / "pdsim"):
         name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         modules[name] = path
-    return {name: set(_imported(path, modules)) - {name} for name, path in modules.items()}
+    return {name: set(_imported(ast.parse(path.read_text()).body, modules)) - {name} for name, path in modules.items()}
 
 
-def _imported(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
-    for node in ast.parse(path.read_text()).body:
+def _imported(nodes: Iterable[ast.AST], modules: Mapping[str, Path]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module:
             submodules = [f"{node.module}.{alias.name}" for alias in node.names]
             inner = [name for name in submodules if name in modules]
             yield from inner or ([node.module] if node.module in modules else [])
+
+
+def all_imports(root: Path) -> dict[str, set[str]]:
+    """Modules of pdsim that each module names anywhere: at its head, for types only, or inside a function."""
+    modules = {}
+    for path in python_files(root / "pdsim"):
+        name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        modules[name] = path
+    return {
+        name: set(_imported(ast.walk(ast.parse(path.read_text())), modules)) - {name, "pdsim"}
+        for name, path in modules.items()
+        if name != "pdsim"
+    }
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """Sets of modules that reach each other by imports."""
+
+    def reached(name: str) -> set[str]:
+        found: set[str] = set()
+        ahead = [name]
+        while ahead:
+            new = graph.get(ahead.pop(), set()) - found
+            found |= new
+            ahead += new
+        return found
+
+    behind = {name: reached(name) for name in graph}
+    found: list[set[str]] = []
+    for name in graph:
+        circle = {other for other in behind[name] if name in behind[other]}
+        if circle and circle not in found:
+            found.append(circle)
+    return found
+
+
+def folder_sizes(root: Path) -> Counter[str]:
+    """Python files by folder, of all three packages."""
+    files = [path for folder in PACKAGES.values() for path in python_files(root / folder)]
+    return Counter(path.parent.relative_to(root).as_posix() for path in files)
+
+
+def file_lengths(root: Path) -> Counter[str]:
+    """Lines by file, of all three packages."""
+    files = [path for folder in PACKAGES.values() for path in python_files(root / folder)]
+    return Counter({path.relative_to(root).as_posix(): num_lines([path]) for path in files})
+
+
+def function_lengths(root: Path) -> Counter[str]:
+    """Lines by function, of all three packages."""
+    found: Counter[str] = Counter()
+    for name in file_lengths(root):
+        for node in ast.walk(ast.parse((root / name).read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                found[f"{name}:{node.name}"] = node.end_lineno - node.lineno + 1
+    return found
 
 
 def depth(graph: Mapping[str, set[str]]) -> int:
@@ -207,6 +264,15 @@ def measure(root: Path) -> dict[str, float]:
     found["pdsim: class names that stand twice"] = num_repeated_names(trees)
     found["pdsim: % docstrings with preposition"] = percent_prepositions(trees)
     found["pdsim: import depth"] = depth(imports(root))
+    found["pdsim: modules in circles of imports"] = sum(map(len, circles(imports(root))))
+    found["pdsim: the same, with types and calls"] = sum(map(len, circles(all_imports(root))))
+    for title, sizes, limit in (
+        ("folders: files", folder_sizes(root), 15),
+        ("files: lines", file_lengths(root), 450),
+        ("functions: lines", function_lengths(root), 70),
+    ):
+        found[f"{title}, most"] = max(sizes.values())
+        found[f"{title}, over {limit}"] = sum(size > limit for size in sizes.values())
     request = output(REQUEST, root)
     found["a request: files visited"] = request["files"]
     found["a request: moves between files"] = request["moves"]

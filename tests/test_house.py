@@ -1,0 +1,72 @@
+"""Circles of imports, and sizes of folders, files and functions. What is over a limit is named here, and may shrink."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def house():
+    sys.path.insert(0, str(ROOT / "bench"))
+    try:
+        import house  # noqa: PLC0415
+    finally:
+        sys.path.pop(0)
+    return house
+
+
+def over(sizes, limit):
+    return {name for name, size in sizes.items() if size > limit}
+
+
+def test_modules_load_without_circles(house):
+    assert house.circles(house.imports(ROOT)) == []
+
+
+def test_no_circle_of_types_is_new(house):
+    circles = house.circles(house.all_imports(ROOT))
+    assert {name.rpartition(".")[0] for circle in circles for name in circle} <= {
+        "pdsim.cost",
+        "pdsim.scenario",
+        "pdsim.sim",
+        "pdsim.study.questions",
+    }
+    assert sum(map(len, circles)) <= 16
+
+
+def test_a_circle_is_found(house):
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}
+    assert house.circles(graph) == [{"b", "c"}]
+
+
+def test_no_folder_has_more_than_15_files(house):
+    assert over(house.folder_sizes(ROOT), 15) <= {
+        "kernels/pdkernels",
+        "pdsim/core",
+        "pdsim/metrics",
+        "pdsim/scenario",
+        "pdsim/show",
+        "pdsim/sim",
+        "pdsim/study",
+    }
+
+
+def test_no_file_has_more_than_450_lines(house):
+    assert over(house.file_lengths(ROOT), 450) <= {
+        "pdsim/cli/runs.py",
+        "pdsim/core/messages.py",
+        "pdsim/launch/sglang.py",
+    }
+
+
+def test_no_function_has_more_than_70_lines(house):
+    assert over(house.function_lengths(ROOT), 70) <= {
+        "kernels/pdkernels/decode.py:decode_part_kernel",
+        "kernels/pdkernels/decode.py:paged_decode",
+        "pdsim/cli/measurements.py:observe",
+        "pdsim/cli/studies.py:plan",
+        "pdsim/study/planning/planning.py:plan",
+    }
