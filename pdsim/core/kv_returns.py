@@ -51,7 +51,7 @@ class KvGiver:
             self.release(message.request_id)
             return []
         source = tuple(returning.lease.table[message.num_cached_tokens // self._cache.page_size :])
-        size = self._wire.size(source, message.pages, with_state=False)
+        size = self._wire.size(source, message.pages)
         ids = message.request_id, self._decode_id, returning.prefill_id
         return [ReturnKv(TransferUnit(*ids, source, message.pages, *size, now_ns, is_last=False))]
 

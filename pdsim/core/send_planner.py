@@ -99,7 +99,8 @@ class SendPlanner:
         units: list[Command] = []
         for piece in pieces:
             ends = is_last and piece is pieces[-1]
-            size = self._layout.size(piece.source, piece.target, with_state=ends and not self._layer_groups)
+            sent = _sent(request) if ends and not self._layer_groups else None
+            size = self._layout.size(piece.source, piece.target, sent)
             units.append(self._unit(request, piece, size, now_ns, ends, ends and first_token_ends))
         return units
 
@@ -116,7 +117,7 @@ class SendPlanner:
         ]
         if is_last:
             rest = Piece((), (), 0)
-            state = self._layout.size((), (), with_state=True)
+            state = self._layout.size((), (), _sent(request))
             units.append(self._unit(request, rest, state, now_ns, is_last, first_token_ends))
         return units
 
@@ -125,7 +126,7 @@ class SendPlanner:
         units: list[Command] = []
         end = chunk.num_context_tokens + chunk.num_tokens
         for piece in request.cursor.advance(end, request.lease.table, is_last=chunk.is_last):
-            size = self._layout.size(piece.source, piece.target, with_state=chunk.is_last)
+            size = self._layout.size(piece.source, piece.target, _sent(request) if chunk.is_last else None)
             for group in range(self._layer_groups):
                 part = self._layout.part(size, group, self._layer_groups)
                 units.append(self._unit(request, piece, part, now_ns, after_layers=(step_id, group)))
@@ -144,3 +145,8 @@ class SendPlanner:
     ) -> TransferUnit:
         ids, pages = (request.request_id, self._prefill_id, request.decode_id), (piece.source, piece.target)
         return TransferUnit(*ids, *pages, *size, now_ns, is_last, first_token_ends, cell, after_layers)
+
+
+def _sent(request: PrefillRequest) -> range:
+    """Tokens of a prompt that decode had not cached."""
+    return range(request.cursor.start_tokens, request.num_prompt_tokens)

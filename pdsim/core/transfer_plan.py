@@ -24,7 +24,7 @@ class RankPairLayout:
     page_bytes: int
     """KV of one page that one prefill rank sends to one decode rank, all layers."""
     num_planes: int
-    """Arrays that hold a part of every page: K and V of each layer, or the latent of each layer."""
+    """Arrays that hold a part of every page: K and V of each layer, or its latent and the key of its indexer."""
     planes_per_layer: int = 1
     num_writers: int = 1
     """Prefill ranks that write to one decode rank."""
@@ -43,9 +43,18 @@ class RankPairLayout:
     state_bytes: int = 0
     """State of linear-attention layers per request, sent behind the last page."""
     num_state_planes: int = 0
+    window_tokens: int = 0
+    """Last tokens of a prompt whose KV in layers with a window is sent, behind the last page. page_bytes and
+    num_planes leave these layers out."""
+    window_page_bytes: int = 0
+    """KV of one page in these layers that one prefill rank sends to one decode rank."""
+    num_window_planes: int = 0
 
-    def size(self, source: tuple[int, ...], target: tuple[int, ...], *, with_state: bool) -> "TransferSize":
-        """The size of these pages, and of the request's state."""
+    def size(self, source: tuple[int, ...], target: tuple[int, ...], sent: range | None = None) -> "TransferSize":
+        """The size of these pages.
+
+        sent: with the request's state, and the windows of these tokens, which are those that decode lacks of a prompt.
+        """
         num_pages = len(source)
         if self.pushes:
             num_descriptors = min(1, num_pages)
@@ -54,9 +63,25 @@ class RankPairLayout:
         else:
             num_descriptors = (num_runs(source, target) if self.coalesces else num_pages) * self.num_planes
         size = TransferSize(num_pages * self.page_bytes, num_descriptors)
-        if with_state:
-            size = TransferSize(size.num_bytes + self.state_bytes, size.num_descriptors + self.num_state_planes)
+        if sent is not None:
+            windows = self._windows(sent)
+            size = TransferSize(
+                size.num_bytes + windows.num_bytes + self.state_bytes,
+                size.num_descriptors + windows.num_descriptors + self.num_state_planes,
+            )
         return size
+
+    def _windows(self, sent: range) -> "TransferSize":
+        """From the page with the window's first token on (SGLang 0.5.23, disaggregation/prefill.py:1588).
+
+        The pages of a window count as following each other.
+        """
+        first = max(sent.start, sent.stop - self.window_tokens) // self.page_size
+        num_pages = -(-sent.stop // self.page_size) - first
+        pieces = num_pages * self.page_size if self.slices else 1 if self.coalesces else num_pages
+        if self.pushes or not num_pages:
+            pieces = 0
+        return TransferSize(num_pages * self.window_page_bytes, pieces * self.num_window_planes)
 
     @property
     def num_layers(self) -> int:
@@ -70,7 +95,7 @@ class RankPairLayout:
 
     def part(self, size: "TransferSize", group: int, num_groups: int) -> "TransferSize":
         """The share of a group of layers; those with state lie somewhere between those with KV."""
-        if self.num_state_planes:
+        if self.num_state_planes or self.num_window_planes:
             return size.share(range(group, group + 1), num_groups)
         return size.share(layers_of_group(self.num_layers, group, num_groups), self.num_layers)
 
@@ -141,12 +166,12 @@ class SendCursor:
     token. No piece reaches across a cell of the grid. Without staging a cell is a page, and cells are sent together.
     """
 
-    __slots__ = ("_cell_pages", "_page_size", "_start_pages", "_target_pages", "num_sent_tokens")
+    __slots__ = ("_cell_pages", "_page_size", "_start_pages", "_target_pages", "num_sent_tokens", "start_tokens")
 
     def __init__(
         self, num_cached_tokens: int, target_pages: tuple[int, ...], page_size: int, cell_pages: int | None = None
     ) -> None:
-        self.num_sent_tokens = num_cached_tokens
+        self.num_sent_tokens = self.start_tokens = num_cached_tokens
         self._start_pages = num_cached_tokens // page_size
         self._target_pages = target_pages
         self._page_size = page_size

@@ -71,40 +71,48 @@ def transport(scenario: Scenario) -> Transport:
 def wire_of(scenario: Scenario) -> RankPairLayout:
     """The KV between the ranks of both roles. Raises ConfigError where they do not divide."""
     prefill, decode, engine = layout_of(scenario, "prefill"), layout_of(scenario, "decode"), transport(scenario)
-    found = replace(wire(prefill, decode, scenario.page_size, engine.coalesces), pushes=engine.pushes)
+    found = wire(prefill, decode, scenario.page_size, engine.coalesces, scenario.engine)
+    found = replace(found, pushes=engine.pushes)
     if scenario.engine == "vllm" and found.slices:
         # Heads stand before tokens in its blocks: those of one rank are one piece of a block, which ends there.
         return replace(found, slices=False, coalesces=False)
     return found
 
 
-def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool) -> RankPairLayout:
+def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engine: str = "sglang") -> RankPairLayout:
     """KV wire between two layouts. Raises ConfigError if their ranks do not divide."""
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
-    attention, num_layers = prefill.model.attention, decode.num_kv_layers
+    attention = prefill.model.attention
+    (kept, window), (decode_kept, decode_window) = prefill.token_bytes(engine), decode.token_bytes(engine)
+    num_windows = attention.num_window_layers if window else 0
+    num_layers, num_decode_layers = prefill.num_kv_layers, decode.num_kv_layers
     if isinstance(attention, LatentAttention):
-        writers, planes_per_layer, slices = 1, 1, False
-        page_bytes = prefill.kv_token_bytes * page_size
+        writers, planes_per_layer, slices = 1, 2 if attention.index_token_bytes else 1, False
     else:
         writers = max(1, prefill.tp // decode.tp)
         planes_per_layer, slices = 2, prefill.tp != decode.tp
-        decode_bytes = decode.kv_token_bytes * prefill.num_kv_layers // num_layers
-        page_bytes = min(prefill.kv_token_bytes, decode_bytes) * page_size
+        num_layers -= num_windows
+        num_decode_layers -= decode.model.attention.num_window_layers if window else 0
+        kept = min(kept, decode_kept * num_layers // num_decode_layers)
+        window = min(window, decode_window)
     num_stage_pairs = decode.tp * writers
     return RankPairLayout(
         page_size=page_size,
-        page_bytes=page_bytes,
-        num_planes=planes_per_layer * prefill.num_kv_layers,
+        page_bytes=kept * page_size,
+        num_planes=planes_per_layer * num_layers,
         planes_per_layer=planes_per_layer,
         num_writers=writers * prefill.pp,
         num_targets=max(1, decode.tp // prefill.tp),
         num_pairs=num_stage_pairs * prefill.pp,
-        num_absent_layers=num_stage_pairs * (prefill.pp * prefill.num_kv_layers - num_layers),
+        num_absent_layers=num_stage_pairs * (prefill.pp * num_layers - num_decode_layers),
         slices=slices,
         coalesces=coalesces,
         state_bytes=min(prefill.state_bytes, decode.state_bytes),
+        window_tokens=attention.kept_window_tokens if window else 0,
+        window_page_bytes=window * page_size,
+        num_window_planes=planes_per_layer * num_windows,
         num_state_planes=0 if prefill.model.state is None else 2 * prefill.model.state.num_layers,
     )
 

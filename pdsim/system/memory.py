@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.draft import DraftModel
-from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention, KvDtype, ModelSpec, StateDtype
+from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention, KvDtype, LatentAttention, ModelSpec, StateDtype
 from pdsim.system.states import STATE_SHARE, StateMemory, StateRule
 
 GIB = 1 << 30
@@ -25,6 +25,15 @@ Role = Literal["prefill", "decode", "aggregated"]
 
 class LayoutError(ValueError):
     """A model that cannot be laid on these GPUs."""
+
+
+class TokenBytes(NamedTuple):
+    """KV of one token on one rank."""
+
+    whole: int
+    """In layers that keep it as long as the request runs."""
+    window: int
+    """In layers that keep it for the last tokens only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,21 +122,32 @@ class Layout:
 
     @property
     def kv_token_bytes(self) -> int:
-        """KV of one token on one rank as it is kept and sent: the model's layers and the draft's."""
-        return self.read_token_bytes * self.num_kv_layers // self.model.attention.num_layers
+        """KV of one token on one rank: the model's layers and the draft's, with the keys of their indexers."""
+        one = self.read_token_bytes + self.model.attention.index_token_bytes
+        return one * self.num_kv_layers // self.model.attention.num_layers
 
-    @property
-    def _vllm_token_bytes(self) -> float:
-        """Mean KV of one token of the longest request, as vLLM sizes its pool by (0.33.0, v1/core/kv_cache_utils.py,
-        get_max_concurrency_for_kv_cache_config; kv_cache_interface.py, max_admission_blocks_per_request): layers with a
-        window hold the window and the tokens of two forwards that are under way.
+    def token_bytes(self, engine: str) -> "TokenBytes":
+        """KV of one token on one rank, by how long an engine keeps it."""
+        attention = self.model.attention
+        if not attention.num_window_layers or (engine == "sglang" and not attention.has_window_pool):
+            return TokenBytes(self.kv_token_bytes, 0)
+        window = int(attention.num_window_elements(self.tp) * DTYPE_BYTES[self.kv_dtype])
+        beside = isinstance(attention, LatentAttention)
+        return TokenBytes(self.kv_token_bytes - (0 if beside else window), window)
+
+    def _mean_token_bytes(self, engine: str) -> float:
+        """KV for each token of the pool. SGLang gives windows a pool of their own, which no request waits for here.
+
+        vLLM (0.33.0, v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config; kv_cache_interface.py,
+        max_admission_blocks_per_request) takes the mean of the longest request, in which windows also hold the tokens
+        of two forwards that are under way.
         """
+        whole, window = self.token_bytes(engine)
         attention, longest = self.model.attention, self.model.max_context_tokens
-        if not isinstance(attention, GroupedQueryAttention) or not attention.num_window_layers:
-            return self.kv_token_bytes
-        held = attention.window_tokens + _FORWARDS_UNDER_WAY * vllm_batch(self.gpu).num_tokens
-        unheld = max(0.0, 1 - held / longest) * attention.num_window_elements(self.tp)
-        return self.kv_token_bytes - unheld * DTYPE_BYTES[self.kv_dtype]
+        if engine == "sglang":
+            return whole + attention.WINDOW_POOL_RATIO * window
+        held = attention.kept_window_tokens + _FORWARDS_UNDER_WAY * vllm_batch(self.gpu).num_tokens
+        return whole + min(1.0, held / longest) * window
 
     @property
     def num_kv_layers(self) -> int:
@@ -164,14 +184,13 @@ class Layout:
     def pool_tokens(
         self, mem_fraction: float, page_size: int, *, engine: str = "sglang", states: StateRule | None = None
     ) -> int:
-        """Tokens whose KV fits, in whole pages: with vLLM of windows no more than a long request holds of them.
+        """Tokens whose KV fits, in whole pages.
 
         Raises LayoutError if weights and states leave no room.
         """
         static, state_bytes = self.gpu.memory_bytes * mem_fraction, self.states(mem_fraction, states).num_bytes
         room = self._room(mem_fraction) - state_bytes
-        kept_bytes = self.kv_token_bytes if engine == "sglang" else self._vllm_token_bytes
-        tokens = int(room // kept_bytes) // page_size * page_size
+        tokens = int(room // self._mean_token_bytes(engine)) // page_size * page_size
         if tokens <= 0:
             weights = self.weight_bytes_per_rank + RUNTIME_BYTES + max(0.0, state_bytes)
             drafts = "" if self.draft is None else ", its draft"

@@ -26,15 +26,20 @@ class GroupedQueryAttention:
     """Layers with a paged KV cache of key and value heads (MHA and MQA are its ends)."""
 
     KIND: ClassVar = "grouped-query"
+    WINDOW_POOL_RATIO: ClassVar = 0.8
+    """Tokens of SGLang's window pool for each token of its pool (0.5.23, swa_full_tokens_ratio)."""
+    index_token_bytes: ClassVar = 0
 
     num_layers: int
     num_query_heads: int
     num_kv_heads: int
     head_dim: int
     num_window_layers: int = 0
-    """Layers among them that attend to the last window_tokens only. Their KV stays with SGLang
-    (--disable-hybrid-swa-memory); vLLM's pool holds more tokens for it. Prefill sends KV of all layers whole."""
+    """Layers among them that attend to the last window_tokens only. They keep and send the KV of their window."""
     window_tokens: int = 0
+    has_window_pool: bool = True
+    """False: SGLang keeps and sends KV of these layers whole (0.5.23, configs/model_config.py:2651,
+    is_hybrid_swa_model)."""
     value_dim: int | None = None
     """Width of a value head; None: head_dim."""
     num_window_kv_heads: int | None = None
@@ -48,6 +53,11 @@ class GroupedQueryAttention:
         if self.num_window_layers > self.num_layers:
             most = f"expected at most num_layers, {self.num_layers}"
             raise ValueError(f"attention.num_window_layers: {most}, found {self.num_window_layers}")
+
+    @property
+    def kept_window_tokens(self) -> int:
+        """Tokens whose KV layers with a window keep of a request."""
+        return self.window_tokens if self.num_window_layers else 0
 
     @property
     def window_share(self) -> float:
@@ -89,6 +99,9 @@ class LatentAttention:
     """Multi-head latent attention: one latent per token, the same on every rank."""
 
     KIND: ClassVar = "latent"
+    WINDOW_POOL_RATIO: ClassVar = 0.1
+    """As above, for DeepSeek V4 (0.5.23, arg_groups/model_overrides/deepseek_v4.py:48)."""
+    has_window_pool: ClassVar = True
 
     num_layers: int
     num_query_heads: int
@@ -99,8 +112,14 @@ class LatentAttention:
     sparse_tokens: int = 0
     """Maximum number of tokens that a token attends to, chosen by an indexer (DeepSeek sparse attention). 0: all."""
     compress_ratios: dict[int, int] | None = None
-    """Number of layers by tokens per stored latent, beside a window of the last tokens that is not stored (DeepSeek
-    V4). None: every layer stores the latent of each token."""
+    """Number of layers by tokens per stored latent (DeepSeek V4). None: every layer stores the latent of each
+    token."""
+    num_window_layers: int = 0
+    """Layers that keep the latents of the last kept_window_tokens beside what they compress (DeepSeek V4)."""
+    kept_window_tokens: int = 0
+    index_token_bytes: int = 0
+    """Keys of the indexers of all layers, per token: fp8 with scales, whatever type KV has (SGLang 0.5.23,
+    model_executor/pool_configurator.py:560; vLLM 0.33.0, models/deepseek_v2.py:732)."""
 
     @property
     def window_share(self) -> float:
@@ -121,6 +140,11 @@ class LatentAttention:
     def num_kv_elements(self, tp: int) -> int:
         del tp
         return int((self.kv_lora_rank + self.rope_dim) * self._latents_per_token)
+
+    def num_window_elements(self, tp: int) -> int:
+        """Number of elements per token of the windows, which num_kv_elements leaves out."""
+        del tp
+        return (self.kv_lora_rank + self.rope_dim) * self.num_window_layers
 
     @property
     def flops_per_pair(self) -> float:
@@ -281,9 +305,10 @@ class ModelSpec:
         def part(num_layers: int) -> int:
             return ceil(num_layers * share - 1e-9)
 
-        attention = replace(self.attention, num_layers=part(self.attention.num_layers))
-        if isinstance(attention, GroupedQueryAttention):
-            attention = replace(attention, num_window_layers=part(attention.num_window_layers))
+        windows = part(self.attention.num_window_layers)
+        attention = replace(self.attention, num_layers=part(self.attention.num_layers), num_window_layers=windows)
+        if isinstance(attention, LatentAttention):
+            attention = replace(attention, index_token_bytes=part(attention.index_token_bytes))
         found = replace(
             self,
             num_params=(self.num_params - self.num_expert_params) * share,

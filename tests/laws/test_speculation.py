@@ -143,10 +143,12 @@ def test_weights_states_and_kv_of_model_and_draft_fit_the_gpu(model, gpu, tp, al
         slots = slots_of_request(drafts, other)
         verified = 4 if role == "decode" else 0
         states = other.max_running_requests * (slots + verified) * layout.state_bytes
-        used = other.pool_tokens * layout.kv_token_bytes + layout.weight_bytes_per_rank + states
+        whole, window = layout.token_bytes("sglang")
+        kept_bytes = whole + 0.8 * window
+        used = other.pool_tokens * kept_bytes + layout.weight_bytes_per_rank + states
         assert used <= layout.gpu.memory_bytes * other.mem_fraction
         if layout.draft is not None and one.mem_fraction == other.mem_fraction and not layout.state_bytes:
-            spared = (one.pool_tokens - other.pool_tokens) * layout.kv_token_bytes
+            spared = (one.pool_tokens - other.pool_tokens) * kept_bytes
             assert spared >= layout.draft.own_bytes / tp - layout.kv_token_bytes
         assert other.max_running_requests <= (running if running and role == "decode" else DEFAULT_RUNNING)
 

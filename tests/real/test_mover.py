@@ -95,7 +95,7 @@ class Pair:
             mover.close()
 
     def unit(self, source, target, *, cell=None, **changes):
-        load = self.exchange.wire.size(source, target, with_state=False)
+        load = self.exchange.wire.size(source, target)
         descriptors = load.num_descriptors if cell is None else 1
         unit = TransferUnit(0, "p", "d", source, target, load.num_bytes, descriptors, 0, is_last=False, cell=cell)
         return replace(unit, **changes)

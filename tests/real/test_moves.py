@@ -62,7 +62,7 @@ def page_lists():
 
 def units(exchange, source, target):
     """As the planner makes them: one, or one for each group of layers."""
-    load = exchange.wire.size(source, target, with_state=False)
+    load = exchange.wire.size(source, target)
     if not exchange.layer_groups:
         return [TransferUnit(0, "p", "d", source, target, *load, 0, is_last=True)]
     groups = range(exchange.layer_groups)

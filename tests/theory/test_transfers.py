@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.policy.views import RoutingView, TokenSequence
 from pdsim.scenario.faults import HealthSettings, Kill
+from pdsim.scenario.wiring import wire_of
 from tests.support import MILLISECOND, request, run, small
 
 TOKEN_BYTES = 114_688
@@ -143,7 +146,7 @@ def test_staged_and_plain_transfers_begin_after_times_of_their_own(network, stag
 def test_descriptors_by_path(wire, descriptors):
     """Qwen3.5-397B has 15 layers with KV: 30 planes. 1,000 tokens are 16 pages of 64."""
     pages = tuple(range(5, 21))
-    assert wire.size(pages, tuple(range(100, 116)), with_state=False).num_descriptors == descriptors
+    assert wire.size(pages, tuple(range(100, 116))).num_descriptors == descriptors
 
 
 @pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2), (4, 2), (2, 2)])
@@ -169,7 +172,7 @@ def test_sglangs_engines_join_pages_that_follow_each_other(transport):
 def test_layer_groups_are_whole_layers():
     """Five groups of the 28 layers of Qwen3-0.6B: three of six and two of five layers, K and V of each."""
     wire = RankPairLayout(page_size=16, page_bytes=28 * 2 * 1000, num_planes=56, planes_per_layer=2)
-    load = wire.size((1, 2, 9), (4, 5, 6), with_state=False)
+    load = wire.size((1, 2, 9), (4, 5, 6))
     parts = [wire.part(load, group, 5) for group in range(5)]
     assert [part.num_descriptors for part in parts] == [2 * 2 * layers for layers in (5, 6, 5, 6, 6)]
     assert [part.num_bytes for part in parts] == [3 * 2 * 1000 * layers for layers in (5, 6, 5, 6, 6)]
@@ -179,14 +182,34 @@ def test_groups_of_layers_with_state_are_equal_parts():
     wire = RankPairLayout(
         page_size=16, page_bytes=300, num_planes=2, planes_per_layer=2, state_bytes=100, num_state_planes=6
     )
-    load = wire.size((1,), (4,), with_state=True)
+    load = wire.size((1,), (4,), range(16))
     assert [wire.part(load, group, 4) for group in range(4)] == [(100, 2)] * 4
+
+
+@given(st.integers(1, 500), st.integers(0, 30), st.integers(1, 200), st.sampled_from([1, 8, 16]))
+def test_a_window_is_sent_from_its_first_page_on(num_tokens, cached_pages, window, page_size):
+    """The pages with one of the last tokens of the window that decode lacks."""
+    start = min(cached_pages * page_size, num_tokens // page_size * page_size)
+    wire = RankPairLayout(
+        page_size=page_size, page_bytes=7, num_planes=2, window_tokens=window, window_page_bytes=5, num_window_planes=2
+    )
+    pages = {token // page_size for token in range(max(start, num_tokens - window), num_tokens)}
+    assert wire.size((), (), range(start, num_tokens)) == (5 * len(pages), 2 * min(1, len(pages)))
+
+
+def test_windows_and_keys_of_indexers_are_sent_as_the_models_sizes_say():
+    """gpt-oss-120b: 18 layers whole and 18 of 128 tokens; GLM-5: a key of 132 bytes beside the latent of each layer."""
+    with_windows = wire_of(small(request(0, 100, 2), model="gpt-oss-120b", page_size=16))
+    assert (with_windows.page_bytes, with_windows.num_planes) == (16 * 73_728 // 2, 36)
+    assert with_windows.size((), (), range(1000)) == (9 * 16 * 73_728 // 2, 36)
+    with_indexers = wire_of(small(request(0, 100, 2), model="glm-5", page_size=64))
+    assert with_indexers.page_bytes == 64 * (89_856 + 78 * 132)
 
 
 def test_runs_are_counted_where_both_sides_go_on():
     wire = RankPairLayout(page_size=1, page_bytes=1, num_planes=1)
-    assert wire.size((1, 2, 3, 7, 8), (4, 5, 9, 10, 11), with_state=False).num_descriptors == 3
-    assert wire.size((), (), with_state=False).num_descriptors == 0
+    assert wire.size((1, 2, 3, 7, 8), (4, 5, 9, 10, 11)).num_descriptors == 3
+    assert wire.size((), ()).num_descriptors == 0
 
 
 @dataclass

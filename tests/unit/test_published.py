@@ -215,7 +215,7 @@ def test_every_sixth_layer_of_gemma_sees_all():
     [
         (LLAMA, None),
         (DEEPSEEK, "all else in fp8; modules that predict further tokens .MTP. count as drafts only"),
-        (GEMMA, "the image encoder is left out; KV of all layers is sent whole"),
+        (GEMMA, "the image encoder is left out; SGLang keeps and sends KV of all layers whole"),
         (GPT_OSS, "routed experts are in fp4 and all else in bf16"),
         (LLAMA.replace("bfloat16", "float16"), "the checkpoint's float16 is counted as bf16"),
     ],
@@ -332,7 +332,7 @@ def test_an_added_model_is_listed_shown_and_simulated(folder, capsys):
     assert call("catalog", "add", folder / "My-Model" / "config.json") == 0
     told = capsys.readouterr().out
     assert told.startswith(f"{folder}/config/pdsim/models/my-model.yaml: 116.8 B parameters, 5.7 B active\n")
-    assert "note: KV of all layers is sent whole" in told
+    assert "note: routed experts are in fp4 and all else in bf16" in told
     assert call("catalog", "--json") == 0
     assert "my-model" in json.loads(capsys.readouterr().out)["models"]
     assert call("catalog", "show", "my-model") == 0

@@ -179,9 +179,13 @@ def _torn_line(study: Study, label: str, torn: Torn) -> str:
 def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Torn:
     """Moves the KV of one prompt in one batch between each pair of ranks, no page following another."""
     wire = replace(wire_of(scenario), page_size=page_size)
-    wire = replace(wire, page_bytes=wire.page_bytes // scenario.page_size * page_size)
+    wire = replace(
+        wire,
+        page_bytes=wire.page_bytes // scenario.page_size * page_size,
+        window_page_bytes=wire.window_page_bytes // scenario.page_size * page_size,
+    )
     apart = tuple(range(0, 2 * ceil(num_tokens / page_size), 2))
-    load = wire.size(apart, apart, with_state=False)
+    load = wire.size(apart, apart, range(ceil(num_tokens)))
     engine = transport(scenario)
     bandwidth = link_bandwidth(scenario.network, engine, layout_of(scenario, "prefill")) / max(
         wire.num_writers, wire.num_targets

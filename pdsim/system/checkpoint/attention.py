@@ -6,7 +6,10 @@ from typing import Any
 from pdsim.system.catalog import EntryError
 from pdsim.system.checkpoint.config import Config, delta_attention
 from pdsim.system.checkpoint.layers import Layer, window_of
-from pdsim.system.checkpoint.modules import grouped_sizes, mamba_sizes
+from pdsim.system.checkpoint.modules import OVERLAPPING_RATIO, grouped_sizes, mamba_sizes
+
+_WITH_WINDOW_POOL = ("gpt_oss", "llama4", "gemma4", "mimo", "step3p", "laguna", "mellum", "granite")
+"""Families whose windows have a pool of their own in SGLang 0.5.23 (configs/model_config.py:2651)."""
 
 
 def attention_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
@@ -18,7 +21,7 @@ def attention_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
     if not num_layers:
         raise EntryError("no layer has attention: a model without KV has nothing to send from prefill to decode")
     if config.get("kv_lora_rank"):
-        return _latent(config, num_layers)
+        return _latent(config, layers, num_layers)
     kv_heads, dim, value_dim = grouped_sizes(config, "full")
     section = {
         "kind": "grouped-query",
@@ -30,6 +33,8 @@ def attention_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
     }
     if mixers["window"]:
         section |= {"num_window_layers": mixers["window"], "window_tokens": window_of(config)}
+        if not config.family.startswith(_WITH_WINDOW_POOL):
+            section["has_window_pool"] = False
         heads, window_dim, window_value = grouped_sizes(config, "window")
         if heads != kv_heads:
             section["num_window_kv_heads"] = heads
@@ -38,7 +43,7 @@ def attention_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
     return section
 
 
-def _latent(config: Config, num_layers: int) -> dict[str, Any]:
+def _latent(config: Config, layers: list[Layer], num_layers: int) -> dict[str, Any]:
     return {
         "kind": "latent",
         "num_layers": num_layers,
@@ -47,8 +52,20 @@ def _latent(config: Config, num_layers: int) -> dict[str, Any]:
         "rope_dim": config.count("qk_rope_head_dim"),
         "nope_dim": config.count("qk_nope_head_dim"),
         "value_dim": config.count("v_head_dim"),
-        **({"sparse_tokens": config.count("index_topk")} if config.count("index_n_heads", default=0) else {}),
+        **(_indexer(config, layers) if config.count("index_n_heads", default=0) else {}),
     }
+
+
+def _indexer(config: Config, layers: list[Layer]) -> dict[str, Any]:
+    """A layer that takes what an earlier layer's indexer chose keeps no keys for one."""
+    num_indexers = sum(layer.mixer == "full" and layer.has_indexer for layer in layers)
+    return {"sparse_tokens": config.count("index_topk"), "index_token_bytes": num_indexers * index_bytes(config)}
+
+
+def index_bytes(config: Config) -> int:
+    """Bytes of an indexer's key: fp8 with one scale of four bytes for each 128 elements."""
+    dim = config.count("index_head_dim")
+    return dim + dim // 128 * 4
 
 
 def _compressed(config: Config, layers: list[Layer]) -> dict[str, Any]:
@@ -64,6 +81,9 @@ def _compressed(config: Config, layers: list[Layer]) -> dict[str, Any]:
         "nope_dim": config.head_dim - rope,
         "value_dim": config.head_dim,
         "compress_ratios": dict(sorted(ratios.items())),
+        "num_window_layers": len(layers),
+        "kept_window_tokens": window_of(config),
+        "index_token_bytes": ratios[OVERLAPPING_RATIO] * index_bytes(config) // OVERLAPPING_RATIO,
     }
 
 

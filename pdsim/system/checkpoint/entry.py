@@ -227,17 +227,12 @@ def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
         notes.append("the image encoder is left out")
     if config.get("audio_config"):
         notes.append("the audio encoder is left out")
-    if "num_window_layers" in attention:
-        notes.append(
-            "KV of all layers is sent whole, and kept whole by SGLang: windows change the time of attention and the "
-            "pool of vLLM"
-        )
+    if attention.get("has_window_pool") is False:
+        notes.append("SGLang keeps and sends KV of all layers whole: it knows no windows of this family")
     if config.count("index_n_heads", default=0):
-        notes.append("the indexer's cache is left out, and its time")
+        notes.append("the indexer's time is left out")
     elif config.get("sparse_attention_config"):
         notes.append("the choice of blocks of sparse attention is left out: all blocks are read")
-    if "compress_ratios" in attention:
-        notes.append("windows of the last tokens beside the compressed KV are left out")
     return notes
 
 

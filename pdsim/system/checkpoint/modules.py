@@ -120,14 +120,14 @@ def _compressed(config: Config, ratio: int) -> Iterator[tuple[str, int]]:
     yield "wo_b", config.count("o_groups") * out * hidden
     if not ratio:
         return
-    overlap = 2 if ratio == _OVERLAPPING_RATIO else 1
+    overlap = 2 if ratio == OVERLAPPING_RATIO else 1
     yield "compressor", 2 * hidden * overlap * dim
-    if ratio == _OVERLAPPING_RATIO:
+    if ratio == OVERLAPPING_RATIO:
         index_heads, index_dim = config.count("index_n_heads"), config.count("index_head_dim")
         yield "indexer", query * index_heads * index_dim + hidden * index_heads + 2 * hidden * overlap * index_dim
 
 
-_OVERLAPPING_RATIO = 4
+OVERLAPPING_RATIO = 4
 """Blocks of so few tokens overlap, and an indexer chooses among them."""
 
 
