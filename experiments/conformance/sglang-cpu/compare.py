@@ -17,12 +17,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from draws import random_load
 from loads import LOADS, Load, Request, Role, Servers
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.decode_limits import DecodeLimits
-from pdsim.core.engine_rules import SGLANG_0_5_12
+from pdsim.core.engine_rules import SGLANG_0_5_12, SGLANG_0_5_23
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Arrival,
@@ -62,7 +63,7 @@ from pdsim.policy.routing import RoundRobin
 LOGS = Path(__file__).parent / "logs"
 Instance = PrefillInstance | DecodeInstance | AggregatedInstance
 Row = list[Any]
-RULES = SGLANG_0_5_12
+RULES = {"0.5.12": SGLANG_0_5_12, "0.5.23": SGLANG_0_5_23}
 """Of the recorded release, but for those that server/sitecustomize.py gives it."""
 CHECKS = 1_000_000
 """Ids of requests with which the server looks whether it is well."""
@@ -84,6 +85,11 @@ class DifferenceError(Exception):
     pass
 
 
+def load_of(name: str) -> Load:
+    kind, _, seed = name.partition("-")
+    return random_load(int(seed)) if kind == "drawn" else LOADS[name]
+
+
 @dataclass
 class Log:
     load: Load
@@ -96,7 +102,7 @@ class Log:
         for i, check in enumerate(dict.fromkeys(re.findall(r"HEALTH_CHECK_[\d.]+", text))):
             text = text.replace(check, f"r{CHECKS + i}")
         rows = [json.loads(line) for line in text.splitlines()]
-        log = cls(LOADS[name], [row[1:] for row in rows if row[0] == "request"])
+        log = cls(load_of(name), [row[1:] for row in rows if row[0] == "request"])
         for instance, of_one in groupby((row for row in rows if row[0] != "request"), key=lambda row: row[0]):
             log.instances[instance] = [row[1:] for row in of_one]
         return log
@@ -129,7 +135,7 @@ def twin(name: str, servers: Servers) -> Instance:
             name,
             cache=cache(role, page_size, radix=role.radix),
             limits=DecodeLimits(
-                rules=RULES,
+                rules=RULES[servers.release],
                 max_running_requests=role.max_running_requests,
                 extra_slots=2 * role.max_running_requests if role.max_running_requests <= FEW else 0,
                 saves_retracted=True,
@@ -143,7 +149,7 @@ def twin(name: str, servers: Servers) -> Instance:
             name,
             cache=cache(role, page_size, radix=role.radix),
             limits=PrefillLimits(
-                rules=RULES,
+                rules=RULES[servers.release],
                 max_running_requests=role.max_running_requests,
                 chunked_prefill_tokens=role.chunked_prefill_size,
                 max_prefill_tokens=role.max_prefill_tokens,
@@ -156,7 +162,7 @@ def twin(name: str, servers: Servers) -> Instance:
         name,
         cache=cache(role, page_size, radix=role.radix),
         limits=AggregatedLimits(
-            rules=RULES,
+            rules=RULES[servers.release],
             max_running_requests=role.max_running_requests,
             chunked_prefill_tokens=role.chunked_prefill_size,
             max_prefill_tokens=role.max_prefill_tokens,
@@ -385,7 +391,7 @@ def compare(name: str) -> Iterator[tuple[str, Outcome]]:
 def main() -> None:
     print("| load | instance | decisions compared | differing | not compared |")
     print("|---|---|---|---|---|")
-    for name in sys.argv[1:] or [name for name in LOADS if (LOGS / f"{name}.jsonl.gz").exists()]:
+    for name in sys.argv[1:] or sorted(path.name.partition(".")[0] for path in LOGS.iterdir()):
         for instance, outcome in compare(name):
             print(f"| {name} | {instance} | {outcome.num_compared} | {outcome.num_differing} | {outcome.num_left} |")
             if outcome.difference:

@@ -43,6 +43,7 @@ class Servers:
     """Of an aggregated server, all."""
     decode: Role | None = None
     num_each: int = 1
+    release: str = "0.5.12"
 
     @property
     def is_aggregated(self) -> bool:

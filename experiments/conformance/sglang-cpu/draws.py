@@ -1,0 +1,79 @@
+"""Small loads at random: what a scheduler is told in each iteration of its loop, and its settings."""
+
+import random
+from dataclasses import dataclass, field, replace
+
+from loads import Load, Request, Role, Servers
+
+VOCABULARY = 2048
+STOP = 1
+"""The token that ends an output early."""
+CACHED = 0.7
+"""Part of the loads that have a prefix cache."""
+PREEMPTS = 0.2
+"""Part of the loads that have priorities."""
+SHARES = 0.6
+"""Part of the requests that begin like others."""
+FIXED = 0.4
+"""Part of the requests that ignore the end of sequence."""
+LONGEST = 0.5
+"""Part of the other requests that reach their longest output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnRequest(Request):
+    output: list[int] = field(default_factory=list)
+    abort_at: int | None = None
+    """Iterations are counted as at_s is."""
+
+
+def _tokens(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(16, VOCABULARY) for _ in range(count)]
+
+
+def _role(draw: random.Random, page_size: int, pool_tokens: int) -> Role:
+    preempts = draw.random() < PREEMPTS
+    return Role(
+        max_total_tokens=pool_tokens,
+        chunked_prefill_size=draw.choice([32, 64, 256, 1024]) // page_size * page_size or page_size,
+        max_running_requests=draw.choice([4, 16, 32]),
+        radix=draw.random() < CACHED,
+        max_prefill_tokens=draw.choice([64, 200, 16384]),
+        policy="fcfs" if preempts else draw.choice(["fcfs", "fcfs", "lpm"]),
+        preempts=preempts,
+    )
+
+
+def _request(draw: random.Random, at: int, stems: list[list[int]], longest: int, room: int) -> DrawnRequest:
+    stem = draw.choice(stems) if draw.random() < SHARES else []
+    prompt = stem[: draw.choice([len(stem), draw.randint(0, len(stem))])]
+    prompt += _tokens(draw, draw.choice([0 if prompt else 1, draw.randint(1, longest)]))
+    max_new_tokens = draw.choice([1, 2, draw.randint(1, 80)])
+    prompt = prompt[: max(1, room - max_new_tokens)]
+    ignore_eos = draw.random() < FIXED
+    num_output_tokens = max_new_tokens if ignore_eos or draw.random() < LONGEST else draw.randint(1, max_new_tokens)
+    output = _tokens(draw, num_output_tokens)
+    if num_output_tokens < max_new_tokens:
+        output[-1] = STOP
+    return DrawnRequest(at, prompt, max_new_tokens, [STOP], ignore_eos, output=output)
+
+
+def random_load(seed: int) -> Load:
+    """Pools from roomy to tight, prompts of one token to several chunks, repeats, equal ones, priorities, aborts."""
+    draw = random.Random(seed)
+    page_size = draw.choice([1, 1, 4, 16])
+    pool_tokens = draw.choice([320, 640, 1600])
+    role = _role(draw, page_size, pool_tokens)
+    longest = draw.choice([20, 120, 250])
+    stems = [_tokens(draw, draw.randint(1, longest)) for _ in range(3)]
+    aborts = draw.choice([0, 0, 0.2])
+    burst, gap = draw.choice([1, 4, 10]), draw.choice([1, 4, 12])
+    requests: list[Request] = []
+    at = 1
+    for i in range(draw.randint(20, 50)):
+        at += draw.randint(0, gap) if i % burst == 0 else 0
+        request = _request(draw, at, stems, longest, pool_tokens - 2 * page_size - 2)
+        priority = draw.choice([0, 5, 20]) if role.preempts else 0
+        abort_at = at + draw.randint(1, 30) if draw.random() < aborts else None
+        requests.append(replace(request, priority=priority, abort_at=abort_at))
+    return Load(Servers(page_size, role, release="0.5.23"), lambda _: requests)

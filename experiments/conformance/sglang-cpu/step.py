@@ -1,0 +1,310 @@
+"""Drive SGLang's own Scheduler without a model, and keep what it decided: python step.py SITE LOAD ...
+
+SITE has SGLang 0.5.23 and what its scheduler imports, folders separated by colons. Packages that it imports and does
+not call are stood in for by empty ones.
+"""
+
+import gzip
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import types
+from array import array
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from draws import VOCABULARY, DrawnRequest, random_load
+from loads import Load
+
+LOGS = Path(__file__).parent / "logs"
+UNCALLED = {"torchvision", "tvm_ffi", "uvicorn"}
+MAX_REQUEST_TOKENS = 4096
+LONGEST_LOAD_STEPS = 5000
+OFF = [
+    *("abort_on_priority_when_disabled", "attn_dp_enabled", "enable_fpm", "enable_hicache_storage", "enable_hisparse"),
+    *("enable_hierarchical_cache", "enable_lmcache", "enable_lora", "enable_overlap", "enable_overlap_mlx"),
+    *("enable_pdmux", "enable_unified_cache_external_linker", "enable_unified_memory", "gracefully_exit"),
+    *("is_hybrid_swa", "is_mixed_chunk", "require_mlp_sync", "schedule_low_priority_values_first"),
+]
+ABSENT = [
+    *("chunked_req", "_pending_chunked_abort_req", "decode_offload_manager", "dllm_config", "draft_worker"),
+    *("dynamic_chunk_sizer", "future_map", "hisparse_coordinator", "lora_drainer", "max_queued_requests"),
+    *("metrics_collector", "min_free_slots_delayer", "mm_receiver", "rust_server", "scheduler_stage_metrics"),
+    *("scripted_scheduler_hook", "truncation_align_size"),
+]
+SILENT = ["ipc_channels", "load_inquirer", "load_publisher", "metrics_reporter", "output_streamer"]
+
+
+class _Empty(types.ModuleType):
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda *_, **__: None, "__class_getitem__": classmethod(lambda c, _: c)})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        is_empty = name.partition(".")[0] in UNCALLED
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_empty else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+class _Silent:
+    """Stands for parts of a server that decide nothing: whatever is called does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class _EndError(Exception):
+    pass
+
+
+class Bench:
+    """One Scheduler in its own loop. A forward computes nothing, and each complete prompt gets its next drawn token."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.requests: list[Any] = load.requests(None)  # type: ignore[arg-type]
+        self.rows: list[list[Any]] = []
+        self.step = 0
+        self.live: dict[str, Any] = {}
+        self.scheduler = _scheduler(self)
+
+    def add(self, what: str, *values: Any) -> None:
+        self.rows.append(["aggregated-0", self.step, self.step * 1e-3, what, *values])
+
+    def run(self) -> list[list[Any]]:
+        with suppress(_EndError):
+            self.scheduler.event_loop_normal()
+        return self.rows
+
+    def ingest(self) -> None:
+        """What the loop is told before it chooses a step."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        self.step += 1
+        if self.step > LONGEST_LOAD_STEPS:
+            raise RuntimeError("the load does not end")
+        for i, drawn in enumerate(self.requests):
+            if drawn.at_s == self.step:
+                self.live[f"r{i}"] = request = self._request(i, drawn)
+                self.enqueue(request)
+            elif drawn.abort_at == self.step and not self.live[f"r{i}"].finished():
+                self.add("abort", [f"r{i}"])
+                self.scheduler.abort_request(AbortReq(rid=f"r{i}"))
+        last = max(max(drawn.at_s, drawn.abort_at or 0) for drawn in self.requests)
+        if self.step > last and self.scheduler.is_fully_idle():
+            raise _EndError
+
+    def _request(self, i: int, drawn: DrawnRequest) -> Any:
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        stops = None if drawn.ignore_eos else drawn.stop_token_ids
+        sampling = SamplingParams(
+            max_new_tokens=drawn.max_new_tokens, ignore_eos=drawn.ignore_eos, stop_token_ids=stops, temperature=0
+        )
+        sampling.normalize(None)
+        request = Req(f"r{i}", "", array("q", drawn.prompt), sampling, priority=drawn.priority, vocab_size=VOCABULARY)
+        request.time_stats.wait_queue_entry_time = 0
+        return request
+
+    def forward(self, batch: Any, *_: Any) -> Any:
+        import torch
+        from sglang.srt.managers.utils import GenerationBatchResult
+
+        scheduler = self.scheduler
+        scheduler.forward_ct += 1
+        levels = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
+        if batch.forward_mode.is_extend():
+            rows = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
+            self.add("prefill", [[request.rid, context, tokens] for request, context, tokens in rows], *levels)
+        else:
+            self.add("decode", [request.rid for request in batch.reqs], *levels)
+        tokens = []
+        for request in batch.reqs:
+            output = self.requests[int(request.rid[1:])].output
+            tokens.append(output[len(request.output_ids)] if len(request.output_ids) < len(output) else 17)
+        return GenerationBatchResult(next_token_ids=torch.tensor(tokens))
+
+    def process(self, batch: Any, result: Any) -> None:
+        processor = self.scheduler.batch_result_processor
+        if batch.forward_mode.is_decode():
+            processor.process_batch_result_decode(batch, result)
+        else:
+            processor.process_batch_result_prefill(batch, result)
+        ended = [request for request in batch.reqs if request.finished()]
+        if ended:
+            self.add("ended", [[request.rid, list(request.output_ids)] for request in ended])
+
+    def be_idle(self) -> None:
+        """As Scheduler.on_idle, without checks and metrics."""
+        if self.scheduler.is_fully_idle():
+            self.scheduler.new_token_ratio_tracker.reset()
+
+    def enqueue(self, request: Any, *, is_retracted: bool = False) -> None:
+        if is_retracted:
+            self.add("retracted", [request.rid])
+        else:
+            self.add("new", request.rid, len(request.origin_input_ids), request.sampling_params.max_new_tokens)
+        type(self.scheduler)._add_request_to_queue(self.scheduler, request, is_retracted)  # noqa: SLF001
+
+
+def _parts(load: Load) -> tuple[Any, Any, Any]:
+    """Slots, pages, and the prefix cache."""
+    import torch
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
+
+    role, page_size = load.servers.prefill, load.servers.page_size
+    slots = ReqToTokenPool(role.max_running_requests, MAX_REQUEST_TOKENS, "cpu", enable_memory_saver=False)
+    size = role.max_total_tokens // page_size * page_size
+    common = {"dtype": torch.bfloat16, "device": "cpu", "kvcache": _Silent(), "need_sort": False}
+    if page_size == 1:
+        pages = TokenToKVPoolAllocator(size, **common)
+    else:
+        pages = PagedTokenToKVPoolAllocator(size, page_size, **common)
+    params = CacheInitParams(
+        disable=not role.radix,
+        req_to_token_pool=slots,
+        token_to_kv_pool_allocator=pages,
+        page_size=page_size,
+        chunked_prefill_size=role.chunked_prefill_size,
+    )
+    context = TreeCacheBuildContext(
+        server_args=None,
+        params=params,
+        is_hybrid_swa=False,
+        is_hybrid_ssm=False,
+        enable_hierarchical_cache=False,
+        disable_radix_cache=not role.radix,
+        tp_worker=SimpleNamespace(model_runner=_Silent()),
+        model_config=None,
+        tp_size=1,
+        tp_rank=0,
+        tp_group=None,
+    )
+    return slots, pages, create_tree_cache(context)
+
+
+def _configure(load: Load) -> None:
+    from sglang.srt.runtime_context import get_context
+
+    role = load.servers.prefill
+    get_context().override_server_args(
+        device="cpu",
+        page_size=load.servers.page_size,
+        chunked_prefill_size=role.chunked_prefill_size,
+        max_prefill_tokens=role.max_prefill_tokens,
+        max_running_requests=role.max_running_requests,
+        pp_max_micro_batch_size=role.max_running_requests,
+        disable_radix_cache=not role.radix,
+        schedule_policy=role.policy,
+        enable_priority_scheduling=role.preempts,
+        disable_priority_preemption=not role.preempts,
+        disable_overlap_schedule=True,
+    ).install()
+
+
+def _settings(load: Load) -> dict[str, Any]:
+    """Attributes of a Scheduler, which would want a model to set them."""
+    from sglang.srt.disaggregation.utils import DisaggregationMode
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    role, (slots, pages, tree) = load.servers.prefill, _parts(load)
+    unthinking = {"self_opened_think_start_ids": None, "think_end_ids": None}
+    plain = {"is_encoder_decoder": False, "is_multimodal": False}
+    settings = {
+        "req_to_token_pool": slots,
+        "token_to_kv_pool_allocator": pages,
+        "tree_cache": tree,
+        "page_size": load.servers.page_size,
+        "schedule_policy": role.policy,
+        "enable_priority_scheduling": role.preempts,
+        "priority_scheduling_preemption_threshold": 10,
+        "disaggregation_mode": DisaggregationMode.NULL,
+        "spec_algorithm": SpeculativeAlgorithm.NONE,
+        "max_prefill_tokens": role.max_prefill_tokens,
+        "max_running_requests": role.max_running_requests,
+        "max_req_len": MAX_REQUEST_TOKENS,
+        "model_config": SimpleNamespace(vocab_size=VOCABULARY, **plain, **unthinking),
+        "is_generation": True,
+        "device": "cpu",
+        "processed_tokens_counter": 0,
+    }
+    return {**dict.fromkeys(OFF, False), **dict.fromkeys(ABSENT), **settings}
+
+
+def _scheduler(bench: "Bench") -> Any:
+    """SGLang's Scheduler, whose parts for messages, metrics and models do nothing."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    _configure(bench.load)
+    scheduler = Scheduler.__new__(Scheduler)
+    scheduler.__dict__.update(_settings(bench.load))
+    for name in SILENT:
+        setattr(scheduler, name, _Silent())
+    scheduler.ipc_channels.send_to_tokenizer = _Silent()
+    scheduler.metrics_reporter.num_generated_tokens = scheduler.metrics_reporter.forward_ct_decode = 0
+    scheduler.metrics_reporter.enable_metrics = False
+    scheduler.load_inquirer._get_num_pending_tokens = lambda **_: 0  # noqa: SLF001
+    scheduler.dllm_manager = SimpleNamespace(any_staging_reqs=lambda: False)
+    scheduler.dp_attn_adapter = SimpleNamespace(
+        maybe_prepare_mlp_sync_batch=lambda batch, **_: batch, maybe_convert_decode_to_extend=lambda batch: batch
+    )
+    scheduler.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, **_: batch)
+    scheduler.grammar_manager = SimpleNamespace(
+        has_waiting_grammars=lambda: False, abort_requests=lambda _: None, grammar_queue=[]
+    )
+    runner = SimpleNamespace(attn_backend=None, prefill_aware_swa=False)
+    scheduler.tp_worker = scheduler.model_worker = SimpleNamespace(model_runner=runner)
+    scheduler.init_running_status()
+    scheduler.chunked_prefill_size = bench.load.servers.prefill.chunked_prefill_size
+    scheduler.prefill_decode_interval = scheduler._prefill_decode_interval_remaining = 0  # noqa: SLF001
+    scheduler.init_schedule_policy()
+    scheduler.init_batch_result_processor()
+    scheduler.ingest_requests = bench.ingest
+    scheduler.run_batch = bench.forward
+    scheduler.process_batch_result = bench.process
+    scheduler.on_idle = bench.be_idle
+    scheduler._add_request_to_queue = bench.enqueue  # noqa: SLF001
+    return scheduler
+
+
+def prepare(site: str) -> None:
+    """Make SGLang importable."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import_module("torch._dynamo")  # before the finder: torch asks for packages that are not there
+    sys.path[1:1] = site.split(os.pathsep)
+    for name in ("transformers.image_utils", "transformers.models.llama.modeling_llama", "pycountry", "gguf"):
+        import_module(name)
+    sys.meta_path.insert(0, _Finder())
+
+
+def main() -> None:
+    prepare(sys.argv[1])
+    LOGS.mkdir(exist_ok=True)
+    for name in sys.argv[2:]:
+        rows = Bench(random_load(int(name.partition("-")[2]))).run()
+        text = "\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+        (LOGS / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+        print(f"{name}: {len(rows)} rows", flush=True)
+
+
+if __name__ == "__main__":
+    main()
