@@ -91,15 +91,16 @@ def _simulate(
     if slo is not None:
         slo.require_classes(cluster.requests)
     verdict_of = None if slo is None else partial(_verdict, slo)
+    own_itl = slo is not None and slo.needs_own_itl
     with ExitStack() as stack:
         ends = None
         if ranging != "none" and loaded.uncertain:
-            ends = Ends(loaded, cluster.requests, whole=ranging == "whole", verdict_of=verdict_of)
+            ends = Ends(loaded, cluster.requests, whole=ranging == "whole", verdict_of=verdict_of, own_itl=own_itl)
             stack.enter_context(ends.started())
         journal = None if folder is None else stack.enter_context(run_folder.journal_writer(folder))
         watch = None if ends is None else ends.watch
         with progress_over(scenario.name, len(cluster.requests), quiet=quiet) as advance:
-            observation = Observation(journal=journal, levels=levels, progress=advance, ended=watch)
+            observation = Observation(journal=journal, levels=levels, progress=advance, ended=watch, own_itl=own_itl)
             result, interrupted = _until_interrupted(Simulation(cluster, observation), watch)
         summary = result.summary()
         summary["pdsim"]["interrupted"] = interrupted
@@ -125,10 +126,11 @@ def _verdict(slo: Slo, result: RunResult) -> Outcome:
 
 def _repeated(scenario: Scenario, slo: Slo, *, quiet: bool) -> list[Outcome]:
     """Outcomes of the scenario with slightly faster and slower messages."""
+    observation = Observation(own_itl=slo.needs_own_itl)
     with progress_over("repetitions", len(JITTERS), quiet=quiet) as advance:
         found = []
         for cluster in jittered(lambda: build(scenario)):
-            found.append(_verdict(slo, Simulation(cluster).run()))
+            found.append(_verdict(slo, Simulation(cluster, observation).run()))
             advance()
     return found
 

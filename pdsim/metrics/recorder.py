@@ -7,6 +7,7 @@ from pdsim.core.instance import Levels
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep, Verified
 from pdsim.core.router import num_retries, request_of
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.records import (
     HostCopyRecord,
     LevelRecord,
@@ -62,8 +63,9 @@ _ATTEMPT_FIELDS = (
 class Recorder:
     """Fills RunRecords. Called at the times of the events that it records. Requests go by the ids of their attempts."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_gaps: OwnGaps | None = None) -> None:
         self.records = RunRecords()
+        self._own_gaps = own_gaps
         self._requests: dict[int, RequestRecord] = {}
         self._attempts: dict[int, int] = {}
         """The last attempt of each request that was retried."""
@@ -90,6 +92,8 @@ class Recorder:
         request_id = request_of(attempt)
         before = self._attempts.get(request_id, request_id)
         record = self._requests[before]
+        if self._own_gaps is not None:
+            self._own_gaps.forget(before)
         self._requests[before] = replace(record)
         self._requests[attempt] = record
         self._attempts[request_id] = attempt
@@ -150,8 +154,12 @@ class Recorder:
         if isinstance(outcome, Failed):  # a step under way may still end a gap of its
             record.outcome = "failed"
             record.reason = outcome.reason
+            if self._own_gaps is not None:
+                self._own_gaps.forget(attempt)
         else:
             record.outcome = "finished"
+            if self._own_gaps is not None:
+                record.own_itl_ms = self._own_gaps.finished_ms(attempt, record.num_output_tokens)
             self._last_token_ns.pop(attempt, None)
         return record
 
@@ -180,12 +188,15 @@ class Recorder:
         last_ns = self._last_token_ns.get(request_id)
         if last_ns is not None:
             self.records.token_gaps.append(TokenGap(now_ns - last_ns, 1))
+            if self._own_gaps is not None:
+                self._own_gaps.on_pause(request_id, now_ns - last_ns)
         self._last_token_ns[request_id] = now_ns
 
     def _on_decode(self, step: DecodeStep, row: StepRecord) -> StepRecord:
         """A request whose last token came before this step began has waited longer than the step takes."""
         start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
-        pauses = []
+        pauses: list[TokenGap] = []
+        last_tokens: list[int] = []
         if step.joined and self._last_token_ns:
             last_tokens = [self._pop_last_token_ns(i) for i in step.joined]
             pauses = [TokenGap(first_end_ns - last_ns, 1) for last_ns in last_tokens if last_ns < start_ns]
@@ -193,6 +204,11 @@ class Recorder:
         until_ns = self._decoded_until_ns.get(row.instance_id, start_ns)
         if num_others and until_ns < start_ns:
             pauses.append(TokenGap(first_end_ns - until_ns, num_others))
+        if self._own_gaps is not None:
+            joined_ns = [
+                first_end_ns - min(last_ns, start_ns) for last_ns in last_tokens or [start_ns] * len(step.joined)
+            ]
+            self._own_gaps.on_decode(step, row, joined_ns, first_end_ns - min(until_ns, start_ns))
         self._decoded_until_ns[row.instance_id] = start_ns + row.duration_ns
         if not pauses:
             return row
@@ -205,6 +221,8 @@ class Recorder:
         start_ns, end_ns = row.start_ns, row.start_ns + row.duration_ns
         since = [self._decoded_until_ns.get(row.instance_id, start_ns)] * (step.num_requests - len(step.joined))
         since += [self._pop_last_token_ns(request_id) for request_id in step.joined]
+        if self._own_gaps is not None:
+            self._own_gaps.on_verified(step, row, [end_ns - last_ns for last_ns in since], verified)
         gaps = Counter(zip(since, verified.num_tokens, strict=True))
         self.records.token_gaps += [
             TokenGap(end_ns - last_ns, count, tokens) for (last_ns, tokens), count in gaps.items()

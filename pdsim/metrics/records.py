@@ -56,6 +56,8 @@ class RequestRecord:
     """Reason of a failure."""
     request_class: str = ""
     """Class of the request in its trace; empty: no class."""
+    own_itl_ms: tuple[float, ...] = field(default=(), metadata={"in_table": False})
+    """Values of own_gaps.OWN_ITL in ms; empty unless they are observed."""
 
     @property
     def is_aggregated(self) -> bool:

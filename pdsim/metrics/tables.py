@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 
 
 def _kind(of: type[Any]) -> Kind:
-    columns = [field.name for field in fields(of)]
+    columns = [field.name for field in fields(of) if field.metadata.get("in_table", True)]
     return Kind(columns, columns, get_type_hints(of), of)
 
 

@@ -47,10 +47,12 @@ class Ends:
         *,
         whole: bool = False,
         verdict_of: VerdictOf | None = None,
+        own_itl: bool = False,
     ) -> None:
         """whole: simulate ends over all requests, however many there are.
 
         verdict_of: judges the run of each end, all requests of it.
+        own_itl: the runs have percentiles of each request's own gaps between tokens.
         """
         size = None if whole or verdict_of else part_size(len(requests))
         self.watch = PartWatch(size)
@@ -63,7 +65,7 @@ class Ends:
         self._is_long = len(requests) >= LEAST_REQUESTS
         self.verdicts: list[Any] = []
         """What `verdict_of` found at each end, in their order; empty before `numbers`, and without `verdict_of`."""
-        self._ends = [_End(end, requests, size, verdict_of) for end in scenario.ends]
+        self._ends = [_End(end, requests, size, verdict_of, own_itl=own_itl) for end in scenario.ends]
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -113,8 +115,11 @@ class _End:
         requests: Sequence[RequestSpec],
         part_requests: int | None,
         verdict_of: VerdictOf | None,
+        *,
+        own_itl: bool,
     ) -> None:
         self._scenario = scenario
+        self._own_itl = own_itl
         self._verdict_of = verdict_of
         self._requests = requests
         self._part_requests = part_requests
@@ -133,7 +138,8 @@ class _End:
                 raise _Told(numbers)
 
         watch = PartWatch(self._part_requests, seen)
-        watch.simulation = Simulation(build(self._scenario, self._requests), Observation(ended=watch))
+        observation = Observation(ended=watch, own_itl=self._own_itl)
+        watch.simulation = Simulation(build(self._scenario, self._requests), observation)
         try:
             result = watch.simulation.run()
         except _Told as told:

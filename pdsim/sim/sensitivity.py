@@ -15,7 +15,7 @@ from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.noise import JITTERS, Band, bands, jittered
 from pdsim.sim.result import RunResult
-from pdsim.sim.simulation import Simulation
+from pdsim.sim.simulation import Observation, Simulation
 
 GAIN = 0.1
 MEASURES = {
@@ -28,6 +28,7 @@ MEASURES = {
 """Summary fields and their titles. For throughput more is better, for all others less."""
 
 Measure = Callable[[RunResult], Mapping[str, float]]
+Numbers = Callable[[Cluster], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -105,28 +106,38 @@ def _summary(result: RunResult) -> dict[str, float]:
 
 
 def sensitivities(
-    scenario: Scenario, *, measure: Measure = _summary, progress: Callable[[], None] = lambda: None
+    scenario: Scenario,
+    *,
+    measure: Measure = _summary,
+    own_itl: bool = False,
+    progress: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
     """Sensitivities of a scenario, the largest effect first. Raises ConfigError as build does. Calls progress after
     each run.
+
+    own_itl: the runs have percentiles of each request's own gaps between tokens.
     """
+
+    def numbers(cluster: Cluster) -> Mapping[str, float]:
+        return measure(Simulation(cluster, Observation(own_itl=own_itl)).run())
+
     relief = RELIEF if scenario.aggregated is None else AGGREGATED_RELIEF
-    base = measure(Simulation(build(scenario)).run())
+    base = numbers(build(scenario))
     progress()
     repeated = []
     for cluster in jittered(lambda: build(scenario)):
-        repeated.append(measure(Simulation(cluster).run()))
+        repeated.append(numbers(cluster))
         progress()
     noise = bands(base, repeated)
     found = []
     for resource, variant in _variants(scenario, 1 + GAIN).items():
-        changed = measure(Simulation(variant()).run())
+        changed = numbers(variant())
         changes = {name: changed[name] / base[name] - 1 if base[name] else 0.0 for name in base}
         found.append(Sensitivity(resource, changes, relief[resource], noise))
         progress()
     limiting = {limit.resource for limit in limits(found)}
     found = [
-        replace(one, relief=_tried(scenario, one, base, measure)) if one.resource in limiting & _TRIED.keys() else one
+        replace(one, relief=_tried(scenario, one, base, numbers)) if one.resource in limiting & _TRIED.keys() else one
         for one in found
     ]
     return sorted(found, key=lambda one: -one.effect)
@@ -155,7 +166,7 @@ _TRIED = {"descriptor cost": _fewer_descriptors}
 """Resources whose relief depends on the scenario: functions that return changes to try."""
 
 
-def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], measure: Measure) -> str:
+def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numbers: Numbers) -> str:
     """Changes that improve the metric most affected by the resource, with their simulated gains, the best first."""
     metric = max(one.changes, key=lambda name: _better(name, one.changes[name]))
     gains: dict[str, float] = {}
@@ -164,7 +175,7 @@ def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], meas
             cluster = build(scenario.model_copy(update=update))
         except ConfigError:  # no such cluster
             continue
-        gains[name] = measure(Simulation(cluster).run())[metric] / base[metric] - 1
+        gains[name] = numbers(cluster)[metric] / base[metric] - 1
     useful = {name: gain for name, gain in gains.items() if _better(metric, gain) > _USEFUL}
     ranked = sorted(useful, key=lambda name: -_better(metric, useful[name]))
     title = MEASURES.get(metric, metric)

@@ -15,6 +15,7 @@ from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.vllm_instances import VllmDecodeInstance
 from pdsim.garbage import garbage_collection_paused
+from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.build import Cluster, build
@@ -48,6 +49,8 @@ class Observation:
     """Called from time to time with the number of ended requests."""
     ended: Callable[[RequestRecord], None] | None = None
     """Called with each ended request. An exception ends the run."""
+    own_itl: bool = False
+    """True: find the percentiles of each request's own gaps between tokens."""
 
 
 UNOBSERVED = Observation()
@@ -66,7 +69,7 @@ class Simulation:
     def __init__(self, cluster: Cluster, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> None:
         self.cluster = cluster
         self.timeline = Timeline()
-        self.recorder = Recorder()
+        self.recorder = Recorder(OwnGaps() if observation.own_itl else None)
         self.outputs = {spec.request_id: spec.output for spec in cluster.requests}
         """Outputs of all attempts; clients add those of retries."""
         self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.loading import Changes
-from pdsim.sim.simulation import simulate
+from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.measurement import Measurement, measurement
 from pdsim.study.outcome import finite
 from pdsim.study.readings import Reading, Times
@@ -62,7 +62,8 @@ def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> L
 
 def requests_alone(trials: Trials, changes: Changes) -> Sequence[RequestRecord]:
     """Records of the same requests, sent one at a time, so that no request waits for another."""
-    return simulate(trials.scenario(trials.base.one_at_a_time(changes))).records.requests
+    observation = Observation(own_itl=trials.slo.needs_own_itl)
+    return simulate(trials.scenario(trials.base.one_at_a_time(changes)), observation).records.requests
 
 
 def deciding_measurement(

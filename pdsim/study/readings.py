@@ -7,9 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from pdsim.metrics.distribution import interpolated
+from pdsim.metrics.own_gaps import OWN_ITL
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary_rows import time_text
 
+OF_GAPS = ("tpot", *OWN_ITL)
+"""Metrics that a request of a single token has not."""
 _ROUNDING = 1e-9
 """Relative error of a mean of shares that are all the same."""
 
@@ -19,12 +22,17 @@ def time_limit(limit_ms: float) -> str:
     return f"{limit_ms / 1e3:.10g} s" if limit_ms >= 1e3 else f"{limit_ms:.10g} ms"  # noqa: PLR2004
 
 
+def own_itl_ms(metric: str, request: RequestRecord) -> float:
+    """One of OWN_ITL of a request of at least two tokens, in ms."""
+    return request.own_itl_ms[OWN_ITL.index(metric)]
+
+
 @dataclass(frozen=True)
 class Times:
     """Times of one run's requests. Arrays are over the requests that finished."""
 
     by_metric: Mapping[str, Any]
-    """ttft, tpot and e2e in ms; TPOT is 0 for a single token."""
+    """ttft, tpot and e2e in ms, and where they were observed percentiles of own gaps; 0 of gaps for a single token."""
     has_tpot: Any
     """True for two output tokens and more."""
     num_lost: int
@@ -43,6 +51,7 @@ class Times:
             int(row["failed"] + row["unfinished"]),
             row["classes"] or None,
             row["duration"],
+            row.get("own_itl_ms") or None,
         )
 
     @classmethod
@@ -58,6 +67,7 @@ class Times:
             len(lost),
             classes if any(classes) else None,
             (max((r.end_ns or 0 for r in done), default=start_ns) - start_ns) / 1e9,
+            [r.own_itl_ms for r in done] if all(r.own_itl_ms for r in done) else None,
         )
 
     @classmethod
@@ -69,6 +79,7 @@ class Times:
         num_lost: int,
         classes: Sequence[str] | None,
         duration_s: float,
+        own_itl: Sequence[Sequence[float]] | None,
     ) -> "Times":
         import numpy as np  # noqa: PLC0415  slow to import, and workers do without
 
@@ -76,7 +87,9 @@ class Times:
         has_tpot = num_tokens > 1
         tpot = np.where(has_tpot, e2e - ttft, 0.0) / np.maximum(num_tokens - 1, 1)
         named = None if classes is None else np.asarray(classes, str)
-        return cls({"ttft": ttft, "tpot": tpot, "e2e": e2e}, has_tpot, num_lost, named, duration_s)
+        columns = () if own_itl is None else np.asarray(own_itl, float).reshape(-1, len(OWN_ITL)).T
+        by_metric = {"ttft": ttft, "tpot": tpot, "e2e": e2e, **dict(zip(OWN_ITL, columns, strict=False))}
+        return cls(by_metric, has_tpot, num_lost, named, duration_s)
 
     @property
     def num_sent(self) -> int:
@@ -100,7 +113,7 @@ class Times:
     def percentile(self, metric: str, percent: float) -> float:
         """The percentile of a metric, in ms; requests without an end are infinite. 0 without requests."""
         values = self.by_metric[metric]
-        if metric == "tpot":
+        if metric in OF_GAPS:
             values = values[self.has_tpot]
         ranked = sorted(values.tolist()) + [inf] * self.num_lost
         return interpolated(percent, len(ranked), ranked.__getitem__) if ranked else 0.0

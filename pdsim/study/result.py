@@ -15,7 +15,7 @@ from pdsim.study.readings import Attainment, Times
 from pdsim.study.slo import Judgement, Slo, mean_judgement
 from pdsim.study.tasks import described, metrics
 
-_OF_REQUESTS = ("ttft_ns", "e2e_ns", "output_tokens", "classes", "identity")
+_OF_REQUESTS = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "classes", "identity")
 """Columns that are no number of the run."""
 
 

@@ -3,9 +3,11 @@
 Runs, plans, answers, sweeps and the web page all judge by these classes, and print the numbers that they find.
 
 - `pNN` is the percentile that clients of servers print: numpy's, linear between two order statistics.
+- `itl_p50`, `itl_p90`, `itl_p95`, `itl_p99` are percentiles of gaps between a request's own tokens, `itl_max` is the
+  longest: "itl_p99 p95 < 60 ms" limits the p95, over requests, of each request's own p99.
 - `for NN %` counts requests that are within all limits named.
-- A request that fails counts as endless. A request of a single token has no TPOT: percentiles leave it out, counts
-  take it as within.
+- A request that fails counts as endless. A request of a single token has no TPOT and no gaps: percentiles leave it
+  out, counts take it as within.
 - Several runs of one cluster (seeds) are judged by the mean of their numbers.
 
 Classes of requests have limits of their own: "chat: ttft p99 < 1 s; batch: e2e p95 < 60 s".
@@ -14,23 +16,36 @@ Classes of requests have limits of their own: "chat: ttft p99 < 1 s; batch: e2e 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from math import ceil, floor, inf
 from statistics import fmean
 from typing import Any
 
+from pdsim.metrics.own_gaps import OWN_ITL
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.fields import DURATION
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.study.readings import Attainment, Reading, Times, attainment_of, mean_attainment, mean_reading, time_limit
+from pdsim.study.readings import (
+    OF_GAPS,
+    Attainment,
+    Reading,
+    Times,
+    attainment_of,
+    mean_attainment,
+    mean_reading,
+    own_itl_ms,
+    time_limit,
+)
 from pdsim.workload.request_spec import RequestSpec, classes_of
 
 DEFAULT_SLO = "ttft p99 < 2 s, tpot p99 < 50 ms"
 
-_METRICS: Mapping[str, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
+_METRICS: Mapping[str, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms} | {
+    metric: partial(own_itl_ms, metric) for metric in OWN_ITL
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,7 @@ class Term:
     """One condition: a percentile below its limit, or enough requests within all limits."""
 
     limits_ms: tuple[tuple[str, float], ...]
-    """Limits by metric: ttft, tpot or e2e."""
+    """Limits by metric: ttft, tpot, e2e, or one of a request's own gaps."""
     percentile: float
     """Percentile that has the limit; of a count, the percent of requests that must be within."""
     request_class: str = ""
@@ -98,12 +113,12 @@ class Term:
         return self.request_class in ("", request_class)
 
     def is_about(self, num_output_tokens: int) -> bool:
-        """True if the limit applies to a request. A request with one token has no TPOT."""
-        return num_output_tokens > 1 or not self._is_of_tpot
+        """True if the limit applies to a request. A request with one token has no TPOT and no gaps."""
+        return num_output_tokens > 1 or not self._is_of_gaps
 
     @cached_property
-    def _is_of_tpot(self) -> bool:
-        return not self.is_share and self.limits_ms[0][0] == "tpot"
+    def _is_of_gaps(self) -> bool:
+        return not self.is_share and self.limits_ms[0][0] in OF_GAPS
 
     def is_missed(self, request: RequestRecord) -> bool:
         """True if an ended request misses the limit."""
@@ -179,8 +194,8 @@ def _num_needed(percent: float, num_requests: int) -> int:
 
 
 def _time_ms(metric: str, request: RequestRecord) -> float:
-    """A single token has no TPOT."""
-    return 0.0 if metric == "tpot" and request.num_output_tokens < 2 else _METRICS[metric](request)  # noqa: PLR2004
+    """A single token has no gaps."""
+    return 0.0 if metric in OF_GAPS and request.num_output_tokens < 2 else _METRICS[metric](request)  # noqa: PLR2004
 
 
 @dataclass(frozen=True)
@@ -338,6 +353,11 @@ class Slo:
         """The percentile of the first term that limits a metric; 99 if none does."""
         found = (term.percentile for term in self.terms if metric in dict(term.limits_ms))
         return next(found, 99.0)
+
+    @property
+    def needs_own_itl(self) -> bool:
+        """True if it limits a request's own gaps, which runs find only if they are told to."""
+        return any(name in OWN_ITL for term in self.terms for name, _ in term.limits_ms)
 
     @property
     def share(self) -> float:

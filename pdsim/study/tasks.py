@@ -27,7 +27,7 @@ from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transp
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
 """Packages whose code decides results."""
 _HEAD = ("key", "status", "message", "saturated", "gpus", "warnings", "failures")
-_TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "identity", "classes")
+_TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "identity", "classes")
 """Lists over the requests that finished, so that other SLOs need no new run; what the key is a digest of; and the
 classes of all requests, if there are any: those that finished come first.
 """
@@ -44,6 +44,8 @@ class Task:
     base: Path
     slo: Slo | None = None
     """The run ends when it is sure that it misses it."""
+    own_itl: bool = False
+    """True: its row has percentiles of each request's own gaps between tokens."""
     entries: Mapping[str, str] = field(default_factory=dict)
     """The user's own entries of the catalog, for workers on other machines."""
 
@@ -72,8 +74,12 @@ class Point:
 class Planner:
     """Assigns numbers to points. Points with equal fields are one point."""
 
-    def __init__(self, where: str, scenario: Path, *, changes: Sequence[str], seeds: Sequence[int] | None) -> None:
+    def __init__(
+        self, where: str, scenario: Path, *, changes: Sequence[str], seeds: Sequence[int] | None, own_itl: bool = False
+    ) -> None:
+        """own_itl: rows have percentiles of each request's own gaps between tokens."""
         self._where = where
+        self._own_itl = own_itl
         base = load_scenario(scenario, changes)  # so that its own mistakes are named as such
         self._base = scenario.parent.absolute()
         self._data: dict[str, Any] = read_yaml(scenario)
@@ -140,7 +146,8 @@ class Planner:
             entries = own_entries(scenario.entries)
         except CatalogError:  # its row says why
             entries = {}
-        return Task(key_of(identity), identity, data, self._base, entries=entries)
+        key = key_of(f"{identity} own ITL" if self._own_itl else identity)
+        return Task(key, identity, data, self._base, own_itl=self._own_itl, entries=entries)
 
     def _digest(self, scenario: Scenario) -> str:
         """The digest of its requests. Raises ConfigError if they cannot be made."""

@@ -28,7 +28,9 @@ class Trials:
         self.slo = slo
         self._work = work
         self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
-        self._planner = Planner(base.where, base.path, changes=base.changes, seeds=self.seeds)
+        self._planner = Planner(
+            base.where, base.path, changes=base.changes, seeds=self.seeds, own_itl=slo.needs_own_itl
+        )
 
     def at(self, changes: Changes) -> "Trials":
         """Trials of a changed base, one run of each cluster."""
@@ -87,7 +89,7 @@ class Trials:
                 return {"request_throughput": result.summary()["request_throughput"]}
             return {str(term): term.reading(Times.of_requests(result.judged.requests)).value}
 
-        (found,) = limits(sensitivities(scenario, measure=measure))
+        (found,) = limits(sensitivities(scenario, measure=measure, own_itl=self.slo.needs_own_itl))
         return found
 
     def _ending_early(self, point: Point) -> Point:

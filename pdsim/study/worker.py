@@ -58,7 +58,7 @@ def _run(task: Task) -> dict[str, Any]:
     # a tally does not know which requests were sent first
     judges_all = not warm_up_requests(scenario.client, len(cluster.requests), num_primes)
     tally = Tally(task.slo, cluster.requests) if task.slo is not None and judges_all else None
-    return _row(Simulation(cluster, Observation(ended=tally)).run(), cluster.requests)
+    return _row(Simulation(cluster, Observation(ended=tally, own_itl=task.own_itl)).run(), cluster.requests)
 
 
 def crashed(task: Task, how: str) -> Done:
@@ -103,6 +103,7 @@ def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
         "ttft_ns": [r.first_token_ns - r.arrival_ns for r in done if r.first_token_ns is not None],
         "e2e_ns": [r.end_ns - r.arrival_ns for r in done if r.end_ns is not None],
         "output_tokens": [r.num_output_tokens for r in done],
+        "own_itl_ms": [r.own_itl_ms for r in done] if done[0].own_itl_ms else None,
         "classes": [classes.get(r.request_id, "") for r in in_order] if classes else None,
     }
 

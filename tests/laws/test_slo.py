@@ -113,7 +113,7 @@ def printed(capsys, *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-LIMITS = "ttft < {} ms and tpot < {} ms for 90 %, ttft p95 < {} ms"
+LIMITS = "ttft < {} ms and tpot < {} ms for 90 %, ttft p95 < {} ms, itl_p99 p95 < {} ms"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_commands_agree(changes, tmp_path, capsys):
     summary = json.loads(printed(capsys, "run", str(path), *set_, "--json"))
     p95 = summary["p95_ttft_ms"]
     for factor in (0.999, 1.001):
-        slo = LIMITS.format(p95 * factor, summary["p95_tpot_ms"], p95 * factor)
+        slo = LIMITS.format(p95 * factor, summary["p95_tpot_ms"], p95 * factor, summary["p99_itl_ms"])
         ran = json.loads(printed(capsys, "run", str(path), *set_, "--slo", slo, "--json"))["pdsim"]["slo"]
         found = [(term["name"], term["value"], term["met"]) for term in ran["terms"]]
         (tmp_path / "sweep.yaml").write_text(

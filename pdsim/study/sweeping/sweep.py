@@ -65,7 +65,8 @@ def sweep(
     require_out(folder)
     num_runs = num_points(file) * len(file.seeds or (0,))
     require_room(f"{path}: {num_runs:,} runs", num_runs * POINT_BYTES, num_runs * POINT_S)
-    planner = Planner(str(path), path.parent / file.scenario, changes=changes, seeds=file.seeds)
+    own_itl = any(slo.needs_own_itl for slo in file.slos.values())
+    planner = Planner(str(path), path.parent / file.scenario, changes=changes, seeds=file.seeds, own_itl=own_itl)
     points = planner.plan(designed_points(file))
     if file.search is not None:
         load_optuna()

@@ -1,0 +1,112 @@
+"""Percentiles of the gaps between one request's own tokens, for SLOs that limit them."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pdsim.core.messages import DecodeStep, Verified
+from pdsim.metrics.distribution import Run, RunSamples
+from pdsim.metrics.records import StepRecord
+
+OWN_ITL = ("itl_p50", "itl_p90", "itl_p95", "itl_p99", "itl_max")
+"""Metrics of one request: percentiles of its own gaps, and the longest."""
+_PERCENTILES = (50, 90, 95, 99)
+_MS = 1e6
+
+
+class _Row(NamedTuple):
+    """Decode steps of one instance. Times are in ns."""
+
+    lead_ns: int
+    """First gap of the requests that were in the batch before; first_ns unless they paused."""
+    first_ns: int
+    growth_ns: float
+    num_steps: int
+
+
+class _Stay(NamedTuple):
+    """A request in a batch, from the row `begin` on."""
+
+    rows: list[_Row]
+    begin: int
+    lead_ns: int
+    """Its first gap there."""
+
+
+class OwnGaps:
+    """Follows each attempt of a request through its batches. The gaps of all requests together are those of ITL."""
+
+    def __init__(self) -> None:
+        self._rows: defaultdict[str, list[_Row]] = defaultdict(list)
+        self._batches: defaultdict[str, dict[int, None]] = defaultdict(dict)
+        """Attempts in the order of each batch that verifies drafts, by instance."""
+        self._stays: dict[int, _Stay] = {}
+        self._gaps: defaultdict[int, list[Run]] = defaultdict(list)
+        """Gaps in ns of attempts that have not ended, without those of their stay."""
+
+    def on_pause(self, attempt: int, gap_ns: int) -> None:
+        """A gap that ends with a token of a prefill step."""
+        self._gaps[attempt].append((gap_ns, 0.0, 1, 1))
+
+    def on_decode(self, step: DecodeStep, row: StepRecord, joined_ns: Sequence[int], others_ns: int) -> None:
+        """joined_ns: the first gap of each request that joined. others_ns: the first gap of the others."""
+        rows = self._rows[row.instance_id]
+        for attempt in step.left:
+            self._close(attempt)
+        for attempt, lead_ns in zip(step.joined, joined_ns, strict=True):
+            self._stays[attempt] = _Stay(rows, len(rows), lead_ns)
+        rows.append(_Row(others_ns, row.first_ns, row.growth_ns, row.num_steps))
+
+    def on_verified(self, step: DecodeStep, row: StepRecord, gaps_ns: Sequence[int], verified: Verified) -> None:
+        """gaps_ns: of each request, in the order of the batch, the time that its tokens share."""
+        batch = self._batches[row.instance_id]
+        if len(step.joined) == step.num_requests:
+            batch.clear()
+        for attempt in step.left:
+            batch.pop(attempt, None)
+        batch.update(dict.fromkeys(step.joined))
+        for attempt, gap_ns, num_tokens in zip(batch, gaps_ns, verified.num_tokens, strict=True):
+            self._gaps[attempt].append((gap_ns / num_tokens, 0.0, 1, num_tokens))
+        for attempt, _ in verified.ended:
+            batch.pop(attempt, None)
+
+    def forget(self, attempt: int) -> None:
+        """It failed."""
+        self._stays.pop(attempt, None)
+        self._gaps.pop(attempt, None)
+
+    def finished_ms(self, attempt: int, num_output_tokens: int) -> tuple[float, ...]:
+        """Values of OWN_ITL in ms of a request that finished; 0 for a single token."""
+        self._close(attempt)
+        runs = _first(self._gaps.pop(attempt, ()), num_output_tokens - 1)
+        gaps = RunSamples((first / _MS, growth / _MS, length, weight) for first, growth, length, weight in runs)
+        return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
+
+    def _close(self, attempt: int) -> None:
+        """Its stay ends with the last row, or earlier: then it has more gaps than tokens."""
+        if (stay := self._stays.pop(attempt, None)) is not None:
+            self._gaps[attempt].extend(_gaps(stay))
+
+
+def _gaps(stay: _Stay) -> Iterator[Run]:
+    for index in range(stay.begin, len(stay.rows)):
+        row = stay.rows[index]
+        lead_ns = stay.lead_ns if index == stay.begin else row.lead_ns
+        if lead_ns == row.first_ns:
+            yield row.first_ns, row.growth_ns, row.num_steps, 1
+            continue
+        yield lead_ns, 0.0, 1, 1
+        if row.num_steps > 1:
+            yield row.first_ns + row.growth_ns, row.growth_ns, row.num_steps - 1, 1
+
+
+def _first(runs: Sequence[Run], count: int) -> Iterator[Run]:
+    """The first `count` values."""
+    for first, growth, length, weight in runs:
+        if count <= 0:
+            return
+        if length == 1:
+            yield first, growth, 1, min(weight, count)
+        else:
+            yield first, growth, min(length, count), weight
+        count -= length * weight
