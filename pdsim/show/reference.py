@@ -134,7 +134,10 @@ def _component(seam: Any, name: str) -> list[tuple[str, ...]]:
 
 
 def _columns(record: type[Any]) -> list[tuple[str, ...]]:
-    names = [field.name for field in fields(record)] if is_dataclass(record) else record._fields
+    if is_dataclass(record):
+        names = [field.name for field in fields(record) if field.metadata.get("in_table", True)]
+    else:
+        names = record._fields
     said = meanings(record)
     return [(name, said.get(name, "")) for name in names]
 

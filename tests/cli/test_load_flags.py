@@ -71,7 +71,7 @@ def test_a_missing_load_is_asked_for(capsys, command, words):
     ("words", "says"),
     [
         (("--rate", "4/s", "--concurrency", "3"), "exclude each other"),
-        (("--isl", "0", "--osl", "4", "--rate", "4/s"), "at least 1 token"),
+        (("--isl", "0", "--osl", "4", "--rate", "4/s"), "from 1 to 100,000,000 tokens"),
         (("--isl", "9", "--osl", "4", "--rate", "4"), "bare number 4"),
     ],
 )

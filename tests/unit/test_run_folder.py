@@ -12,7 +12,7 @@ from pdsim.metrics.tables import RunFolderError
 from tests.support import run, small
 
 COLUMNS = {
-    "requests": [field.name for field in fields(RequestRecord)],
+    "requests": [field.name for field in fields(RequestRecord) if field.metadata.get("in_table", True)],
     "steps": [field.name for field in fields(StepRecord)],
     "transfers": [field.name for field in fields(TransferRecord)],
     "levels": ["instance_id", "time_ns", *Levels._fields],
