@@ -51,7 +51,8 @@ class KvGiver:
             self.release(message.request_id)
             return []
         source = tuple(returning.lease.table[message.num_cached_tokens // self._cache.page_size :])
-        size = self._wire.size(source, message.pages)
+        sent = range(message.num_cached_tokens, returning.num_tokens)
+        size = self._wire.size(source, message.pages, sent, with_state=False)
         ids = message.request_id, self._decode_id, returning.prefill_id
         return [ReturnKv(TransferUnit(*ids, source, message.pages, *size, now_ns, is_last=False))]
 

@@ -50,10 +50,13 @@ class RankPairLayout:
     """KV of one page in these layers that one prefill rank sends to one decode rank."""
     num_window_planes: int = 0
 
-    def size(self, source: tuple[int, ...], target: tuple[int, ...], sent: range | None = None) -> "TransferSize":
+    def size(
+        self, source: tuple[int, ...], target: tuple[int, ...], sent: range | None = None, *, with_state: bool = True
+    ) -> "TransferSize":
         """The size of these pages.
 
-        sent: with the request's state, and the windows of these tokens, which are those that decode lacks of a prompt.
+        sent: all tokens that the receiver lacks, if this is the last part of them. Then the windows of these tokens go
+        with the pages, and with_state the request's state.
         """
         num_pages = len(source)
         if self.pushes:
@@ -65,9 +68,10 @@ class RankPairLayout:
         size = TransferSize(num_pages * self.page_bytes, num_descriptors)
         if sent is not None:
             windows = self._windows(sent)
+            state = TransferSize(self.state_bytes, self.num_state_planes) if with_state else TransferSize(0, 0)
             size = TransferSize(
-                size.num_bytes + windows.num_bytes + self.state_bytes,
-                size.num_descriptors + windows.num_descriptors + self.num_state_planes,
+                size.num_bytes + windows.num_bytes + state.num_bytes,
+                size.num_descriptors + windows.num_descriptors + state.num_descriptors,
             )
         return size
 

@@ -30,7 +30,7 @@ class _Stay(NamedTuple):
     rows: list[_Row]
     begin: int
     lead_ns: int
-    """Its first gap there."""
+    """First gap of the request in this batch."""
 
 
 class OwnGaps:
@@ -45,7 +45,7 @@ class OwnGaps:
         """Gaps in ns of attempts that have not ended, without those of their stay."""
 
     def on_pause(self, attempt: int, gap_ns: int) -> None:
-        """A gap that ends with a token of a prefill step."""
+        """Add a gap that ends with a token of a prefill step."""
         self._gaps[attempt].append((gap_ns, 0.0, 1, 1))
 
     def on_decode(self, step: DecodeStep, row: StepRecord, joined_ns: Sequence[int], others_ns: int) -> None:
@@ -71,7 +71,7 @@ class OwnGaps:
             batch.pop(attempt, None)
 
     def forget(self, attempt: int) -> None:
-        """It failed."""
+        """Drop the gaps of an attempt that failed."""
         self._stays.pop(attempt, None)
         self._gaps.pop(attempt, None)
 
@@ -83,7 +83,7 @@ class OwnGaps:
         return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
 
     def _close(self, attempt: int) -> None:
-        """Its stay ends with the last row, or earlier: then it has more gaps than tokens."""
+        """End the stay of a request with the last row. A request that ended earlier has more gaps than tokens."""
         if (stay := self._stays.pop(attempt, None)) is not None:
             self._gaps[attempt].extend(_gaps(stay))
 

@@ -13,7 +13,7 @@ from pdsim.core.sequence import Spans
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
-from pdsim.scenario.wiring import interconnect
+from pdsim.scenario.wiring import interconnect, wire_of
 from tests.strategies import crowded_scenarios, optimistic_scenarios, scenarios, vllm_scenarios
 from tests.support import MILLISECOND, examples, request, run, run_both_ways, small
 
@@ -173,3 +173,12 @@ def test_a_lone_request_waits_for_the_pages_of_a_return():
     assert [r.outcome for r in traced.records.requests] == ["finished", "finished"]
     back = next(row for row in traced.records.transfers if row.source == "decode-0")
     assert traced.records.requests[1].streamed_ns < back.end_ns < traced.records.requests[1].end_ns
+
+
+def test_windows_go_back_to_prefill_with_the_pages():
+    scenario = conversation(model="gpt-oss-120b", decode__returns_kv=True)
+    wire = wire_of(resolve(scenario))
+    back = next(row for row in run(scenario).records.transfers if row.source == "decode-0")
+    window_pages = min(back.num_pages, -(-wire.window_tokens // wire.page_size))
+    windows = back.num_bytes - back.num_pages * wire.page_bytes
+    assert window_pages * wire.window_page_bytes <= windows <= (window_pages + 1) * wire.window_page_bytes

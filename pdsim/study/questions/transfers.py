@@ -185,7 +185,7 @@ def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Tor
         window_page_bytes=wire.window_page_bytes // scenario.page_size * page_size,
     )
     apart = tuple(range(0, 2 * ceil(num_tokens / page_size), 2))
-    load = wire.size(apart, apart, range(ceil(num_tokens)))
+    load = wire.size(apart, apart, range(ceil(num_tokens)), with_state=False)
     engine = transport(scenario)
     bandwidth = link_bandwidth(scenario.network, engine, layout_of(scenario, "prefill")) / max(
         wire.num_writers, wire.num_targets
