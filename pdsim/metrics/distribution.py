@@ -85,7 +85,7 @@ class RunSamples:
         return interpolated(percent, self.count, self._value_at) if self.count else 0.0
 
     def max(self) -> float:
-        return self._lasts[-1] if self._lasts else 0.0
+        return self._value_at(self.count - 1) if self.count else 0.0
 
     def _value_at(self, rank: int) -> float:
         """The value of this rank lies between the first and last values of its run, so only these are written out."""

@@ -9,10 +9,10 @@ from pdsim.metrics.distribution import RunSamples, Samples
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 runs = st.lists(
-    st.tuples(st.floats(0, 1000), st.sampled_from([0.0, 0.25, 3.0]), st.integers(1, 30), st.integers(1, 5)),
+    st.tuples(st.floats(0, 1000), st.sampled_from([0.0, 0.25, 3.0]), st.integers(1, 30), st.integers(0, 5)),
     min_size=1,
     max_size=12,
-)
+).filter(lambda found: any(weight for *_, weight in found))
 PERCENTS = (0, 1, 50, 90, 99, 100)
 
 

@@ -17,8 +17,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from draws import random_load
 from loads import LOADS, Load, Request, Role, Servers
+from random_loads import random_load
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.decode_instance import DecodeInstance

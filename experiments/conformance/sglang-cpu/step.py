@@ -18,8 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from draws import VOCABULARY, DrawnRequest, random_load
 from loads import Load
+from random_loads import VOCABULARY, DrawnRequest, random_load
 
 LOGS = Path(__file__).parent / "logs"
 UNCALLED = {"torchvision", "tvm_ffi", "uvicorn"}
