@@ -1,1 +1,1 @@
-"""The SimPy driver: simulated time, modelled durations, and no decisions."""
+"""Simulated mode: SimPy's event queue drives the scheduler in simulated time, and cost models give the durations."""

@@ -1,4 +1,6 @@
-"""Drives one instance in simulated time: answers its loop."""
+"""Drives one instance in simulated time: runs the steps that its scheduling loop asks for, and returns their
+results.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,12 +40,14 @@ class Waiting:
 
 
 class Host:
-    """CPU of one instance's loop, with a clock that slows while other threads use the CPU."""
+    """CPU of one instance's scheduling loop. Its clock runs slower than simulated time while other threads use
+    the CPU.
+    """
 
     def __init__(self, timeline: Timeline, settings: HostSettings) -> None:
         self.settings = settings
         self.free_ns = 0
-        """Time when the loop has finished launching, sending and processing results."""
+        """Time of the host's clock when the loop has finished launching forwards, sending KV and processing results."""
         self._timeline = timeline
         self._pace = 1.0
         self._since_ns = self._lost_ns = 0
@@ -51,7 +55,7 @@ class Host:
 
     @property
     def lost_ns(self) -> int:
-        """Time that other threads have taken from it."""
+        """Time in ns that other threads have taken from the host so far."""
         elapsed_ns = self._timeline.now_ns - self._since_ns
         return self._lost_ns + (0 if self._pace == 1 else elapsed_ns - int(elapsed_ns * self._pace))
 
@@ -97,24 +101,24 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class BegunForward:
-    """A prefill forward on the GPU. It ends no earlier than its launch."""
+    """A prefill forward on the GPU. The forward ends no earlier than the host has launched it."""
 
     step: m.PrefillStep
     start_ns: int
     launched_ns: int
     """Time when the host has launched the forward, by the host's clock."""
     lost_ns: int
-    """Time that the host had lost before the launch."""
+    """Time in ns that the host had lost to other threads before the launch."""
     first_ns: int | None
-    """Time on the first pipeline stage. None: there is a single stage."""
+    """Time in ns on the first pipeline stage. None: there is a single stage."""
 
 
 class Actor:
-    """An instance and what it is doing: waiting, a forward, or a number of decode steps.
+    """Runs one instance: the instance waits, runs a forward, or runs a number of decode steps.
 
-    Decode steps run as many at once as the instance allows, until a sequence ends. A message cuts them short: the
-    step in progress finishes, then the instance is asked again. With single_steps, each runs alone; nothing else
-    differs.
+    The actor simulates as many decode steps at once as the instance allows, until a sequence ends. When a message
+    arrives, the actor finishes the step in progress and asks the instance again. With single_steps each decode step is
+    simulated alone, with the same result.
     """
 
     def __init__(self, simulation: "Simulation", instance: AnyInstance) -> None:
@@ -156,13 +160,12 @@ class Actor:
         self._is_pausing = False
         """True while the loop waits for the host."""
         self._held: list[m.Result] = []
-        """Results that arrived during a pause although the host had time, because alarms of a slowed clock are rounded
-        up."""
+        """Results that arrived during a pause although the host was free: alarms of a slowed clock are rounded up."""
         self._timer: Alarm | None = None
         self._num_in_flight = 0
         self._max_in_flight = instance.max_steps_in_flight
         self._gpu_free_ns = 0
-        """Time when the last begun forward ends. The next forward begins after it."""
+        """Time when the last begun forward ends. The next forward begins no earlier."""
 
     def start(self) -> None:
         self._advance(None)
@@ -187,7 +190,7 @@ class Actor:
         return self._decode.num_done
 
     def kill(self) -> None:
-        """Kills the instance; its running steps have no effect."""
+        """Kills the instance. Its running steps produce no result."""
         self._decode.kill()
         if self._cache_copies is not None:
             self._cache_copies.kill()
@@ -205,7 +208,7 @@ class Actor:
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begins what the loop asks for until the loop must wait for a step or a message."""
+        """Begins the steps that the loop asks for, until the loop must wait for a result or a message."""
         self._is_pausing = False
         for result in self._held:
             self._timeline.after(0, self._see_result, result, self._order)
@@ -239,7 +242,7 @@ class Actor:
             answer = None
 
     def _advance_later(self) -> None:
-        """Continues when the host is free."""
+        """Continues the loop when the host is free."""
         self._host.when_free(self._advance, None, self._order)
 
     def go_at(self, pace: float) -> None:
@@ -269,10 +272,11 @@ class Actor:
     # Commands that take the instance's time.
 
     def _hand_on(self, commands: list[m.Command]) -> None:
-        """Hands the KV of requests to the transfer workers one after another, and all other messages at once.
+        """Hands the KV of requests to the transfer workers one request after another, and sends all other messages at
+        once.
 
-        A waiting worker gets the interpreter's lock when the loop hands on the next request or the last one: once for a
-        write, twice after a gather.
+        A transfer worker starts when the loop releases the interpreter's lock (GIL): at its next request or after its
+        last. A direct write needs the lock once, a gather into the staging buffer twice.
         """
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
@@ -291,7 +295,7 @@ class Actor:
             self._carry_out([unit])
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """Copies KV of retracted requests to host memory or back. The loop waits meanwhile."""
+        """Copies the KV of retracted requests to host memory or back. The loop waits for these copies."""
         assert self._host_memory is not None
         for command in commands:
             if isinstance(command, m.SaveKv):
@@ -366,8 +370,8 @@ class Actor:
         self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: m.Result) -> None:
-        """Delivers a result to the loop, as soon as the host is not launching the next forward or handing on an
-        earlier result.
+        """Gives a result to the loop. A host that still launches a forward or processes an earlier result
+        delays this.
         """
         if self._host.is_busy:
             self._host.when_free(self._see_result, result, self._order)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pdsim.sim.simulation import Simulation
 
 BATCH_PAGES = 128
-"""Pages of a batch (SGLang 0.5.12, cache_controller.py, storage_batch_size)."""
+"""Pages per batch of storage reads and writes (SGLang 0.5.12, cache_controller.py, storage_batch_size)."""
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Pages that are read or written at one time."""
+    """Pages that are read from storage, or written to storage, together."""
 
     client: "StorageClient"
     kind: Literal["read", "store"]
@@ -35,7 +35,7 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A running prefetch."""
+    """A running prefetch of KV from storage."""
 
     command: m.PrefetchKv
     num_found: int = 0
@@ -44,7 +44,7 @@ class Reading:
 
 
 class Storage:
-    """All stores of a cluster, and the links to them."""
+    """The KV storage of a cluster, one store per server or one shared store, and the links to the stores."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Storage:
         self._stores: dict[str, PageStore] = {}
 
     def store_of(self, server: str) -> tuple[str, PageStore]:
-        """The store of a server, by name. A store survives restarts of instances."""
+        """Name and store of a server. A store survives restarts of instances."""
         name = "" if self._shared else server
         if name not in self._stores:
             self._stores[name] = PageStore(self.costs.num_pages, self.page_size)
@@ -77,8 +77,8 @@ class Storage:
 
 
 class StorageClient:
-    """Storage threads of one instance: one looks up prompts, one reads batches, one writes nodes. Each does one thing
-    at a time.
+    """Storage threads of one instance: one thread looks up prompts, one reads batches, one writes radix-tree nodes.
+    Each thread serves one request at a time.
     """
 
     def __init__(self, storage: Storage, instance_id: str, server: str) -> None:
@@ -106,7 +106,7 @@ class StorageClient:
     # Writing.
 
     def store(self, command: m.StoreKv, due_ns: int) -> None:
-        """Queues a write that begins at due_ns or later, after earlier writes."""
+        """Queues a write, which begins at due_ns or later, after earlier writes."""
         self._timeline.after(due_ns - self._timeline.now_ns, self._enqueue, command)
 
     def _enqueue(self, command: m.StoreKv) -> None:
@@ -115,7 +115,7 @@ class StorageClient:
             self._begin_write()
 
     def _begin_write(self) -> None:
-        """Begins a write of the pages that storage lacks."""
+        """Begins the first queued write that has pages which storage lacks."""
         while self._writes and not self._is_dead:
             command = self._writes[0]
             if num_pages := self._store.num_missing(command.sequence, command.start_tokens, self._stop(command)):
@@ -129,7 +129,7 @@ class StorageClient:
     # Reading.
 
     def prefetch(self, command: m.PrefetchKv) -> None:
-        """Queues a lookup after earlier lookups, and then the reads after earlier reads."""
+        """Queues the lookup of a prompt. Its reads follow the reads of earlier prefetches."""
         reading = Reading(command)
         self._by_id[command.request_id] = reading
         self._lookups.append(reading)
@@ -137,12 +137,12 @@ class StorageClient:
             self._look_up()
 
     def stop(self, command: m.StopPrefetch) -> None:
-        """Ends a prefetch at its turn in the queue. A message about its end may already be on the way."""
+        """Stops a prefetch. The prefetch ends when the queue reaches it, and its message may already be on the way."""
         if (reading := self._by_id.get(command.request_id)) is not None:
             reading.is_stopped = True
 
     def _look_up(self) -> None:
-        """Looks up the pages of the first prompt, batch after batch, until a batch is incomplete."""
+        """Looks up the pages of the first queued prompt, batch by batch, until a batch has a missing page."""
         while self._lookups and not self._is_dead:
             reading, num_pages = self._lookups[0], len(self._lookups[0].command.host_pages)
             if not reading.is_stopped:
@@ -168,7 +168,9 @@ class StorageClient:
         return self._store.num_found(reading.command.prompt, reading.command.start_tokens)
 
     def _read_on(self) -> None:
-        """Reads the next batch of the first prefetch, as far as storage still has its pages."""
+        """Reads the next batch of the first queued prefetch. Pages that storage has dropped since the lookup are not
+        read.
+        """
         while self._reads and not self._is_dead:
             reading = self._reads[0]
             there = min(reading.num_found, self._num_there(reading))
@@ -217,15 +219,15 @@ class StorageClient:
 
 
 class CacheCopies:
-    """Copies between the pages of one instance, its host cache and storage.
+    """Copies KV between one instance's GPU pages, its host cache and storage.
 
-    A forward waits for the loads that it reads, and the loop waits for some writes.
+    A forward waits for the loads of the pages that it reads. The loop waits for those writes that block it.
     """
 
     def __init__(self, simulation: "Simulation", instance: AnyInstance, storage: StorageClient | None) -> None:
-        """A decode instance is told when its cached KV is loaded; a prefill forward waits for its loads on the GPU."""
+        """Decode instances get a message when cached KV is loaded. Prefill forwards wait on the GPU for their loads."""
         self.blocked_until_ns = 0
-        """Time until which the loop waits, for write-backs and for copies of retracted requests."""
+        """Time until which the loop waits for write-backs and for copies of retracted requests."""
         self._timeline = simulation.timeline
         self._instance_id = instance.instance_id
         self._link = HostLink(simulation.cluster.host_links[instance.instance_id])
@@ -236,7 +238,7 @@ class CacheCopies:
         self._written_ns = 0
         """Time when the last write to host memory ends."""
         self._load: tuple[int, int] | None = None
-        """Start and end of the loads that the next forward reads."""
+        """Start and end in ns of the loads that the next forward reads."""
 
     def begin(self, commands: list[m.Command]) -> list[m.Command]:
         """Begins the copies among the commands. Returns the other commands."""
@@ -264,7 +266,7 @@ class CacheCopies:
             self._storage.kill()
 
     def forward_end_ns(self, start_ns: int, duration_ns: int) -> int:
-        """End of a forward that begins at start_ns, with the loads since the last forward."""
+        """End in ns of a forward that begins at start_ns and reads the pages loaded since the last forward."""
         load, self._load = self._load, None
         return (
             start_ns + duration_ns if load is None else end_behind_load(start_ns, duration_ns, load, self._num_layers)

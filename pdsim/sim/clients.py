@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from pdsim.sim.simulation import Simulation
 
 STALL_WITHIN_NS = 40_000_000
-"""Connections that were used more recently than this stall, because Linux delays acknowledgements by this time."""
+"""A connection used more recently than this stalls, because Linux delays acknowledgements by 40 ms."""
 
 
 @dataclass(slots=True)
 class _Passing:
-    """A request between its arrival and its answer."""
+    """A request in the front end, between its arrival and its answer."""
 
     stalls: bool
     prefill_answered: bool = False
     streamed: bool = False
     ended: Callable[[], None] | None = None
     answered_ns: int | None = None
-    """Time when its first token reaches the client."""
+    """Time when the first token reaches the client."""
 
 
 class FrontEnd:
     """HTTP server, tokenizer and gateway, which delay requests and answers.
 
-    The client keeps a row of connections and takes the one that has been idle longest.
+    The client reuses the connection that has been idle longest.
     """
 
     def __init__(self, timeline: Timeline, settings: FrontEndSettings, clients: "Clients") -> None:
@@ -45,14 +45,16 @@ class FrontEnd:
         self._clients = clients
         self._free_ns = 0
         self._idle: deque[int] = deque([0])
-        """Times of the last answers on idle connections. A benchmark's warm-up leaves one connection."""
+        """Times when idle connections sent their last answers. A benchmark's warm-up leaves one idle connection."""
         self._passing: dict[int, _Passing] = {}
         self._turns: deque[Callable[[], None]] = deque()
-        """Client work that waits for the shared thread, in order. The first is running or waits for the thread."""
+        """Client work that waits for the thread shared with the server, in order. The first item runs or waits for the
+        thread.
+        """
         self._in_turn = False
 
     def send(self, spec: RequestSpec) -> None:
-        """Sends a request. A client that has just seen an end sends its next request in the same turn."""
+        """Sends a request. A client that has just received an end sends its next request in the same turn."""
         if self._in_turn:
             self._send(spec)
         else:
@@ -76,13 +78,13 @@ class FrontEnd:
             self._forward(request_id, passing)
 
     def on_streamed(self, request_id: int) -> None:
-        """Handles the first token that decode has streamed."""
+        """Handles the first token, which decode has streamed."""
         passing = self._passing[request_id]
         passing.streamed = True
         self._forward(request_id, passing)
 
     def on_retry(self, request_id: int) -> None:
-        """Handles a retry, after which another prefill instance must answer."""
+        """Handles a retry: a prefill instance must answer again before the first token is forwarded."""
         self._passing[request_id].prefill_answered = False
 
     def on_end(self, request_id: int, ended: Callable[[], None], *, failed: bool) -> None:
@@ -93,7 +95,9 @@ class FrontEnd:
             self._finish(request_id, passing)
 
     def _forward(self, request_id: int, passing: _Passing) -> None:
-        """Forwards the first token when nothing delays it, and an end that happened meanwhile."""
+        """Forwards the first token, and a pending end, when decode has streamed and any awaited answer of prefill is
+        there.
+        """
         if not passing.streamed or passing.answered_ns is not None:
             return
         if self._settings.waits_for_prefill and not passing.prefill_answered:
@@ -120,7 +124,7 @@ class FrontEnd:
     # The client's turns.
 
     def _take_turn(self, turn: Callable[[], None]) -> None:
-        """Runs client work at once, unless client and server share a thread that is busy."""
+        """Runs client work at once. If client and server share a busy thread, the work waits for the thread."""
         if not self._settings.holds_client:
             turn()
             return
@@ -150,18 +154,18 @@ class Clients:
         cluster = simulation.cluster
         self.num_ended = 0
         self.local: set[int] = set()
-        """Attempts whose prompts decode computes (vLLM), until they are computed."""
+        """vLLM: attempts whose prompts the decode instance computes, until those prompts are computed."""
         self.on_sent: Callable[[int], None] | None = None
-        """Called when a client sends a request; None: there are no faults."""
+        """Called when a client sends a request. None: the scenario has no faults."""
         self.on_ended: Callable[[RequestRecord], None] | None = None
-        """Called with each ended request; None: there is no autoscaler."""
+        """Called with each ended request. None: the cluster has no autoscaler."""
         self.commands: dict[type, Callable[[Any], None]] = {
             m.FirstToken: self._on_first_token,
             m.PrefillDone: self._on_prefill_done,
             m.Finished: self._on_finished,
             m.Failed: self.tell_router,
         }
-        """Carries out the commands of instances that concern clients."""
+        """Handlers of the instances' commands that concern clients, by type."""
         self._simulation = simulation
         self._timeline = simulation.timeline
         self._recorder = simulation.recorder
@@ -175,7 +179,7 @@ class Clients:
         self._priorities = cluster.scenario.priorities
         self._ignore_eos = cluster.scenario.ignore_eos
         self._waiting: set[int] = set()
-        """Requests that clients are waiting for."""
+        """Requests that clients wait for."""
         has_front_end = not cluster.front_end.is_none
         self._front_end = FrontEnd(self._timeline, cluster.front_end, self) if has_front_end else None
         streams = Streams(cluster.scenario.seed)
@@ -187,7 +191,7 @@ class Clients:
         self._driver.start()
 
     def abort(self, request_id: int) -> None:
-        """Aborts a request for its client. The front end may still hold the request."""
+        """Aborts a request for its client, even while the front end still holds the request."""
         if request_id not in self._waiting:
             return
         reason = "aborted by the client"
@@ -203,7 +207,7 @@ class Clients:
             self._front_end.send(spec)
 
     def arrive(self, spec: RequestSpec) -> None:
-        """Sends a request for its client, at once unless the front end holds it."""
+        """Records the arrival of a request that its client has sent."""
         self._recorder.on_arrival(
             spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns, spec.request_class
         )
@@ -220,7 +224,7 @@ class Clients:
     # The router and the attempts under way.
 
     def tell_router(self, message: m.Message) -> None:
-        """Gives the router a message, and carries out the answer: new attempts, ends, and decisions."""
+        """Gives the router a message, and carries out its answer: new attempts, ends, and decisions."""
         sends: list[m.Send] = []
         for command in self._recorded_router.on_message(message, self._timeline.now_ns):
             if isinstance(command, m.Send):
@@ -285,7 +289,7 @@ class Clients:
             self._end(m.Finished(request_id))
 
     def _end(self, outcome: m.Finished | m.Failed) -> None:
-        """Ends a request that no instance holds any more; its client learns so through the front end."""
+        """Ends a request that no instance holds any more. The client sees the end through the front end."""
         self._waiting.discard(outcome.request_id)
         if self._front_end is None:
             self._on_end(outcome)

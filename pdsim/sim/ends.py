@@ -1,8 +1,8 @@
-"""The ends of a run's range: its load with the fastest and with the slowest times, where no server was measured.
+"""The range of a run whose costs were not measured on a server: the same load with the fastest and slowest durations.
 
-If there is a free core, ends are simulated by processes of their own beside the run. For a long load, an end is first
-simulated until a part of the requests has ended, and its change of this part is extrapolated to the whole load. If the
-part is unlike the whole, or the change is not steady along the part, the end is simulated further.
+The two ends of the range are simulated in processes of their own if a CPU core is free. For a long load, an end is
+first simulated only until a part of its requests has ended, and the change of this part is extrapolated to the whole
+load. If the part differs from the whole, or its change drifts, the end is simulated to its last request.
 """
 
 import os
@@ -21,24 +21,24 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.workload.request_spec import RequestSpec
 
 Ranging = Literal["part", "whole", "none"]
-"""Part of a long load for which the ends of the range are simulated. For a short load, `part` means the whole."""
+"""How much of a long load is simulated at the ends of the range. For a short load, `part` means the whole."""
 _TOLERANCE = 0.02
-"""Largest error, and largest drift, of a change between part and whole."""
+"""Largest accepted standard error, and largest accepted drift, of a change that is extrapolated from a part."""
 
 Judge = Callable[[Part], Numbers | None]
-"""Computes the numbers of an end for the whole load from its part. None: the part does not suffice."""
+"""Estimates the numbers of an end for the whole load from its part. None: the part does not suffice."""
 VerdictOf = Callable[[RunResult], Any]
 
 
 class _Found(NamedTuple):
-    """What the run of an end found."""
+    """Result of simulating one end of the range."""
 
     numbers: Numbers
     verdict: Any = None
 
 
 class Ends:
-    """The ends of a run's range. They start before the run and proceed beside it."""
+    """The ends of a run's range. Forked processes start before the run and proceed beside it."""
 
     def __init__(
         self,
@@ -49,34 +49,36 @@ class Ends:
         verdict_of: VerdictOf | None = None,
         own_itl: bool = False,
     ) -> None:
-        """whole: simulate ends over all requests, however many there are.
+        """whole: simulate all requests at each end, however many there are.
 
-        verdict_of: judges the run of each end, all requests of it.
-        own_itl: the runs have percentiles of each request's own gaps between tokens.
+        verdict_of: function that judges the whole run of each end.
+        own_itl: the runs compute percentiles of each request's own gaps between tokens.
         """
         size = None if whole or verdict_of else part_size(len(requests))
         self.watch = PartWatch(size)
-        """Observes the run."""
+        """Observes the run itself."""
         self.part_requests: int | None = None
-        """Number of requests that an end was simulated for. None: all."""
+        """Number of requests of the part that an end was simulated for. None: all requests."""
         self.error = 0.0
-        """Relative standard error of the largest change that was extrapolated from a part."""
+        """Largest relative standard error of a change that was extrapolated from a part."""
         self._size = size
         self._is_long = len(requests) >= LEAST_REQUESTS
         self.verdicts: list[Any] = []
-        """What `verdict_of` found at each end, in their order; empty before `numbers`, and without `verdict_of`."""
+        """Results of `verdict_of` at each end, in order. Empty before `numbers` is called, and without `verdict_of`."""
         self._ends = [_End(end, requests, size, verdict_of, own_itl=own_itl) for end in scenario.ends]
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Context with the ends in forked processes, if there are free cores. The processes end with the context."""
+        """Context in which forked processes simulate the ends, if CPU cores are free. The processes end with the
+        context.
+        """
         with ExitStack() as stack:
             if self._is_long and _can_fork():
                 self._ends = [stack.enter_context(_forked(end)) for end in self._ends]
             yield
 
     def numbers(self, summary: Mapping[str, Any]) -> list[Numbers]:
-        """Numbers of each end, as of the whole load. summary: of the run."""
+        """Numbers of each end for the whole load. summary: the run's own summary."""
         judge = self._judge_by(summary)
         for end in self._ends:
             end.look(judge)  # all, so that those that go on do so together
@@ -98,7 +100,7 @@ class Ends:
 
 
 def _undecided(_part: Part) -> None:
-    """Judge of a part without a decision."""
+    """Judge that needs the whole load."""
 
 
 class _Told(Exception):  # noqa: N818  no error: the part tells all
@@ -107,7 +109,7 @@ class _Told(Exception):  # noqa: N818  no error: the part tells all
 
 
 class _End:
-    """An end of the range that this process simulates on demand."""
+    """An end of the range, which this process simulates on demand."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class _End:
         self._judge: Judge = _undecided
 
     def look(self, judge: Judge) -> None:
-        """Judges the part of the end as soon as it is complete."""
+        """Sets the judge of this end's part. A forked end also judges its part at once."""
         self._judge = judge
 
     def found(self) -> _Found:
@@ -149,9 +151,7 @@ class _End:
 
 
 class _ForkedEnd(_End):
-    """An end of the range in a forked process, which sends its part, waits for the judgement, and then sends its
-    numbers.
-    """
+    """An end of the range in a forked process: sends its part, waits for the judgement, then sends its numbers."""
 
     def __init__(self, end: _End) -> None:
         self._end = end
@@ -176,7 +176,7 @@ class _ForkedEnd(_End):
             self._said = None
 
     def found(self) -> _Found:
-        """Numbers of the end. If the process died, this process simulates the end, so that errors are raised here."""
+        """Numbers of the end. If the forked process died, this process simulates the end and raises its errors here."""
         if isinstance(self._said, Part):
             self.look(self._judge)
         found: _Found | None = self._said
@@ -199,7 +199,7 @@ def _forked(end: _End) -> Iterator[_ForkedEnd]:
 
 
 def _answer(end: _End, from_parent: int, to_parent: int) -> None:
-    """Main function of a forked process. It closes and writes nothing of its parent's."""
+    """Main function of a forked process. It neither closes files of its parent nor writes to them."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent that is interrupted, and stops this
         with os.fdopen(from_parent, "rb") as source, os.fdopen(to_parent, "wb") as target:
@@ -220,8 +220,8 @@ def _say(what: Any, target: Any) -> None:
 
 
 def _can_fork() -> bool:
-    """True if there is a free core, and no other thread: a forked child would find the locks of other threads taken
-    for ever.
+    """True if a CPU core is free and this process has one thread. A forked child would never get locks that other
+    threads hold.
     """
     if not hasattr(os, "fork") or threading.active_count() > 1:
         return False

@@ -17,20 +17,22 @@ OnStep = Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None]
 
 _MASK = (1 << FRACTION_BITS) - 1
 _NONE_ENDED = StepResult()
-"""The result of most prefill steps."""
+"""Result of a prefill step that ends no sequence, as most do."""
 
 
 class Executor:
-    """Ends sequences in place of a model. It alone reads a request's true output length.
+    """Ends sequences in place of a model, by their true output lengths, which no other part of an instance may read.
 
-    It follows the batch of one instance by the steps of that instance.
+    The executor tracks the batch of one instance by the instance's steps.
     """
 
     def __init__(self, outputs: Mapping[int, Spans]) -> None:
         self._outputs = outputs
         self._num_steps = 0
         self._ends: list[tuple[int, int]] = []
-        """Heap of (step after which the request ends, request). Entries of requests that left the batch are stale."""
+        """Heap of (number of the step that ends the request, request). Entries of requests that left the batch are
+        stale.
+        """
         self._end_of: dict[int, int] = {}
         self._remaining: dict[int, int] = {}
         """Remaining output tokens of requests that left the batch."""
@@ -61,7 +63,7 @@ class Executor:
         return StepResult(num_steps, tuple(ended))
 
     def prefill(self, step: PrefillStep) -> StepResult:
-        """Gives each completed prompt a token: its first token, or after a retraction its next."""
+        """Gives each completed prompt one token: the first token, or the next token after a retraction."""
         ended = []
         for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
             self._set_aside(request_id)
@@ -74,8 +76,8 @@ class Executor:
         return StepResult(1, tuple(ended)) if ended else _NONE_ENDED
 
     def _set_aside(self, request_id: int) -> None:
-        """Keeps the remaining tokens of a request that left, unless that is done. The batch may report it only with
-        its next step.
+        """Keeps the number of remaining tokens of a request that left the batch. A second call for the request changes
+        nothing: the batch may report the departure later, with its next step.
         """
         end = self._end_of.pop(request_id, None)
         if end is not None:
@@ -83,13 +85,13 @@ class Executor:
 
 
 class RecomputingExecutor(Executor):
-    """Executor of a decode instance that computes preempted requests again; their first token arrived with their KV.
+    """Executor of a decode instance that recomputes preempted requests, whose first token came with their KV.
 
-    For prompts that decode alone computes, the first forward makes the first token.
+    For a prompt that decode alone computes, the first forward makes the first token.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], local: set[int]) -> None:
-        """local: requests whose prompts decode computes, until they are computed."""
+        """local: requests whose prompts decode computes, until those prompts are computed."""
         super().__init__(outputs)
         self._local = local
 
@@ -104,18 +106,19 @@ class RecomputingExecutor(Executor):
 
 
 class SpeculativeExecutor(Executor):
-    """Decides how many drafted tokens are accepted, in place of a draft model and its verifying model.
+    """Decides how many drafted tokens are accepted, in place of a draft model and a verifying model.
 
-    Each step gives each sequence the next number of its stream, at most the tokens that the sequence still lacks.
+    Each step, each sequence gains the next number of its random stream, capped at the tokens that the sequence still
+    lacks.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], accepted: Callable[[int], Iterator[int]]) -> None:
-        """accepted: for each sequence, the number of tokens of each of its steps."""
+        """accepted: for a request, the numbers of tokens that its successive steps gain."""
         super().__init__(outputs)
         self._accepted = accepted
         self._streams: dict[int, Iterator[int]] = {}
         self._lacks: dict[int, int] = {}
-        """Tokens that the sequences in the batch still lack, in the batch's order."""
+        """Output tokens that each sequence of the batch still lacks, in batch order."""
 
     def begin(self, step: DecodeStep) -> int:
         for request_id in step.left:
@@ -139,8 +142,8 @@ class SpeculativeExecutor(Executor):
         return Verified(tuple(gained), tuple(ended))
 
     def prefill(self, step: PrefillStep) -> StepResult:
-        """Gives each completed prompt its first token. It counts at once, because the request may be retracted before
-        a decode step without room for its drafts.
+        """Gives each completed prompt its first token. The token counts at once, because the request may be retracted
+        before its first decode step.
         """
         result = super().prefill(step)
         ended = {request_id for request_id, _ in result.ended}
@@ -156,11 +159,11 @@ class SpeculativeExecutor(Executor):
 
 
 class DecodeClock:
-    """Ends of an instance's decode steps, one at a time or many at once, to the same nanosecond.
+    """Computes when an instance's decode steps end, one at a time or many at once, to the same nanosecond.
 
     Every step adds the same number of KV tokens, so durations of consecutive steps are an arithmetic progression and
     the time of n steps is a quadratic in n. Fractions of a nanosecond carry over to the next step: n steps at once take
-    exactly what n steps one by one take. `begin` a step, ask about it, `finish` it.
+    exactly as long as n single steps. Usage: `begin` a step, query its times, `finish` it.
     """
 
     __slots__ = ("_carry", "_first", "_growth")
@@ -177,7 +180,7 @@ class DecodeClock:
 
     @property
     def growth_ns(self) -> float:
-        """Time by which each step is longer than the step before."""
+        """Time in ns by which each step is longer than the step before."""
         return self._growth / (1 << FRACTION_BITS)
 
     @property
@@ -190,7 +193,7 @@ class DecodeClock:
         ) >> FRACTION_BITS
 
     def steps_until(self, elapsed_ns: int) -> int:
-        """The number of steps at whose end at least elapsed_ns have passed; at least 1."""
+        """The smallest number of steps, at least 1, that together take at least elapsed_ns."""
         need = elapsed_ns << FRACTION_BITS
         linear = self._first - self._growth / 2
         n = ceil(
@@ -233,9 +236,9 @@ class DecodeRun:
         on_result: Callable[[Result], None],
     ) -> None:
         self.num_steps = 0
-        """Number of steps in progress. Several steps can be cut short."""
+        """Number of steps in progress. `cut_short` reduces it."""
         self.copying_ns = 0
-        """Time of copying KV of retracted requests before the next run begins."""
+        """Time in ns for copying the KV of retracted requests before the next run begins."""
         self._timeline = timeline
         self._instance_id = instance_id
         self._order = order
@@ -265,7 +268,7 @@ class DecodeRun:
         self._end_after(step, 1 if single else num_steps)
 
     def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int, prompts: PrefillStep | None = None) -> None:
-        """Begins one step, with start and duration given by the caller. prompts: chunks that the step also computes."""
+        """Begins one step; the caller gives start and duration. prompts: chunks that the step also computes."""
         self._start_ns = start_ns
         self._prompts = prompts
         self._warms_up = False
@@ -280,12 +283,12 @@ class DecodeRun:
 
     @property
     def num_done(self) -> int:
-        """Number of steps that have ended before now, which the instance does not know yet."""
+        """Number of ended steps that the instance does not know of yet."""
         elapsed_ns = self._timeline.now_ns - self._start_ns
         return self._clock.steps_until(elapsed_ns) - 1 if self.num_steps > 1 and elapsed_ns > 0 else 0
 
     def cut_short(self) -> None:
-        """Makes the step in progress the last."""
+        """Makes the step in progress the last of this run."""
         num_steps = self._clock.steps_until(max(0, self._timeline.now_ns - self._start_ns))
         if num_steps < self.num_steps:
             assert self._end is not None
@@ -293,7 +296,7 @@ class DecodeRun:
             self._end_after(self._end.payload, num_steps)
 
     def kill(self) -> None:
-        """Records the steps that had ended."""
+        """Ends the run of a dead instance, and records the steps that had ended."""
         if self._end is None or not self.num_steps:
             return
         self._end.cancel()

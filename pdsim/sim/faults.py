@@ -32,7 +32,7 @@ class FaultInjector:
                 self._timeline.after(fault.at_ns, actions[type(fault)], fault)
 
     def _on_sent(self, request_id: int) -> None:
-        """Draws whether and when the client of a sent request aborts it."""
+        """Draws at random whether and when the client of a request aborts it."""
         for fault in self._faults:
             if isinstance(fault, ClientAborts):
                 gives_up, share = self._draws.random() < fault.abort_fraction, self._draws.random()
@@ -40,7 +40,7 @@ class FaultInjector:
                     self._timeline.after(round(share * fault.within_ns), self._simulation.clients.abort, request_id)
 
     def _kill(self, fault: Kill) -> None:
-        """Kills an instance. A dead instance stays dead, and does not restart earlier."""
+        """Kills an instance. Killing a dead instance has no effect and does not delay its restart."""
         if self._simulation.life(fault.kill) is None:
             return
         self._simulation.kill(fault.kill)
@@ -62,9 +62,9 @@ class FaultInjector:
 
 
 class Heartbeats:
-    """Asks every instance at every interval, except instances whose answer would be the same as before.
+    """Heartbeats of all instances. An instance is only asked when its answer may have changed.
 
-    Only instances that died or restarted are asked, until the health monitor has all news.
+    Instances that died or restarted are asked at each interval until the health monitor knows their state.
     """
 
     def __init__(self, simulation: "Simulation", health: HealthSettings) -> None:
@@ -74,7 +74,7 @@ class Heartbeats:
         self._interval_ns = health.heartbeat_interval
         self._max_failures = health.heartbeat_failures
         self._watched: dict[str, int] = {}
-        """Consecutive missed heartbeats of the instances that are asked at the next beat."""
+        """Instances to ask at the next heartbeat, with their number of heartbeats since the change."""
 
     def watch(self, instance_id: str) -> None:
         if instance_id not in self._watched:

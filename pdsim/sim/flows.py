@@ -15,7 +15,7 @@ from pdsim.system.transport import Path
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Bytes on their way."""
+    """Bytes on their way over a path of links."""
 
     owner: Any
     path: Path
@@ -28,8 +28,8 @@ class Flow:
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
-    """Max-min fair rates: raise all rates evenly until a link or a flow reaches its limit, fix these flows, and
-    continue with the rest.
+    """Sets max-min fair rates: all rates rise evenly until a link or a flow reaches its limit, these flows keep their
+    rate, and the others continue to rise.
     """
     open_flows = list(flows)
     links = [link for flow in open_flows for link, _ in flow.path]
@@ -75,13 +75,13 @@ class Flows:
         self._share()
 
     def begin_together(self, owner: Any, moves: Iterable[tuple[float, Path]]) -> None:
-        """Begins a flow for each number of bytes and their path. The owner is called back for each."""
+        """Begins one flow per pair of bytes and path. Each arrival calls back with the same owner."""
         self._progress()
         self._flows += [Flow(owner, path, inf, num_bytes) for num_bytes, path in moves]
         self._share()
 
     def drop(self, is_gone: Callable[[Any], bool]) -> None:
-        """Ends the flows of these owners; their bytes do not arrive."""
+        """Removes the flows of the owners for which is_gone is true. Their bytes do not arrive."""
         self._progress()
         self._flows = [flow for flow in self._flows if not is_gone(flow.owner)]
         self._share()
@@ -101,7 +101,7 @@ class Flows:
             self._on_arrived(flow.owner)
 
     def _progress(self) -> None:
-        """Counts the bytes that moved since rates last changed."""
+        """Subtracts the bytes that have moved since the rates last changed."""
         seconds = (self._timeline.now_ns - self._updated_ns) / 1e9
         for flow in self._flows:
             flow.remaining -= flow.rate * seconds

@@ -1,7 +1,7 @@
-"""Forwards of a server over several hosts, whose bytes cross the NICs that KV uses.
+"""Forwards of a server over several hosts. The bytes between its hosts cross the same NICs as KV transfers.
 
-A forward computes and exchanges in turns: about as often as it has layers, a decode step less often. The cost model has
-the time of bytes on idle links; here they take what other bytes leave them. Law: tests/laws/test_hosts.py.
+A forward alternates between computing and exchanging, in a fixed number of parts. The cost model gives the time of the
+exchange on idle links; here the exchange shares the links' bandwidth with KV transfers. Law: tests/laws/test_hosts.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +13,15 @@ from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Path
 
 PREFILL_PARTS, DECODE_PARTS = 64, 8
-"""Parts of a forward and of a decode step, each of which computes and then exchanges. KV moves for about as long as a
-step takes, and for much less than a forward takes.
+"""Number of parts of a forward and of a decode step. Each part computes and then exchanges. A KV transfer lasts about
+as long as a decode step, and much shorter than a forward, so a forward has more parts.
 """
 Move = tuple[float, Path]
-"""Bytes, and links that they cross."""
+"""Bytes, and the links that they cross."""
 
 
 class HostExchange:
-    """One forward of all ranks of a server. No rank goes on before all have their bytes."""
+    """One forward of all ranks of a server. Each part begins when all ranks have the bytes of the part before."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class HostExchange:
         on_part: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> None:
-        """overlaps: a part computes while it exchanges. on_part: called with the number of parts that are done, and
-        of all parts.
+        """overlaps: a part computes and exchanges at the same time. on_part: called after each part with the number of
+        finished parts and the number of all parts.
         """
         self._timeline = timeline
         self._flows = flows
@@ -71,7 +71,7 @@ class HostExchange:
         self._flows.begin_together(self, self._moves)
 
     def arrived(self, _: None = None) -> None:
-        """One of the bytes or the computation that the part waits for is done."""
+        """Counts one awaited event of the part: bytes that arrived, or the computation that ended."""
         self._num_awaited -= 1
         if not self._num_awaited:
             self._end_part()
@@ -96,7 +96,9 @@ class ServerNics:
     def computing_ns(
         self, instance_id: str, duration_ns: int, num_tokens: int, mean_tokens: float, *, decodes: bool
     ) -> int:
-        """The part of a step's time on idle links in which no bytes move."""
+        """Time in ns that a step computes: its duration on idle links without the time of its bytes, unless both
+        overlap.
+        """
         traffic = self._nics.traffic[instance_id]
         if traffic.overlaps:
             return duration_ns
@@ -128,7 +130,7 @@ class ServerNics:
         )
 
     def _move(self, instance_id: str, num_tokens: int, mean_tokens: float, *, decodes: bool) -> Move:
-        """What a GPU of the instance sends and receives, as one flow over both directions."""
+        """Bytes that a GPU of the instance sends and receives, as one flow over both directions."""
         traffic = self._nics.traffic[instance_id]
         moves: HostMoves = traffic.decode if decodes else traffic.prefill
         sent, received = moves.out_bytes(num_tokens), moves.in_bytes(num_tokens, mean_tokens * traffic.busiest)

@@ -1,5 +1,5 @@
-"""Ranks of a server with data-parallel attention. All ranks begin a step together, and it lasts as long as the slowest
-rank's.
+"""Ranks of a server with data-parallel attention. All ranks begin a step together, and the slowest rank sets its
+duration.
 
 Experts compute the tokens of all ranks, so no rank can proceed alone; a rank without work takes part with no tokens. A
 round begins when every rank's host is ready and at least one rank has a step, as SGLang's ranks agree before each
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 class Rank(Actor):
-    """A rank, whose steps begin with those of the other ranks."""
+    """A rank of a server. Its steps begin together with those of the other ranks."""
 
     def __init__(self, simulation: "Simulation", instance: AnyInstance, lockstep: "Lockstep") -> None:
         super().__init__(simulation, instance)
         self._lockstep = lockstep
         self._begun: BegunForward | None = None
-        """Prefill forward whose end is not known yet, because it exchanges between hosts."""
+        """Prefill forward that exchanges bytes between hosts and therefore has no known end yet."""
         lockstep.join(self)
 
     @property
     def is_busy(self) -> bool:
-        """True while its host processes a result or sends KV."""
+        """True while the rank's host processes a result or sends KV."""
         return not self._is_dead and self._host.is_busy
 
     @property
     def free_ns(self) -> int:
-        """Time when its host becomes free."""
+        """Time of the host's clock when the rank's host becomes free."""
         return self._host.free_ns
 
     def kill(self) -> None:
@@ -49,7 +49,7 @@ class Rank(Actor):
         self._lockstep.leave(self)
 
     def go_at(self, pace: float) -> None:
-        """Posting does not slow a rank: the slowdown was measured only without data-parallel attention."""
+        """Does nothing: the slowdown by posting threads was measured only without data-parallel attention."""
 
     def _begin_decode(self, step: DecodeStep) -> None:
         self._lockstep.ask(self, step)
@@ -63,13 +63,13 @@ class Rank(Actor):
     # What a round asks of it.
 
     def ready_ns(self, step: Step) -> int:
-        """Earliest time at which its step can begin."""
+        """Earliest time at which the rank's step can begin."""
         if isinstance(step, PrefillStep):
             return self._prefill_start_ns()
         return self._timeline.now_ns + self._decode.copying_ns
 
     def num_tokens(self, step: Step) -> int:
-        """Number of tokens that it sends to experts."""
+        """Number of the rank's tokens that experts compute in this step."""
         if isinstance(step, PrefillStep):
             return step.num_tokens
         if isinstance(step, MixedStep):
@@ -77,7 +77,7 @@ class Rank(Actor):
         return self._cost.num_computed(step.num_requests)
 
     def end_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
-        """Time when its step would end if no other rank were slower. Called once for each step, in order."""
+        """Time when the step would end if no other rank were slower. Called once for each step, in order."""
         if isinstance(step, PrefillStep):
             return self._prefill_end_ns(start_ns, self._cost.prefill_ns(step, start_ns, expert_tokens))
         if isinstance(step, MixedStep):
@@ -104,7 +104,7 @@ class Rank(Actor):
             self._begun = self._launched(step, start_ns, None)
 
     def pass_layers(self, step: Step, num_done: int, num_parts: int) -> None:
-        """Tells which groups of layers are computed when a part of the step is done."""
+        """Reports the layer groups of a prefill step that are computed when this part of the step is done."""
         if isinstance(step, PrefillStep):
             before, after = (self._layer_groups * done // num_parts for done in (num_done - 1, num_done))
             for group in range(before + 1, after + 1):
@@ -126,13 +126,13 @@ class Rank(Actor):
 
 
 class Lockstep:
-    """The ranks of one server."""
+    """The ranks of one server, which begin each step together."""
 
     def __init__(
         self, timeline: Timeline, num_ranks: int, order: EventPriority, nics: ServerNics | None = None
     ) -> None:
-        """order: rank of its events among the choices of all instances. nics: between the server's hosts, if it has
-        several.
+        """order: priority of this server's events, after the choices of all instances. nics: between the server's
+        hosts, if the server spans several.
         """
         self._timeline = timeline
         self._num_ranks = num_ranks
@@ -140,21 +140,21 @@ class Lockstep:
         self._nics = nics
         self._ranks: dict[str, Rank] = {}
         self._asked: dict[str, deque[Step]] = {}
-        """Steps that wait to begin, by rank."""
+        """Steps of each rank that wait for the next round."""
         self._end_ns = 0
         self._looks = False
         self._exchanges = False
-        """True during a round that exchanges between hosts, whose end is not known."""
+        """True during a round that exchanges bytes between hosts, whose end is not known in advance."""
 
     def join(self, rank: Rank) -> None:
-        """Adds a rank, or its restarted instance."""
+        """Adds a rank. A restarted instance replaces its earlier rank."""
         self._ranks[rank.instance.instance_id] = rank
 
     def leave(self, rank: Rank) -> None:
         self._asked.pop(rank.instance.instance_id, None)
 
     def ask(self, rank: Rank, step: Step) -> None:
-        """Begins this step in the next round that has no earlier step of the rank."""
+        """Queues a step of a rank. Each round takes the first queued step of every rank."""
         self._asked.setdefault(rank.instance.instance_id, deque()).append(step)
         if not self._looks and not self._exchanges:
             self._look_at(self._timeline.now_ns)
@@ -164,7 +164,7 @@ class Lockstep:
         self._timeline.after(time_ns - self._timeline.now_ns, self._look, order=self._order)
 
     def _look(self, _: None) -> None:
-        """Begins a round, or schedules the next attempt."""
+        """Begins a round, or tries again when the last round has ended and all hosts are free."""
         self._looks = False
         if not self._asked:
             return
@@ -197,7 +197,9 @@ class Lockstep:
         expert_tokens: float,
         ends_ns: Sequence[int],
     ) -> None:
-        """Begins a round that ends when all ranks have exchanged. ends_ns: on idle links."""
+        """Begins a round that ends when all ranks have exchanged their bytes. ends_ns: ends of the steps on
+        idle links.
+        """
         num_tokens = dict.fromkeys(self._ranks, 0)
         computing_ns = 0
         for (rank, step), end_ns in zip(steps, ends_ns, strict=True):

@@ -1,7 +1,7 @@
 """Transfer engines that send KV over links.
 
-A transfer takes the engine's time per batch and per descriptor, and with staging the time of the gather. Then its bytes
-cross links that all running transfers share.
+A transfer first takes the engine's time per batch and per descriptor, and with staging the time of the gather. Then its
+bytes share the links with all other running transfers.
 """
 
 from collections import deque
@@ -27,36 +27,36 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A running transfer of a unit."""
+    """A running transfer of one unit of KV."""
 
     unit: TransferUnit
     num_bytes: int
-    """Bytes that one rank sends to all its targets."""
+    """Bytes that one source rank sends to all its targets."""
     start_ns: int
     since_ns: int
     """Time when the current stage of the transfer began."""
     setup_ns: int
     least_ns: float
-    """Minimum time of the bytes, because descriptors are posted meanwhile."""
+    """Minimum time in ns for moving the bytes: the engine posts descriptors at the same time."""
     line_ns: int = 0
     posting_ns: int = 0
     unposted_ns: int = 0
-    """Time that a worker alone would need to post the remaining descriptors."""
+    """Time in ns that a worker alone needs for posting the remaining descriptors."""
     takes_turns: bool = False
-    """True if posting its descriptors takes longer than a turn."""
+    """True if posting the descriptors takes longer than one turn of the engine."""
     is_stuck: bool = False
-    """True if its target has died: no bytes move, and the engine waits for its timeout."""
+    """True if the target has died: no bytes move, and the engine waits for its timeout."""
     is_over: bool = False
-    """True if it failed, or died with its source."""
+    """True if the transfer is finished, has failed, or died with its source."""
 
     def took(self, now_ns: int) -> int:
-        """Ends a stage and begins the next. Returns the duration of the stage."""
+        """Ends the current stage and begins the next. Returns the duration of the ended stage in ns."""
         duration_ns, self.since_ns = now_ns - self.since_ns, now_ns
         return duration_ns
 
 
 class Network:
-    """Carries transfer units and reports the end of each."""
+    """Carries transfer units over links, and reports the end of each unit."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Network:
         on_posting: Callable[[str, float], None] | None = None,
         timeout_ns: int | None = None,
     ) -> None:
-        """timeout_ns: time after which an engine gives a transfer up."""
+        """timeout_ns: time after which an engine gives up a transfer. None: never."""
         self._timeline = timeline
         self._topology = interconnect.topology
         self._transport = interconnect.transport
@@ -79,7 +79,7 @@ class Network:
         self._on_posting = on_posting
         self._timeout_ns = timeout_ns
         self._factors: dict[str, list[float]] = {}
-        """Factors of links that are slowed at present."""
+        """Slowdown factors of links, by link, while faults last."""
         self._dead: set[str] = set()
         self._under_way: list[Transfer] = []
         """Running transfers; kept only if faults are possible."""
@@ -106,7 +106,9 @@ class Network:
             self._timeline.after(setup_ns + transfer.posting_ns, self._move, transfer)
 
     def _batch_ns(self, unit: TransferUnit) -> int:
-        """Time of a batch. The last unit of a staged request may have neither cell nor pages."""
+        """Time in ns that the engine takes per batch. The last unit of a staged request may have neither cell nor
+        pages.
+        """
         is_staged = self._staging is not None and (unit.cell is not None or not unit.source_pages)
         staged_ns = self._transport.staged_batch_ns
         return staged_ns if is_staged and staged_ns is not None else self._transport.batch_ns
@@ -125,7 +127,7 @@ class Network:
             self._post(transfer)
 
     def _post(self, transfer: Transfer) -> None:
-        """Posts descriptors for one turn, or all that fit into it."""
+        """Posts descriptors for one turn, or all remaining descriptors."""
         duration_ns = part_ns = transfer.unposted_ns
         if transfer.takes_turns:
             whole_ns, num_posting = self._transport.turn_alone_ns, self._num_in_turns(transfer.unit.source)
@@ -182,7 +184,7 @@ class Network:
         self._on_done(transfer)
 
     def _leave_line(self, transfer: Transfer) -> None:
-        """Leaves the queue of a serial engine. If it was this transfer's turn, the next transfer posts."""
+        """Removes a transfer from the queue of a serial engine. If the transfer was first, the next one posts."""
         line = self._lines.get(transfer.unit.source)
         if not line or transfer not in line:
             return
@@ -211,7 +213,7 @@ class Network:
         self.flows.set_capacity({link: whole[link] * prod(self._factors[link]) for link in links})
 
     def kill(self, instance_id: str) -> None:
-        """Ends the transfers of a dead instance. Transfers to it stall until their engine gives up."""
+        """Ends the transfers from a dead instance. Transfers to it make no progress until their engine times out."""
         self._dead.add(instance_id)
         for transfer in self._under_way:
             transfer.is_over = transfer.unit.source == instance_id
@@ -239,12 +241,12 @@ class Network:
         self._on_failed(transfer)
 
     def _drop_flows(self) -> None:
-        """Drops the flows of ended or stalled transfers, so that others get their bandwidth."""
+        """Drops the flows of failed or stuck transfers, so that other flows get their bandwidth."""
         self.flows.drop(lambda owner: isinstance(owner, Transfer) and (owner.is_over or owner.is_stuck))
 
 
 class Transfers:
-    """The interconnect of a disaggregated cluster. It tells senders and receivers at once what happened."""
+    """The interconnect of a disaggregated cluster: starts transfers, and tells senders and receivers how they ended."""
 
     def __init__(self, simulation: "Simulation", interconnect: Interconnect) -> None:
         cluster, health = simulation.cluster, simulation.cluster.scenario.health
@@ -264,7 +266,7 @@ class Transfers:
         )
 
     def scatter(self, command: m.Scatter) -> None:
-        """Scatters cells one after another, on a stream of their own."""
+        """Scatters the cells of a decode instance one after another. Scatters run beside forwards."""
         assert self._interconnect.staging is not None
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))
@@ -299,7 +301,7 @@ class Transfers:
         self.network.start(m.StartTransfer(command.unit, None))
 
     def _on_returned(self, row: TransferRecord) -> None:
-        """Tells both sides about returned KV, as for other transfers."""
+        """Tells the sending and the receiving instance that KV has returned to prefill."""
         self._simulation.recorder.on_returned(row)
         for name in (row.target, row.source):
             self._simulation.send(m.Send(name, m.KvReturned(row.request_id)))
@@ -315,7 +317,7 @@ class Transfers:
         self._simulation.tell_agent(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
 
     def _on_posting(self, instance_id: str, pace: float) -> None:
-        """Sets the speed of an instance's loop while threads post descriptors for it."""
+        """Sets the speed of an instance's loop while threads post descriptors on its host."""
         self._simulation.actors[instance_id].go_at(pace)
 
     def kill(self, instance_id: str) -> None:
@@ -323,7 +325,7 @@ class Transfers:
         self._scatter_free_ns.pop(instance_id, None)
 
     def links_of(self, name: str) -> list[str]:
-        """Links of an instance, or the shared link."""
+        """First link of an instance in each direction, or the shared link of this name."""
         topology = self._interconnect.topology
         paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
         return [link for path in paths for link, _ in path[:1]] or [name]

@@ -1,7 +1,7 @@
-"""How much a run's numbers move by chance: the same requests, with slightly faster and slower messages.
+"""Noise of a run's numbers: the same requests are simulated with slightly faster and slower messages.
 
-Routers read loads, and batches just miss a request, so a microsecond changes the order of events. A difference within
-this noise says nothing about its cause.
+Routers read loads, and requests narrowly miss a batch, so one microsecond changes the order of events. A difference
+within this noise says nothing about its cause.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,21 +13,21 @@ from pdsim.scenario.build import Cluster
 JITTERS = (-0.1, -0.05, 0.05, 0.1)
 """Relative changes of the message latency: some microseconds, as between two runs on one host."""
 UNSTABLE = 0.02
-"""Relative width from which a band is reported."""
+"""Relative width from which a band is reported as unstable."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """Least and largest value of one number, over a run and its repetitions with other latencies."""
+    """Smallest and largest value of one number, over a run and its repetitions with other message latencies."""
 
     base: float
-    """The number of the run itself."""
+    """Value in the run itself."""
     least: float
     most: float
 
     @property
     def width(self) -> float:
-        """Width relative to the run's own number; 0 if that number is 0."""
+        """Width of the band relative to the run's own value; 0 if that value is 0."""
         return (self.most - self.least) / self.base if self.base else 0.0
 
     @property
@@ -35,7 +35,7 @@ class Band:
         return self.width >= UNSTABLE
 
     def hides(self, change: float) -> bool:
-        """True if a relative change lies within the noise."""
+        """True if a relative change is at most the band's width."""
         return abs(change) <= self.width
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Band:
 
 
 def bands(base: Mapping[str, float], repeated: Sequence[Mapping[str, float]]) -> dict[str, Band]:
-    """Bands of a run's numbers, from the run and its repetitions."""
+    """Bands of a run's numbers, over the run and its repetitions."""
     found = {}
     for name, value in base.items():
         values = [value, *(one[name] for one in repeated)]
@@ -52,7 +52,7 @@ def bands(base: Mapping[str, float], repeated: Sequence[Mapping[str, float]]) ->
 
 
 def jittered(build: Callable[[], Cluster]) -> Iterator[Cluster]:
-    """A cluster for each repetition. If messages take no time, all are equal."""
+    """Yields one cluster per repetition. If messages take no time, all clusters are equal."""
     for jitter in JITTERS:
         cluster = build()
         yield replace(cluster, message_latency_ns=max(0, round(cluster.message_latency_ns * (1 + jitter))))

@@ -1,4 +1,4 @@
-"""The first part of a long run, and how another run of the same load differs there."""
+"""The first part of a long run, and how another run of the same load differs in this part."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
@@ -9,42 +9,45 @@ from pdsim.metrics.summary_rows import RANGED_FIELDS
 from pdsim.sim.simulation import Simulation
 
 LEAST_REQUESTS = 1_000
-"""Requests of a part: its p99 is then the tenth largest value."""
+"""Smallest number of requests of a part: the p99 is then the tenth largest value."""
 _SHARE = 0.15
-"""Share of a load that is its part: both ends of a range then cost 0.3 of the run."""
+"""Share of a load's requests in its part. Simulating the parts of both ends of a range then costs 0.3 of the run."""
 _BATCHES = 10
 _LIKE = 0.1
-"""Largest relative difference of a mean between the part and the whole run."""
+"""Largest accepted relative difference of a mean between the part and the whole run."""
 _MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
 
 Numbers = Mapping[str, float | None]
-"""Numbers of a summary that have a range, by field."""
+"""Summary fields that have a range, with their values."""
 
 
 class Part(NamedTuple):
-    """A run at the time when the requests of its part have ended."""
+    """Numbers of a run at the time when the requests of its part have ended."""
 
     numbers: Numbers
     half_ns: int
-    """Time in which the second half of these requests ended, without the start of the run."""
+    """Time in ns in which the second half of the part's requests ended. The first half, with the run's start, is left
+    out.
+    """
     batches: Sequence[tuple[float, float]]
-    """Mean TTFT and latency in ns of each tenth of the requests that arrived first; empty if a tenth has no finished
-    request."""
+    """Mean TTFT and latency in ns of each tenth of the part's requests, by arrival. Empty if a tenth has no finished
+    request.
+    """
 
     def is_like(self, whole: Numbers) -> bool:
-        """True if its means are near those of the whole run."""
+        """True if the part's mean latencies are near those of the whole run."""
         pairs = [(self.numbers[field], whole[field]) for field in _MEANS]
         return all(here == there or (here and there and abs(here / there - 1) <= _LIKE) for here, there in pairs)
 
 
 class Change(NamedTuple):
-    """Numbers of another run relative to a run, for the same part of both."""
+    """Numbers of one run relative to another, for the same part of the load."""
 
     ratios: Mapping[str, float]
     error: float
     """Relative standard error of the change of TTFT or latency, whichever is larger."""
     drift: float
-    """Relative difference of this change between the halves of the part, whichever is larger."""
+    """Relative difference of this change between the halves of the part, for TTFT or latency, whichever is larger."""
 
 
 def part_size(num_requests: int) -> int | None:
@@ -58,13 +61,13 @@ def numbers_of(summary: Mapping[str, Any]) -> Numbers:
 
 
 class PartWatch:
-    """Observer that calls `seen` as soon as the requests of the part have ended."""
+    """Observer of a run that calls `seen` when the requests of the part have ended."""
 
     def __init__(self, num_requests: int | None, seen: Callable[[Part], None] | None = None) -> None:
-        """num_requests: requests of the part; None: no part. An exception of `seen` ends the run."""
+        """num_requests: requests of the part; None: no part. An exception raised by `seen` ends the run."""
         self.part: Part | None = None
         self.simulation: Simulation | None = None
-        """Set before it runs."""
+        """The observed simulation, set before the simulation runs."""
         self._num_requests = num_requests
         self._seen = seen
         self._num_ended = 0
@@ -97,7 +100,7 @@ def _batches(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
 
 
 def change_of(other: Part, run: Part) -> Change | None:
-    """The change between two parts. None: it is unknown, because a part lacks numbers of the other."""
+    """The change between two parts. None: a part lacks a number that is needed."""
     if not (other.batches and run.batches and other.half_ns and run.half_ns):
         return None
     ratios = {}
@@ -115,7 +118,7 @@ def change_of(other: Part, run: Part) -> Change | None:
 
 
 def _spread(ratios: Sequence[float]) -> tuple[float, float]:
-    """Relative standard error of the mean, and relative difference of the means of both halves."""
+    """Relative standard error of the ratios' mean, and relative difference between the means of their two halves."""
     mean, half = fmean(ratios), len(ratios) // 2
     drift = abs(fmean(ratios[half:]) - fmean(ratios[:half]))
     return stdev(ratios) / len(ratios) ** 0.5 / mean, drift / mean

@@ -33,7 +33,7 @@ class Scaling:
         self._timeline.after(self._autoscaler.interval_ns, self._look)
 
     def _on_ended(self, record: RequestRecord) -> None:
-        """A client has seen the end of its request."""
+        """Counts a request whose end the client has seen."""
         if record.outcome == "finished":
             self._num_finished += 1
             self._num_output_tokens += record.num_output_tokens

@@ -1,6 +1,6 @@
-"""Runs with slightly more of one resource, simulated with the same requests.
+"""Simulates the same requests with 10 % more of one resource at a time.
 
-The resource whose increase moves a metric most limits this metric, unless chance alone moves the metric as much.
+The resource whose increase improves a metric most limits this metric, unless chance alone moves the metric as much.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ MEASURES = {
     "mean_tpot_ms": "TPOT mean",
     "p99_tpot_ms": "TPOT p99",
 }
-"""Summary fields and their titles. For throughput more is better, for all others less."""
+"""Summary fields and their titles. Higher throughput is better; for all other fields lower is better."""
 
 Measure = Callable[[RunResult], Mapping[str, float]]
 Numbers = Callable[[Cluster], Mapping[str, float]]
@@ -44,26 +44,26 @@ class Sensitivity:
     """Range of each metric by chance."""
 
     def by_chance(self, metric: str) -> bool:
-        """True if chance alone moves the metric as much."""
+        """True if chance alone moves the metric as much as the resource does."""
         return metric in self.noise and self.noise[metric].hides(self.changes[metric])
 
     @property
     def effect(self) -> float:
-        """The largest relative change, in absolute value."""
+        """The largest relative change of any metric, in absolute value."""
         return max(map(abs, self.changes.values()))
 
 
 class Limit(NamedTuple):
-    """The resource of which GAIN more improves a metric most."""
+    """The resource whose increase by GAIN improves a metric most."""
 
     metric: str
     resource: str
-    """Name of the resource. Empty: no resource improves the metric."""
+    """Name of the limiting resource. Empty: no resource improves the metric."""
     change: float
     """Relative change of the metric."""
     relief: str
     unstable: str = ""
-    """Least and largest value of a metric that chance moves; empty: the metric is stable."""
+    """Smallest and largest value of an unstable metric, as text. Empty: the metric is stable."""
 
     def __str__(self) -> str:
         if not self.resource and self.unstable:
@@ -79,7 +79,7 @@ class Limit(NamedTuple):
 
 
 def limits(found: Sequence[Sensitivity]) -> list[Limit]:
-    """The limit of each measured metric."""
+    """The limiting resource of each measured metric."""
     return [_limit(found, metric) for metric in found[0].changes]
 
 
@@ -93,7 +93,7 @@ def _limit(found: Sequence[Sensitivity], metric: str) -> Limit:
 
 
 def _unstable(band: Band | None, metric: str) -> str:
-    """The band of a metric, if chance moves it."""
+    """The band of an unstable metric, as text. Empty: the metric is stable."""
     if band is None or not band.is_unstable:
         return ""
     unit = "requests/s" if metric == "request_throughput" else "%" if "within " in metric else "ms"
@@ -115,7 +115,7 @@ def sensitivities(
     """Sensitivities of a scenario, the largest effect first. Raises ConfigError as build does. Calls progress after
     each run.
 
-    own_itl: the runs have percentiles of each request's own gaps between tokens.
+    own_itl: the runs compute percentiles of each request's own gaps between tokens.
     """
 
     def numbers(cluster: Cluster) -> Mapping[str, float]:
@@ -145,7 +145,7 @@ def sensitivities(
 
 def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """Changes that may reduce descriptors: larger pages, and with unequal tensor-parallel sizes staging instead of
-    slices.
+    slices, or equal sizes.
     """
     prefill, decode = scenario.pair
     size = max(_LARGE_PAGE, 2 * scenario.page_size)
@@ -161,13 +161,13 @@ def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
 
 
 _LARGE_PAGE = 64
-"""Minimum page size to try, in tokens."""
+"""Smallest page size to try, in tokens."""
 _TRIED = {"descriptor cost": _fewer_descriptors}
-"""Resources whose relief depends on the scenario: functions that return changes to try."""
+"""Resources whose relief depends on the scenario, with functions that return the changes to try."""
 
 
 def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numbers: Numbers) -> str:
-    """Changes that improve the metric most affected by the resource, with their simulated gains, the best first."""
+    """Changes that improve the metric most affected by the resource, as text with their simulated gains, best first."""
     metric = max(one.changes, key=lambda name: _better(name, one.changes[name]))
     gains: dict[str, float] = {}
     for name, update in _TRIED[one.resource](scenario).items():
@@ -183,11 +183,11 @@ def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numb
 
 
 _USEFUL = 0.01
-"""Minimum relative gain of a change that is proposed."""
+"""Smallest relative gain of a change that is proposed."""
 
 
 def _better(metric: str, change: float) -> float:
-    """Relative change of a metric, positive if it is an improvement."""
+    """Relative change of a metric; positive means improvement."""
     is_more_better = metric == "request_throughput" or "within " in metric  # a share of requests
     return change if is_more_better else -change
 
@@ -197,7 +197,7 @@ def num_runs(scenario: Scenario) -> int:
 
 
 def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Cluster]]:
-    """Clusters with more of a resource, by its name."""
+    """Functions that build a cluster with more of one resource, by the resource's name."""
     scenario = resolve(scenario)
 
     def of_cluster(change: Callable[[Cluster], Cluster]) -> Callable[[], Cluster]:

@@ -1,4 +1,4 @@
-"""Runs a scenario in simulated time: carries out the commands of instances, and decides nothing."""
+"""Runs a scenario in simulated time. The simulation carries out the commands of instances and takes no decisions."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -39,25 +39,25 @@ from pdsim.workload.request_spec import Streams
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What to observe during a run. Observation does not change the run."""
+    """Observers of a run. They do not change the run."""
 
     journal: Callable[[Entry], None] | None = None
     """Called with every call into an instance."""
     levels: bool = False
-    """True: record how full each instance is at each of its choices."""
+    """True: record how full each instance is whenever its loop chooses a step."""
     progress: Callable[[int], None] | None = None
     """Called from time to time with the number of ended requests."""
     ended: Callable[[RequestRecord], None] | None = None
     """Called with each ended request. An exception ends the run."""
     own_itl: bool = False
-    """True: find the percentiles of each request's own gaps between tokens."""
+    """True: compute the percentiles of each request's own gaps between tokens."""
 
 
 UNOBSERVED = Observation()
 
 
 def simulate(scenario: Scenario, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> RunResult:
-    """Simulates a scenario to its end. single_steps: run decode steps one at a time, which is slower and gives the
+    """Simulates a scenario to its end. single_steps: simulate each decode step alone, which is slower and gives the
     same result.
     """
     return Simulation(build(scenario), observation, single_steps=single_steps).run()
@@ -71,16 +71,16 @@ class Simulation:
         self.timeline = Timeline()
         self.recorder = Recorder(OwnGaps() if observation.own_itl else None)
         self.outputs = {spec.request_id: spec.output for spec in cluster.requests}
-        """Outputs of all attempts; clients add those of retries."""
+        """Outputs of all attempts. Clients add the outputs of retries."""
         self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns
         self._record = observation.journal
         self.on_levels = self._on_choice if observation.levels else None
-        """Called with each instance that chooses a step, if levels are observed."""
+        """Called with each instance that chooses a step. None: levels are not recorded."""
         self.single_steps = single_steps
         self.order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
         self._lives = dict.fromkeys(self.order, 0)
         self._dead: dict[str, Any] = {}
-        """State machines of dead instances for their restart, by name."""
+        """Fresh state machines of dead instances, by name, which start when the instance restarts."""
         self._agents: dict[str, Any] = {agent.instance_id: self.recorded(agent) for agent in cluster.agents}
         """Living senders and receivers."""
         self.sender_ids = {instance_id: sender_of(instance_id) for instance_id in self.order}
@@ -110,16 +110,16 @@ class Simulation:
         self._faults = None if health is None else FaultInjector(self, health)
 
     def recorded(self, machine: Any) -> Any:
-        """A state machine that writes its calls into the journal, if there is a journal."""
+        """The state machine, wrapped to write its calls into the journal if the run has a journal."""
         return machine if self._record is None else Recorded(machine, self._record)
 
     def _actor(self, instance: Any) -> Actor:
-        """Actor of a new or restarted instance, without host memory and warm shapes of an earlier life."""
+        """Actor of a new or restarted instance. Host memory and warmed-up shapes of an earlier life are lost."""
         lockstep = self._locksteps.get(server_of(instance.instance_id))
         return Actor(self, instance) if lockstep is None else Rank(self, instance, lockstep)
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
-        """Locksteps of servers with data-parallel attention or over several hosts, by name."""
+        """Locksteps of servers with data-parallel attention or over several hosts, by server."""
         num_ranks = Counter(server_of(instance_id) for instance_id in self.order)
         last = EventPriority(CHOICES + len(self.order))
         found = {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}
@@ -187,12 +187,12 @@ class Simulation:
         return RunResult(self.cluster.scenario, self.recorder.records, self.timeline.num_events, stall, num_primes)
 
     def instance(self, instance_id: str) -> Any:
-        """The present instance of this name, or its last instance if it is dead."""
+        """The present instance of this name. For a dead instance: its last life."""
         instance = self.actors[instance_id].instance
         return getattr(instance, "inner", instance)
 
     def machines(self) -> list[Any]:
-        """All living state machines."""
+        """The state machines of all living instances, senders and receivers, and the router."""
         living = [self.instance(name) for name in self.actors if name not in self._dead]
         agents = [getattr(agent, "inner", agent) for agent in self._agents.values()]
         return [*living, *agents, self.cluster.router]
@@ -235,7 +235,7 @@ class Simulation:
         self.deliver(m.Tell(asked.instance_id, m.PutOut(asked.request_id, output)))
 
     def tell_agent(self, to: str, message: m.Message) -> None:
-        """Gives a sender or receiver a message, which it answers at once, unless it is dead."""
+        """Gives a living sender or receiver a message, and carries out the commands that it returns."""
         if (agent := self._agents.get(to)) is not None:
             self.carry_out(agent.on_message(message, self.timeline.now_ns))
 
@@ -276,5 +276,5 @@ class Simulation:
         self.actors[instance_id].start()
 
     def life(self, instance_id: str) -> int | None:
-        """Number of restarts of an instance; None if it is dead."""
+        """Number of restarts of an instance; None if the instance is dead."""
         return None if instance_id in self._dead else self._lives[instance_id]

@@ -1,9 +1,9 @@
-"""Simulated time in integer ns, and the order of what happens at one instant:
+"""Simulated time in integer ns. Events of one instant run in this order:
 
 first   messages, transfers, arrivals                          in the order in which they were scheduled
 then    instances see their steps end and choose the next ones   by instance
 
-so that it never matters who scheduled first.
+So the order of instances does not depend on which of them scheduled first.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ FIRST = EventPriority(1)
 CHOICES = EventPriority(1 << 20)
 
 Callback = Callable[[Any], None]
-"""Takes the alarm's payload."""
+"""Function that an alarm calls with its payload."""
 
 
 class Alarm:
-    """Calls back once, at its time."""
+    """A scheduled call, which happens once at its time."""
 
     def __init__(self, callback: Callback, payload: Any) -> None:
         self.callback = callback
         self.payload = payload
 
     def cancel(self) -> None:
-        """Cancels the alarm, which then passes without effect."""
+        """Cancels the alarm. Its time then passes without effect."""
         self.callback = _nothing
 
 
@@ -37,7 +37,7 @@ def _nothing(_: Any) -> None:
 
 
 class Timeline:
-    """SimPy's event queue, whose every delay is a whole number of ns. Law: tests/laws/test_alarms.py."""
+    """SimPy's event queue, with every delay a whole number of ns. Law: tests/laws/test_alarms.py."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -46,7 +46,7 @@ class Timeline:
         self._queue: list[Any] = Environment()._queue  # noqa: SLF001  not inherited, for it is compiled
 
     def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
-        """Schedules a SimPy timeout with a callback, at its place among the events of that instant."""
+        """Schedules a callback as a SimPy timeout would be. order: its place among the events of that instant."""
         assert delay_ns >= 0, f"{callback} is due {-delay_ns} ns ago"
         alarm = Alarm(callback, payload)
         self.num_events += 1

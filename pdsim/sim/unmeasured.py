@@ -1,4 +1,4 @@
-"""What the costs of a run are made of that no server was measured for."""
+"""Describes the costs of a run that were not measured on a server."""
 
 from collections.abc import Iterable, Mapping
 from statistics import fmean
@@ -21,7 +21,7 @@ _TERMS = {
     "decode_attention": ("reading KV", "attention"),
     "all_reduce": ("all-reduce", "all-reduce"),
 }
-"""Terms of a step by operator, and what users call them."""
+"""Terms of a step by operator, with the users' name of each."""
 _LEAST_SHARE = 0.05
 
 
@@ -44,7 +44,9 @@ def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: I
 
 
 def _medians(scenario: Scenario, role: str, steps: Iterable[StepRecord]) -> str:
-    """The operators of a role's steps that other GPUs stand for, and their share of its mean step."""
+    """The operators of a role's steps for which medians of other GPUs are used, and their share of its mean step, as
+    text.
+    """
     terms_ns = _mean_step(scenario, role, [step for step in steps if step.kind == role])
     total_ns = sum(terms_ns.values()) or 1
     shares = {}
