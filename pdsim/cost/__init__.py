@@ -1,1 +1,1 @@
-"""Cost models: times of steps and copies, the only part of a simulation that is modelled rather than executed."""
+"""Cost models: durations of steps and copies, the only part of a simulation that is modelled rather than executed."""

@@ -1,4 +1,4 @@
-"""Times fitted to measurements: straight lines, or tables between whose entries times are interpolated."""
+"""Durations fitted to measurements: linear functions, or tables with interpolation between their entries."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _WORK = ("base and tokens", "attention", "attention behind a context", "context"
 
 
 class AffineModel:
-    """The lines, for one GPU."""
+    """Linear cost model of one GPU."""
 
     def __init__(self, settings: "Affine") -> None:
         self._settings = settings
@@ -31,7 +31,7 @@ class AffineModel:
         return {**terms, "launches beyond that": max(0.0, self._least_ns(step) - sum(terms.values()))}
 
     def _work(self, step: PrefillStep) -> tuple[float, float, float, float, float]:
-        """Times in the order of _WORK."""
+        """Terms of a forward's duration in ns, in the order of _WORK."""
         settings, chunks = self._settings, step.chunks
         num_tokens, graph = step.num_tokens, self._graph_tokens(step.num_tokens)
         per_pair_ns = settings.prefill_graph_per_pair_ns if graph else settings.prefill_per_pair_ns
@@ -48,7 +48,7 @@ class AffineModel:
         )
 
     def _graph_tokens(self, num_tokens: int) -> int:
-        """Size of the graph in which so many tokens run; 0: they run in none."""
+        """Size in tokens of the CUDA graph that runs this number of tokens. 0: no graph is large enough."""
         sizes = self._settings.prefill_graph_sizes
         index = bisect_left(sizes, num_tokens)
         return sizes[index] if index < len(sizes) else 0
@@ -94,14 +94,16 @@ class TableModel(AffineModel):
 
 
 class Entries:
-    """Straight lines from one entry to the next. The last line continues; below the first entry its time holds."""
+    """Linear interpolation between table entries. Beyond the last entry its line continues; below the first entry the
+    first time holds.
+    """
 
     def __init__(self, times_ns: Mapping[int, float]) -> None:
         self._sizes = sorted(times_ns)
         self._times_ns = [times_ns[size] for size in self._sizes]
 
     def at(self, size: int) -> float:
-        """0 without entries."""
+        """Time in ns for a size; 0 if the table is empty."""
         after = min(bisect_right(self._sizes, size), len(self._sizes) - 1)
         if after < 1:
             return self._times_ns[0] if self._sizes else 0.0
@@ -118,14 +120,14 @@ class GpuClock:
     """
 
     def __init__(self, slowdown: float, memory_ns: float) -> None:
-        """slowdown: at full utilisation; memory_ns: time constant of the average."""
+        """slowdown: relative slowdown at full utilisation. memory_ns: time constant of the utilisation's average."""
         self._slowdown = slowdown
         self._memory_ns = memory_ns
         self._utilisation = 0.0
         self._busy_until_ns = 0
 
     def stretch(self, start_ns: int, duration_ns: float) -> float:
-        """The duration of a forward that begins now and would take duration_ns on a GPU that had rested."""
+        """Duration in ns of a forward that begins now and would take duration_ns on a rested GPU."""
         if not self._slowdown:
             return duration_ns
         at_start = self._utilisation * exp(-(start_ns - self._busy_until_ns) / self._memory_ns)

@@ -1,7 +1,8 @@
-"""Times from the operator tables of NVIDIA's aiconfigurator, measured on H100, H200, B200 and GB200. Optional.
+"""Durations from the operator tables of NVIDIA's aiconfigurator, an optional package, measured on H100, H200, B200 and
+GB200.
 
-It answers for a batch of equal prompts, so a forward of unequal ones is asked for as that many of their mean. A decode
-step is asked for at two contexts, and lies on the line through them.
+The tables cover batches of equal prompts, so a forward of unequal prompts counts as the same number of prompts of their
+mean length. A decode step is read at two context lengths, and interpolated linearly between and beyond them.
 """
 
 import importlib
@@ -34,19 +35,19 @@ MODELS = {
     "deepseek-r1": "deepseek-ai/DeepSeek-R1",
     "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
 }
-"""Names on Hugging Face, by name in the catalog."""
+"""Names on Hugging Face, by the model's name in the catalog."""
 WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
 CONTEXTS = (1024, 8192)
-"""Tokens of each request, at which a decode step is asked for."""
+"""Context lengths in tokens per request at which the decode tables are read."""
 
 
 class NoOperatorTablesError(ValueError):
-    """Raised for a layout without tables: says why there are none."""
+    """Raised for a layout without operator tables. The message says what is missing."""
 
 
 class AiConfiguratorModel:
-    """The tables, for one layout."""
+    """Cost model that reads aiconfigurator's operator tables for one layout."""
 
     def __init__(self, settings: "AiConfigurator", engine: Any) -> None:
         self._settings = settings
@@ -80,7 +81,7 @@ class AiConfiguratorModel:
 
 
 def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
-    """The tables of a layout. Raises NoOperatorTablesError."""
+    """The operator tables of a layout. Raises NoOperatorTablesError."""
     spec, gpu = layout.model, layout.gpu
     for name, known, what in ((spec.name, MODELS, "model"), (gpu.name, SYSTEMS, "GPU"), (layout.kv_dtype, KV, "KV in")):
         if name not in known:
@@ -102,7 +103,7 @@ def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
 
 @cache
 def _compiled(model: str, system: str, backend: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    """Takes seconds, and is the same for all instances of a role."""
+    """The operator tables, loaded once for all instances of a role, because loading takes seconds."""
     try:
         module = importlib.import_module("aiconfigurator_core.sdk.engine")
     except ModuleNotFoundError:

@@ -1,7 +1,7 @@
-"""Bytes that forwards of a server over several hosts move between its hosts, over NICs.
+"""Bytes that forwards of a server over several hosts send between its hosts, through the NICs.
 
-All-reduces are hierarchical: GPUs of a host reduce over NVLink, and each sums its share with its peers on other hosts.
-Whole experts get their tokens as DeepEP sends them. Parts over NVLink proceed beside those over NICs, which are the
+All-reduces are hierarchical: the GPUs of a host reduce over NVLink, and each GPU sums its share with its peers on other
+hosts. Expert-parallel servers send tokens as DeepEP does. NVLink and NIC traffic overlap, and the NICs are the
 bottleneck at 2 to 8 hosts of 8 GPUs by DeepEP's tables (README.md and docs/legacy.md at 0297fc8).
 """
 
@@ -13,27 +13,31 @@ from pdsim.system.model import ModelSpec
 
 NIC_SHARE = 0.9
 """Share of a NIC's bandwidth that exchanges reach. DeepEP 2 over ConnectX-7 of 50 GB/s: 45 GB/s without the traffic
-inside hosts at 2 hosts (90 GB/s with it), 46 GB/s at 4."""
+inside hosts at 2 hosts (90 GB/s with it), 46 GB/s at 4.
+"""
 EXCHANGE_NS = 32_000
-"""Time of a dispatch or combine between hosts beyond its bytes. The median of DeepEP's low-latency kernels at EP16 to
-EP256, whose bytes move at NIC_SHARE."""
+"""Time in ns of a dispatch or combine between hosts, without the time of its bytes. Source: median of DeepEP's
+low-latency kernels at EP16 to EP256, with bytes at NIC_SHARE.
+"""
 ALL_REDUCE_NS = 20_000
-"""Time by which an all-reduce over hosts is longer than one in a host, beyond its bytes (assumed)."""
+"""Time in ns by which an all-reduce over several hosts is longer than one within a host, without the time of its bytes
+(assumed).
+"""
 _DISPATCHED = 1 + 4 / 128
-"""Bytes of an element on its way to experts: fp8, and a scale of 4 bytes for 128 elements."""
+"""Bytes of an element that is sent to experts: fp8, with a scale of 4 bytes for 128 elements."""
 _BF16 = 2
 
 
 @dataclass(frozen=True)
 class HostMoves:
-    """Bytes of one kind of forward on the NIC of each GPU."""
+    """Traffic of one kind of forward through the NIC of each GPU."""
 
     fixed_ns: float
-    """Time of all layers beyond bytes."""
+    """Time in ns of all layers' exchanges without the time of their bytes."""
     reduced_bytes: float
-    """Bytes of all layers for each token of the instance: sent and received by all-reduces."""
+    """Bytes per token of the instance that all-reduces of all layers send, and also receive."""
     exchanged_bytes: float
-    """Bytes of all layers that a token of the instance sends to experts and receives back."""
+    """Bytes per token of the instance that all layers send to experts and receive back."""
     bandwidth: float
     """Bytes per second that one NIC reaches in each direction."""
 
@@ -46,11 +50,11 @@ class HostMoves:
         return self.reduced_bytes * num_tokens + self.exchanged_bytes * routed
 
     def moving_ns(self, num_tokens: float, routed: float) -> float:
-        """Time of the bytes on idle links."""
+        """Time in ns of the bytes on idle links."""
         return 1e9 * max(self.out_bytes(num_tokens), self.in_bytes(num_tokens, routed)) / self.bandwidth
 
     def ns(self, num_tokens: float, routed: float) -> float:
-        """Time on idle links."""
+        """Time in ns of all exchanges on idle links, with the fixed time."""
         return self.fixed_ns + self.moving_ns(num_tokens, routed)
 
 
@@ -61,16 +65,20 @@ class HostTraffic:
     prefill: HostMoves
     decode: HostMoves
     busiest: float
-    """Expert tokens of the busiest GPU over the mean."""
+    """Tokens of the busiest GPU's experts, relative to the mean GPU."""
     overlaps: bool = False
-    """True: one half of a batch is exchanged while the other half is computed (two-batch overlap)."""
+    """True: half of a batch exchanges while the other half computes (two-batch overlap)."""
 
     def prefill_ns(self, num_tokens: float, routed: float, computing_ns: float) -> float:
-        """Time by which exchanges on idle links prolong a forward that computes so long."""
+        """Time in ns by which exchanges on idle links prolong a forward. computing_ns: duration of the forward without
+        them.
+        """
         return self._seen_ns(self.prefill.ns(num_tokens, routed), computing_ns)
 
     def decode_ns(self, num_tokens: float, routed: float, computing_ns: float) -> float:
-        """The same for a decode step, whose time without its KV is given."""
+        """Time in ns by which exchanges on idle links prolong a decode step. computing_ns: its duration without
+        exchanges and KV.
+        """
         return self._seen_ns(self.decode.ns(num_tokens, routed), computing_ns)
 
     def _seen_ns(self, exchange_ns: float, computing_ns: float) -> float:
@@ -78,10 +86,11 @@ class HostTraffic:
 
 
 def host_traffic(layout: Layout) -> HostTraffic | None:
-    """Traffic of an instance; None: its server lies within one NVLink domain.
+    """Traffic of an instance between hosts. None: its server lies within one NVLink domain.
 
-    Prefill has DeepEP's normal kernels, which send a token once to each host of its experts, and decode those of low
-    latency, which send it once for each expert. Where all GPUs share each expert, each host gets all tokens.
+    Prefill uses DeepEP's normal kernels, which send a token once to each host that has one of its experts. Decode uses
+    DeepEP's low-latency kernels, which send a token once per expert. If all GPUs share each expert, every host gets all
+    tokens.
     """
     if layout.num_domains == 1:
         return None
@@ -109,9 +118,9 @@ def host_traffic(layout: Layout) -> HostTraffic | None:
 
 
 def num_other_hosts(spec: ModelSpec, num_hosts: int) -> float:
-    """Mean number of other hosts that have an expert of a token, whose routing is uniform.
+    """Mean number of other hosts that have an expert of a token, with uniform routing.
 
-    Where experts are chosen from some groups only and hosts hold whole groups, fewer hosts are reached.
+    If a token's experts come from a few groups, and hosts hold whole groups, a token reaches fewer hosts.
     """
     experts, routing = spec.experts, None if spec.llama is None else spec.llama.routing
     assert experts is not None

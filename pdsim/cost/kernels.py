@@ -17,32 +17,39 @@ _GENERATIONS = {
     **dict.fromkeys(("h20", "h20-3e"), "h20"),
     **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "blackwell"),
 }
-"""GPUs that reach alike; any other is alone."""
+"""Generation of each GPU. Kernels of GPUs of one generation reach similar fractions; other GPUs are a generation of
+their own.
+"""
 _COVERED = 0.5
-"""Share of GPUs within the spread of an operator that was measured on others only; that of servers comes on top."""
+"""Share of measured GPUs that lie within the spread given to an operator of an unmeasured GPU. The spread of servers
+comes on top.
+"""
 MOST_REDUCED = 8
-"""GPUs of the largest all-reduce that was measured."""
+"""Number of GPUs of the largest measured all-reduce."""
 WIDE_HEADS = 64
-"""Query heads of a GPU from which decode attention over latents takes longer for its operations than for its bytes."""
+"""Query heads per GPU from which decode attention over latents is bound by operations instead of bytes."""
 _FILE = Path(__file__).with_name("kernels.csv")
 
 
 class Kernel(NamedTuple):
-    """Measured shares of one operator on one GPU, for one type or one number of GPUs."""
+    """Measured shares of one operator on one GPU, for one data type or one number of GPUs."""
 
     compute: float
-    """Share of the operations per second of its type."""
+    """Reached share of the GPU's nominal operations per second for the data type."""
     memory: float
-    """Share of the memory's bandwidth; of the link's, where GPUs exchange."""
+    """Reached share of memory bandwidth, or of link bandwidth if GPUs exchange data."""
     fixed_us: float
-    """Time in us beyond bytes and operations."""
+    """Fixed time in us, without bytes and operations."""
     error: float
-    """Median relative error of the measured times."""
+    """Median relative error of the fit to the measured times."""
 
 
 @contextmanager
 def leaving_out(gpus: Collection[str]) -> Iterator[None]:
-    """Within it nothing is known of these GPUs, nor of those that reach alike, but of what no other GPU has."""
+    """Context in which these GPUs, and GPUs of their generation, count as not measured.
+
+    Operators that no other GPU measured stay known for the rest of the generation.
+    """
     alike = {_GENERATIONS.get(gpu, gpu) for gpu in gpus}
     everything = _kernels()
     others = {name for name in everything if _GENERATIONS.get(name[0], name[0]) not in alike}
@@ -74,7 +81,7 @@ def _kernels() -> dict[tuple[str, str, str], Kernel]:
 
 @cache
 def reached(gpu: str, operator: str, kind: str) -> Kernel:
-    """The kernel of this GPU, else the median of all that were measured."""
+    """The measured kernel of this GPU, or the median of all measured GPUs."""
     own = _kernels().get((gpu, operator, kind))
     return own or Kernel(*(median(values) for values in zip(*_others(operator, kind), strict=True)))
 
@@ -84,7 +91,7 @@ def _others(operator: str, kind: str) -> list[Kernel]:
 
 
 class Spread(NamedTuple):
-    """Factors within which shares and the fixed time of a kernel lie."""
+    """Factors of uncertainty of a kernel's shares and of its fixed time."""
 
     compute: float = 1
     memory: float = 1
@@ -93,9 +100,10 @@ class Spread(NamedTuple):
 
 @cache
 def spread(gpu: str, operator: str, kind: str) -> Spread:
-    """Factors of 1 where this GPU was measured, else how far GPUs lie from the median of other generations.
+    """Uncertainty of a kernel: 1 if this GPU was measured, else the deviation of GPUs from the median of other
+    generations.
 
-    All types of an operator count together: of one there are too few GPUs.
+    All data types of an operator count together, because a single type has too few measured GPUs.
     """
     if is_measured(gpu, operator, kind):
         return Spread()
@@ -108,7 +116,7 @@ def is_measured(gpu: str, operator: str, kind: str) -> bool:
 
 @cache
 def _covering(operator: str, column: str) -> float:
-    """The factor that so large a share of GPUs keeps, each beside the median of the GPUs of other generations."""
+    """The factor within which a share of _COVERED of GPUs lies from the median of the GPUs of other generations."""
     found = []
     for (gpu, name, kind), kernel in _kernels().items():
         others = [
@@ -124,9 +132,9 @@ def _covering(operator: str, column: str) -> float:
 
 
 def kinds(layout: Layout) -> dict[str, str]:
-    """Operators of a layout, and the type or the number of GPUs that each is measured by.
+    """Operators of a layout, each with the data type or the number of GPUs of its measurement.
 
-    Models with latent attention have kernels of their own where a server's GPUs hold whole experts, or all heads.
+    Models with latent attention have kernels of their own for decode attention, and for experts that a GPU holds whole.
     """
     spec, gpu = layout.model, layout.gpu
     measured = {*gpu.flops, "int4"}
@@ -156,9 +164,9 @@ def _decode_kind(layout: Layout) -> str:
 
 
 def products(layout: Layout) -> tuple[float, float]:
-    """Shares of nominal operations, and of memory bandwidth, that products with all weights but experts' reach.
+    """Shares of nominal operations, and of memory bandwidth, that matrix products reach for all weights except experts.
 
-    Weights that have bf16 where the others are narrower have bf16's kernels.
+    If some weights are bf16 and the others narrower, the bf16 weights use the bf16 kernels.
     """
     spec, gpu = layout.model, layout.gpu
     narrow, wide = reached(gpu.name, "gemm", kinds(layout)["gemm"]), reached(gpu.name, "gemm", "bf16")
@@ -175,7 +183,7 @@ def products(layout: Layout) -> tuple[float, float]:
 
 
 def origins(layout: Layout) -> dict[str, str]:
-    """Origin of the kernel of each operator of a layout."""
+    """Origin of the kernel of each operator of a layout, as text."""
     return {operator: _origin(layout.gpu.name, operator, kind) for operator, kind in _used(layout).items()}
 
 

@@ -1,4 +1,6 @@
-"""Times from first principles: bytes over bandwidth, operations over rate, and how much of either is reached."""
+"""Durations from first principles: bytes over bandwidth and operations over rate, each with the share of the nominal
+rate that kernels reach.
+"""
 
 from functools import cache
 from random import Random
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from pdsim.cost.settings import Roofline
 
 _STEEPEST = 8.0
-"""Exponent at which one expert has nearly all tokens."""
+"""Exponent of a power law with which one expert has nearly all tokens."""
 _ROUNDS = 50
 
 
@@ -25,10 +27,10 @@ class RooflineModel:
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
         rate = gpu.flops_for(spec.weight_dtype)
         slower = spec.wide_flops_per_token * (rate / gpu.flops_for("bf16") - 1)
-        """FLOPs of the weights' type that would take what bf16 takes longer."""
+        """FLOPs at the rate of the weights' type that take as long as the extra time of bf16 weights."""
         self._flops_per_token = spec.flops_per_token + slower - (spec.expert_flops_per_token if self._experts else 0)
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
-        """FLOPs among them of experts."""
+        """FLOPs per token of routed experts, if they count with the other products."""
         self._shared_bytes_read = spec.shared_bytes_read
         self._matrix_flops = num_ranks * rate * settings.matrix_efficiency
         self._attention_flops = num_ranks * gpu.flops_for("bf16") * settings.attention_efficiency
@@ -47,7 +49,7 @@ class RooflineModel:
         self._dp = layout.dp
         self._cp = layout.cp
         self._busiest = 1 + layout.expert_skew
-        """Tokens of the busiest GPU's experts, over the mean."""
+        """Tokens of the busiest GPU's experts, relative to the mean GPU."""
         per_read = 1 / layout.num_verified_tokens  # all tokens that a step verifies of a request share one read
         state_ns = (1 + per_read) * 1e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
         self._state_ns = state_ns + windows_ns * per_read  # a token's, however long its request is
@@ -131,16 +133,17 @@ class RooflineModel:
         return self._num_reductions * (self._settings.all_reduce_ns + num_tokens * self._reduce_ns_per_token)
 
     def _all_reduce_bytes_ns(self, layout: Layout) -> float:
-        """Time of one token's bf16 activations through a ring all-reduce among the GPUs of a host."""
+        """Time in ns of one token's bf16 activations in a ring all-reduce among the GPUs of a host."""
         num_gpus = min(layout.tp, layout.gpus_per_domain)
         hops = 2 * (num_gpus - 1) / num_gpus
         rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
         return 1e9 * hops * 2 * layout.model.hidden_size / rate
 
     def _gathering(self, layout: Layout) -> tuple[float, float]:
-        """Time that a forward, and each of its tokens, take to be gathered where groups share prompts.
+        """Time in ns of context-parallel gathers: per forward, and per token.
 
-        Keys and values of each layer go to all groups; hidden states go to the experts, and their outputs come back.
+        Keys and values of each layer go to all groups. Hidden states go to the experts, and the experts' outputs come
+        back.
         """
         num_experts = 0 if layout.model.experts is None else layout.model.experts.num_layers
         num_bytes = (layout.read_token_bytes + 4 * num_experts * layout.model.hidden_size) * (layout.cp - 1) / layout.cp
@@ -149,7 +152,9 @@ class RooflineModel:
         return num_gathers * self._settings.all_reduce_ns, 1e9 * num_bytes / rate
 
     def _exchange_bytes_ns(self, layout: Layout) -> float:
-        """Time of a token's way to the GPUs of its experts in fp8, and back in bf16, once for each GPU."""
+        """Time in ns of a token's fp8 dispatch to the GPUs of its experts and bf16 return, once for each of
+        these GPUs.
+        """
         experts, efficiency = layout.model.experts, self._settings.expert_exchange_efficiency
         if experts is None or efficiency is None:
             return 0.0
@@ -160,7 +165,7 @@ class RooflineModel:
 
 
 class ExpertTimes:
-    """Kernels of routed experts: their groups of tokens are small, and do not hide reads behind operations."""
+    """Times of routed experts. Their groups of tokens are small, so reads and operations do not overlap."""
 
     def __init__(self, settings: "Roofline", layout: Layout) -> None:
         spec, gpu, tp = layout.model, layout.gpu, layout.tp * layout.cp
@@ -174,17 +179,17 @@ class ExpertTimes:
         self._layers_ns = spec.experts.num_layers * settings.expert_layer_ns
 
     def ns(self, num_tokens: float) -> float:
-        """Time of a forward over num_tokens on each instance of a server, or over this mean number."""
+        """Time in ns of a forward. num_tokens: mean number of tokens per instance of the server."""
         num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
         return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes
 
 
 @cache
 def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: int) -> float:
-    """Excess of the busiest GPU over the mean with redundant experts, where it was `skew` without.
+    """Load of the busiest GPU above the mean with redundant experts, if it is `skew` without them.
 
-    Popularities follow a power law, as steep as it takes to give the busiest GPU its load with experts in the order of
-    the checkpoint. A balancer (DeepSeek's EPLB) copies the most loaded, and deals all to the GPUs.
+    Experts' popularities follow a power law, fitted so that the busiest GPU has its load with experts in checkpoint
+    order. A balancer (DeepSeek's EPLB) copies the most loaded experts, and places all experts on GPUs.
     """
     if skew == 0 or num_redundant >= num_experts * (num_gpus - 1):
         return 0.0
@@ -198,21 +203,23 @@ def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: i
 
 
 def popularities(exponent: float, num_experts: int) -> list[float]:
-    """Popularities of experts in the order of a checkpoint, in which popular experts have random places."""
+    """Popularities of experts in checkpoint order: a power law in random order."""
     popular = [(1 + i) ** -exponent for i in range(num_experts)]
     Random(0).shuffle(popular)
     return popular
 
 
 def loads(popular: list[float], num_gpus: int) -> list[float]:
-    """Loads of GPUs that hold one block of experts each."""
+    """Loads of GPUs that hold one block of consecutive experts each."""
     size = len(popular) // num_gpus
     return [sum(popular[gpu * size : (gpu + 1) * size]) for gpu in range(num_gpus)]
 
 
 def balance(popular: list[float], num_redundant: int, num_gpus: int) -> list[float]:
-    """Loads of GPUs with as many experts each: the most loaded was copied, again and again; then the heaviest goes
-    first, to the least loaded GPU that has room.
+    """Loads of GPUs after balancing with redundant experts.
+
+    Each redundant expert copies the expert with the largest load per copy. Then each expert goes, the heaviest first,
+    to the least loaded GPU with room.
     """
     copies = [1] * len(popular)
     for _ in range(num_redundant):
@@ -227,5 +234,5 @@ def balance(popular: list[float], num_redundant: int, num_gpus: int) -> list[flo
 
 
 def skew_of(of_gpus: list[float]) -> float:
-    """The busiest over the mean, beyond 1; sums may be rounded below their mean."""
+    """Load of the busiest GPU relative to the mean, minus 1. Never negative: sums may be rounded below their mean."""
     return max(0.0, max(of_gpus) * len(of_gpus) / sum(of_gpus) - 1)

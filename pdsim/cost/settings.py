@@ -1,4 +1,4 @@
-"""Cost settings that a scenario names: how long forwards and steps take, and by which rule."""
+"""Cost settings that a scenario names: durations of prefill forwards and decode steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,11 +16,12 @@ from pdsim.system.model import LatentAttention
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Bytes over bandwidth, operations over rate, and fixed costs. Defaults are measured, none of a serving run.
+    """Bytes over bandwidth, operations over rate, and fixed costs. No default was measured in a serving run of this
+    project.
 
     Decode attention reads each distinct KV token from memory once a step, at memory_efficiency: requests that share a
-    prefix walk through it together, and the L2 cache serves all but the first. What it takes beyond that to reach
-    kv_bandwidth, when nothing is shared, is work on the SMs, which each request pays for itself.
+    prefix read it together, and the L2 cache serves all but the first. The remaining time, up to the rate kv_bandwidth
+    for unshared KV, is work on the SMs, which each request pays for itself.
     """
 
     HOST_FIELDS: ClassVar = ("prefill_layer_ns", "step_overhead_ns", "prompt_overhead_ns")
@@ -42,32 +43,43 @@ class Roofline:
     link_efficiency: float = 0.8
     """Share of NVLink bandwidth that all-reduces reach (assumed)."""
     prefill_layer_ns: float = 310_000
-    """Minimum time of a layer, for launching its kernels. Qwen3-8B on H200 under SGLang 0.5.12: prefill of up to 256
-    tokens takes 11.3 ms for 36 layers."""
+    """Minimum time of a layer in prefill, for launching its kernels. Qwen3-8B on H200 under SGLang 0.5.12: prefill of
+    up to 256 tokens takes 11.3 ms for 36 layers.
+    """
     decode_layer_ns: float = 32_000
-    """Time per layer of a decode step beyond its bytes and operations, in a CUDA graph. Qwen3-8B on H200 under SGLang
-    0.5.12 at batch 1: 5.08 ms on the GPU, of which weights take 3.94 ms."""
+    """Time per layer of a decode step in a CUDA graph, without bytes and operations. Qwen3-8B on H200 under SGLang
+    0.5.12 at batch 1: 5.08 ms on the GPU, of which weights take 3.94 ms.
+    """
     step_overhead_ns: float = 300_000
-    """Host time of each forward or step. Qwen3-8B on H200 under SGLang 0.5.12: 5.39 ms per token, of which the GPU
-    takes 5.08 ms."""
+    """Host time of each prefill forward or decode step. Qwen3-8B on H200 under SGLang 0.5.12: 5.39 ms per token, of
+    which the GPU takes 5.08 ms.
+    """
     prompt_overhead_ns: float = 4_200_000
-    """Host time of each chunk of a forward, beside which the GPU is idle. Qwen3-8B on H200 under SGLang 0.5.12, one
-    short prompt: 16.5 ms, of which the GPU takes 12 ms."""
+    """Host time per prompt chunk of a forward, during which the GPU is idle. Qwen3-8B on H200 under SGLang 0.5.12, one
+    short prompt: 16.5 ms, of which the GPU takes 12 ms.
+    """
     all_reduce_ns: float = 7_000
-    """Time of an all-reduce beyond its bytes; with TP each layer has two. Measured: a graph-captured all-reduce of 128
-    bytes over two GB200."""
+    """Time of an all-reduce without the time of its bytes. With tensor parallelism each layer has two. Measured: a
+    graph-captured all-reduce of 128 bytes over two GB200.
+    """
     expert_efficiency: float | None = None
-    """Share of FLOP/s that products of routed experts reach. None: they count with all other products."""
+    """Share of FLOP/s that products of routed experts reach. None: experts are computed as all other products."""
     expert_memory_efficiency: float = 1.0
-    """Share of memory bandwidth for experts' weights; used where expert_efficiency is given, as expert_layer."""
+    """Share of memory bandwidth for experts' weights. Used only if expert_efficiency is given."""
     expert_layer_ns: float = 0
-    """Time of a layer's experts beyond their bytes and operations: routing, sorting and gathering tokens."""
+    """Time of a layer's experts without bytes and operations: routing, sorting and gathering tokens. Used only if
+    expert_efficiency is given.
+    """
     expert_prefill_layer_ns: float = 0
-    """Time added to prefill_layer in layers with experts."""
+    """Addition to prefill_layer for each layer with experts."""
     expert_exchange_ns: float = 25_000
-    """With data-parallel attention: time per layer of sending tokens to their experts' GPUs, or back (assumed)."""
+    """With data-parallel attention: time per layer for sending tokens to their experts' GPUs, and again for sending
+    results back, without the time of bytes (assumed).
+    """
     expert_exchange_efficiency: float | None = None
-    """Share of the links' bandwidth that such an exchange reaches. None: its time does not depend on its tokens."""
+    """Share of link bandwidth that this exchange of tokens reaches. None: the exchange takes the same time for any
+    number of tokens.
+    """
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -87,10 +99,10 @@ KERNELS_SPREAD = 1.3
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """Shares that measured kernels reach of a GPU's nominal rates, by operator; host times are the roofline's.
+    """Shares of a GPU's nominal rates that measured kernels reach, by operator. Host times are those of the roofline.
 
-    Fractions come from kernels.csv, by GPU and type of weights or KV: see experiments/operators. A GPU that was not
-    measured takes the medians of those that were.
+    The shares come from kernels.csv, by GPU and data type of weights or KV: see experiments/operators. A GPU that was
+    not measured takes the medians of the measured GPUs.
     """
 
     HOST_FIELDS: ClassVar = (
@@ -104,17 +116,21 @@ class Kernels:
     prefill_layer_ns: float = 310_000
     """Minimum time of a layer in prefill."""
     expert_prefill_layer_ns: float = 1_000_000
-    """Time added for a layer with experts. Chosen on half of the points of experiments/default-cost."""
+    """Addition to prefill_layer for each layer with experts. Chosen on half of the points of
+    experiments/default-cost.
+    """
     latent_expert_prefill_layer_ns: float = 2_200_000
-    """Additional time of a layer with experts, latent attention and quantized inputs: DeepSeek-V3 in fp8 under SGLang
-    0.5.12 on an H200 (experiments/default-cost/launches.csv)."""
+    """Addition to prefill_layer for each layer with experts, if the model has latent attention and experts of fp8 or
+    fp4: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200 (experiments/default-cost/launches.csv).
+    """
     decode_layer_ns: float = 44_000
-    """Time added per layer of a decode step. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: 5.08 ms on the GPU, of
-    which weights explain 3.5 ms."""
+    """Time per layer of a decode step, without bytes and operations. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1:
+    5.08 ms on the GPU, of which weights explain 3.5 ms.
+    """
     step_overhead_ns: float = 300_000
-    """Host time of each forward or step."""
+    """Host time of each prefill forward or decode step."""
     prompt_overhead_ns: float = 4_200_000
-    """Host time of each chunk of a forward."""
+    """Host time of each prompt chunk of a forward."""
     factor: float = 1
     """Factor on all times."""
     slowness: float = 0
@@ -129,7 +145,7 @@ class Kernels:
         return RooflineModel(self.roofline(layout), layout)
 
     def roofline(self, layout: Layout) -> Roofline:
-        """The roofline that kernels of this layout reach."""
+        """The roofline that the kernels of this layout reach."""
         operators = kinds(layout)
         found = {operator: reached(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
         within = {operator: spread(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
@@ -165,7 +181,7 @@ class Kernels:
         )
 
     def _factor(self, spread: float = 1) -> float:
-        """The factor of a time that kernels leave within this spread, beside that of servers."""
+        """Factor on a time whose kernels have this spread, combined with the spread of servers."""
         return self.factor * exp(self.slowness * hypot(log(KERNELS_SPREAD), log(spread)))
 
     def _expert_prefill_layer_ns(self, layout: Layout) -> float:
@@ -176,61 +192,63 @@ class Kernels:
 
 
 _NO_TERMS = {"prefill_graph_sizes", "prefill_wave_tokens", "prefill_slowdown", "prefill_slowdown_memory_ns"}
-"""Fields of Affine that are no times of work."""
+"""Fields of Affine that are not durations of work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Affine:
-    """Straight lines, as they are fitted to measurements. Profiles hold their coefficients.
+    """Linear costs with fitted coefficients, as profiles hold them.
 
     Prefill forwards: base + tokens + attended pairs + prompts. Decode steps: base + matrices + requests + KV.
 
-    A prompt is continued if some of it is context: cached, or computed before.
+    A prompt is continued if some of its tokens are context: cached, or computed by an earlier forward.
     """
 
     HOST_FIELDS: ClassVar = ("prefill_least_ns", "prefill_least_per_prompt_ns", "prefill_least_per_continued_prompt_ns")
     """Fields with host work, which `host.slowdown` scales."""
 
     prefill_base_ns: float = 0
-    """Time of each forward."""
+    """Time of each prefill forward."""
     prefill_per_token_ns: float = 0
-    """Time of each token computed."""
+    """Time of each computed prompt token."""
     prefill_per_pair_ns: float = 0
-    """Time of each pair of a new token and an earlier token that it attends to."""
+    """Time of each pair of a new token and an earlier token that the new token attends to."""
     prefill_graph_sizes: tuple[int, ...] = ()
-    """Tokens of captured CUDA graphs, ascending: a forward is padded to the smallest that holds it, if one does."""
+    """Token counts of captured CUDA graphs, ascending. A forward is padded to the smallest graph that holds its tokens,
+    if any.
+    """
     prefill_graph_per_pair_ns: float = 0
-    """prefill_per_pair of forwards in these graphs, whose attention is another kernel."""
+    """Replaces prefill_per_pair in forwards with a CUDA graph, whose attention kernel is another one."""
     prefill_per_continued_pair_ns: float = 0
-    """Time added for each pair in a continued prompt, whose attention is another kernel."""
+    """Addition for each pair in a continued prompt, whose attention kernel is another one."""
     prefill_per_context_token_ns: float = 0
-    """Time of gathering each context token."""
+    """Time of gathering each context token of a continued prompt."""
     prefill_wave_tokens: int = 1
-    """New tokens of a wave: context is read once for each, and the last counts as full."""
+    """New tokens per wave of attention. Each wave reads the context once, and a partial wave counts as a full one."""
     prefill_per_prompt_ns: float = 0
-    """Time of each chunk."""
+    """Time of each prompt chunk."""
     prefill_least_ns: float = 0
     """Minimum time of a forward, for launching its kernels."""
     prefill_least_per_prompt_ns: float = 0
-    """Additional minimum time for each chunk, whose attention is launched separately."""
+    """Addition to the minimum time for each prompt chunk, whose attention is launched separately."""
     prefill_least_per_continued_prompt_ns: float = 0
-    """Additional minimum time for each chunk that continues a prompt."""
+    """Addition to the minimum time for each chunk that continues a prompt."""
     prefill_slowdown: float = 0
     """Fraction by which forwards take longer on a GPU that is always busy."""
     prefill_slowdown_memory_ns: float = 100_000_000
-    """Time constant of that GPU's average utilisation."""
+    """Time constant of the GPU's average utilisation, for prefill_slowdown."""
     decode_base_ns: float = 0
-    """Time of each step."""
+    """Time of each decode step."""
     decode_weights_ns: float = 0
-    """Time of each step for reading weights; computing with them overlaps."""
+    """Time of each decode step for reading weights. Computing with the weights overlaps with reading."""
     decode_matrices_per_request_ns: float = 0
-    """Time of each request for computing with the weights. Only the part that exceeds the reading counts."""
+    """Time of each request for computing with the weights. Only the part that exceeds the reading of weights counts."""
     decode_per_request_ns: float = 0
-    """Other time of each request."""
+    """Other time of each request in a decode step."""
     decode_per_context_token_ns: float = 0
-    """Time of each KV token, for each request that reads it."""
+    """Time of each KV token, counted for each request that reads it."""
     decode_per_distinct_token_ns: float = 0
-    """Time of each distinct KV token, once for all requests that share it."""
+    """Time of each distinct KV token, counted once for all requests that share it."""
 
     def __post_init__(self) -> None:
         sizes = self.prefill_graph_sizes
@@ -243,7 +261,7 @@ class Affine:
         return any(getattr(self, field.name) for field in fields(self) if field.name not in _NO_TERMS)
 
     def of_stage(self, share: float) -> "Affine":
-        """The lines of a pipeline stage that has this share of the layers."""
+        """The costs of a pipeline stage that has this share of the layers."""
         times = [f.name for f in fields(self) if f.name.startswith("prefill") and f.name.endswith("_ns")]
         times.remove("prefill_slowdown_memory_ns")
         return replace(self, **{name: _scaled(getattr(self, name), share) for name in times})
@@ -254,7 +272,7 @@ class Affine:
 
 
 def _scaled(times_ns: Any, share: float) -> Any:
-    """A time, or a table of them."""
+    """A share of a time in ns, or of each time in a table."""
     if isinstance(times_ns, Mapping):
         return {size: share * time_ns for size, time_ns in times_ns.items()}
     return None if times_ns is None else share * times_ns
@@ -262,16 +280,16 @@ def _scaled(times_ns: Any, share: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class AffineTable(Affine):
-    """Affine costs with tables of measured times by size, instead of base and time per token or request.
+    """Affine costs with tables of measured times by size, beside the base and the time per token or request.
 
-    Times between entries are interpolated, and must not fall as sizes grow. Beyond the last entry the line continues;
-    below the first entry its time holds.
+    Times between entries are interpolated, and must not fall as sizes grow. Beyond the last entry its line continues;
+    below the first entry the first time holds.
     """
 
     prefill_ns: Mapping[int, float] | None = None
-    """Times of forwards by new tokens: {256: 11.8 ms, 8192: 162 ms}."""
+    """Times of prefill forwards by number of new tokens: {256: 11.8 ms, 8192: 162 ms}."""
     decode_ns: Mapping[int, float] | None = None
-    """Times of steps by requests: {1: 5.2 ms, 64: 5.6 ms}."""
+    """Times of decode steps by number of requests: {1: 5.2 ms, 64: 5.6 ms}."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -287,9 +305,10 @@ class AffineTable(Affine):
 
 @dataclass(frozen=True, kw_only=True)
 class AiConfigurator:
-    """GPU time by aiconfigurator's operator tables (pip install aiconfigurator); host time as in the roofline.
+    """GPU times from aiconfigurator's operator tables (pip install aiconfigurator). Host times are those of the
+    roofline.
 
-    Unequal prompts count as equal mean prompts, and shared KV for each reader.
+    Unequal prompts count as prompts of their mean length. Shared KV counts once for each reader.
     """
 
     HOST_FIELDS: ClassVar = ("step_overhead_ns", "prompt_overhead_ns")
@@ -297,12 +316,12 @@ class AiConfigurator:
     backend: str = "sglang"
     """Engine whose kernels were measured."""
     version: str | None = None
-    """Version of the backend; None: the newest measured."""
+    """Version of the backend. None: the newest measured version."""
     step_overhead_ns: float = 300_000
-    """Host time of each step."""
+    """Host time of each prefill forward or decode step."""
     prompt_overhead_ns: float = 4_200_000
     """Host time of each prompt of a forward."""
 
     def model(self, layout: Layout) -> CostModel:
-        """The operator tables of a model and GPU. Raises NoOperatorTablesError."""
+        """The cost model of a layout. Raises NoOperatorTablesError if aiconfigurator has no tables for it."""
         return AiConfiguratorModel(self, compiled_engine(self.backend, self.version, layout))

@@ -1,4 +1,4 @@
-"""Times of the steps of one instance: of its GPU and of the host.
+"""Durations of the steps of one instance, on its GPU and on its host.
 
 A prefill forward takes the time of its cost model. A decode step of n requests drafts, computes n times the draft
 tokens in the next larger CUDA graph, and is followed by host work.
@@ -19,29 +19,29 @@ from pdsim.system.model import stage_layers
 
 
 class Drafting(NamedTuple):
-    """Speculation: drafted tokens pass the matrices as separate requests do; a request's KV is read once for all its
-    drafted tokens.
+    """Speculative decoding: the target computes each drafted token as it would a separate request, but reads a
+    request's KV once for all its drafted tokens.
     """
 
     tokens: int = 1
     step_ns: float = 0
-    """Time of drafting, where it was measured."""
+    """Measured time in ns of drafting per step."""
     model: DraftTimes | None = None
-    """Times of the draft model. None: it has none, or they were measured."""
+    """Times of the draft model. None: there is no draft model, or step_ns holds its measured time."""
 
 
 class Graphs(NamedTuple):
     """CUDA graphs for some batch sizes. Larger batches launch their kernels one by one."""
 
     sizes: Sequence[int]
-    """Captured batches, ascending."""
+    """Captured batch sizes, ascending."""
     launch_ns: float
-    """Time of launching all kernels of a step without a graph, which is the step's minimum."""
+    """Time in ns of launching all kernels of a step without a graph. Such a step takes no less."""
     empty_row_kv: float = 0
-    """Time of each empty row, as a share of the time in which a row reads its KV."""
+    """Time of each empty row of a graph, as a share of the time in which a row reads its KV."""
 
     def size(self, num_requests: int) -> int | None:
-        """The smallest captured batch size that holds this number of requests; None: there is none."""
+        """The smallest captured batch size that holds this number of requests. None: no graph is large enough."""
         index = bisect_left(self.sizes, num_requests)
         return self.sizes[index] if index < len(self.sizes) else None
 
@@ -50,7 +50,9 @@ _FOREVER = 1 << 30
 
 
 def captured_batches(max_batch: int, max_running: int, *, speculative: bool = False) -> list[int]:
-    """SGLang's sizes up to max_batch, which is always one (0.5.23, generate_decode_cuda_graph_batch_sizes)."""
+    """Batch sizes that SGLang captures, up to max_batch or max_running (0.5.23,
+    generate_decode_cuda_graph_batch_sizes). The largest size is always captured.
+    """
     ranges = (
         [range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, _FOREVER, 16)]
         if speculative
@@ -62,7 +64,7 @@ def captured_batches(max_batch: int, max_running: int, *, speculative: bool = Fa
 
 
 class DecodeHostOverhead(NamedTuple):
-    """Host time of a decode loop between two steps: it takes in the one and prepares the other."""
+    """Host time of a decode loop between two steps, for processing one step's results and preparing the next step."""
 
     step_ns: float = 0
     request_ns: float = 0
@@ -76,42 +78,44 @@ NO_HOST_OVERHEAD = DecodeHostOverhead()
 
 
 SM_BANDWIDTH = 62e9
-"""KV in bytes that one SM of an H200 takes in a second, in experiments/sglang-h200; others are taken to be alike."""
+"""KV bytes per second that one SM of an H200 processes (experiments/sglang-h200). Other GPUs' SMs are assumed to be as
+fast.
+"""
 _BLOCKS_PER_SM = 1.1
-"""FlashAttention-3 splits contexts while its blocks, by so much more, leave SMs idle (num_splits_heuristic)."""
+"""FlashAttention-3 splits contexts if its blocks, times this factor, leave SMs idle (num_splits_heuristic)."""
 
 
 class AttentionWaves(NamedTuple):
     """Decode attention in waves of thread blocks over the SMs of one GPU, which computes all layers of its KV heads.
 
-    FlashAttention-3 gives each KV head of each request a thread block, and deals its context to several where they
-    leave SMs idle. As many run at a time as there are SMs. A wave takes as long as the memory takes for all it reads,
-    and no less than an SM for a block: the last wave of a step is not cheaper for being nearly empty. Measured on an
-    H200, in experiments/sglang-h200.
+    FlashAttention-3 gives each KV head of each request a thread block, and splits its context over several blocks if
+    SMs would be idle. As many blocks run at a time as there are SMs. A wave lasts as long as the memory needs for its
+    reads, and at least as long as an SM needs for one block: the last, partly filled wave of a step is not cheaper.
+    Measured on an H200, in experiments/sglang-h200.
     """
 
     num_sms: int
     num_heads: int
     """KV heads on one GPU."""
     token_ns: float
-    """Time of an SM for a token of one KV head."""
+    """Time in ns of an SM for a token of one KV head."""
     merge_ns: float = 0
-    """Additional time where contexts are split."""
+    """Additional time in ns of a step whose contexts are split."""
 
     @property
     def num_requests(self) -> float:
-        """Requests of a full wave."""
+        """Number of requests of a full wave."""
         return self.num_sms / self.num_heads
 
     def num_splits(self, num_requests: int) -> int:
-        """Parts of a long context."""
+        """Number of blocks that share a request's context."""
         return max(1, ceil(self.num_sms / (_BLOCKS_PER_SM * num_requests * self.num_heads)))
 
     def merging_ns(self, num_requests: int) -> float:
         return self.merge_ns if self.num_splits(num_requests) > 1 else 0.0
 
     def line(self, num_requests: int, smooth: DecodeLine) -> DecodeLine:
-        """The time of the same step in waves. `smooth`: time that tokens take of the memory.
+        """The duration of a step in waves. smooth: the duration of the same step if only the memory limits attention.
 
         Contexts count as equally long. KV that requests of a wave share takes only the time of SMs.
         """
@@ -129,23 +133,23 @@ class AttentionWaves(NamedTuple):
 
 
 class KvReads:
-    """Transfers that read a GPU's KV and so prolong the forwards beside them (experiments/transfer-micro).
+    """KV transfers that read a GPU's memory and so prolong forwards (experiments/transfer-micro).
 
-    A forward pays for the reads beside earlier forwards, because later reads are unknown when it begins. Simultaneous
-    reads count once, if they end in the order in which they began.
+    A forward pays for reads that happened during earlier forwards, because later reads are unknown when the forward
+    begins. Simultaneous reads count once, if they end in the order in which they began.
     """
 
     def __init__(self, slows_prefill: float) -> None:
-        """slows_prefill: share of a transfer's time by which it prolongs forwards."""
+        """slows_prefill: share of a transfer's time by which the transfer prolongs forwards."""
         self._share = slows_prefill
         self._busy_since_ns = self._busy_until_ns = 0
         self._counted_ns = 0
-        """End of the last transfer."""
+        """Time in ns when the last transfer ended."""
         self._owed_ns = 0.0
 
     def prolonged_ns(self, start_ns: int, duration_ns: int) -> int:
-        """Duration of a forward that begins at start_ns, including the time owed for earlier reads. Called once per
-        forward, in order.
+        """Duration in ns of a forward that begins at start_ns, including the time owed for earlier reads. Called once
+        per forward, in order.
         """
         owed_ns = int(self._owed_ns)
         self._owed_ns -= owed_ns
@@ -155,7 +159,7 @@ class KvReads:
         return duration_ns + owed_ns
 
     def ended(self, since_ns: int, now_ns: int) -> None:
-        """A transfer has ended that began at since_ns."""
+        """Counts a transfer that began at since_ns and ends now."""
         beside_since_ns = max(since_ns, self._counted_ns, self._busy_since_ns)
         self._counted_ns = now_ns
         self._owed_ns += self._share * max(0, min(now_ns, self._busy_until_ns) - beside_since_ns)
@@ -163,7 +167,7 @@ class KvReads:
 
 @dataclass(kw_only=True)
 class StepTimes:
-    """Times of one instance. They may depend on what its GPU did before, but on nothing else."""
+    """Durations of one instance's steps. They may depend on the earlier steps of its GPU, and on nothing else."""
 
     prefill: CostModel
     decode: CostModel
@@ -173,19 +177,19 @@ class StepTimes:
     """Waves of decode attention. None: the time per KV token does not depend on the batch."""
     host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
     speedup: tuple[float, float] = (1, 1)
-    """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
+    """Hypothetical speedup factors of the GPU: in prefill, in decode."""
     kv_reads: KvReads | None = None
-    """Reads of KV that prolong forwards. None: transfers prolong no forward."""
+    """Reads of KV that prolong forwards. None: transfers do not prolong forwards."""
     cold_start: Mapping[int, int] = field(default_factory=dict)
-    """Stall in ns of the n-th decode step of several requests."""
+    """Stalls in ns after a cold start, by the ordinal number of the decode step among steps of several requests."""
     _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
-    """Decode steps of several requests, where there is a cold start."""
+    """Number of decode steps of several requests since the last start, for cold_start."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
-        """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order.
+        """Duration in ns of one forward that begins at start_ns, at least 1. Called once per forward, in order.
 
-        expert_tokens: that experts compute, if not the step's own; only a roofline tells them apart
+        expert_tokens: number of tokens that experts compute, if it differs from the step's own. Only rooflines use it.
         """
         if expert_tokens is None or not isinstance(self.prefill, RooflineModel):
             duration_ns = self.prefill.prefill_ns(step, start_ns)
@@ -198,7 +202,9 @@ class StepTimes:
         return duration_ns if self.kv_reads is None else self.kv_reads.prolonged_ns(start_ns, duration_ns)
 
     def mixed_ns(self, step: MixedStep, start_ns: int, expert_tokens: float | None = None) -> int:
-        """Duration of a forward over prompts and running requests, whose KV it reads as well. Called as prefill_ns."""
+        """Duration in ns of a forward over prompts and running requests, including reading the KV of these requests.
+        Called once per forward, in order.
+        """
         decode = step.decode
         line = self.decode_line(decode.num_requests)
         kv = line.per_context_token * decode.num_context_tokens + line.per_distinct_token * decode.num_distinct_tokens
@@ -217,7 +223,9 @@ class StepTimes:
         return ((self.graphs and self.graphs.size(num_requests)) or num_requests) * self.drafting.tokens
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
-        """decode_line with this number of expert tokens. Only rooflines have times of experts."""
+        """Durations of decode steps whose experts compute this number of tokens. Only rooflines have times of
+        experts.
+        """
         if not isinstance(self.decode, RooflineModel):
             return self.decode_line(num_requests)
         computed = self.num_computed(num_requests)
@@ -225,7 +233,7 @@ class StepTimes:
         return self._around(num_requests, line, expert_tokens / computed)
 
     def next_stall(self, num_requests: int) -> tuple[int, int]:
-        """Steps of this batch before one that stalls, and its stall in ns."""
+        """Number of decode steps of this batch size before the next stall, and the stall in ns."""
         if num_requests > 1:
             for ordinal in sorted(self.cold_start):
                 if ordinal > self._num_shared_steps:
@@ -238,12 +246,13 @@ class StepTimes:
             self._num_shared_steps += num_steps
 
     def restart(self) -> None:
-        """Resets the cold start."""
+        """Restarts the count of steps since a cold start."""
         self._num_shared_steps = 0
 
     def _around(self, num_requests: int, line: DecodeLine, expert_share: float | None = None) -> DecodeLine:
-        """A step of the instance, from what its GPU computes. expert_share: tokens that experts compute, over its own;
-        None: its own.
+        """Duration of a whole decode step, from the duration of its target forward.
+
+        expert_share: tokens that experts compute, relative to the instance's own tokens; None: its own tokens.
         """
         size = None if self.graphs is None else self.graphs.size(num_requests)
         base = line.base + _units(self.drafting.step_ns)
@@ -263,7 +272,7 @@ class StepTimes:
         return line if self.speedup[1] == 1 else line.stretched(1 / self.speedup[1])
 
     def _drafting_ns(self, num_requests: int) -> float:
-        """Time of drafting beside reading KV."""
+        """Time in ns of drafting without reading the draft's KV."""
         if self.drafting.model is None:
             return self.drafting.step_ns
         size = (self.graphs and self.graphs.size(num_requests)) or num_requests
@@ -272,12 +281,12 @@ class StepTimes:
     # What the times are made of.
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
-        """Terms of a forward's time in ns on an idle GPU, by name. Their sum is the time."""
+        """Terms of a forward's duration in ns on an idle GPU, by name. Their sum is the duration."""
         terms = self.prefill.prefill_terms(step)
         return terms if self.drafting.model is None else {**terms, "draft": self.drafting.model.prefill_ns(step, 0)}
 
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
-        """Terms of a decode step's time in ns, by name. Their sum is the time."""
+        """Terms of a decode step's duration in ns, by name. Their sum is the duration."""
         line = self.decode_line(num_requests)
         terms = self.decode.decode_terms(self.num_computed(num_requests))
         terms["drafting"] = self._drafting_ns(num_requests)
@@ -294,21 +303,22 @@ def _units(duration_ns: float) -> int:
 
 
 LINK_EFFICIENCY = 0.8
-"""Share of a link's bandwidth that activations reach: an assumption, as that of all-reduces in a roofline."""
+"""Share of link bandwidth that activations reach (assumed, as for all-reduces in a roofline)."""
 
 
 @dataclass(frozen=True)
 class PipelineTimes:
-    """Stages of an instance, whose cost model tells the time of the largest."""
+    """Pipeline stages of an instance. The cost model gives the time of the largest stage."""
 
     shares: tuple[float, ...]
-    """Time of each stage, over that of the largest."""
+    """Time of each stage, relative to the largest stage."""
     hop_token_ns: float
-    """Time of one token's activations to the next stage."""
+    """Time in ns of sending one token's activations to the next stage."""
 
     def pass_on(self, start_ns: int, largest_ns: int, num_tokens: int, free_ns: list[int]) -> int:
-        """Passes a forward through all stages. Returns the time when it leaves the last. free_ns: times when the
-        stages become free.
+        """Passes a forward through all stages. Returns the time when the forward leaves the last stage.
+
+        free_ns: times when the stages become free; updated.
         """
         hop_ns, end_ns = round(self.hop_token_ns * num_tokens), start_ns
         for stage, share in enumerate(self.shares):
@@ -318,8 +328,9 @@ class PipelineTimes:
 
 
 def pipeline_times(layout: Layout, num_layers: int) -> PipelineTimes:
-    """Times of pipeline stages. num_layers: layers of the whole model. Hidden states and residuals are sent in bf16, a
-    part from each rank.
+    """Times of pipeline stages. num_layers: layers of the whole model.
+
+    Hidden states and residuals are sent in bf16, a part from each rank.
     """
     layers, gpu = stage_layers(num_layers, layout.pp), layout.gpu
     bandwidth = gpu.nvlink_bandwidth if layout.num_gpus <= gpu.gpus_per_server else gpu.nic_bandwidth
