@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FreePages, ReserveMaxOutput
+from pdsim.scenario.component import ROUTING_POLICIES
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.schema import Scenario
@@ -58,7 +59,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "prefill__eviction": draw(st.sampled_from(["lru", "lfu", "fifo"])),
         "decode__eviction": draw(st.sampled_from(["lru", "lfu", "fifo"])),
         "decode__preemption": draw(st.sampled_from(["fewest_outputs_first", "last_arrived_first"])),
-        "router": draw(st.sampled_from(["round_robin", "random", "power_of_two", "least_loaded", "cache_aware"])),
+        "router": draw(st.sampled_from(ROUTING_POLICIES)),
         "client": draw(st.sampled_from(["open_loop", closed])),
         "decode__admission": draw(
             st.sampled_from([{"use": "reserve_decode_tokens", "reserved_tokens": reserved}, "reserve_max_output"])
@@ -181,7 +182,7 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
         aggregated__overlap=draw(st.booleans()),
         aggregated__policy=draw(st.sampled_from(["fcfs", "shortest_prompt_first", "lpm"])),
         aggregated__preemption=draw(st.sampled_from(["fewest_outputs_first", "last_arrived_first"])),
-        router=draw(st.sampled_from(["round_robin", "random", "power_of_two", "least_loaded", "cache_aware"])),
+        router=draw(st.sampled_from(ROUTING_POLICIES)),
         client=draw(st.sampled_from(["open_loop", closed])),
         cost=draw(st.sampled_from([*COSTS, QUICK_PREFILL])),
     )

@@ -6,8 +6,8 @@ from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 
-_PAGE_SIZE = 64
-"""Page size in tokens at which prompts are remembered."""
+PAGE_SIZE = 64
+"""Page size in tokens at which prompts are remembered, unless their instances' page size is known."""
 _NOBODY: frozenset[str] = frozenset()
 
 
@@ -17,14 +17,15 @@ class PromptMemory:
     Forgets the least recently sent first. A prompt that is larger than the memory is not remembered.
     """
 
-    def __init__(self, num_tokens: int) -> None:
-        self._num_pages = num_tokens // _PAGE_SIZE
-        self._prefixes = RadixCache(None, _PAGE_SIZE, LeastRecentlyUsed())
+    def __init__(self, num_tokens: int, page_size: int = PAGE_SIZE) -> None:
+        self._page_size = page_size
+        self._num_pages = num_tokens // page_size
+        self._prefixes = RadixCache(None, page_size, LeastRecentlyUsed())
         self._prefixes.uses_whole_nodes = False
 
     def takes(self, prompt: TokenSequence) -> bool:
         """True if the memory is large enough for the prompt."""
-        return 0 < len(prompt) // _PAGE_SIZE <= self._num_pages
+        return 0 < len(prompt) // self._page_size <= self._num_pages
 
     def num_tokens(self, prompt: TokenSequence) -> int:
         """Number of leading prompt tokens that were sent to the instance before."""
@@ -35,13 +36,13 @@ class PromptMemory:
         forgotten: list[Hashable] = []
         if not self.takes(prompt):
             return forgotten
-        num_pages, prefixes = len(prompt) // _PAGE_SIZE, self._prefixes
+        num_pages, prefixes = len(prompt) // self._page_size, self._prefixes
 
         def leaving(node: Node) -> None:
             if node.parent is prefixes.root:
                 forgotten.append(node.key)
 
-        end, _ = prefixes.insert(prompt, num_pages * _PAGE_SIZE, range(num_pages), prefixes.root)
+        end, _ = prefixes.insert(prompt, num_pages * self._page_size, range(num_pages), prefixes.root)
         prefixes.touch(end)
         if (num_excess := prefixes.num_evictable_pages - self._num_pages) > 0:
             prefixes.evict(num_excess, leaving)
@@ -51,10 +52,10 @@ class PromptMemory:
 class PromptMemories:
     """The memory of each instance, and which of them know a prompt's first page: the others know nothing of it."""
 
-    def __init__(self, instance_ids: Iterable[str], num_tokens: int) -> None:
+    def __init__(self, instance_ids: Iterable[str], num_tokens: int, page_size: int = PAGE_SIZE) -> None:
         """num_tokens: size of each memory."""
-        self._num_tokens = num_tokens
-        self._memories = {instance_id: PromptMemory(num_tokens) for instance_id in instance_ids}
+        self._num_tokens, self._page_size = num_tokens, page_size
+        self._memories = {instance_id: PromptMemory(num_tokens, page_size) for instance_id in instance_ids}
         self._holders: dict[Hashable, set[str]] = {}
         """Instances by first page. Nobody goes through a set: its order is not the same in every process."""
 
@@ -63,18 +64,19 @@ class PromptMemories:
 
     def holders(self, prompt: TokenSequence) -> Collection[str]:
         """Instances that may know a beginning of this prompt."""
-        return self._holders.get(prompt.page_key(0, _PAGE_SIZE), _NOBODY) if len(prompt) >= _PAGE_SIZE else _NOBODY
+        page = self._page_size
+        return self._holders.get(prompt.page_key(0, page), _NOBODY) if len(prompt) >= page else _NOBODY
 
     def add(self, prompt: TokenSequence, instance_id: str) -> None:
         memory = self._memories[instance_id]
         if memory.takes(prompt):
-            self._holders.setdefault(prompt.page_key(0, _PAGE_SIZE), set()).add(instance_id)
+            self._holders.setdefault(prompt.page_key(0, self._page_size), set()).add(instance_id)
         for first_page in memory.add(prompt):
             self._leave(first_page, instance_id)
 
     def forget(self, instance_id: str) -> None:
         """Forget all prompts of an instance, because its cache is empty."""
-        self._memories[instance_id] = PromptMemory(self._num_tokens)
+        self._memories[instance_id] = PromptMemory(self._num_tokens, self._page_size)
         for first_page in [page for page, holders in self._holders.items() if instance_id in holders]:
             self._leave(first_page, instance_id)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pdsim.core import messages as m
-from pdsim.core.router import RoleRouter
+from pdsim.core.router import REMEMBERED, MemorySize, RoleRouter
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.policy.views import InstanceLoad, TokenSequence
 
@@ -13,21 +13,26 @@ class RankedRouter(RoleRouter):
     """The servers of one role. The routing policy sees servers; each server picks a rank by a policy of its own."""
 
     def __init__(
-        self, ranks: Mapping[str, Sequence[str]], policy: RoutingPolicy, rank_policies: Mapping[str, RoutingPolicy]
+        self,
+        ranks: Mapping[str, Sequence[str]],
+        policy: RoutingPolicy,
+        rank_policies: Mapping[str, RoutingPolicy],
+        role: str = "aggregated",
+        memory: MemorySize = REMEMBERED,
     ) -> None:
         """ranks: the instances of each server. rank_policies: the policy of each server."""
-        super().__init__(list(ranks), policy)
+        super().__init__(list(ranks), policy, role, memory)
         self._ranks = {server: RoleRouter(ids, rank_policies[server]) for server, ids in ranks.items()}
         self._server_of = {instance_id: server for server, ids in ranks.items() for instance_id in ids}
 
-    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "") -> str:
+    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0) -> str:
         """Picks a server, and one of its ranks that is not down."""
-        server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""))
+        server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""), request_id)
         return self._ranks[server].pick(prompt, now_ns, avoid)
 
-    def release(self, instance_id: str, num_tokens: int) -> None:
+    def release(self, instance_id: str, num_tokens: int, request_id: int = 0) -> None:
         server = self._server_of[instance_id]
-        super().release(server, num_tokens)
+        super().release(server, num_tokens, request_id)
         self._ranks[server].release(instance_id, num_tokens)
 
     def load_of(self, instance_id: str) -> InstanceLoad:

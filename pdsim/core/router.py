@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
-from pdsim.core.prompt_memory import PromptMemories
+from pdsim.core.prompt_memory import PAGE_SIZE, PromptMemories
+from pdsim.core.routed_work import RoutedWork
 from pdsim.policy.protocols import DisaggregationPolicy, RoutingPolicy, SheddingPolicy
 from pdsim.policy.routing import Draws
 from pdsim.policy.views import InstanceLoad, TokenSequence
@@ -53,9 +54,18 @@ class RetryLimits:
     seed: int = 0
 
 
-MEMORY_TOKENS = 1 << 24
-"""Tokens of prompts that a cache-aware policy remembers of one instance."""
 NO_RETRIES = RetryLimits(max_retries=0)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySize:
+    """What a router remembers of each instance: pages of page_size tokens, up to num_tokens."""
+
+    page_size: int = PAGE_SIZE
+    num_tokens: int = 1 << 24
+
+
+REMEMBERED = MemorySize()
 
 
 @dataclass(slots=True)
@@ -65,6 +75,7 @@ class RoutedLoad:
     instance_id: str
     num_requests: int = 0
     num_tokens: int = 0
+    num_pages: int = 0
 
     def add(self, num_requests: int, num_tokens: int) -> None:
         self.num_requests += num_requests
@@ -74,15 +85,25 @@ class RoutedLoad:
 class RoleRouter:
     """The instances of one role, and their loads."""
 
-    def __init__(self, instance_ids: Sequence[str], policy: RoutingPolicy) -> None:
+    def __init__(
+        self,
+        instance_ids: Sequence[str],
+        policy: RoutingPolicy,
+        role: str = "aggregated",
+        memory: MemorySize = REMEMBERED,
+    ) -> None:
         self.now_ns = 0
+        self.role = role
+        self.page_size = memory.page_size
         self._policy = policy
         self._loads = {instance_id: RoutedLoad(instance_id) for instance_id in instance_ids}
         self.loads = list(self._loads.values())
         self.instances = self.loads
         """Loads that the policy sees."""
         self._down: set[str] = set()
+        self._memory = memory
         self._remembered: PromptMemories | None = None
+        self._work = RoutedWork(self._loads, memory.page_size) if getattr(policy, "is_kv_aware", False) else None
         self.num_picked_cached_tokens: int | None = None
         """Tokens of the last prompt that its instance had seen; None: nobody asks."""
 
@@ -95,10 +116,26 @@ class RoleRouter:
 
     def _memories(self) -> PromptMemories:
         if self._remembered is None:
-            self._remembered = PromptMemories(self._loads, MEMORY_TOKENS)
+            self._remembered = PromptMemories(self._loads, self._memory.num_tokens, self.page_size)
         return self._remembered
 
-    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "") -> str:
+    def num_uncached_tokens(self, instance_id: str) -> int:
+        return self._counted().num_uncached_tokens(instance_id)
+
+    def num_pages_with(self, prompt: TokenSequence, instance_id: str) -> int:
+        return self._counted().num_pages_with(prompt, len(prompt) // self.page_size, instance_id)
+
+    def _counted(self) -> RoutedWork:
+        if self._work is None:
+            raise PolicyError(f"{self._policy}: asks what requests still cost without is_kv_aware = True")
+        return self._work
+
+    @property
+    def hears_first_tokens(self) -> bool:
+        """True if a first token tells that a prompt is computed; of a prefill instance its end does."""
+        return self._work is not None and self.role == "aggregated"
+
+    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0) -> str:
         """Picks an instance that is not down; not the one to avoid, if there is another."""
         self.now_ns = now_ns
         self.instances = self._offered(avoid) if self._down or avoid else self.loads
@@ -108,12 +145,23 @@ class RoleRouter:
         if self.num_picked_cached_tokens is not None:
             self.num_picked_cached_tokens = self.num_cached_tokens(prompt, instance_id)
         self._loads[instance_id].add(1, len(prompt))
+        if self._work is not None:
+            self._loads[instance_id].num_pages += len(prompt) // self.page_size
+            self._work.add(request_id, prompt, instance_id, self.num_cached_tokens(prompt, instance_id))
         if self._remembered is not None:
             self._remembered.add(prompt, instance_id)
         return instance_id
 
-    def release(self, instance_id: str, num_tokens: int) -> None:
+    def release(self, instance_id: str, num_tokens: int, request_id: int = 0) -> None:
         self._loads[instance_id].add(-1, -num_tokens)
+        if self._work is not None:
+            self._loads[instance_id].num_pages -= num_tokens // self.page_size
+            self._work.remove(request_id)
+
+    def on_computed(self, request_id: int) -> None:
+        """The prompt of a request is computed."""
+        if self._work is not None:
+            self._work.on_computed(request_id)
 
     def load_of(self, instance_id: str) -> InstanceLoad:
         return self._loads[instance_id]
@@ -215,7 +263,7 @@ class Router:
         self._disaggregation = disaggregation
         if disaggregation is not None:
             self._decode.num_picked_cached_tokens = 0
-        self.hears_first_tokens = limits.max_retries > 0 or shedding is not None
+        self.hears_first_tokens = limits.max_retries > 0 or shedding is not None or prefill.hears_first_tokens
         """True if it must be told of first tokens."""
         self._backing_off: list[tuple[int, int, int]] = []
         """(when, request, retry), as a heap; entries of requests that were cancelled are stale."""
@@ -238,6 +286,8 @@ class Router:
             case m.FirstToken():
                 if request := self._under_way(message.request_id):
                     request.streamed = True
+                    if self._is_aggregated:
+                        self._prefill.on_computed(request.request_id)
                     self._waiting.pop(request.arrival.request_id, None)
             case m.Finished():
                 if request := self._under_way(message.request_id):
@@ -297,13 +347,14 @@ class Router:
         last = request.attempt
         avoid_prefill, avoid_decode = ("", "") if last is None else (last.prefill_id, last.decode_id)
         if self._disaggregation is None:
-            prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill)
-            decode_id = prefill_id if self._is_aggregated else self._decode.pick(prompt, now_ns, avoid_decode)
+            decode_id = prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, request_id)
+            if not self._is_aggregated:
+                decode_id = self._decode.pick(prompt, now_ns, avoid_decode, request_id)
             is_remote = not self._is_aggregated
         else:
-            decode_id = self._decode.pick(prompt, now_ns, avoid_decode)
+            decode_id = self._decode.pick(prompt, now_ns, avoid_decode, request_id)
             is_remote = self._disaggregation.is_remote(prompt, self._pair(decode_id, len(prompt)))
-            prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill) if is_remote else decode_id
+            prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, request_id) if is_remote else decode_id
         attempt = attempt_id(request_id, request.num_retries)
         limits = arrival.max_output_tokens, prefill_id, decode_id, arrival.priority, arrival.ignores_eos
         new = m.NewRequest(attempt, now_ns, prompt, *limits)
@@ -376,14 +427,14 @@ class Router:
         if request.at_prefill:
             assert request.attempt is not None
             request.at_prefill = False
-            self._prefill.release(request.attempt.prefill_id, request.num_tokens)
+            self._prefill.release(request.attempt.prefill_id, request.num_tokens, request.request_id)
 
     def _leave_decode(self, request: _Request) -> None:
         if request.at_decode:
             assert request.attempt is not None
             request.at_decode = False
             self._waiting.pop(request.arrival.request_id, None)
-            self._decode.release(request.attempt.decode_id, request.num_tokens)
+            self._decode.release(request.attempt.decode_id, request.num_tokens, request.request_id)
 
     def _forget_if_over(self, request: _Request) -> None:
         if not (request.at_prefill or request.at_decode):

@@ -23,6 +23,7 @@ from pdsim.launch.commands import (
 )
 from pdsim.launch.manifests import app_name
 from pdsim.launch.words import Flags, command_words
+from pdsim.policy.dynamo import DynamoKv
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
@@ -32,11 +33,20 @@ _MODULES = ("dynamo.frontend", "dynamo.sglang", "dynamo.vllm")
 FRONTEND, SGLANG_WORKER, VLLM_WORKER = (("python", "-m", module) for module in _MODULES)
 ROUTER_MODES = {
     "cache_aware": "kv",
+    "dynamo_kv": "kv",
     "round_robin": "round-robin",
     "random": "random",
     "power_of_two": "power-of-two",
     "least_loaded": "least-loaded",
 }
+KV_SETTINGS = {
+    "router-kv-overlap-score-credit": "overlap_score_credit",
+    "router-kv-overlap-score-credit-decay": "overlap_score_credit_decay",
+    "router-prefill-load-scale": "prefill_load_scale",
+    "router-decode-active-request-weight": "decode_active_request_weight",
+    "router-temperature": "router_temperature",
+}
+"""Settings of dynamo_kv by the frontend's flag."""
 FIRST_EVENT_PORT, FIRST_SYSTEM_PORT = 5557, 8081
 """Ports of KV events, which routing by KV needs, and of metrics."""
 VLLM_EVENTS = {"enable_kv_cache_events": True}
@@ -46,13 +56,18 @@ VLLM_EVENTS = {"enable_kv_cache_events": True}
 def _routing(value: Any, scenario: Scenario) -> str | None:
     if value not in ROUTER_MODES:
         return f"Dynamo has {', '.join(ROUTER_MODES)}"
-    names = {component_name(policy) for policy in (scenario.router.prefill, scenario.router.decode)}
-    if scenario.aggregated is None and len(names) > 1:
+    both = (scenario.router.prefill, scenario.router.decode)
+    if scenario.aggregated is None and len({component_name(policy) for policy in both}) > 1:
         return "Dynamo's frontend has one mode for both roles; give both the same"
+    if scenario.aggregated is None and both[0] != both[1] and value == "dynamo_kv":
+        return "Dynamo's frontend has one setting for both roles; give both the same"
     return None
 
 
-_ROUTER_RULES: dict[str, Rule] = {"router.prefill": _routing, "router.decode": _routing}
+_ROUTER_RULES: dict[str, Rule] = {
+    **{f"router.{role}": _routing for role in vllm.KV_ROLES},
+    **{f"router.{role}.{name}": None for role in vllm.KV_ROLES for name in KV_SETTINGS.values()},
+}
 _OF_GATEWAY = {name: rule for name, rule in sglang.RULES.items() if not name.startswith(("router", "health"))}
 SGLANG_RULES: dict[str, Rule] = {**_OF_GATEWAY, **_ROUTER_RULES, "*.tp": one_host}
 VLLM_RULES: dict[str, Rule] = {
@@ -155,17 +170,27 @@ def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[gra
 def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
     """A launch with the frontend, places, and the resolved scenario."""
     made = Launch(notes=notes_on(scenario, engine, rules))
-    mode = ROUTER_MODES[component_name(scenario.router.prefill)]
-    if mode == "kv":
-        made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by a rule of its own")
+    name = component_name(scenario.router.prefill)
+    if name == "cache_aware":
+        made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by its own rule, dynamo_kv")
+    if name == "dynamo_kv":
+        made.notes.append(
+            "router: dynamo_kv: Dynamo's frontend learns from the workers what they cache; pdsim's router remembers "
+            "the prompts that it sent, as many tokens as a pool holds"
+        )
     made.add("frontend", FRONTEND, _frontend_flags(scenario, HOST))
     resolved = resolve(scenario)
     return made, places(scenario), resolved.model_copy(update={"health": None})
 
 
 def _frontend_flags(scenario: Scenario, host: str) -> Flags:
-    mode = ROUTER_MODES[component_name(scenario.router.prefill)]
-    return [("http-host", host), ("http-port", GATEWAY_PORT), ("router-mode", mode)]
+    policy = scenario.router.prefill
+    flags: Flags = [("http-host", host), ("http-port", GATEWAY_PORT)]
+    flags.append(("router-mode", ROUTER_MODES[component_name(policy)]))
+    if isinstance(policy, DynamoKv):
+        given = {flag: (getattr(policy, name), getattr(DynamoKv, name)) for flag, name in KV_SETTINGS.items()}
+        flags += [(flag, value) for flag, (value, default) in given.items() if value != default]
+    return flags
 
 
 def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
@@ -175,7 +200,7 @@ def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
 
 def _events(scenario: Scenario, number: int, switch: Mapping[str, bool]) -> Flags:
     """Settings of KV events of this worker, for routing by KV. `switch`: further settings that its engine needs."""
-    if component_name(scenario.router.prefill) != "cache_aware":
+    if ROUTER_MODES[component_name(scenario.router.prefill)] != "kv":
         return []
     endpoint = f"tcp://*:{FIRST_EVENT_PORT + number}"
     config = {**switch, "publisher": "zmq", "topic": "kv-events", "endpoint": endpoint}

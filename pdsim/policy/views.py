@@ -175,12 +175,28 @@ class InstanceLoad(Protocol):
     def num_tokens(self) -> int:
         """Their prompt tokens."""
 
+    @property
+    def num_pages(self) -> int:
+        """Whole pages of their prompts. 0 unless the policy is KV-aware."""
+
 
 class RoutingView(Protocol):
-    """View of the instances of one role for routing policies."""
+    """View of the instances of one role for routing policies.
+
+    A policy whose class says `is_kv_aware = True` may use `num_uncached_tokens` and `num_pages_with`. For such a policy
+    the router remembers prompts in pages of the instances' size, and as many tokens as their pools hold.
+    """
 
     @property
     def now_ns(self) -> int: ...
+    @property
+    def role(self) -> str:
+        """prefill, decode or aggregated."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page in which prompts are remembered."""
+
     @property
     def instances(self) -> Sequence[InstanceLoad]:
         """Instances of the role; never empty, always in the same order."""
@@ -190,6 +206,15 @@ class RoutingView(Protocol):
 
     def holders(self, prompt: TokenSequence) -> Collection[str]:
         """Instances that may have some of these tokens; other instances have none of them. Supports `in`."""
+
+    def num_uncached_tokens(self, instance_id: str) -> int:
+        """Tokens to compute of the prompts that were sent to this instance and are not computed yet.
+
+        What the router remembered of a prompt as it was sent is not to compute.
+        """
+
+    def num_pages_with(self, prompt: TokenSequence, instance_id: str) -> int:
+        """Distinct whole pages of this prompt and of those of the instance's requests."""
 
 
 class WaitingRequest(Protocol):

@@ -92,6 +92,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "random": "pdsim.policy.routing:RandomChoice",
         "power_of_two": "pdsim.policy.routing:PowerOfTwo",
         "least_loaded": "pdsim.policy.routing:LeastLoaded",
+        "dynamo_kv": "pdsim.policy.dynamo:DynamoKv",
     },
     protocols.DisaggregationPolicy: {
         "prefix_based": "pdsim.policy.routing:PrefixBased",

@@ -16,7 +16,7 @@ from pdsim.core.messages import Drain, receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.ranked_router import RankedRouter
 from pdsim.core.receiver import Receiver
-from pdsim.core.router import NO_RETRIES, RetryLimits, RoleRouter, Router
+from pdsim.core.router import NO_RETRIES, REMEMBERED, MemorySize, RetryLimits, RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
 from pdsim.core.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
@@ -26,7 +26,7 @@ from pdsim.policy.ranks import rank_policy
 from pdsim.scenario import wiring
 from pdsim.scenario.cost_models import chunk_sizer
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import AggregatedSettings, ComputingSettings
+from pdsim.scenario.servers import AggregatedSettings, ComputingSettings, ServerSettings
 from pdsim.scenario.sizing import attention_waves, balance_method, kv_cache, roles, server_of
 from pdsim.system.memory import Role
 
@@ -239,14 +239,20 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
 
 def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
     """The router picks instances, or servers that pick their ranks."""
-    ids, policy = roles(scenario)[role], deepcopy(given)
-    if (method := balance_method(scenario, role)) is None:
-        return RoleRouter(ids, policy)
+    ids, policy, memory = roles(scenario)[role], deepcopy(given), REMEMBERED
+    servers: ServerSettings = getattr(scenario, role)
+    method = balance_method(scenario, role)
+    if getattr(given, "is_kv_aware", False):
+        assert servers.pool_tokens is not None, "the scenario is not resolved"
+        num_ranks = 1 if method is None else servers.dp
+        memory = MemorySize(scenario.page_size, num_ranks * servers.pool_tokens)
+    if method is None:
+        return RoleRouter(ids, policy, role, memory)
     ranks: dict[str, list[str]] = {}
     for instance_id in ids:
         ranks.setdefault(server_of(instance_id), []).append(instance_id)
     own = {server: rank_policy(method, scenario.seed + index) for index, server in enumerate(ranks)}
-    return RankedRouter(ranks, policy, own)
+    return RankedRouter(ranks, policy, own, role, memory)
 
 
 def build_router(scenario: Scenario) -> Router:

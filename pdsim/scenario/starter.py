@@ -47,7 +47,7 @@ _COMMENTS_BY_USE = {
 OPTIONAL = """\
 # More fields, with their defaults; pdsim fields has all of them.
 # seed: 0  # changes the draws of lengths and arrivals
-# router: cache_aware  # chooses the servers of a request; also round_robin, least_loaded, power_of_two, random
+# router: cache_aware  # chooses the servers of a request; also round_robin, least_loaded, dynamo_kv, random
 # network: {transport: mooncake-rdma}  # moves KV; add bandwidth: 50 GB/s, of one link in one direction
 # cost: kernels  # times of operators that were measured; {profile: FILE} has those of your server
 """

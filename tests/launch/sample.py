@@ -99,6 +99,12 @@ OTHER = {
             "{use: cache_aware, balance_abs_threshold: 7}",
             "{use: cache_aware, balance_rel_threshold: 7}",
             "{use: cache_aware, seed: 7}",
+            *(
+                f"{{use: dynamo_kv, {setting}}}"
+                for setting in ("overlap_score_credit: 0.5", "overlap_score_credit_decay: 1", "prefill_load_scale: 2")
+            ),
+            *(f"{{use: dynamo_kv, {setting}}}" for setting in ("decode_active_request_weight: 2", "seed: 7")),
+            "{use: dynamo_kv, router_temperature: 0.5}",
         ]
         for role in ("prefill", "decode")
     },

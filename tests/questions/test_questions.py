@@ -216,8 +216,8 @@ def test_routing_by_cache_pays_for_many_prefixes_and_herds_for_one(ask):
     caches = "prefill.radix_cache=true"
     many = ask("routing", load(8), caches, "prefill.pool_tokens=4000", "prefill.instances=4", "client.concurrency=4")
     one = ask("routing", load(1), caches, "prefill.instances=4", "client.concurrency=16")
-    assert many.winner == "cache_aware"
-    assert one.winner != "cache_aware"
+    assert many.winner in ("cache_aware", "dynamo_kv")
+    assert one.winner not in ("cache_aware", "dynamo_kv")
     assert value(one, "cache_aware", "ttft") > 1.5 * value(one, one.winner, "ttft")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from pdsim.formats.deployments.flags import Value
 from pdsim.inputs import finite
 from pdsim.launch.commands import THRESHOLDS
-from pdsim.launch.dynamo import ROUTER_MODES
+from pdsim.launch.dynamo import KV_SETTINGS, ROUTER_MODES
 
 _MODES = {theirs: ours for ours, theirs in ROUTER_MODES.items()}
 _POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
@@ -24,10 +24,12 @@ def router_of(
     """The section router, empty where it is as the default, and flags that are not understood."""
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"
-        aside = [f"--{name}" for name in flags if name not in {*_SILENT, "router-mode"}]
+        known = {*_SILENT, "router-mode", *(KV_SETTINGS if mode == "kv" else ())}
+        aside = [f"--{name}" for name in flags if name not in known]
         if mode not in _MODES:
             return {}, [*aside, f"--router-mode {mode}"]
-        return _of_roles({role: _MODES[str(mode)] for role in ("prefill", "decode")}, {}, is_pair=is_pair), aside
+        names = dict.fromkeys(("prefill", "decode"), _MODES[str(mode)])
+        return _of_roles(names, _settings(flags, KV_SETTINGS), is_pair=is_pair), aside
     known = {*_SILENT, "policy", "prefill-policy", "decode-policy", *THRESHOLDS}
     aside = [f"--{name}" for name in flags if name not in known]
     both = flags.get("policy", "cache_aware")
@@ -35,8 +37,11 @@ def router_of(
     unknown = [name for name in names.values() if name not in _POLICIES]
     if unknown:
         return {}, [*aside, f"policy {unknown[0]}: pdsim has {', '.join(_POLICIES)}"]
-    settings = {ours: finite(flags[flag]) for flag, ours in THRESHOLDS.items() if isinstance(flags.get(flag), str)}
-    return _of_roles(names, settings, is_pair=is_pair), aside
+    return _of_roles(names, _settings(flags, THRESHOLDS), is_pair=is_pair), aside
+
+
+def _settings(flags: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, float]:
+    return {ours: finite(flags[flag]) for flag, ours in names.items() if isinstance(flags.get(flag), str)}
 
 
 def _of_roles(names: Mapping[str, str], settings: Mapping[str, float], *, is_pair: bool) -> dict[str, Any]:
@@ -46,7 +51,7 @@ def _of_roles(names: Mapping[str, str], settings: Mapping[str, float], *, is_pai
         policy: Any = name
         if name == "cache_aware" and settings.get("match_threshold") == 1:
             policy = "least_loaded"
-        elif name == "cache_aware" and settings:
+        elif name in ("cache_aware", "dynamo_kv") and settings:
             numbers = {
                 ours: int(value) if ours == "balance_abs_threshold" else value for ours, value in settings.items()
             }

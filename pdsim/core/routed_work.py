@@ -1,0 +1,76 @@
+"""What requests that a router sent to instances still cost there: tokens to compute, and pages in use."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pdsim.core.radix_cache import Node, RadixCache
+from pdsim.policy.pages import LeastRecentlyUsed
+from pdsim.policy.views import TokenSequence
+
+
+class ActivePages:
+    """The whole pages of the prompts that are at one instance. A page that prompts share is counted once."""
+
+    def __init__(self, page_size: int) -> None:
+        self.num_pages = 0
+        self._prefixes = RadixCache(None, page_size, LeastRecentlyUsed())
+
+    def num_shared(self, prompt: TokenSequence) -> int:
+        """Number of leading pages of a prompt that are there."""
+        return self._prefixes.peek(prompt) // self._prefixes.page_size
+
+    def add(self, prompt: TokenSequence) -> Node:
+        """The node is for `remove`."""
+        num_pages, prefixes = len(prompt) // self._prefixes.page_size, self._prefixes
+        end, found = prefixes.insert(prompt, num_pages * prefixes.page_size, range(num_pages), prefixes.root)
+        prefixes.lock(end)
+        self.num_pages += num_pages - len(found)
+        return end
+
+    def remove(self, node: Node) -> None:
+        self._prefixes.unlock(node)
+        self.num_pages -= self._prefixes.evict(self._prefixes.num_evictable_pages)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A request at an instance."""
+
+    instance_id: str
+    num_uncached_tokens: int
+    """0 from when its prompt is computed."""
+    end: Node
+
+
+class RoutedWork:
+    """The requests of one role that are routed and have not left."""
+
+    def __init__(self, instance_ids: Iterable[str], page_size: int) -> None:
+        ids = list(instance_ids)
+        self._pages = {instance_id: ActivePages(page_size) for instance_id in ids}
+        self._num_uncached_tokens = dict.fromkeys(ids, 0)
+        self._requests: dict[int, _Work] = {}
+
+    def num_uncached_tokens(self, instance_id: str) -> int:
+        """Prompt tokens to compute of prompts that are not computed yet."""
+        return self._num_uncached_tokens[instance_id]
+
+    def num_pages_with(self, prompt: TokenSequence, num_pages: int, instance_id: str) -> int:
+        """Distinct whole pages of the prompts at an instance and of this prompt, which has num_pages."""
+        active = self._pages[instance_id]
+        return active.num_pages + num_pages - active.num_shared(prompt)
+
+    def add(self, request_id: int, prompt: TokenSequence, instance_id: str, num_cached_tokens: int) -> None:
+        num_uncached = len(prompt) - num_cached_tokens
+        self._num_uncached_tokens[instance_id] += num_uncached
+        self._requests[request_id] = _Work(instance_id, num_uncached, self._pages[instance_id].add(prompt))
+
+    def on_computed(self, request_id: int) -> None:
+        work = self._requests[request_id]
+        self._num_uncached_tokens[work.instance_id] -= work.num_uncached_tokens
+        work.num_uncached_tokens = 0
+
+    def remove(self, request_id: int) -> None:
+        self.on_computed(request_id)
+        work = self._requests.pop(request_id)
+        self._pages[work.instance_id].remove(work.end)

@@ -1,0 +1,94 @@
+"""The KV router of Dynamo: the instance where a request costs the fewest blocks.
+
+Rule and defaults of ai-dynamo 1.6.1: lib/kv-router/src/scheduling/selector/default.rs (worker_logit,
+softmax_sample_index, minimum_cost_index at 07a6c9c) and components/src/dynamo/common/configuration/groups/
+kv_router_args.py. A block is a page. Conformance: experiments/conformance/dynamo.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import ceil, exp, isfinite
+from typing import ClassVar
+
+from pdsim.policy.routing import Draws
+from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
+
+_FINE = 1 << 53
+
+
+@dataclass
+class DynamoKv:
+    """The instance with the fewest blocks to compute and in use; of equal ones any.
+
+    On prefill the blocks in use do not count, and on decode only they do (types.rs, build_decode_router_override;
+    prefill routers have router_track_active_blocks false). Aggregated instances share blocks of equal beginnings.
+    """
+
+    overlap_score_credit: float = 1.0
+    """Blocks that a cached block saves."""
+    overlap_score_credit_decay: float = 0.0
+    """How fast the credit falls with the prompts that wait at an instance: 1 halves it where one prompt as long as
+    this one waits more than elsewhere."""
+    prefill_load_scale: float = 1.0
+    """Weight of blocks to compute against blocks in use."""
+    decode_active_request_weight: float = 0.0
+    """Blocks that each request at an instance costs beside its own."""
+    router_temperature: float = 0.0
+    """Temperature of a softmax over costs that are scaled to [0, 1]. 0: the lowest cost."""
+    seed: int = 0
+    """Seed of the draws."""
+    is_kv_aware: ClassVar[bool] = True
+    _draws: Draws = field(default_factory=Draws, init=False)
+
+    def __post_init__(self) -> None:
+        settings = {name: value for name, value in vars(self).items() if isinstance(value, float)}
+        for name, value in settings.items():
+            if not (isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is at least 0, found {value}")
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        costs = self.costs(prompt, view)
+        return view.instances[self._sampled(costs) if self.router_temperature else self._least(costs)].instance_id
+
+    def costs(self, prompt: TokenSequence, view: RoutingView) -> list[float]:
+        """Cost in blocks of each of view.instances."""
+        num_blocks, weight = len(prompt) // view.page_size, self.decode_active_request_weight
+        used: list[int] = []
+        for load in view.instances:
+            if view.role == "decode":
+                used.append(load.num_pages + num_blocks)
+            else:
+                used.append(view.num_pages_with(prompt, load.instance_id) if view.role == "aggregated" else 0)
+        extra = [blocks + weight * load.num_requests for blocks, load in zip(used, view.instances, strict=True)]
+        if view.role == "decode":
+            return extra
+        return [blocks + other for blocks, other in zip(self._to_compute(prompt, view), extra, strict=True)]
+
+    def _to_compute(self, prompt: TokenSequence, view: RoutingView) -> list[float]:
+        """Blocks that prompts there and this one have to compute, by the weights."""
+        page, holders = view.page_size, view.holders(prompt)
+        queued = [view.num_uncached_tokens(load.instance_id) for load in view.instances]
+        least, size = min(queued), ceil(len(prompt) / page)
+
+        def blocks(load: InstanceLoad, tokens: int) -> float:
+            name = load.instance_id
+            overlap = view.num_cached_tokens(prompt, name) // page if name in holders else 0
+            credit = self.overlap_score_credit
+            if self.overlap_score_credit_decay:
+                credit /= 1 + self.overlap_score_credit_decay * ((tokens - least) / page / size)
+            return self.prefill_load_scale * max(0.0, (tokens + len(prompt)) / page - credit * overlap)
+
+        return [blocks(load, tokens) for load, tokens in zip(view.instances, queued, strict=True)]
+
+    def _least(self, costs: Sequence[float]) -> int:
+        least = min(costs)
+        rows = [row for row, cost in enumerate(costs) if cost == least]
+        return rows[self._draws.below(len(rows), self.seed)] if len(rows) > 1 else rows[0]
+
+    def _sampled(self, costs: Sequence[float]) -> int:
+        least, span = min(costs), max(costs) - min(costs)
+        weights = [exp(-(cost - least) / span / self.router_temperature) if span else 1.0 for cost in costs]
+        *most, total = accumulate(weights)
+        drawn = self._draws.below(_FINE, self.seed) / _FINE * total
+        return next((row for row, until in enumerate(most) if drawn < until), len(most))
