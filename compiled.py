@@ -24,7 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
 COMPILED = (
-    "pdsim/core/*.py",
+    "pdsim/core/**/*.py",
     "pdsim/cost/*.py",
     "pdsim/sim/*.py",
     "pdsim/policy/protocols.py",

@@ -45,7 +45,6 @@ def test_a_circle_is_found(house):
 def test_no_folder_has_more_than_15_files(house):
     assert over(house.folder_sizes(ROOT), 15) <= {
         "kernels/pdkernels",
-        "pdsim/core",
         "pdsim/metrics",
         "pdsim/scenario",
         "pdsim/show",

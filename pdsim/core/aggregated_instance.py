@@ -15,15 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pdsim.core import messages as m
-from pdsim.core.asked_outputs import AskedOutputs
 from pdsim.core.deadlines import Deadlines
-from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
-from pdsim.core.fixed_outputs import SimulatedEnds
-from pdsim.core.forward_builder import Forward, ForwardBuilder
-from pdsim.core.instance import LACKS, Levels
-from pdsim.core.kv_cache import KvCache
-from pdsim.core.new_token_ratio import NewTokenRatio
-from pdsim.core.running_batch import (
+from pdsim.core.decode.asked_outputs import AskedOutputs
+from pdsim.core.decode.fixed_outputs import SimulatedEnds
+from pdsim.core.decode.new_token_ratio import NewTokenRatio
+from pdsim.core.decode.running_batch import (
     FOREVER,
     DecodingInstance,
     Drafts,
@@ -31,6 +27,10 @@ from pdsim.core.running_batch import (
     RunningRequest,
     running_batch,
 )
+from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
+from pdsim.core.instance import LACKS, Levels
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.prefill.forward_builder import Forward, ForwardBuilder
 from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 

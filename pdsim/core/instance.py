@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from pdsim.core.kv_cache import NO_LEASE, Lease
+from pdsim.core.memory.kv_cache import NO_LEASE, Lease
 from pdsim.core.messages import Command, Message, Pause, Result, Step, Wait
 from pdsim.policy.views import TokenSequence
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance
-from pdsim.core.decode_instance import DecodeInstance
-from pdsim.core.host_cache import HostCache, Prefetcher
-from pdsim.core.kv_cache import KvCache, Lease
-from pdsim.core.page_pool import PagePool
-from pdsim.core.prefill_instance import PrefillInstance
-from pdsim.core.radix_cache import Node, RadixCache, path_to
-from pdsim.core.receiver import Receiver
+from pdsim.core.decode.decode_instance import DecodeInstance
+from pdsim.core.memory.host_cache import HostCache, Prefetcher
+from pdsim.core.memory.kv_cache import KvCache, Lease
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.core.prefill.prefill_instance import PrefillInstance
 from pdsim.core.router import Router
-from pdsim.core.sender import Sender
+from pdsim.core.transfer.receiver import Receiver
+from pdsim.core.transfer.sender import Sender
 
 AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 from pdsim.core import messages
 from pdsim.core.messages import KvGranted, Message, Result, Step
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.transfer_plan import TransferUnit
 
 
 class Entry(NamedTuple):

@@ -7,8 +7,8 @@ its executor to run.
 from dataclasses import dataclass
 from typing import Any
 
-from pdsim.core.staging_ring import Span, Watermark
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.staging_ring import Span, Watermark
+from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.policy.views import TokenSequence
 
 

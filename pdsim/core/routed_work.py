@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pdsim.core.radix_cache import Node, RadixCache
+from pdsim.core.memory.radix_cache import Node, RadixCache
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
-from pdsim.core.prompt_memory import PAGE_SIZE, PromptMemories
+from pdsim.core.memory.prompt_memory import PAGE_SIZE, PromptMemories
 from pdsim.core.routed_work import RoutedWork
 from pdsim.policy.protocols import DisaggregationPolicy, RoutingPolicy, SheddingPolicy
 from pdsim.policy.routing import Draws

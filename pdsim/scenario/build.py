@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pdsim.core.autoscaler import Autoscaler
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
-from pdsim.core.receiver import Receiver
 from pdsim.core.router import Router
-from pdsim.core.sender import Sender
+from pdsim.core.transfer.receiver import Receiver
+from pdsim.core.transfer.sender import Sender
 from pdsim.cost.copies import HostCopies, StorageCosts
 from pdsim.cost.step_times import (
     DecodeHostOverhead,

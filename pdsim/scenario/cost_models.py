@@ -5,8 +5,8 @@ from dataclasses import is_dataclass, replace
 from operator import mul
 from statistics import fmean
 
-from pdsim.core.forward_builder import ChunkSizer
 from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.core.prefill.forward_builder import ChunkSizer
 from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.drafts import DraftTimes
 from pdsim.cost.model import CostModel, CostSettings

@@ -7,19 +7,19 @@ from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.autoscaler import Autoscaler, ScalingTimes
-from pdsim.core.decode_instance import DecodeInstance
-from pdsim.core.decode_limits import DecodeLimits
+from pdsim.core.decode.decode_instance import DecodeInstance
+from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
-from pdsim.core.kv_returns import KvGiver, KvTaker
 from pdsim.core.messages import Drain, receiver_of, sender_of
-from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.ranked_router import RankedRouter
-from pdsim.core.receiver import Receiver
 from pdsim.core.router import NO_RETRIES, REMEMBERED, MemorySize, RetryLimits, RoleRouter, Router
-from pdsim.core.sender import Sender
-from pdsim.core.staging_ring import StagingRing
-from pdsim.core.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
+from pdsim.core.transfer.kv_returns import KvGiver, KvTaker
+from pdsim.core.transfer.receiver import Receiver
+from pdsim.core.transfer.sender import Sender
+from pdsim.core.transfer.staging_ring import StagingRing
+from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
 from pdsim.policy.pages import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.policy.ranks import rank_policy

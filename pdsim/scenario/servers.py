@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
-from pdsim.core.host_cache import PrefetchPolicy, WritePolicy
+from pdsim.core.memory.host_cache import PrefetchPolicy, WritePolicy
 from pdsim.inputs import MOST_TOKENS
 from pdsim.policy import protocols
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens

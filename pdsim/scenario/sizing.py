@@ -4,10 +4,10 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from pdsim.core.host_cache import HostCache, Prefetcher, PrefetchLimits
-from pdsim.core.kv_cache import KvCache
-from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import RadixCache
+from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.cost.roofline import balanced_skew
 from pdsim.cost.settings import Kernels, Roofline
 from pdsim.cost.step_times import SM_BANDWIDTH, AttentionWaves

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pdsim.core.running_batch import Drafts
+from pdsim.core.decode.running_batch import Drafts
 from pdsim.scenario.fields import Duration, Section
 from pdsim.system.draft import EAGLE3_VOCABULARY, DraftModel, eagle3_head, eagle_head, nextn_layers, standalone
 from pdsim.system.model import ModelSpec

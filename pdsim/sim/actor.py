@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from simpy.events import EventPriority
 
 from pdsim.core import messages as m
-from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance, instance_loop
 from pdsim.core.invariants import AnyInstance
-from pdsim.core.prefill_instance import PrefillInstance
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.prefill.prefill_instance import PrefillInstance
+from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
 from pdsim.scenario.cost import HostSettings
 from pdsim.sim.cache_copies import CacheCopies

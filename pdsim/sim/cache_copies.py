@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pdsim.core import messages as m
-from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.invariants import AnyInstance
-from pdsim.core.page_store import PageStore
+from pdsim.core.memory.page_store import PageStore
 from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
 from pdsim.sim.flows import Flows

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of
-from pdsim.core.sender import Sender
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.sender import Sender
+from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import TransferRecord
 from pdsim.scenario.wiring import Interconnect

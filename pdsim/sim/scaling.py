@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from pdsim.core import messages as m
 from pdsim.core.autoscaler import DRAINING, SERVING, STARTING, Autoscaler
-from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.router import RoutedLoad
 from pdsim.metrics.records import RequestRecord, ServerRecord
 from pdsim.metrics.summary import tpot_ms, ttft_ms

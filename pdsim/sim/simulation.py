@@ -12,8 +12,8 @@ from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.vllm_instances import VllmDecodeInstance
+from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.vllm.vllm_instances import VllmDecodeInstance
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.recorder import Recorder

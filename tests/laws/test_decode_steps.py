@@ -3,10 +3,10 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.decode.running_batch import RunningBatch, RunningRequest
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.messages import StepResult
-from pdsim.core.page_pool import PagePool
-from pdsim.core.running_batch import RunningBatch, RunningRequest
 from pdsim.core.sequence import Spans
 from tests.support import examples
 from tests.twins.decode_steps import NaiveBatch

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.deadlines import KEPT_NS
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.prompt_memory import PromptMemories
+from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import LayersComputed, Woken
-from pdsim.core.page_pool import PagePool
-from pdsim.core.prompt_memory import PromptMemories
-from pdsim.core.radix_cache import RadixCache
 from pdsim.core.router import Router
-from pdsim.core.sender import Sender
+from pdsim.core.transfer.sender import Sender
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve

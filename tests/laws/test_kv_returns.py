@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.journal import from_lines, to_line
-from pdsim.core.kv_returns import LEAST_TOKENS
 from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
+from pdsim.core.transfer.kv_returns import LEAST_TOKENS
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
@@ -24,7 +24,7 @@ FEW_TOKENS = 2
 @pytest.fixture(scope="module", autouse=True)
 def little_is_worth_it():
     """Random outputs are short."""
-    with patch("pdsim.core.kv_returns.LEAST_TOKENS", FEW_TOKENS):
+    with patch("pdsim.core.transfer.kv_returns.LEAST_TOKENS", FEW_TOKENS):
         yield
 
 
@@ -110,7 +110,7 @@ def test_it_takes_a_message_each_way_and_the_time_of_its_bytes():
 
 @pytest.mark.parametrize(("output", "cached"), [(LEAST_TOKENS + 1, 200 + LEAST_TOKENS), (LEAST_TOKENS, 200)])
 def test_little_is_computed_again(output, cached):
-    with patch("pdsim.core.kv_returns.LEAST_TOKENS", LEAST_TOKENS):
+    with patch("pdsim.core.transfer.kv_returns.LEAST_TOKENS", LEAST_TOKENS):
         records = run(conversation(output, decode__returns_kv=True)).records
     assert records.requests[1].num_prefill_cached_tokens == cached
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pdsim.core.invariants import check_cache
-from pdsim.core.kv_cache import KvCache, Lease
-from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import Node, RadixCache
+from pdsim.core.memory.kv_cache import KvCache, Lease
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import Node, RadixCache
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
 from tests.support import examples

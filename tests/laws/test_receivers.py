@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core import messages as m
-from pdsim.core.receiver import Receiver
-from pdsim.core.staging_ring import StagingRing
+from pdsim.core.transfer.receiver import Receiver
+from pdsim.core.transfer.staging_ring import StagingRing
 from tests.support import examples
 
 ABORT = m.Abort(0, "its prefill was lost")

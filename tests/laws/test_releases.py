@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.decode.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.invariants import check
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.messages import Abort, Cancel, Failed, KvLost, NewRequest, PeerDown, PromptComputed, Send
-from pdsim.core.page_pool import PagePool
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FewestOutputsFirst, FreePages
 from tests.support import examples

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pdsim.core.invariants import check
 from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import PrefillStep
-from pdsim.core.receiver import Receiver
 from pdsim.core.replay import replay
+from pdsim.core.transfer.receiver import Receiver
 from pdsim.metrics.stages import stage_ms
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario

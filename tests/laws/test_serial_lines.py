@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import StartTransfer
-from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.scenario.wiring import Interconnect
 from pdsim.sim.network import Network
 from pdsim.sim.timeline import Timeline

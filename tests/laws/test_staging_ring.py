@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pdsim.core.staging_ring import Span, StagingRing, Watermark, may_write
+from pdsim.core.transfer.staging_ring import Span, StagingRing, Watermark, may_write
 from tests.support import examples
 
 SIZE = 24

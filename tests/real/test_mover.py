@@ -21,7 +21,7 @@ from pdreal.transports.opening import open_transport
 from pdreal.transports.protocol import TransferError, UnavailableError
 
 from pdsim.core.messages import Scatter
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError

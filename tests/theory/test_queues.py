@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pdsim.core.messages import StartTransfer, UnitSent
-from pdsim.core.sender import Sender
-from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.transfer.sender import Sender
+from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.usage import instance_usage
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.wiring import Interconnect

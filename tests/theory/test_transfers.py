@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.transfer_plan import RankPairLayout
+from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.policy.views import RoutingView, TokenSequence
 from pdsim.scenario.faults import HealthSettings, Kill
 from pdsim.scenario.wiring import wire_of

@@ -6,7 +6,9 @@ import pytest
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.instance import PolicyError
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import (
     AskOutput,
     DecodeStep,
@@ -20,8 +22,6 @@ from pdsim.core.messages import (
     StepResult,
     Wait,
 )
-from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed
 from pdsim.policy.prefill import FirstComeFirstServed

@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pdsim.core.decode_instance import DecodeInstance
-from pdsim.core.decode_limits import DecodeLimits
+from pdsim.core.decode.decode_instance import DecodeInstance
+from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.instance import PolicyError
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import (
     Abort,
     Cancel,
@@ -31,8 +33,6 @@ from pdsim.core.messages import (
     WakeAt,
     Woken,
 )
-from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens, ReserveMaxOutput
 from pdsim.policy.protocols import Admitted

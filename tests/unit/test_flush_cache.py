@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import FlushCache, Send
-from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import RadixCache
 from pdsim.core.router import RoleRouter
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.pages import LeastRecentlyUsed

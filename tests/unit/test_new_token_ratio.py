@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.new_token_ratio import NewTokenRatio
-from pdsim.core.running_batch import RunningRequest
+from pdsim.core.decode.new_token_ratio import NewTokenRatio
+from pdsim.core.decode.running_batch import RunningRequest
 from pdsim.core.sequence import Spans
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.invariants import check, check_idle
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import (
     Abort,
     Cancel,
@@ -26,12 +28,10 @@ from pdsim.core.messages import (
     WakeAt,
     Woken,
 )
-from pdsim.core.page_pool import PagePool
-from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.radix_cache import RadixCache
-from pdsim.core.send_planner import SendPlanner
+from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.sequence import Spans
-from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.transfer.send_planner import SendPlanner
+from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, WholePrompt
 from pdsim.policy.protocols import HoldUntil, Pick

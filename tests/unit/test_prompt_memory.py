@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.kv_cache import KvCache
-from pdsim.core.page_pool import PagePool
-from pdsim.core.prompt_memory import PromptMemories, PromptMemory
-from pdsim.core.radix_cache import RadixCache
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.prompt_memory import PromptMemories, PromptMemory
+from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import LeastRecentlyUsed
 

@@ -26,10 +26,10 @@ from pdsim.core.messages import (
     WakeAt,
     Woken,
 )
-from pdsim.core.receiver import Receiver
-from pdsim.core.sender import Sender
-from pdsim.core.staging_ring import Span, StagingRing
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.receiver import Receiver
+from pdsim.core.transfer.sender import Sender
+from pdsim.core.transfer.staging_ring import Span, StagingRing
+from pdsim.core.transfer.transfer_plan import TransferUnit
 
 ABORT = Abort(1, "nothing of it is under way", retryable=True)
 

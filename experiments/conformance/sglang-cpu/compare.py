@@ -21,10 +21,12 @@ from loads import LOADS, Load, Request, Role, Servers
 from random_loads import random_load
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
-from pdsim.core.decode_instance import DecodeInstance
-from pdsim.core.decode_limits import DecodeLimits
+from pdsim.core.decode.decode_instance import DecodeInstance
+from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.engine_rules import SGLANG_0_5_12, SGLANG_0_5_23
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import (
     Arrival,
     AskOutput,
@@ -48,13 +50,11 @@ from pdsim.core.messages import (
     StepResult,
     Wait,
 )
-from pdsim.core.page_pool import PagePool
-from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.radix_cache import RadixCache
+from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.router import RoleRouter, Router
-from pdsim.core.send_planner import SendPlanner
 from pdsim.core.sequence import TokenIds
-from pdsim.core.transfer_plan import RankPairLayout
+from pdsim.core.transfer.send_planner import SendPlanner
+from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst, LongestPrefixFirst
 from pdsim.policy.protocols import PrefillPolicy

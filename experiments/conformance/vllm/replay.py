@@ -14,16 +14,16 @@ from typing import Any
 from draws import Load, Settings, load_of
 
 from pdsim.core import messages as m
-from pdsim.core.decode_limits import DecodeLimits
+from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.engine_rules import VLLM_0_33
-from pdsim.core.kv_cache import KvCache
-from pdsim.core.page_pool import PagePool
-from pdsim.core.prefill_instance import PrefillLimits
-from pdsim.core.radix_cache import RadixCache
-from pdsim.core.send_planner import SendPlanner
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.prefill.prefill_instance import PrefillLimits
 from pdsim.core.sequence import TokenIds
-from pdsim.core.transfer_plan import RankPairLayout
-from pdsim.core.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
+from pdsim.core.transfer.send_planner import SendPlanner
+from pdsim.core.transfer.transfer_plan import RankPairLayout
+from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
 from pdsim.policy.pages import FreePages, LastAdmittedFirst, LeastRecentlyUsed, LowestPriorityFirst
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from pdreal.control.requests import Draw
 from pdsim.core.messages import LoadBack, Scatter, WriteBackup
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.transfer_plan import TransferUnit
 
 
 class PrefillInput(NamedTuple):

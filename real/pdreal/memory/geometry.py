@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdsim.core.transfer_plan import RankPairLayout, TransferUnit, layers_of_group
+from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit, layers_of_group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from pdreal.settings.model import from_catalog
 from pdreal.transports.protocol import MappingTransport, TransferError, Transport
 from pdreal.transports.streams import wait_for_engines
 from pdsim.core.messages import Scatter
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.scenario import wiring
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import DecodeSettings, PrefillSettings

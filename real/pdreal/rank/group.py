@@ -16,7 +16,7 @@ from pdreal.control.requests import Logprobs
 from pdreal.control.tasks import Compute, DecodeBatch, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
 from pdreal.rank.graphs import LaunchedStep
 from pdreal.rank.resources import RankResources
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.transfer_plan import TransferUnit
 
 OnDone = Callable[[Any, BaseException | None], None]
 

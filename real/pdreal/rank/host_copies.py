@@ -15,7 +15,7 @@ from pdreal.rank.executor import Executor
 from pdreal.rank.group import ComputedTokens, RankGroup
 from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.metrics.records import HostCopyRecord
 from pdsim.scenario.sizing import layout_of
 

@@ -13,7 +13,7 @@ from pdreal.rank.step_loop import inner
 from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of, sender_of
-from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.scenario import wiring
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines, LateRequests
+from pdsim.core.decode.running_batch import FOREVER, RunningRequest
 from pdsim.core.engine_rules import EngineRules
 from pdsim.core.instance import PolicyError
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import Abort, Command, Failed, NewRequest, Send, Tell, receiver_of
-from pdsim.core.running_batch import FOREVER, RunningRequest
 from pdsim.policy.protocols import AdmissionPolicy, Admitted
 from pdsim.policy.views import Candidate, DecodeView
 

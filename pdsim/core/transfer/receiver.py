@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines, LateRequests
 from pdsim.core.messages import receiver_of, sender_of
-from pdsim.core.staging_ring import StagingRing
+from pdsim.core.transfer.staging_ring import StagingRing
 
 
 @dataclass(slots=True)

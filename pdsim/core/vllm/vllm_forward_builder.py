@@ -1,8 +1,8 @@
 """Fills steps as vLLM's scheduler does: what running requests leave of a token budget goes to prompts."""
 
-from pdsim.core.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import PrefillChunk
+from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
 from pdsim.policy.protocols import PrefillPolicy
 
 

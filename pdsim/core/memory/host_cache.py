@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdsim.core import messages as m
-from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import Node, RadixCache, path_to
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.instance import PolicyError, Request
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import PrefillChunk
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 from pdsim.policy.views import QueuedPrefill

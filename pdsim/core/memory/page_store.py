@@ -5,7 +5,7 @@ Nothing is kept behind a page that is not there: leaves go first, the least rece
 tests/laws/test_storage.py.
 """
 
-from pdsim.core.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 

@@ -9,9 +9,9 @@ If prefill lacks little, or has no pages, it wants nothing. Law: tests/laws/test
 
 from dataclasses import dataclass
 
-from pdsim.core.kv_cache import KvCache, Lease
+from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.messages import Command, KvOffered, KvWanted, ReturnKv, Send
-from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.views import TokenSequence
 
 LEAST_TOKENS = 64

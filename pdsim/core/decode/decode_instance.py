@@ -16,17 +16,17 @@ long) keeps its pages as long as somebody may still write into them: Releases, t
 from collections.abc import Collection, Sequence
 
 from pdsim.core import messages as m
-from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest, Releases
-from pdsim.core.asked_outputs import AskedOutputs
 from pdsim.core.deadlines import Deadlines
-from pdsim.core.decode_limits import DecodeLimits
-from pdsim.core.host_cache import HostCache
+from pdsim.core.decode.admission_queue import AdmissionQueue, DecodeRequest, Releases
+from pdsim.core.decode.asked_outputs import AskedOutputs
+from pdsim.core.decode.decode_limits import DecodeLimits
+from pdsim.core.decode.ready_queue import ReadyQueue
+from pdsim.core.decode.running_batch import FOREVER, DecodingInstance, RunningBatch, running_batch
 from pdsim.core.instance import LACKS, Levels
-from pdsim.core.kv_cache import KvCache
-from pdsim.core.kv_returns import KvGiver, Returning
+from pdsim.core.memory.host_cache import HostCache
+from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import receiver_of
-from pdsim.core.ready_queue import ReadyQueue
-from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, running_batch
+from pdsim.core.transfer.kv_returns import KvGiver, Returning
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
 _WAIT = m.Wait()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from pdsim.core.page_pool import PagePool
+from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.sequence import UnseenOutput
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence

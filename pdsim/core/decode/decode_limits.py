@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from pdsim.core.decode.running_batch import Drafts
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
-from pdsim.core.running_batch import Drafts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from pdsim.core.running_batch import RETRACT_STEPS, RunningRequest
+from pdsim.core.decode.running_batch import RETRACT_STEPS, RunningRequest
 
 INITIAL = 0.7
 """SGLANG_INIT_NEW_TOKEN_RATIO"""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pdsim.core.deadlines import Deadlines, LateRequests
 from pdsim.core.instance import Request
 from pdsim.core.messages import Command, KvGranted
-from pdsim.core.transfer_plan import UNGRANTED, SendCursor
+from pdsim.core.transfer.transfer_plan import UNGRANTED, SendCursor
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,7 +6,7 @@ The ends of all that runs are simulated: at none of them may there be less than 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pdsim.core.running_batch import RunningRequest
+from pdsim.core.decode.running_batch import RunningRequest
 
 
 class _End(NamedTuple):

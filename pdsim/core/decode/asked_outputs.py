@@ -7,9 +7,9 @@ closing     nobody waits for it, its last step is run  on_put_out: all that it h
 from collections.abc import Mapping
 from typing import Generic
 
-from pdsim.core.kv_cache import KvCache
+from pdsim.core.decode.running_batch import RequestT, RunningBatch
+from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import AskOutput, Command, PutOut
-from pdsim.core.running_batch import RequestT, RunningBatch
 
 
 class AskedOutputs(Generic[RequestT]):

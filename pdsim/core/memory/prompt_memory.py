@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Hashable, Iterable
 
-from pdsim.core.radix_cache import Node, RadixCache
+from pdsim.core.memory.radix_cache import Node, RadixCache
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 

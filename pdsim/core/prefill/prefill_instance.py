@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from pdsim.core import messages as m
-from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
-from pdsim.core.forward_builder import ChunkSizer, Forward, ForwardBuilder
 from pdsim.core.instance import Levels
-from pdsim.core.kv_cache import KvCache
-from pdsim.core.kv_returns import KvTaker, Returning
+from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import sender_of
-from pdsim.core.send_planner import SendPlanner
+from pdsim.core.prefill.bootstrap_queue import BootstrapQueue, PrefillRequest
+from pdsim.core.prefill.forward_builder import ChunkSizer, Forward, ForwardBuilder
+from pdsim.core.transfer.kv_returns import KvTaker, Returning
+from pdsim.core.transfer.send_planner import SendPlanner
 from pdsim.policy.protocols import PrefillPolicy
 
 _WAIT = m.Wait()

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from pdsim.core.bootstrap_queue import PrefillRequest
 from pdsim.core.instance import PolicyError
 from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send, receiver_of
-from pdsim.core.transfer_plan import Piece, RankPairLayout, SendCursor, TransferSize, TransferUnit
+from pdsim.core.prefill.bootstrap_queue import PrefillRequest
+from pdsim.core.transfer.transfer_plan import Piece, RankPairLayout, SendCursor, TransferSize, TransferUnit
 from pdsim.policy.protocols import TransferPolicy
 
 

@@ -9,10 +9,10 @@ Of the shared ones, the last num_loaded come from host memory, if there is any b
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pdsim.core.host_cache import HostCache, Prefetcher
+from pdsim.core.memory.host_cache import HostCache, Prefetcher
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import Node, RadixCache
 from pdsim.core.messages import LoadBack
-from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.policy.views import TokenSequence
 
 

@@ -13,7 +13,7 @@ from math import ceil
 from typing import Generic, NamedTuple, TypeVar
 
 from pdsim.core.instance import PolicyError, Request
-from pdsim.core.kv_cache import KvCache, Lease
+from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.messages import DecodeStep, Result, StepResult, Verified
 from pdsim.core.sequence import UnseenOutput
 from pdsim.policy.protocols import PreemptionPolicy

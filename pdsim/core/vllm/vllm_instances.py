@@ -18,19 +18,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pdsim.core import messages as m
-from pdsim.core.admission_queue import DecodeRequest, decode_request
-from pdsim.core.bootstrap_queue import PrefillRequest
 from pdsim.core.deadlines import Deadlines
-from pdsim.core.decode_instance import DecodeInstance
-from pdsim.core.decode_limits import DecodeLimits
-from pdsim.core.forward_builder import Forward
+from pdsim.core.decode.admission_queue import DecodeRequest, decode_request
+from pdsim.core.decode.decode_instance import DecodeInstance
+from pdsim.core.decode.decode_limits import DecodeLimits
+from pdsim.core.decode.running_batch import FOREVER
 from pdsim.core.instance import Levels, PolicyError
-from pdsim.core.kv_cache import KvCache
-from pdsim.core.kv_returns import KvGiver, KvTaker, Returning
-from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.running_batch import FOREVER
-from pdsim.core.send_planner import SendPlanner
-from pdsim.core.vllm_forward_builder import VllmForwardBuilder
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.prefill.bootstrap_queue import PrefillRequest
+from pdsim.core.prefill.forward_builder import Forward
+from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.transfer.kv_returns import KvGiver, KvTaker, Returning
+from pdsim.core.transfer.send_planner import SendPlanner
+from pdsim.core.vllm.vllm_forward_builder import VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence

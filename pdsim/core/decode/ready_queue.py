@@ -6,7 +6,7 @@ SGLang's get_new_prebuilt_batch. Who comes back after a retraction has the rank 
 
 from collections.abc import Iterator
 
-from pdsim.core.admission_queue import DecodeRequest
+from pdsim.core.decode.admission_queue import DecodeRequest
 
 
 class ReadyQueue:

@@ -1,0 +1,1 @@
+"""A decode instance: its queue for pages, its batch, and its life of a request."""

@@ -1,0 +1,1 @@
+"""Instances that decide as vLLM's scheduler, where SGLang's decides otherwise."""
