@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from pdsim.core import messages as m
 from pdsim.core.autoscaler import DRAINING, SERVING, STARTING, Autoscaler
 from pdsim.core.decode.decode_instance import DecodeInstance
-from pdsim.core.router import RoutedLoad
+from pdsim.core.routing.role_router import RoutedLoad
 from pdsim.metrics.records import RequestRecord, ServerRecord
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 

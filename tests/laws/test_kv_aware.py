@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.instance import PolicyError
-from pdsim.core.router import MemorySize, RoleRouter
+from pdsim.core.routing.role_router import MemorySize, RoleRouter
 from pdsim.core.sequence import Spans
 from pdsim.policy.dynamo import DynamoKv
 from pdsim.policy.views import RoutingView, TokenSequence

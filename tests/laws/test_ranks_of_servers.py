@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import FlushCache, PeerDown, PeerUp, Send
-from pdsim.core.ranked_router import RankedRouter
+from pdsim.core.routing.ranked_router import RankedRouter
 from pdsim.core.sequence import Spans
 from pdsim.policy.ranks import LoadBalanceMethod, rank_policy
 from pdsim.policy.routing import LeastLoaded, RoundRobin

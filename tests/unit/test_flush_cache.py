@@ -8,7 +8,7 @@ from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import FlushCache, Send
-from pdsim.core.router import RoleRouter
+from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.routing import CacheAware

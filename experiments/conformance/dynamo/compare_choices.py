@@ -14,7 +14,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 from arrivals import LOADS, NUM_WORKERS, ONE_MORE, events
 
-from pdsim.core.router import MemorySize, RoleRouter
+from pdsim.core.routing.role_router import MemorySize, RoleRouter
 from pdsim.core.sequence import Spans
 from pdsim.policy.dynamo import DynamoKv
 from pdsim.policy.views import RoutingView, TokenSequence

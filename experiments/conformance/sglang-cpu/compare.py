@@ -51,7 +51,8 @@ from pdsim.core.messages import (
     Wait,
 )
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.router import RoleRouter, Router
+from pdsim.core.router import Router
+from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer.send_planner import SendPlanner
 from pdsim.core.transfer.transfer_plan import RankPairLayout

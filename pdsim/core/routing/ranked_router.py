@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pdsim.core import messages as m
-from pdsim.core.router import REMEMBERED, MemorySize, RoleRouter
+from pdsim.core.routing.role_router import REMEMBERED, MemorySize, RoleRouter
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.policy.views import InstanceLoad, TokenSequence
 

@@ -1,0 +1,1 @@
+"""The instances of one role, for the router: their loads, and what a policy may ask of them."""

@@ -1,0 +1,150 @@
+"""Chooses the instance of one role for a request by a routing policy, and keeps what the policy sees."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pdsim.core import messages as m
+from pdsim.core.instance import PolicyError
+from pdsim.core.memory.prompt_memory import PAGE_SIZE, PromptMemories
+from pdsim.core.routing.routed_work import RoutedWork
+from pdsim.policy.protocols import RoutingPolicy
+from pdsim.policy.views import InstanceLoad, TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySize:
+    """What a router remembers of each instance: pages of page_size tokens, up to num_tokens."""
+
+    page_size: int = PAGE_SIZE
+    num_tokens: int = 1 << 24
+
+
+REMEMBERED = MemorySize()
+
+
+@dataclass(slots=True)
+class RoutedLoad:
+    """Requests routed to one instance and not done, and their prompt tokens."""
+
+    instance_id: str
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_pages: int = 0
+
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+
+
+class RoleRouter:
+    """The instances of one role, and their loads."""
+
+    def __init__(
+        self,
+        instance_ids: Sequence[str],
+        policy: RoutingPolicy,
+        role: str = "aggregated",
+        memory: MemorySize = REMEMBERED,
+    ) -> None:
+        self.now_ns = 0
+        self.role = role
+        self.page_size = memory.page_size
+        self._policy = policy
+        self._loads = {instance_id: RoutedLoad(instance_id) for instance_id in instance_ids}
+        self.loads = list(self._loads.values())
+        self.instances = self.loads
+        """Loads that the policy sees."""
+        self._down: set[str] = set()
+        self._memory = memory
+        self._remembered: PromptMemories | None = None
+        self._work = RoutedWork(self._loads, memory.page_size) if getattr(policy, "is_kv_aware", False) else None
+        self.num_picked_cached_tokens: int | None = None
+        """Tokens of the last prompt that its instance had seen; None: nobody asks."""
+
+    def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
+        """Prompts are remembered once a policy has asked: an approximate copy of the instance's cache."""
+        return self._memories().num_tokens(prompt, instance_id)
+
+    def holders(self, prompt: TokenSequence) -> Collection[str]:
+        return self._memories().holders(prompt)
+
+    def _memories(self) -> PromptMemories:
+        if self._remembered is None:
+            self._remembered = PromptMemories(self._loads, self._memory.num_tokens, self.page_size)
+        return self._remembered
+
+    def num_uncached_tokens(self, instance_id: str) -> int:
+        return self._counted().num_uncached_tokens(instance_id)
+
+    def num_pages_with(self, prompt: TokenSequence, instance_id: str) -> int:
+        return self._counted().num_pages_with(prompt, len(prompt) // self.page_size, instance_id)
+
+    def _counted(self) -> RoutedWork:
+        if self._work is None:
+            raise PolicyError(f"{self._policy}: asks what requests still cost without is_kv_aware = True")
+        return self._work
+
+    @property
+    def hears_first_tokens(self) -> bool:
+        """True if a first token tells that a prompt is computed; of a prefill instance its end does."""
+        return self._work is not None and self.role == "aggregated"
+
+    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0) -> str:
+        """Picks an instance that is not down; not the one to avoid, if there is another."""
+        self.now_ns = now_ns
+        self.instances = self._offered(avoid) if self._down or avoid else self.loads
+        instance_id = self._policy.pick(prompt, self)
+        if instance_id not in self._loads:
+            raise PolicyError(f"{self._policy}: picked {instance_id!r}; there are {', '.join(self._loads)}")
+        if self.num_picked_cached_tokens is not None:
+            self.num_picked_cached_tokens = self.num_cached_tokens(prompt, instance_id)
+        self._loads[instance_id].add(1, len(prompt))
+        if self._work is not None:
+            self._loads[instance_id].num_pages += len(prompt) // self.page_size
+            self._work.add(request_id, prompt, instance_id, self.num_cached_tokens(prompt, instance_id))
+        if self._remembered is not None:
+            self._remembered.add(prompt, instance_id)
+        return instance_id
+
+    def release(self, instance_id: str, num_tokens: int, request_id: int = 0) -> None:
+        self._loads[instance_id].add(-1, -num_tokens)
+        if self._work is not None:
+            self._loads[instance_id].num_pages -= num_tokens // self.page_size
+            self._work.remove(request_id)
+
+    def on_computed(self, request_id: int) -> None:
+        """The prompt of a request is computed."""
+        if self._work is not None:
+            self._work.on_computed(request_id)
+
+    def load_of(self, instance_id: str) -> InstanceLoad:
+        return self._loads[instance_id]
+
+    @property
+    def all_down(self) -> bool:
+        return len(self._down) == len(self._loads)
+
+    def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
+        """Offer an instance from now on, or do not. One that died, or serves anew, has nothing in its cache."""
+        instance_id = message.instance_id
+        if instance_id not in self._loads:
+            return
+        if isinstance(message, m.Drain) or (isinstance(message, m.PeerDown) and not message.has_restarted):
+            self._down.add(instance_id)
+        else:
+            self._down.discard(instance_id)
+        if self._remembered is not None and isinstance(message, m.Serve | m.PeerDown):
+            self._remembered.forget(instance_id)
+
+    def forget(self) -> list[m.Command]:
+        """Forget the content of the caches, and have instances forget it, too."""
+        self._remembered = None
+        return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
+
+    @property
+    def offered(self) -> list[RoutedLoad]:
+        """Loads of the instances that new requests may be sent to."""
+        return [load for load in self.loads if load.instance_id not in self._down]
+
+    def _offered(self, avoid: str) -> list[RoutedLoad]:
+        return [load for load in self.offered if load.instance_id != avoid] or self.offered
