@@ -1,1 +1,1 @@
-"""Records, summaries and figures of a run. The same for simulated and for real runs."""
+"""Records, summaries and figures of a run, the same for simulated and real runs."""

@@ -1,4 +1,4 @@
-"""Means and percentiles, of plain samples and of the durations of many decode steps.
+"""Means and percentiles of single values and of the durations of many decode steps.
 
 Percentiles interpolate linearly between order statistics, as numpy's do by default.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 
 class Samples:
-    """Single values."""
+    """Statistics of single values."""
 
     def __init__(self, values: Iterable[float]) -> None:
         self._sorted = array("d", sorted(values))
@@ -26,7 +26,7 @@ class Samples:
         return sum(self._sorted) / len(self._sorted) if self._sorted else 0.0
 
     def std(self) -> float:
-        """Standard deviation of the population, as numpy's."""
+        """Standard deviation of the population, as numpy computes it."""
         mean = self.mean()
         return sqrt(sum((v - mean) ** 2 for v in self._sorted) / len(self._sorted)) if self._sorted else 0.0
 
@@ -37,11 +37,13 @@ class Samples:
 Number = TypeVar("Number", int, float)
 
 Run = tuple[float, float, int, int]
-"""(first, growth, length, weight): weight copies each of the values first, first + growth, ... : length of them."""
+"""(first, growth, length, weight): the values first, first + growth, ..., `length` of them, each counted `weight`
+times.
+"""
 
 
 class RunSamples:
-    """Values given as arithmetic progressions that do not fall: exact, without writing them all out."""
+    """Exact statistics of values given as non-decreasing arithmetic progressions, without listing the values."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
         firsts, growths, lengths, weights = array("d"), array("d"), array("q"), array("q")
@@ -88,7 +90,7 @@ class RunSamples:
         return self._value_at(self.count - 1) if self.count else 0.0
 
     def _value_at(self, rank: int) -> float:
-        """The value of this rank lies between the first and last values of its run, so only these are written out."""
+        """The value of this rank. Only the runs that can hold this rank are listed."""
         low = self._firsts[bisect_right(self._up_to_first, rank)]
         high = self._lasts[bisect_right(self._up_to_last, rank)]
         num_below = bisect_left(self._lasts, low)
@@ -120,7 +122,7 @@ def _arranged(values: "array[Number]", order: list[int]) -> "array[Number]":
 
 
 def interpolated(percent: float, count: int, value_at: Callable[[int], float]) -> float:
-    """Percentile of sorted values, interpolated linearly. Infinite if one of its two neighbours is."""
+    """Percentile of sorted values, interpolated linearly. Infinite if a neighbouring value is infinite."""
     position = (count - 1) * percent / 100
     rank = floor(position)
     low = value_at(rank)

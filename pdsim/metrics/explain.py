@@ -1,4 +1,6 @@
-"""Times of stages over all requests, and critical paths, which are finer: what each request waited for."""
+"""Where requests spend their time: stages, and critical paths, which split the stages by what the request
+waited for.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,19 +17,19 @@ from pdsim.metrics.time_spans import TimeSpans
 
 @dataclass(frozen=True)
 class StageTimes:
-    """A stage over all finished requests, in ms; `share` is of the mean latency."""
+    """Time of one stage over all finished requests, in ms. share: fraction of the mean latency."""
 
     stage: str
     meaning: str
     mean_ms: float
     median_ms: float
     slowest_ms: float
-    """Mean of the 1 % of the requests, one at least, that waited longest for their first token."""
+    """Mean over the 1 % of the requests, at least one, with the largest TTFT."""
     share: float
 
 
 def _by_stages(requests: Columns) -> list[tuple[dict[str, tuple[str, str, str]], Array]]:
-    """Numbers of the requests of each table of stages, as stages_of has it; STAGES if there are no requests."""
+    """Tables of stages, each with the mask of the requests that pass through them. Without requests: STAGES alone."""
     granted_ns = requests["admitted_ns"]
     is_aggregated = requests.are_same("prefill_id", "decode_id") & ~requests.having("prefill_id", "")
     is_late = granted_ns > requests["prefill_start_ns"]
@@ -43,7 +45,7 @@ def _by_stages(requests: Columns) -> list[tuple[dict[str, tuple[str, str, str]],
 
 
 def stage_times(records: Records) -> list[StageTimes]:
-    """Stage times of one cluster's requests: all are disaggregated or all aggregated."""
+    """Stage times of a cluster's requests, which must be all disaggregated or all aggregated."""
     requests = finished(records)
     times_ns = _stage_times_ns(requests)
     order = np.argsort(requests["first_token_ns"] - requests["arrival_ns"], kind="stable")
@@ -64,7 +66,7 @@ def stage_times(records: Records) -> list[StageTimes]:
 
 
 def mean_stage_ms(requests: Sequence[RequestRecord]) -> dict[str, float]:
-    """The means of stage_times alone."""
+    """Mean time of each stage in ms, over finished requests."""
     done = columns_of("requests", [request for request in requests if request.outcome == "finished"])
     return {stage: _mean_ms(spent_ns) for stage, spent_ns in _stage_times_ns(done).items()}
 
@@ -75,7 +77,7 @@ def finished(records: Records) -> Columns:
 
 
 def _stage_times_ns(requests: Columns) -> dict[str, Array]:
-    """Times in each stage that a request of these has; 0 for requests without the stage."""
+    """Times in ns of each stage that any of these requests has; 0 for requests without the stage."""
     tables = _by_stages(requests)
     found = {
         stage: np.zeros(len(requests["arrival_ns"]), dtype=np.int64)
@@ -109,7 +111,7 @@ PARTS = {
     "decode compute": "a step runs on decode",
     "decode wait": "between decode steps: retracted, prompts of others, host work",
 }
-"""Parts of a request's time in their order, with what happens in each."""
+"""Parts of a request's time in order, with what happens in each."""
 
 
 class CriticalPaths:
@@ -123,7 +125,7 @@ class CriticalPaths:
         self._blocked = blocked(records)
         self._last_units = _last_units(columns(records, "transfers"), self._ids)
         self.parts_ns = {part: np.zeros(len(self._ids), dtype=np.int64) for part in PARTS}
-        """Nanoseconds of each finished request, by part."""
+        """Time in ns of each finished request, by part."""
         for table, rows in _by_stages(self._requests):
             for stage, (first, last, _) in table.items():
                 begin_ns, end_ns = self._requests[first][rows], self._requests[last][rows]
@@ -133,12 +135,12 @@ class CriticalPaths:
         self._lists = {part: spent_ns.tolist() for part, spent_ns in self.parts_ns.items() if spent_ns.any()}
 
     def of(self, request: RequestRecord) -> dict[str, int]:
-        """Nanoseconds by part, of a finished request; what takes no time is left out."""
+        """Time in ns of a finished request, by part, without parts that take no time."""
         row = self._rows[request.request_id]
         return {part: spent_ns[row] for part, spent_ns in self._lists.items() if spent_ns[row]}
 
     def _split(self, stage: str, rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
-        """Parts of a stage, of some requests."""
+        """Splits the time of one stage into parts, for some requests."""
         whole = end_ns - begin_ns
         match stage:
             case "decode_bootstrap":
@@ -160,7 +162,7 @@ class CriticalPaths:
         return {{"front_end": "front end", "decode_transferred": "merge wait"}.get(stage, stage): whole}
 
     def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:
-        """Time in the spans of each request's instance."""
+        """Time in ns that lies in the spans of each request's instance."""
         codes, names = self._requests.words(place)
         spent_ns = np.zeros(len(rows), dtype=np.int64)
         for code, name in enumerate(names):
@@ -171,12 +173,12 @@ class CriticalPaths:
 
 
 def mean_parts_ms(records: Records) -> dict[str, float]:
-    """Means over finished requests, in the order of PARTS; parts that no request has are left out."""
+    """Mean time of each part in ms over finished requests, in the order of PARTS, without parts that take no time."""
     return {part: _mean_ms(ns) for part, ns in CriticalPaths(records).parts_ns.items() if ns.any()}
 
 
 def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
-    """Times of the last unit of each request, by column; of a request without one, `known` is False."""
+    """Times of the last transfer unit of each request, by column. `known` is False for requests without a unit."""
     last = np.flatnonzero(transfers["is_last"])
     last = last[np.argsort(transfers["request_id"][last], kind="stable")]
     ids = transfers["request_id"][last]
@@ -188,7 +190,10 @@ def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
 
 
 def _transfer(units: Mapping[str, Array], rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
-    """Parts of the last units' transfers between two times. Before a unit was planned, it waited for a worker, too."""
+    """Splits the time between two moments into parts of the last unit's transfer.
+
+    The time before the unit was planned counts as waiting for a worker.
+    """
     known = units["known"][rows]
     if not known.any():
         return {"transfer": end_ns - begin_ns}
@@ -220,7 +225,9 @@ def _busy(records: Records, kind: str) -> Mapping[str, TimeSpans]:
 
 
 def blocked(records: Records, kind: str = "") -> Mapping[str, TimeSpans]:
-    """Times when the first request of an instance's queue lacked pages or slots (or the given kind), by instance."""
+    """Times when the first request of an instance's queue lacked pages or slots, by instance. kind: only this
+    resource.
+    """
     levels = columns(records, "levels")
     codes, names = levels.words("instance_id")
     lacks = levels.having("blocked_by", kind) if kind else ~levels.having("blocked_by", "")

@@ -1,4 +1,4 @@
-"""Failed requests of a run, counted by reason, and what would have let them finish."""
+"""Failed requests of a run, counted by reason, and the fields of the scenario that would prevent such failures."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +20,13 @@ _RESOURCES = {
     " pages of ": "{last} KV",
     "no transfer from": "link",
 }
-"""Resource that a reason with these words names; role: of the first instance in the reason, last: of the last."""
+"""Resource that is missing if a reason contains these words. {role} and {last} stand for the roles of the first and the
+last instance in the reason.
+"""
 _CLIENTS = ("aborted by the client", "shed")
-"""Beginnings of reasons that a scenario always asks for."""
+"""First words of reasons that are always intended by the scenario."""
 _NEVER_FAULTS = "fit"
-"""Word in reasons that no fault causes: a request is too large."""
+"""Word in reasons that no fault causes: the request is too large."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,14 @@ class Failure:
     """Requests that failed for one reason."""
 
     reason: str
-    """Reason of the first of them, with roles in place of instances."""
+    """Reason of the first of these requests, with roles instead of instances."""
     num_requests: int
     relief: str
-    """Fields of the scenario that would prevent such failures; empty: no field would."""
+    """Fields of the scenario that would prevent such failures. Empty: no field would."""
     is_wanted: bool
-    """True: the scenario asks for such failures by its faults, aborting clients, or a router that sheds load."""
+    """True: the scenario asks for such failures, by faults, client aborts, or a router that sheds load."""
     example: int
-    """Id of the first such request."""
+    """Id of the first of these requests."""
 
     @property
     def text(self) -> str:
@@ -49,7 +51,7 @@ class Failure:
 def failures_of(requests: Iterable[RequestRecord], *, has_faults: bool) -> list[Failure]:
     """Failures by reason, the most frequent first.
 
-    has_faults: instances die or links are slow in this scenario, which may fail any request that fits.
+    has_faults: the scenario has dying instances or slow links, which may fail any request that fits.
     """
     by_kind: dict[str, list[RequestRecord]] = {}
     for request in requests:
@@ -84,17 +86,17 @@ def _resource(reason: str) -> str:
 
 
 def failure_rows(requests: Iterable[RequestRecord], *, has_faults: bool) -> list[dict[str, Any]]:
-    """Failed requests by reason, as summaries hold them."""
+    """Failed requests by reason, in the format of summaries."""
     return [asdict(failure) for failure in failures_of(requests, has_faults=has_faults)]
 
 
 def failures_in(summary: Mapping[str, Any]) -> list[Failure]:
-    """Failures of a summary; empty for other tools' summaries and older ones."""
+    """Failures of a summary. Empty for summaries of other tools or earlier releases."""
     return [Failure(**row) for row in summary.get("pdsim", {}).get("failures", ())]
 
 
 def failure_text(summary: Mapping[str, Any]) -> str:
-    """Sentence on failures that the scenario does not ask for; empty: there are none."""
+    """Sentence on the failures that the scenario does not ask for. Empty: there are none."""
     unwanted = [failure for failure in failures_in(summary) if not failure.is_wanted]
     if not unwanted:
         return ""

@@ -9,7 +9,7 @@ from pdsim.metrics.distribution import Run, RunSamples
 from pdsim.metrics.records import StepRecord
 
 OWN_ITL = ("itl_p50", "itl_p90", "itl_p95", "itl_p99", "itl_max")
-"""Metrics of one request: percentiles of its own gaps, and the longest."""
+"""Metrics of one request: percentiles of its own gaps between tokens, and its longest gap."""
 _PERCENTILES = (50, 90, 95, 99)
 _MS = 1e6
 
@@ -18,38 +18,41 @@ class _Row(NamedTuple):
     """Decode steps of one instance. Times are in ns."""
 
     lead_ns: int
-    """First gap of the requests that were in the batch before; first_ns unless they paused."""
+    """First gap of the requests that were already in the batch. Equal to first_ns unless these requests paused."""
     first_ns: int
     growth_ns: float
     num_steps: int
 
 
 class _Stay(NamedTuple):
-    """A request in a batch, from the row `begin` on."""
+    """A request's stay in a batch, which begins with the row number `begin`."""
 
     rows: list[_Row]
     begin: int
     lead_ns: int
-    """First gap of the request in this batch."""
+    """First gap in ns of the request in this batch."""
 
 
 class OwnGaps:
-    """Follows each attempt of a request through its batches. The gaps of all requests together are those of ITL."""
+    """Collects the gaps between tokens of each attempt of a request, over all batches that the attempt joins."""
 
     def __init__(self) -> None:
         self._rows: defaultdict[str, list[_Row]] = defaultdict(list)
         self._batches: defaultdict[str, dict[int, None]] = defaultdict(dict)
-        """Attempts in the order of each batch that verifies drafts, by instance."""
+        """Attempts in batch order, by instance, for instances that verify drafts."""
         self._stays: dict[int, _Stay] = {}
         self._gaps: defaultdict[int, list[Run]] = defaultdict(list)
-        """Gaps in ns of attempts that have not ended, without those of their stay."""
+        """Gaps in ns of running attempts, without the gaps of their present stay in a batch."""
 
     def on_pause(self, attempt: int, gap_ns: int) -> None:
-        """Add a gap that ends with a token of a prefill step."""
+        """Adds a gap that ends with a token of a prefill step."""
         self._gaps[attempt].append((gap_ns, 0.0, 1, 1))
 
     def on_decode(self, step: DecodeStep, row: StepRecord, joined_ns: Sequence[int], others_ns: int) -> None:
-        """joined_ns: the first gap of each request that joined. others_ns: the first gap of the others."""
+        """Adds decode steps of one batch.
+
+        joined_ns: first gap of each request that joined. others_ns: first gap of the other requests.
+        """
         rows = self._rows[row.instance_id]
         for attempt in step.left:
             self._close(attempt)
@@ -58,7 +61,10 @@ class OwnGaps:
         rows.append(_Row(others_ns, row.first_ns, row.growth_ns, row.num_steps))
 
     def on_verified(self, step: DecodeStep, row: StepRecord, gaps_ns: Sequence[int], verified: Verified) -> None:
-        """gaps_ns: of each request, in the order of the batch, the time that its tokens share."""
+        """Adds a step that verified drafts.
+
+        gaps_ns: for each request in batch order, the time since its last token, which its new tokens share.
+        """
         batch = self._batches[row.instance_id]
         if len(step.joined) == step.num_requests:
             batch.clear()
@@ -71,19 +77,21 @@ class OwnGaps:
             batch.pop(attempt, None)
 
     def forget(self, attempt: int) -> None:
-        """Drop the gaps of an attempt that failed."""
+        """Drops the gaps of a failed attempt."""
         self._stays.pop(attempt, None)
         self._gaps.pop(attempt, None)
 
     def finished_ms(self, attempt: int, num_output_tokens: int) -> tuple[float, ...]:
-        """Values of OWN_ITL in ms of a request that finished; 0 for a single token."""
+        """Values of OWN_ITL in ms for a finished request; 0 for a single token."""
         self._close(attempt)
         runs = _first(self._gaps.pop(attempt, ()), num_output_tokens - 1)
         gaps = RunSamples((first / _MS, growth / _MS, length, weight) for first, growth, length, weight in runs)
         return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
 
     def _close(self, attempt: int) -> None:
-        """End the stay of a request with the last row. A request that ended earlier has more gaps than tokens."""
+        """Ends the stay of a request with the last row. A request that ended before the end of this row has more gaps
+        than tokens.
+        """
         if (stay := self._stays.pop(attempt, None)) is not None:
             self._gaps[attempt].extend(_gaps(stay))
 
@@ -101,7 +109,7 @@ def _gaps(stay: _Stay) -> Iterator[Run]:
 
 
 def _first(runs: Sequence[Run], count: int) -> Iterator[Run]:
-    """The first `count` values."""
+    """The runs, cut to their first `count` values."""
     for first, growth, length, weight in runs:
         if count <= 0:
             return

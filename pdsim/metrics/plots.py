@@ -1,4 +1,4 @@
-"""Figures. Each function returns a matplotlib Figure and touches no global state."""
+"""Figures of runs. Each function returns a matplotlib Figure or draws on given axes, and changes no global state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -14,20 +14,20 @@ from pdsim.metrics.stages import STAGES
 from pdsim.metrics.summary import ttft_ms
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart."""
+"""Palette of Okabe and Ito for runs. Colour-blind readers can tell its colours apart."""
 STAGE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255")
-"""Tol's muted palette: not to be taken for the runs."""
+"""Tol's muted palette for stages, different from the colours of runs."""
 LINES = ("-", "--", "-.", ":")
 NUM_BINS = 300
-"""Bins of time: more would not be seen."""
+"""Number of time bins of a figure. More bins would not be visible."""
 _MANY = 6
-"""Instances; where there are more, those of one role share a colour and a name."""
+"""Largest number of instances with a line label each. With more, instances of one role share a colour and a label."""
 _FEW, _SHORT = 4, 10
-"""Runs, and letters of their names, that have room under bars."""
+"""Largest number of runs, and largest length of their names, with horizontal labels under bars."""
 _SMALL = 0.02
-"""Share of the longest bar: thinner stages are joined."""
+"""Share of the longest bar. Shorter stages are drawn together."""
 _WIDE = 30
-"""Largest by smallest: from here on powers of ten label an axis."""
+"""Ratio of the largest to the smallest value from which an axis is labelled with powers of ten only."""
 
 _BARS = (
     ("request_throughput", "requests/s", 1.0),
@@ -40,7 +40,7 @@ _BARS = (
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Records]) -> Figure:
-    """Throughput and latency of several runs side by side; of runs with records, where their time went, and TTFT."""
+    """Throughput and latency of several runs side by side. Runs with records also show their stages and TTFT."""
     figure = Figure(figsize=(13, 7), layout="constrained")
     sides: Any = figure.subfigures(1, 2, width_ratios=(1.35, 1))
     bars, side = sides
@@ -67,7 +67,7 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Re
 
 
 def overview(records: Records) -> Figure:
-    """Figure of a run: where time went, TTFT, and what runs, waits and fills the pools over time."""
+    """Overview of one run: stages, TTFT, and over time the running requests, waiting requests and used KV pages."""
     figure = Figure(figsize=(11, 9))
     top = figure.add_gridspec(1, 2, left=0.075, right=0.985, bottom=0.73, top=0.93, wspace=0.1)
     below = figure.add_gridspec(3, 1, left=0.075, right=0.985, bottom=0.06, top=0.64, hspace=0.12)
@@ -129,7 +129,7 @@ def draw_ttft_cdf(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
 
 
 def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns], Array]) -> None:
-    """Means over short bins of time, one line per instance."""
+    """Draws means over short bins of time, one line per instance or role."""
     times_ns, values = levels["time_ns"], value(levels)
     codes, names = levels.words("instance_id")
     last_ns = int(times_ns.max(initial=0))
@@ -158,7 +158,7 @@ def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns],
 
 
 def binned(times_ns: Array, values: Array, end_ns: int, num_bins: int = NUM_BINS) -> tuple[list[float], list[float]]:
-    """Middles (s) and means of num_bins bins of time from 0 to end_ns, of what stays as it is between its times."""
+    """Middles (in s) and means of num_bins time bins from 0 to end_ns. Each value holds from its time to the next."""
     width = max(1, end_ns) / num_bins
     at = np.minimum(np.append(times_ns, end_ns), end_ns)
     areas = np.concatenate(([0.0], np.cumsum(values * np.diff(at))))
@@ -167,7 +167,7 @@ def binned(times_ns: Array, values: Array, end_ns: int, num_bins: int = NUM_BINS
 
 
 def plain_log_axis(ax: Any, which: Literal["x", "y"], lowest: float, highest: float) -> None:
-    """Labels a logarithmic axis 0.1, 1, 10 instead of with powers; with few labels also 2 and 5."""
+    """Labels a logarithmic axis with plain numbers such as 0.1, 1, 10. If the range is short, also with 2 and 5."""
     ax.set(**{f"{which}scale": "log"})
     axis = ax.xaxis if which == "x" else ax.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0,) if highest > _WIDE * lowest else (1.0, 2.0, 5.0)))

@@ -1,4 +1,4 @@
-"""Makes records of what a driver reports."""
+"""Makes a run's records from the events that the simulator or the real mode reports."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,7 +30,7 @@ def transfer_record(
     line_ns: int = 0,
     posting_ns: int = 0,
 ) -> TransferRecord:
-    """The record of a unit, all ranks together."""
+    """The record of a transfer unit, with the sums over all ranks."""
     return TransferRecord(
         unit.request_id,
         unit.source,
@@ -57,20 +57,24 @@ _ATTEMPT_FIELDS = (
     "transfer_start_ns",
     "transfer_end_ns",
 )
-"""Fields that a retry fills again."""
+"""Fields that are reset when a request is retried."""
 
 
 class Recorder:
-    """Fills RunRecords. Called at the times of the events that it records. Requests go by the ids of their attempts."""
+    """Fills RunRecords. Each method is called at the time of its event. Requests are named by the ids of their
+    attempts.
+    """
 
     def __init__(self, own_gaps: OwnGaps | None = None) -> None:
         self.records = RunRecords()
         self._own_gaps = own_gaps
         self._requests: dict[int, RequestRecord] = {}
         self._attempts: dict[int, int] = {}
-        """The last attempt of each request that was retried."""
+        """The last attempt of each retried request."""
         self._last_token_ns: dict[int, int] = {}
-        """Last tokens of requests outside a batch: retracted, or with a token that a prefill step made (aggregated)."""
+        """Time of the last token of requests outside a batch: retracted, or with a token from a prefill step
+        (aggregated).
+        """
         self._decoded_until_ns: dict[str, int] = {}
         """Time of the last token of the requests in a batch, by instance."""
 
@@ -88,7 +92,7 @@ class Recorder:
         record.decode_id = decode_id
 
     def on_retry(self, attempt: int) -> None:
-        """Begin the row again. Rows of earlier attempts are not kept."""
+        """Resets the request's row for a new attempt. The rows of earlier attempts are not kept."""
         request_id = request_of(attempt)
         before = self._attempts.get(request_id, request_id)
         record = self._requests[before]
@@ -128,7 +132,7 @@ class Recorder:
         self.records.transfers.append(row)
 
     def on_returned(self, row: TransferRecord) -> None:
-        """KV went back to prefill: the request had ended."""
+        """Records KV that was returned to prefill after its request had ended."""
         self.records.transfers.append(row)
 
     def on_host_copy(self, row: HostCopyRecord) -> None:
@@ -138,7 +142,7 @@ class Recorder:
         self._requests[request_id].streamed_ns = now_ns
 
     def on_first_token(self, request_id: int, now_ns: int) -> None:
-        """Goes by the client's id, as the end does."""
+        """Records the first token that the client receives. request_id: the client's id, not the attempt's."""
         self._requests[self._attempts.get(request_id, request_id)].first_token_ns = now_ns
 
     def on_retracted(self, request_id: int, now_ns: int) -> None:
@@ -164,7 +168,7 @@ class Recorder:
         return record
 
     def on_output(self, request_id: int, num_tokens: int) -> None:
-        """Sets an output length that is known only at the end. Goes by the client's id."""
+        """Sets an output length that is known only at the end. request_id: the client's id, not the attempt's."""
         self._requests[self._attempts.get(request_id, request_id)].num_output_tokens = num_tokens
 
     def on_levels(self, instance_id: str, levels: Levels, now_ns: int) -> None:
@@ -193,7 +197,7 @@ class Recorder:
         self._last_token_ns[request_id] = now_ns
 
     def _on_decode(self, step: DecodeStep, row: StepRecord) -> StepRecord:
-        """A request whose last token came before this step began has waited longer than the step takes."""
+        """Records decode steps, and the longer gaps of requests whose last token came before the steps began."""
         start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
         pauses: list[TokenGap] = []
         last_tokens: list[int] = []
@@ -217,7 +221,7 @@ class Recorder:
         return row
 
     def _on_verified(self, step: DecodeStep, row: StepRecord, verified: Verified) -> StepRecord:
-        """Tokens of a request that came together share the gap to the one before."""
+        """Records a step that verified drafts. The new tokens of a request share the gap since its last token."""
         start_ns, end_ns = row.start_ns, row.start_ns + row.duration_ns
         since = [self._decoded_until_ns.get(row.instance_id, start_ns)] * (step.num_requests - len(step.joined))
         since += [self._pop_last_token_ns(request_id) for request_id in step.joined]
@@ -232,7 +236,7 @@ class Recorder:
         return row
 
     def _pop_last_token_ns(self, request_id: int) -> int:
-        """The last token of a request that joins a batch."""
+        """Time of the last token of a request that joins a batch."""
         last_ns = self._last_token_ns.pop(request_id, None) or self._requests[request_id].streamed_ns
         assert last_ns is not None
         return last_ns

@@ -1,4 +1,4 @@
-"""Rows that a run leaves behind, in simulation and in reality. Times are ns since the run began; None is "never"."""
+"""Records of a run, simulated or real. Times are ns since the run began; None means never."""
 
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -8,69 +8,71 @@ from pdsim.core.instance import Levels
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request, stage by stage."""
+    """One request with the times of its stages."""
 
     request_id: int
-    """Number of the request, by arrival."""
+    """Number of the request, in order of arrival."""
     num_prompt_tokens: int
-    """Length of its prompt."""
+    """Length of the prompt in tokens."""
     num_output_tokens: int
-    """Length of its output."""
+    """Length of the output in tokens."""
     arrival_ns: int
     """Time when the client sent the request."""
     routed_ns: int | None = None
-    """The router chose its instances. With retries, this and all below is of the last attempt."""
+    """Time when the router chose the instances. After a retry, this field and all below describe the last attempt."""
     prefill_id: str = ""
-    """Instance that computed its prompt."""
+    """Instance that computed the prompt."""
     decode_id: str = ""
-    """Instance that decoded it; the same twice if it is aggregated."""
+    """Instance that decoded the request. The same as prefill_id if the instance is aggregated."""
     admitted_ns: int | None = None
-    """Decode reserved its pages and asked prefill to compute."""
+    """Time when decode reserved pages and asked prefill to compute."""
     prefill_start_ns: int | None = None
-    """Time when its first forward began."""
+    """Time when the request's first forward began."""
     prefill_end_ns: int | None = None
-    """Time when its last forward ended."""
+    """Time when the request's last forward ended."""
     transfer_start_ns: int | None = None
-    """Time when its first transfer unit left the queue."""
+    """Time when the request's first transfer unit left the queue."""
     transfer_end_ns: int | None = None
-    """Time when its last transfer unit arrived."""
+    """Time when the request's last transfer unit arrived."""
     streamed_ns: int | None = None
-    """Decode streamed the first token."""
+    """Time when decode streamed the first token."""
     first_token_ns: int | None = None
-    """Time when the client received its first token."""
+    """Time when the client received the first token."""
     end_ns: int | None = None
-    """The client saw the last token, or the failure."""
+    """Time when the client saw the last token, or the failure."""
     num_decode_cached_tokens: int = 0
-    """Tokens cached on decode: not sent."""
+    """Prompt tokens cached on decode, whose KV was not sent."""
     num_prefill_cached_tokens: int = 0
-    """Tokens cached on prefill: not computed."""
+    """Prompt tokens cached on prefill, which were not computed."""
     transfer_bytes: int = 0
-    """Bytes of all ranks together."""
+    """Bytes of transferred KV, over all ranks."""
     num_retractions: int = 0
-    """Times that it lost its pages while decoding."""
+    """Number of times that the request lost its pages while decoding."""
     num_retries: int = 0
-    """Attempts after the first, because instances or transfers failed."""
+    """Number of attempts after the first, because instances or transfers failed."""
     outcome: str = "unfinished"
-    """unfinished, finished or failed"""
+    """unfinished, finished or failed."""
     reason: str = ""
     """Reason of a failure."""
     request_class: str = ""
-    """Class of the request in its trace; empty: no class."""
+    """Class of the request in its trace. Empty: no class."""
     own_itl_ms: tuple[float, ...] = field(default=(), metadata={"in_table": False})
-    """Values of own_gaps.OWN_ITL in ms; empty unless they are observed."""
+    """Values of own_gaps.OWN_ITL in ms. Empty unless the run observes them."""
 
     @property
     def is_aggregated(self) -> bool:
-        """True if one instance did it all. Not known before it is routed."""
+        """True if one instance computed the prompt and decoded. False before the request is routed."""
         return self.prefill_id == self.decode_id != ""
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """A prefill forward, or consecutive decode steps of one batch, each longer than the step before by growth_ns."""
+    """A prefill forward, or consecutive decode steps of one batch. Each decode step is longer than the one before by
+    growth_ns.
+    """
 
     instance_id: str
-    """Instance."""
+    """Name of the instance."""
     kind: str
     """prefill or decode."""
     start_ns: int
@@ -78,28 +80,29 @@ class StepRecord:
     duration_ns: int
     """Duration of all steps of the row."""
     first_ns: int
-    """Duration of the first of the steps; of a forward, of its first pipeline stage."""
+    """Duration of the first decode step, or of a forward's first pipeline stage."""
     num_steps: int
     """Number of steps; 1 for prefill."""
     num_requests: int
-    """Requests in the batch."""
+    """Number of requests in the batch."""
     num_tokens: int
-    """Tokens computed or generated, of the whole row."""
+    """Number of tokens computed or generated in the whole row."""
     num_context_tokens: int
-    """Prefill: cached or computed before. Decode: KV tokens that the first of the steps reads."""
+    """Prefill: tokens that were cached or computed before. Decode: KV tokens that the first of the steps reads."""
     growth_ns: float
-    """Time by which each step is longer than the one before."""
+    """Time by which each step is longer than the step before."""
     num_resumed: int = 0
-    """Requests whose first gap in the row is not its first step, but one of RunRecords.token_gaps."""
+    """Number of requests whose first gap in the row is not the first step, but one of RunRecords.token_gaps."""
     copying_ns: int = 0
-    """Time before it in which KV of retracted requests went to host memory or came back, or was written back."""
+    """Time before the step in which KV of retracted requests was copied to or from host memory, or was written back."""
 
 
 @dataclass(slots=True)
 class TransferRecord:
     """A transfer unit on its way from a prefill to a decode instance.
 
-    From start_ns on follow set-up, the line, posting and, until end_ns, bytes that nothing holds up but their links.
+    From start_ns on the unit passes these stages: set-up, queue of the engine (line), posting, and until end_ns the
+    transfer of bytes at the speed of their links.
     """
 
     request_id: int
@@ -109,34 +112,36 @@ class TransferRecord:
     target: str
     """Name of the receiving instance."""
     num_bytes: int
-    """Bytes of all ranks, as are the descriptors; 0 if only the first token travels."""
+    """Bytes over all ranks; 0 if the unit only carries the first token."""
     num_pages: int
-    """Pages."""
+    """Number of pages."""
     num_descriptors: int
-    """Descriptors."""
+    """Number of descriptors over all ranks."""
     is_last: bool
-    """Carries the first token."""
+    """True: the unit carries the first token."""
     queued_ns: int
-    """It was planned."""
+    """Time when the unit was planned."""
     start_ns: int
     """Time when a transfer worker took the unit."""
     end_ns: int
-    """Time when its bytes had arrived, in pages or in the staging ring."""
+    """Time when the unit's bytes had arrived, in pages or in the staging ring."""
     needs: str = ""
-    """Condition beside a free worker: "ring", room in the staging ring; "layers", their forward."""
+    """Condition other than a free worker that the unit waited for. "ring": room in the staging ring. "layers": the
+    forward of its layers.
+    """
     setup_ns: int = 0
     """Time of the engine's batch, and with staging of the gather."""
     line_ns: int = 0
-    """Behind transfers of other workers, where the engine serves one at a time."""
+    """Time behind transfers of other workers, if the engine serves one transfer at a time."""
     posting_ns: int = 0
-    """Time by which posting descriptors delayed its bytes, before or while they moved."""
+    """Time by which posting descriptors delayed the bytes, before or while they moved."""
     worker: int = 0
-    """Worker of its source."""
+    """Number of the worker at the source."""
 
 
 class TokenGap(NamedTuple):
-    """A gap between two tokens of some requests that is not one decode step: after a retraction, beside prompts, or
-    before several tokens at once.
+    """A gap between two tokens of some requests that differs from one decode step: after a retraction, beside prompts,
+    or before several tokens at once.
     """
 
     duration_ns: int
@@ -146,11 +151,11 @@ class TokenGap(NamedTuple):
 
 
 class HostCopyRecord(NamedTuple):
-    """A copy between an instance's pages and its host cache, or between that and storage."""
+    """A copy between an instance's pages and its host cache, or between the host cache and storage."""
 
     instance_id: str
     kind: str
-    """load or write; of storage, read or store"""
+    """load or write for the host cache; read or store for storage."""
     start_ns: int
     end_ns: int
     num_pages: int
@@ -164,7 +169,7 @@ class ServerRecord(NamedTuple):
     server: int
     time_ns: int
     role: str
-    """Role of the server; empty: the server is off."""
+    """Role of the server. Empty: the server is off."""
     state: str
 
 
@@ -172,9 +177,9 @@ class LevelRecord(NamedTuple):
     """The state of one instance from time_ns on, until its next record."""
 
     instance_id: str
-    """Instance."""
+    """Name of the instance."""
     time_ns: int
-    """Time from which the row holds, until its next row."""
+    """Time from which the row holds, until the instance's next row."""
     levels: Levels
 
 
@@ -184,12 +189,12 @@ class RunRecords:
     steps: list[StepRecord] = field(default_factory=list)
     transfers: list[TransferRecord] = field(default_factory=list)
     levels: list[LevelRecord] = field(default_factory=list)
-    """Levels of instances; empty unless observed."""
+    """Levels of instances. Empty unless the run observes them."""
     token_gaps: list[TokenGap] = field(default_factory=list)
     host_copies: list[HostCopyRecord] = field(default_factory=list)
-    """Copies of host caches; empty without host caches."""
+    """Copies of host caches. Empty without host caches."""
     servers: list[ServerRecord] = field(default_factory=list)
-    """Roles of servers over time; empty unless the cluster is elastic."""
+    """Roles of servers over time. Empty unless the cluster is elastic."""
 
 
 class Records(Protocol):
@@ -209,6 +214,6 @@ class Records(Protocol):
 
 
 def without_first(records: RunRecords, num_requests: int) -> RunRecords:
-    """Records without the first requests to arrive; steps and transfers stay those of the whole run."""
+    """Records without the first num_requests requests to arrive. Steps and transfers remain those of the whole run."""
     requests = sorted(records.requests, key=lambda request: (request.arrival_ns, request.request_id))
     return replace(records, requests=requests[num_requests:])

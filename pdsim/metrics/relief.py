@@ -1,4 +1,4 @@
-"""Scarce resources, and the fields of a scenario that increase each."""
+"""Scarce resources, and the fields of a scenario that increase each of them."""
 
 RELIEF = {
     "prefill compute": "prefill.instances, prefill.tp, a faster prefill.gpu",
@@ -17,7 +17,7 @@ RELIEF = {
     "host link": "GPUs with a faster host_bandwidth",
     "storage": "storage.drives, storage.client_bandwidth",
 }
-"""Resources, and the fields of a scenario that give more of each."""
+"""Resources of a disaggregated cluster, and the fields of a scenario that increase each of them."""
 
 AGGREGATED_RELIEF = {
     "prefill compute": "aggregated.instances, aggregated.tp, a faster aggregated.gpu",
@@ -29,9 +29,9 @@ AGGREGATED_RELIEF = {
     "host link": RELIEF["host link"],
     "storage": RELIEF["storage"],
 }
-"""The same where instances have no roles."""
+"""Resources of an aggregated cluster, and the fields of a scenario that increase each of them."""
 
 
 def relief_of(resource: str, *, aggregated: bool) -> str:
-    """Fields that increase the resource; empty for other names."""
+    """Fields that increase the resource. Empty for other names."""
     return (AGGREGATED_RELIEF if aggregated else RELIEF).get(resource, "")

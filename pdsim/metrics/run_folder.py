@@ -1,8 +1,7 @@
-"""A run as a folder: written by simulated and by real runs alike, read by every tool.
+"""A run as a folder. Simulated and real runs write it alike, and every tool reads it.
 
-StoredRun shows a folder as pandas DataFrames; pandas is an extra, loaded when a table is asked for.
-
-summary.json, requests/steps/transfers/levels.parquet and journal.jsonl.zst; scenario.yaml lies beside them.
+The folder holds summary.json, requests/steps/transfers/levels.parquet, journal.jsonl.zst and scenario.yaml. StoredRun
+shows a folder as pandas DataFrames; pandas is an optional package, loaded when a table is first used.
 """
 
 import json
@@ -32,26 +31,26 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
 CATALOG = "catalog"
-"""Folder of the user's own entries that a run used."""
+"""Folder with the user's own catalog entries that a run used."""
 JOURNAL = "journal.jsonl.zst"
 LOGS = "logs"
-"""Folder of a real run that has not written its results."""
+"""Folder with the logs of a real run that has not written its results."""
 TIMELINE = "timeline.json.gz"
 OVERVIEW = "overview.png"
 EXPERTS = "experts.parquet"
 _FILES = (SUMMARY, SCENARIO, JOURNAL, TIMELINE, OVERVIEW, EXPERTS, *(f"{name}.parquet" for name in TABLES))
 ABOUT = "run.json"
-"""File in the folder of logs: what was run."""
+"""File in the folder of logs that describes the run."""
 LOG_FILES = ("*.journal", "*.rows", "*.experts", ABOUT, SCENARIO, f"{CATALOG}/*/*.yaml", LOCK)
 """Patterns of the files in the folder of logs."""
 RUN_FILES = (*_FILES, f"{CATALOG}/*/*.yaml", *(f"{LOGS}/{name}" for name in LOG_FILES))
-"""Patterns of all files of a run folder, which commands may replace or remove."""
+"""Patterns of all files of a run folder. Commands may replace or remove these files only."""
 
 _LINES_AT_ONCE = 256
 
 
 def require_out(out: Path, *, is_file: bool = False) -> None:
-    """Checks that a folder can be written, without making it. Raises RunFolderError."""
+    """Checks that a folder or file can be written, without creating it. Raises RunFolderError."""
     if is_file and out.is_dir():
         raise RunFolderError(f"--out {out}: is a folder; expected a file's name, such as {out / 'NAME'}")
     folder = out.parent if is_file else out
@@ -65,8 +64,8 @@ def require_out(out: Path, *, is_file: bool = False) -> None:
 
 
 def require_out_of_run(out: Path, *, force: bool) -> None:
-    """Checks that a run can be written to a folder. Raises RunFolderError, also if it would overwrite a run without
-    `force`.
+    """Checks that a run can be written to a folder. Raises RunFolderError if not, and if a run is there and force is
+    False.
     """
     require_out(out)
     link = next((name for name in (*_FILES, CATALOG, LOGS) if (out / name).is_symlink()), None)
@@ -78,8 +77,10 @@ def require_out_of_run(out: Path, *, force: bool) -> None:
 
 
 def require_out_file(out: Path, read: Sequence[Path], begins: str = "") -> None:
-    """Checks that a file can be written. Raises RunFolderError, also for a file that the command reads, that is of a
-    run, or that begins otherwise than what it would be replaced with.
+    """Checks that a file can be written. Raises RunFolderError if not.
+
+    A file is refused if the command reads it, if it belongs to a run, or if its beginning differs from `begins`, the
+    beginning of what would replace it.
     """
     require_out(out, is_file=True)
     if not out.is_file():
@@ -95,7 +96,9 @@ def require_out_file(out: Path, read: Sequence[Path], begins: str = "") -> None:
 
 @contextmanager
 def run_replaced(folder: Path) -> Iterator[Path]:
-    """A new folder to write a run into, whose files take their places in `folder` when all of them are there."""
+    """Context with a new folder to write a run into. At its end the new files replace those in `folder`, if all are
+    there.
+    """
     with files_replaced(folder, _FILES, last=SUMMARY) as new:
         yield new
 
@@ -137,18 +140,18 @@ _SUMMARY_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "pdsim.interval_requests": ("a whole number", lambda found: type(found) is int and found > 0),
     "pdsim.interval_error": ("a number", lambda found: _is_number(found)),  # noqa: PLW0108  it is defined below
 }
-"""Fields of a summary that are no metric; each may be missing."""
+"""Types of the summary fields that are not metrics. Each of these fields may be missing."""
 _COUNTED = re.compile(
     r"duration|total_\w+|\w+_throughput|pdsim\.(failed|unfinished|retractions|retries|events|transfers|\w+_steps)"
 )
-"""Numbers that each run has."""
+"""Numbers that every run's summary has."""
 _METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*concurrency|pdsim\.\w+_(tokens|bytes|s|rate)")
 _IN_ROWS = {row.field for row in SUMMARY_ROWS}
-"""These and the metrics are null where nothing was measured, such as the TPOT of requests of one token."""
+"""Fields of SUMMARY_ROWS. They are null if nothing was measured, such as the TPOT of one-token requests."""
 
 
 def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
-    """Raises RunFolderError for a field of a wrong type, because screens compute with the fields."""
+    """Raises RunFolderError if a field has a wrong type, because screens compute with the fields."""
     extra = summary.get("pdsim", {})
     nested = {f"pdsim.{name}": value for name, value in extra.items()} if isinstance(extra, dict) else {}
     for name, value in {**summary, **nested}.items():
@@ -179,20 +182,20 @@ def _all_are(found: Any, kind: type) -> bool:
 
 
 def read_records(folder: Path) -> RunRecords:
-    """Reads the records of a run folder, except the pauses between tokens, which only the summary has."""
+    """Reads the records of a run folder, except the gaps between tokens, which only the summary has."""
     read_summary(folder)
     return stored_records(folder)
 
 
 class JournalProof:
-    """Number and digest of a journal's calls. The summary keeps them, so that missing lines are found."""
+    """Number of calls and digest of a journal. The summary keeps both, so that missing lines are found."""
 
     def __init__(self) -> None:
         self._num_calls = 0
         self._hash = blake2b(digest_size=16)
 
     def add(self, lines: Sequence[str]) -> bytes:
-        """The bytes of the lines."""
+        """Adds lines to the proof. Returns their bytes."""
         data = "".join(lines).encode()
         self._num_calls += len(lines)
         self._hash.update(data)
@@ -203,7 +206,7 @@ class JournalProof:
 
 
 class JournalWriter:
-    """Writes each entry at once, so that an interrupted run keeps its journal."""
+    """Writes each journal entry at once, so that an interrupted run keeps its journal."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -222,7 +225,7 @@ class JournalWriter:
 
 @contextmanager
 def journal_writer(folder: Path) -> Iterator[JournalWriter]:
-    """Context that writes a journal. When the context ends, its proof is complete; the summary keeps it as
+    """Context that writes a journal. When the context ends, the journal's proof is complete; summaries keep it as
     `pdsim.journal`.
     """
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
@@ -237,13 +240,13 @@ def journal_writer(folder: Path) -> Iterator[JournalWriter]:
 
 
 def proves_its_journal(summary: Mapping[str, Any]) -> bool:
-    """True if a summary has the proof of its journal; runs of earlier releases lack it."""
+    """True if a summary has the proof of its journal. Runs of earlier releases have none."""
     return "journal" in summary.get("pdsim", {})
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
-    """Reads the calls of a journal. Raises RunFolderError if the journal is damaged or incomplete: its lines must
-    match the summary's proof.
+    """Reads the calls of a journal. Raises RunFolderError if the journal is damaged or incomplete: its lines must match
+    the summary's proof.
 
     For a run of an earlier release, only its finished requests are counted.
     """
@@ -275,7 +278,7 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 
 def _entry(line: str) -> Entry:
-    """An entry of a line. Raises ValueError, LookupError, TypeError or RecursionError for other lines."""
+    """The entry that a line holds. Raises ValueError, LookupError, TypeError or RecursionError for other lines."""
     (entry,) = from_lines([line])
     if not (isinstance(entry.instance_id, str) and isinstance(entry.call, str) and isinstance(entry.args, tuple)):
         raise ValueError(f"no call of an instance: {line[:60]!r}")
@@ -288,7 +291,7 @@ _CALLS = {"on_message", "next_step", "on_step_done", KILLED}
 
 
 class PandasMissingError(ImportError):
-    """Says what to install."""
+    """Raised if pandas is missing. The message says what to install."""
 
     def __init__(self) -> None:
         super().__init__("tables are pandas DataFrames: pip install 'pdsim[notebook]'")
@@ -300,16 +303,18 @@ class HasRecords(Protocol):
 
 
 class RunTables:
-    """Base of classes with the records of a run, which shows them as pandas tables with the columns of the folder's
-    files.
+    """Base of classes with the records of a run. It shows the records as pandas tables, with the columns of the
+    folder's files.
 
-    Times are ns since the run began. A column with "never" has floats, with NaN for "never". Each call makes new
-    tables. Raises PandasMissingError without pandas.
+    Times are ns since the run began. A column with missing times has floats, with NaN for missing. Each access makes a
+    new table. Raises PandasMissingError without pandas.
     """
 
     @property
     def requests(self) -> Any:
-        """Requests by request_id. Besides requests.parquet's columns: ttft_ms, tpot_ms, e2e_ms; NaN if not finished."""
+        """Requests by request_id. Added to the columns of requests.parquet: ttft_ms, tpot_ms, e2e_ms, NaN for
+        unfinished requests.
+        """
         frame = self._frame("requests").set_index("request_id")
         is_done = frame["outcome"] == "finished"
         arrival_ns, num_gaps = frame["arrival_ns"], frame["num_output_tokens"] - 1
@@ -334,7 +339,9 @@ class RunTables:
         return self._frame("levels")
 
     def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> "Tail":
-        """Slowest requests by a metric, grouped by what they waited for. Causes by full pools need observed levels."""
+        """The slowest requests by a metric, grouped by what they waited for. Full pools are found as causes only if the
+        run observed levels.
+        """
         from pdsim.metrics.tail import tail  # noqa: PLC0415  numpy, which only analyses need
 
         return tail(self.records, metric, percent=percent)
@@ -346,15 +353,15 @@ class RunTables:
         return table.to_pandas().astype(dict.fromkeys(never, float))
 
     def _table(self, name: str) -> Any:
-        """Arrow table of that name."""
+        """Arrow table of this name."""
         raise NotImplementedError
 
 
 class StoredRun(RunTables):
-    """A run folder, of a simulated run or a real one. Each of its files is read when it is asked for."""
+    """A run folder of a simulated or real run. Each file is read when it is first used."""
 
     def __init__(self, folder: Path | str) -> None:
-        """Opens a run folder. Raises RunFolderError if the folder is no run."""
+        """Opens a run folder. Raises RunFolderError if the folder holds no run."""
         self.folder = Path(folder)
         read_summary(self.folder)
 

@@ -12,7 +12,9 @@ STAGES: dict[str, tuple[str, str, str]] = {
     "response": ("streamed_ns", "first_token_ns", "gateway, first token"),
     "decode_forward": ("first_token_ns", "end_ns", "decodes"),
 }
-"""Stages by SGLang's names: from, to, and what happens. They follow each other without a gap."""
+"""Stages by SGLang's names, each with the fields of its begin and its end, and what happens in it. Each stage begins
+where the last one ends.
+"""
 
 _WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
 
@@ -26,7 +28,7 @@ COMPUTED_FIRST_STAGES: dict[str, tuple[str, str, str]] = {
     "response": STAGES["response"],
     "decode_forward": STAGES["decode_forward"],
 }
-"""Stages of a request that was computed before decode granted it pages."""
+"""Stages of a request that prefill had computed before decode granted its pages."""
 
 HIDDEN_BOOTSTRAP_STAGES = {
     **{stage: way for stage, way in STAGES.items() if stage != "decode_bootstrap"},
@@ -54,11 +56,11 @@ def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
 
 
 def stage_spans(request: RequestRecord) -> dict[str, tuple[int, int]]:
-    """Begin and end of each stage of a finished request, in ns."""
+    """Begin and end in ns of each stage of a finished request."""
     stages = stages_of(request).items()
     return {stage: (getattr(request, first), getattr(request, last)) for stage, (first, last, _) in stages}
 
 
 def stage_ms(request: RequestRecord) -> dict[str, float]:
-    """Time of each stage of a finished request."""
+    """Time in ms of each stage of a finished request."""
     return {stage: (end_ns - begin_ns) / 1e6 for stage, (begin_ns, end_ns) in stage_spans(request).items()}

@@ -1,4 +1,4 @@
-"""The summary of a run: the fields of SGLang's bench_serving by its definitions, and ours under "pdsim".
+"""The summary of a run: the fields of SGLang's bench_serving by its definitions, and pdsim's own fields under "pdsim".
 
 Formulas: `pdsim fields summary`. Times are those of the client: TTFT includes the hand-over from prefill to decode.
 """
@@ -12,7 +12,7 @@ from pdsim.metrics.distribution import Run, RunSamples, Samples
 from pdsim.metrics.records import HostCopyRecord, RequestRecord, RunRecords, ServerRecord, StepRecord
 
 TailMetric = Literal["ttft", "tpot", "e2e"]
-"""Metrics of which a request can be among the slowest."""
+"""Metrics by which `tail` ranks requests."""
 _MS = 1e6
 _S = 1e9
 
@@ -20,7 +20,7 @@ _S = 1e9
 def summarize(
     records: RunRecords, *, speculative: bool = False, extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """`extra` goes into the "pdsim" object."""
+    """Summary of a run's records. extra: further fields of the "pdsim" object."""
     done = [r for r in records.requests if r.outcome == "finished"]
     start_ns = min((r.arrival_ns for r in records.requests), default=0)
     end_ns = max((_end_ns(r) for r in done), default=start_ns)
@@ -61,7 +61,7 @@ def summarize(
 
 
 def _classes(requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Latencies of each class, where requests have classes."""
+    """Latencies of each request class, if requests have classes."""
     names = sorted({r.request_class for r in requests} - {""})
     return (
         {"classes": {name: _of_class([r for r in requests if r.request_class == name]) for name in names}}
@@ -92,7 +92,7 @@ def tpot_ms(request: RequestRecord) -> float:
 
 
 def itl_samples(records: RunRecords) -> RunSamples:
-    """Gaps between tokens: each decode step is one for every request of its batch, except those with a pause."""
+    """Gaps between tokens: each decode step is a gap of every request in its batch, except of requests that paused."""
     return RunSamples(_gaps(records))
 
 
@@ -113,7 +113,7 @@ def _end_ns(request: RequestRecord) -> int:
 
 
 def statistics(name: str, samples: Samples | RunSamples) -> dict[str, float | None]:
-    """Summary fields of one latency, from samples in ms; None without samples."""
+    """Summary fields of one latency, from samples in ms. None without samples."""
     if not samples.count:
         return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
     percentiles = {f"p{p}_{name}_ms": samples.percentile(p) for p in (90, 95, 99)}
@@ -148,7 +148,7 @@ def _own_fields(records: RunRecords, duration_s: float) -> dict[str, Any]:
 
 
 def host_cache_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str, int]:
-    """Fields of a run with host caches."""
+    """Summary fields of a run with host caches."""
     loads, writes = ([copy for copy in copies if copy.kind == kind] for kind in ("load", "write"))
     return {
         "host_hit_tokens": page_size * sum(load.num_pages for load in loads),
@@ -158,7 +158,7 @@ def host_cache_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[
 
 
 def storage_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str, int]:
-    """Fields of a run with storage."""
+    """Summary fields of a run with storage."""
     reads, stores = ([copy for copy in copies if copy.kind == kind] for kind in ("read", "store"))
     return {
         "storage_read_tokens": page_size * sum(read.num_pages for read in reads),
@@ -189,14 +189,14 @@ def elastic_fields(servers: Sequence[ServerRecord], num_gpus: int, end_ns: int) 
 
 
 def _accept_length(records: RunRecords) -> float:
-    """Tokens that a decode step gives a request, on average."""
+    """Mean number of tokens that a decode step gives a request."""
     steps = [step for step in records.steps if step.kind == "decode"]
     num_verified = sum(step.num_requests for step in steps)
     return sum(step.num_tokens for step in steps) / num_verified if num_verified else 0.0
 
 
 def _per_step(steps: Iterable[StepRecord]) -> float:
-    """Mean over decode steps, as a server log samples it: never while decode idles."""
+    """Mean number of running requests over decode steps. Idle time has no steps and does not count."""
     num_steps = num_requests = 0
     for step in steps:
         num_steps += step.num_steps
@@ -247,7 +247,7 @@ STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 
 
 def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
-    """A summary whose fields mean what that client's fields of the same name mean."""
+    """The summary with the definitions of another client, whose fields of the same name may mean something else."""
     fields = dict(summary)
     if client == "aiperf":
         for statistic in STATISTICS:
@@ -256,20 +256,21 @@ def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 
 _SHARE = 0.05
-"""Share of the arrivals: slower growth is not told from the end of a burst."""
+"""Share of the arrivals. A queue that grows more slowly cannot be told from the end of a burst."""
 _DEVIATIONS = 3
-"""Standard deviations of the number of arrivals: less is chance."""
+"""Number of standard deviations of the arrivals' number that counts as more than chance."""
 _NUM_WINDOWS = 8
-"""Parts of the arrivals' time, between which their number varies."""
+"""Number of windows of the arrivals' time between which the number of arrivals is compared."""
 
 
 def is_saturated(requests: Sequence[RequestRecord]) -> bool:
-    """True if an open loop's queue grows: clearly fewer requests ended in the second half than had to.
+    """True if the queue of an open loop grows: clearly fewer requests ended in the second half than should have. The
+    latencies then depend on the length of the run.
 
-    Its latencies then say how long it was run, not how long requests take. Those had to end that arrived a typical
-    latency earlier, so that a rate that rises is no growing queue. A burst at the end is chance, as far as the number
-    of arrivals varies. Where requests take about as long as arrivals go on, the run is too short to tell, and counts
-    as saturated. False if all arrived at once.
+    Requests should have ended if they arrived a typical latency earlier, so that a rising rate does not count as a
+    growing queue. A burst at the end counts as chance, within the variation of the number of arrivals. If requests take
+    about as long as the arrivals last, the run is too short to tell and counts as saturated. False if all requests
+    arrived at once.
     """
     first_ns = min((r.arrival_ns for r in requests), default=0)
     last_ns = max((r.arrival_ns for r in requests), default=0)
@@ -286,9 +287,9 @@ def is_saturated(requests: Sequence[RequestRecord]) -> bool:
 
 
 def _deviation(arrivals_ns: Iterable[int], first_ns: int, last_ns: int) -> float:
-    """Standard deviation of the number of arrivals in half of the time, from how it differs between windows.
+    """Standard deviation of the number of arrivals in half of the time, estimated from windows of time.
 
-    Differences of neighbours, so that a rate that rises slowly is no chance.
+    Neighbouring windows are compared, so that a slowly rising rate does not count as variation.
     """
     counts = [0] * _NUM_WINDOWS
     for arrival_ns in arrivals_ns:

@@ -1,6 +1,7 @@
 """Numbers of a summary that screens and reports show, with their order, units and precision.
 
-A range goes from the least to the largest value over the ends of the step times, where no server was measured.
+If the step times were not measured on a server, a number has a range: the smallest and largest value over the ends of
+their range.
 """
 
 import re
@@ -17,7 +18,7 @@ _VISIBLE = 0.005
 class Difference(NamedTuple):
     text: str
     is_better: bool | None = None
-    """True: the change is better. None: neither better nor worse."""
+    """True: the change is an improvement. False: it is a decline. None: neither."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class SummaryRow:
     """1 if more is better, -1 if less is better."""
 
     def value(self, summary: Mapping[str, Any]) -> float | None:
-        """Value of the row in a summary. 0 for what a run did not count; None for unknown numbers, and for times that
-        no request has.
+        """Value of the row in a summary.
+
+        0 for quantities that the run did not count. None for unknown numbers, and for times that no request has.
         """
         value: Any = summary
         for key in self.field.split("."):
@@ -102,11 +104,11 @@ _IF_ANY = {
     "pdsim.retries",
     "pdsim.failed",
 }
-"""Rows that are shown only if a run has a value."""
+"""Rows that are shown only if a run has a value other than 0."""
 
 
 def rows_to_show(summaries: Iterable[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
-    """Rows with the value of each run, without rows that no run has a value for."""
+    """Rows with the value of each run. The rows of _IF_ANY need a run with a value."""
     summaries = list(summaries)
     rows = [(row, [row.value(summary) for summary in summaries]) for row in SUMMARY_ROWS]
     return [(row, values) for row, values in rows if row.field not in _IF_ANY or any(values)]
@@ -121,7 +123,7 @@ def unit_of(values_ms: Iterable[float]) -> str:
 
 
 def in_unit(value_ms: float, unit: str, decimals: int) -> str:
-    """The time in that unit: s with two decimals, ms with `decimals`, or with two below 1 ms."""
+    """The time as text in the given unit: seconds with two decimals, ms with `decimals`, below 1 ms with two."""
     if unit == "s":
         return f"{value_ms / 1e3:,.2f}"
     return f"{value_ms:,.{decimals if value_ms >= 1 else 2}f}"
@@ -134,7 +136,7 @@ def time_text(value_ms: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A signed number with one decimal, and none where that is 0."""
+    """A number with its sign and one decimal. Zero has no sign."""
     text = f"{value:+,.1f}"
     return "0.0" if text in {"+0.0", "-0.0"} else text
 
@@ -149,7 +151,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def significant(value: float) -> str:
-    """Four digits, and all of those before the point."""
+    """The number with four significant digits, or with all digits before the decimal point if these are more."""
     return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"
 
 
@@ -157,18 +159,18 @@ _OF_MARKDOWN = re.compile(r"\\|\||`|\](?=[(\[])|<(?=[A-Za-z/!?])|&(?=[A-Za-z#])"
 
 
 def markdown_text(text: str) -> str:
-    """Text of one line in which Markdown finds no HTML, no link, no code and no end of a table's cell."""
+    """Text as one line in which Markdown finds no HTML, link, code or end of a table cell."""
     escaped = _OF_MARKDOWN.sub(lambda found: {"<": "&lt;", "&": "&amp;"}.get(found[0], f"\\{found[0]}"), text)
     return escaped.replace("\n", " ")
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of plain text."""
+    """A Markdown table of plain texts."""
     return table_of_markdown(list(map(markdown_text, titles)), (list(map(markdown_text, row)) for row in rows))
 
 
 def table_of_markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose cells are Markdown."""
+    """A Markdown table whose cells are Markdown."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows))
 
 
@@ -180,27 +182,27 @@ RANGED_FIELDS = (
 RANGED = tuple(row for row in SUMMARY_ROWS if row.field in RANGED_FIELDS)
 """Rows of a summary that have a range."""
 HEADLINES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
-"""Numbers that are shown where there is no room for all."""
+"""Summary fields that are shown if there is no room for all."""
 
 Ranges = Mapping[str, Sequence[float]]
-"""Least and largest value by summary field."""
+"""Smallest and largest value by summary field."""
 
 
 def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Ranges of a run and of its ends, without numbers that one of them does not have."""
+    """Ranges over a run and the ends of its range, without fields that are missing in one of them."""
     values = {field: [summary.get(field) for summary in summaries] for field in RANGED_FIELDS}
     known = {field: [float(value) for value in found if value is not None] for field, found in values.items()}
     return {field: [min(found), max(found)] for field, found in known.items() if len(found) == len(summaries)}
 
 
 def ranges_of(summary: Mapping[str, Any]) -> Ranges:
-    """Ranges that a summary has; none of a run whose times are certain."""
+    """Ranges in a summary. Empty if the run's step times were measured on a server."""
     found: Ranges = summary.get("pdsim", {}).get("interval") or {}
     return found
 
 
 def range_note(summary: Mapping[str, Any]) -> str:
-    """Words for the part of the load that the ranges come from; empty: the whole load."""
+    """Sentence on the part of the load that the ranges come from. Empty: the whole load."""
     own = summary.get("pdsim", {})
     if "interval_requests" not in own:
         return ""
@@ -211,7 +213,7 @@ def range_note(summary: Mapping[str, Any]) -> str:
 
 
 def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
-    """Text such as "1.2 to 3.4", in the unit of the values that it stands beside."""
+    """Text such as "1.2 to 3.4", in the unit of the values beside it."""
     if row.field not in found:
         return ""
     _, (*_, least, most) = row.cells([*beside, *found[row.field]])
@@ -219,7 +221,7 @@ def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
 
 
 def between(field: str, found: Ranges, beside: str = "") -> str:
-    """Text such as "1.2 to 3.4 s" to stand behind a number; empty: there is no range."""
+    """Text such as "1.2 to 3.4 s" to stand behind a number, after `beside`. Without a range: `beside` alone."""
     if field not in found:
         return beside
     least, most = found[field]
@@ -255,7 +257,9 @@ SUMMARY_FIELDS = {
     "max_concurrent_requests": "most requests in one such second",
     "pdsim": "further numbers",
 }
-"""Definitions of bench_serving: a request is sent at a, seen first at f and last at e, and has n output tokens."""
+"""Definitions of bench_serving. A request is sent at a, its first token arrives at f and its last at e; it has n output
+tokens.
+"""
 
 OWN_FIELDS = {
     "failed": "requests that failed, with a reason in requests.parquet",

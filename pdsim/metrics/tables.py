@@ -1,4 +1,4 @@
-"""Records of a run as tables: in memory as Arrow has them, and as files of a run folder."""
+"""Records of a run as Arrow tables in memory, and as Parquet files of a run folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -15,18 +15,18 @@ Record = TypeVar("Record")
 
 
 class RunFolderError(InputError):
-    """The folder is no run, or an incomplete one."""
+    """The folder holds no run, or an incomplete one."""
 
 
 class Kind(NamedTuple):
-    """The records of one table."""
+    """Description of one table and its records."""
 
     columns: Sequence[str]
     values: Sequence[str]
-    """Attribute of a record that a column has, by its path."""
+    """For each column the path of the record's attribute."""
     hints: Mapping[str, Any]
     make: Callable[..., Any]
-    """Makes a record of a row."""
+    """Makes a record from a row."""
 
 
 def _kind(of: type[Any]) -> Kind:
@@ -53,7 +53,7 @@ TABLES = tuple(KINDS)
 
 
 def arrow_table(records: Records, name: str) -> Any:
-    """Table of records, a row for each, in order; `name` is one of TABLES."""
+    """Arrow table of records, one row each, in order. `name` is one of TABLES."""
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
     if name not in KINDS:
@@ -69,7 +69,9 @@ def write_tables(folder: Path, records: Records) -> None:
 
 
 def _write_table(table: Any, path: Path) -> None:
-    """Integers as differences: times and counts take two thirds of the bytes, and half the time."""
+    """Writes a table to a Parquet file. Integers are stored as differences, which takes two thirds of the bytes and
+    half the time.
+    """
     from pyarrow import parquet, types  # noqa: PLC0415
 
     integers = [field.name for field in table.schema if types.is_integer(field.type)]
@@ -79,7 +81,7 @@ def _write_table(table: Any, path: Path) -> None:
 
 
 def stored_table(folder: Path, name: str) -> Any:
-    """Reads a table of a run folder. Raises RunFolderError if it is damaged or missing."""
+    """Reads a table of a run folder. Raises RunFolderError if the table is damaged or missing."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -96,12 +98,12 @@ def stored_table(folder: Path, name: str) -> Any:
 
 
 def stored_records(folder: Path) -> RunRecords:
-    """Reads the records of a table. Raises RunFolderError for tables that no run has written."""
+    """Reads the records of a run folder. Raises RunFolderError for tables that no run has written."""
     return RunRecords(**{name: records_in(folder, name, checked_table(folder, name)) for name in TABLES})
 
 
 def checked_table(folder: Path, name: str) -> Any:
-    """A table whose columns have the types of their fields. Raises RunFolderError."""
+    """Reads a table, and checks that its columns have the types of their fields. Raises RunFolderError."""
     table = stored_table(folder, name)
     for column in table.schema:
         _require_column(folder / f"{name}.parquet", table, column, KINDS[name].hints.get(column.name))
@@ -109,7 +111,7 @@ def checked_table(folder: Path, name: str) -> Any:
 
 
 def records_in(folder: Path, name: str, table: Any) -> list[Any]:
-    """Records of rows of a table. Raises RunFolderError for columns that no record has."""
+    """Records from the rows of a table. Raises RunFolderError for columns that the record does not have."""
     kind, names = KINDS[name], table.column_names
     rows = zip(*map(_values, table.columns), strict=True)
     try:
@@ -121,7 +123,7 @@ def records_in(folder: Path, name: str, table: Any) -> list[Any]:
 
 
 def _values(column: Any) -> Iterator[Any]:
-    """Values of a column; equal texts are one object, because there are few different ones."""
+    """Values of a column. Equal texts become one object, because a column has few different texts."""
     from pyarrow import types  # noqa: PLC0415
 
     if not (types.is_string(column.type) or types.is_large_string(column.type)):
@@ -131,11 +133,13 @@ def _values(column: Any) -> Iterator[Any]:
 
 
 _WORDS = {("steps", "kind"): {"prefill", "decode"}, ("requests", "outcome"): {"unfinished", "finished", "failed"}}
-"""Columns of few words, by table."""
+"""Columns whose texts are limited to a few words, by table."""
 
 
 def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
-    """Raises RunFolderError if a column has another type than its field, or lacks values that each record has."""
+    """Raises RunFolderError if a column's type differs from its field's, or if values are missing that each
+    record has.
+    """
     from pyarrow import types  # noqa: PLC0415
 
     hint = int | None if hint is type else hint  # all that a compiled record keeps of a union, and it has no other

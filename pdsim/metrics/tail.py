@@ -14,7 +14,7 @@ from pdsim.metrics.stages import stage_spans
 from pdsim.metrics.summary import TailMetric, e2e_ms, tpot_ms, ttft_ms
 
 METRICS: dict[TailMetric, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
-"""Metrics of a tail, in ms."""
+"""Metrics by which requests are ranked, in ms."""
 
 _DECODING = ("decode compute", "decode wait")
 _PARTS: dict[TailMetric, tuple[str, ...]] = {
@@ -31,12 +31,12 @@ _MOST = 0.9
 
 
 class Cause(NamedTuple):
-    """A part of the path that delayed a group of requests."""
+    """A part of the critical path that delayed a group of requests, and the resource that was scarce."""
 
     text: str
     part: str
     resource: str = ""
-    """Scarce resource, by its name in pdsim.sim.sensitivity; empty: none of those."""
+    """Scarce resource, by its name in pdsim.sim.sensitivity. Empty: none of those."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,22 @@ class TailGroup:
     resource: str
     num_requests: int
     share: float
-    """Fraction of the tail."""
+    """Fraction of the tail's requests."""
     median_ms: float
     """Median time in the part, over the group."""
     all_median_ms: float
-    """Median time in the part over all requests."""
+    """Median time in the part, over all requests."""
     instances: dict[str, int]
-    """Requests of the group by instance, or by pair of instances for transfers; most first."""
+    """Number of the group's requests by instance, or by pair of instances for transfers; largest first."""
     first_s: float
     last_s: float
-    """Shortest window in which nine of ten of the group arrived."""
+    """Shortest time window, in s, in which 90 % of the group's requests arrived."""
     window_share: float
-    """The window over the time in which all requests arrived."""
+    """Length of this window as a fraction of the time in which all requests arrived."""
     load: float | None
-    """Arrivals for the first of the instances while the queue before them built up, over its mean rate of arrivals."""
+    """Arrival rate at the first of the instances while its queue built up, relative to its mean arrival rate."""
     tokens: float | None
-    """Median tokens of a prompt that were computed, or of an output, where the cause is their number."""
+    """Median number of computed prompt tokens, or of output tokens, if this number is the cause."""
     all_tokens: float | None
     example: int
     """Id of the slowest request."""
@@ -72,13 +72,13 @@ class TailGroup:
 
 @dataclass(frozen=True)
 class Tail:
-    """The slowest requests by one metric, grouped by cause: the largest group first."""
+    """The slowest requests by one metric, grouped by cause, with the largest group first."""
 
     metric: TailMetric
     percent: float
     num_requests: int
     num_all: int
-    """Finished requests that have the metric."""
+    """Number of finished requests that have the metric."""
     from_ms: float
     """Smallest value of the metric in the tail."""
     median_ms: float
@@ -88,9 +88,9 @@ class Tail:
 
 
 def tail(records: Records, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
-    """Groups the slowest `percent` of the finished requests, one at least.
+    """Groups the slowest `percent` of the finished requests, at least one request, by cause.
 
-    A request belongs to the part of its critical path that exceeds the median of all requests by most. Without
+    The cause of a request is the part of its critical path that exceeds the median of all requests by most. Without
     recorded levels, waiting for admission counts as handshake.
     """
     if metric not in METRICS or not 0 < percent <= 100:  # noqa: PLR2004
@@ -118,7 +118,7 @@ def tail(records: Records, metric: TailMetric = "ttft", *, percent: float = 1.0)
 
 
 class _Causes:
-    """Finds what makes requests slower than the median one."""
+    """Finds what makes requests slower than the median request."""
 
     def __init__(self, records: Records, done: Sequence[RequestRecord], metric: TailMetric) -> None:
         self._done = done
@@ -170,7 +170,7 @@ class _Causes:
         return Cause(text, part, resource)
 
     def _queued(self, request: RequestRecord, part: str, role: str) -> Cause:
-        """The queue for prefill is there while others are computed, or because the pool is full."""
+        """Cause of a wait in a queue: other requests are computed, or pages or slots are missing."""
         instance_id = request.prefill_id if part == "prefill queue" else request.decode_id
         stage = "prefill_waiting" if part == "prefill queue" else "decode_bootstrap"
         begin_ns, end_ns = stage_spans(request)[stage]
@@ -184,7 +184,7 @@ class _Causes:
         return Cause(f"no {role} slot: max_running_requests reached", part, f"{role} slots")
 
     def _forward_tokens(self, request: RequestRecord) -> int:
-        """Tokens of the forwards that ran while it was computed."""
+        """Number of tokens in the forwards that ran while prefill computed the request."""
         begin_ns, end_ns = request.prefill_start_ns or 0, request.prefill_end_ns or 0
         forwards = self._forwards[request.prefill_id]
         start = bisect_left(forwards, begin_ns, key=lambda step: step.start_ns)
@@ -192,7 +192,7 @@ class _Causes:
         return sum(forward.num_tokens for forward in forwards[start:end])
 
     def group(self, cause: Cause, requests: Sequence[RequestRecord], num_tail: int) -> TailGroup:
-        """The requests are sorted, the slowest last."""
+        """The group of requests with one cause. requests: sorted by the metric, the slowest last."""
         places = Counter(_place(request, cause.part) for request in requests)
         instances = dict(sorted(places.items(), key=lambda item: (-item[1], item[0])))
         first_ns, last_ns = _window([r.arrival_ns for r in requests])
@@ -224,7 +224,9 @@ class _Causes:
     def _load(
         self, place: str, requests: Sequence[RequestRecord], part: str, first_ns: int, last_ns: int
     ) -> float | None:
-        """Arrivals from the group's median wait before the window until its end, over the mean rate."""
+        """Arrival rate while the queue built up, relative to the mean rate. The queue builds up from the group's median
+        wait before the window until the window's end.
+        """
         arrivals = self._arrivals[place.partition(" ")[0]]
         waited_ms = _median(
             self._parts[r.request_id].get(part, 0.0) * (r.num_output_tokens - 1 if self._metric == "tpot" else 1)
@@ -251,11 +253,13 @@ _OTHER: dict[str, tuple[str, str]] = {
     "response": ("response through the front end", ""),
     "decode wait": ("decode loop paused between steps", ""),
 }
-"""Text and resource of parts that have one cause."""
+"""Text and resource of parts that have a single cause."""
 
 
 def part_times_ms(paths: CriticalPaths, request: RequestRecord, metric: TailMetric) -> dict[str, float]:
-    """Parts of a request's critical path that add up to the metric; for TPOT, per output token after the first."""
+    """Parts of a request's critical path in ms that add up to the metric; for TPOT, per output token after the
+    first.
+    """
     divisor = 1e6 * (request.num_output_tokens - 1 if metric == "tpot" else 1)
     return {part: ns / divisor for part, ns in paths.of(request).items() if part in _PARTS[metric]}
 
@@ -275,7 +279,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _window(arrivals_ns: Sequence[int]) -> tuple[int, int]:
-    """Shortest span that holds most of the times."""
+    """Shortest span of time that holds the share _MOST of the arrivals."""
     ordered = sorted(arrivals_ns)
     most = ceil(_MOST * len(ordered))
     spans = [(ordered[i], ordered[i + most - 1]) for i in range(len(ordered) - most + 1)]

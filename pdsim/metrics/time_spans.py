@@ -1,4 +1,4 @@
-"""Spans of time, and how much of them lies between two moments."""
+"""Spans of time, and the time in them between two moments."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class TimeSpans:
-    """Non-overlapping spans, made of those that are given: begins and ends in ns."""
+    """Disjoint spans of time, merged from spans that may overlap. Their begins and ends are in ns."""
 
     def __init__(self, starts_ns: Array = _NONE, ends_ns: Array = _NONE) -> None:
         order = np.argsort(starts_ns, kind="stable")
@@ -20,15 +20,15 @@ class TimeSpans:
         self._before_ns = np.concatenate(([0], np.cumsum(self.ends_ns - self.starts_ns)))
 
     def within(self, begin_ns: Array, end_ns: Array) -> Array:
-        """Time of the spans between moments, pair by pair."""
+        """Time in ns that lies in the spans, for each pair of begin and end."""
         return self._until(end_ns) - self._until(begin_ns)
 
     def between(self, begin_ns: int, end_ns: int) -> int:
-        """Time of the spans between two moments."""
+        """Time in ns that lies in the spans between two moments."""
         return int(self.within(np.array(begin_ns), np.array(end_ns)))
 
     def united(self, other: "TimeSpans") -> "TimeSpans":
-        """What one of the two covers."""
+        """The union of these and other spans."""
         starts_ns, ends_ns = (self.starts_ns, other.starts_ns), (self.ends_ns, other.ends_ns)
         return TimeSpans(np.concatenate(starts_ns), np.concatenate(ends_ns))
 

@@ -26,16 +26,16 @@ from pdsim.metrics.usage import moving_span
 Event = dict[str, Any]
 
 _REQUESTS, _LINKS, _FIRST_INSTANCE = 1, 2, 10
-"""Process ids."""
+"""Process ids of the trace."""
 _GPU, _GRANTS, _MERGES, _FIRST_WORKER = 1, 2, 3, 10
-"""Tracks of an instance."""
+"""Track ids of an instance."""
 _EVENTS_AT_ONCE = 4096
 _POINT_NS = 1000
-"""A decision takes no time; it is drawn so long, where the next one leaves room."""
+"""Length in ns with which a decision, which takes no time, is drawn if the next decision leaves room."""
 
 
 def write_timeline(path: Path, records: Records) -> None:
-    """Writes many events at once: json.dump to a file encodes each part of each of them, in Python."""
+    """Writes the trace. Many events are encoded in one call, which is faster than json.dump to a file."""
     events = trace_events(records)
     with path.open("wb") as whole, gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
@@ -46,7 +46,7 @@ def write_timeline(path: Path, records: Records) -> None:
 
 
 def trace_events(records: Records) -> list[Event]:
-    """Chrome trace events, names first; times in us."""
+    """Chrome trace events, with names first. Times are in us."""
     names = sorted(
         {step.instance_id for step in records.steps}
         | {level.instance_id for level in records.levels}
@@ -67,7 +67,7 @@ def trace_events(records: Records) -> list[Event]:
 
 
 def _names(process: dict[str, int], events: Iterable[Event]) -> Iterator[Event]:
-    """Names of the processes and tracks that events use."""
+    """Name events of the processes and tracks that the events use."""
     used = {(event["pid"], event["tid"]) for event in events}
     processes = {_REQUESTS: "requests", _LINKS: "links"} | {pid: name for name, pid in process.items()}
     tracks = {_GPU: "GPU", _GRANTS: "grants pages", _MERGES: "merges requests"}
@@ -108,7 +108,9 @@ def _request_events(request: RequestRecord) -> Iterator[Event]:
 
 
 def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int]) -> Iterator[Event]:
-    """Transfers on the track of their worker, with what held their bytes up inside; and in flight on their path."""
+    """Events of transfers: on the track of their worker, with the stages that delay their bytes; and as numbers in
+    flight per path.
+    """
     for i, transfer in enumerate(transfers):
         pid, tid = process[transfer.source], _FIRST_WORKER + transfer.worker
         sizes = {"bytes": transfer.num_bytes, "pages": transfer.num_pages, "descriptors": transfer.num_descriptors}
@@ -139,7 +141,9 @@ def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int
 
 
 def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Event]:
-    """Grants and merges of decode, with arrows from a grant to prefill or its worker, and from there to the merge."""
+    """Grants and merges of decode, with arrows from the grant to the forward or worker of prefill, and on to
+    the merge.
+    """
     done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
     last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}
     for tid, name, moment in ((_GRANTS, "grants", "admitted_ns"), (_MERGES, "merges", "streamed_ns")):
@@ -162,7 +166,7 @@ def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Eve
 def _decisions(
     requests: Sequence[RequestRecord], process: dict[str, int], tid: int, name: str, moment: str
 ) -> Iterator[Event]:
-    """A short slice for all requests of one moment."""
+    """One short slice for all requests whose decision falls on one moment."""
     together: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for request in requests:
         together[request.decode_id][getattr(request, moment)].append(request.request_id)
@@ -175,7 +179,7 @@ def _decisions(
 
 
 def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, int, int]) -> Iterator[Event]:
-    """An arrow between the slices that enclose two moments of two tracks."""
+    """An arrow between the slices at two moments on two tracks."""
     for phase, (pid, tid, time_ns) in (("s", begin), ("f", end)):
         bound = {"bp": "e"} if phase == "f" else {}
         yield {
@@ -191,7 +195,7 @@ def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, 
 
 
 def _level_events(levels: Sequence[LevelRecord], process: dict[str, int]) -> Iterator[Event]:
-    """A counter is written when it changes."""
+    """Counter events of instances, one whenever a value changes."""
     shown: dict[tuple[int, str], dict[str, int]] = {}
     for level in levels:
         now, pid = level.levels, process[level.instance_id]

@@ -30,15 +30,16 @@ class InstanceUsage:
     decoding: float
     """Share of time in decode steps."""
     lacks_pages: float
-    """Share of time in which the first request of its queue, or a retracted request, waits for KV pages."""
+    """Share of time in which the first request of the queue, or a retracted request, waits for KV pages."""
     lacks_slots: float
-    """Share of time in which the first request of its queue, or an arrived request, waits for a place in the batch
-    (max_running_requests)."""
+    """Share of time in which the first request of the queue, or an arrived request, waits for a slot in the batch
+    (max_running_requests).
+    """
     mean_pages_used: float
     """Mean share of the pool that requests hold."""
     mean_running: float
     mean_waiting: float
-    """Mean number of requests in its queue, arrived requests without a place in the batch, and retracted requests."""
+    """Mean number of requests in the queue, arrived requests without a slot in the batch, and retracted requests."""
     link_busy: float
     """Share of time in which bytes move from or to the instance."""
 
@@ -52,11 +53,13 @@ USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {
     "running": (",.1f", lambda use: use.mean_running),
     "waiting": (",.1f", lambda use: use.mean_waiting),
 }
-"""Numbers that tables show of each instance, and their formats."""
+"""Columns of tables on instances: title, with format and value."""
 
 
 def loaded_window(records: Records) -> Window:
-    """Time in which the cluster had at least half its mean number of requests, without start and end of the run."""
+    """Time in which the cluster had at least half its mean number of requests, without the start and the end of the
+    run.
+    """
     arrivals_ns, ends_ns = columns(records, "requests")["arrival_ns"], columns(records, "requests")["end_ns"]
     if not len(arrivals_ns):
         return Window(0, 0)
@@ -74,7 +77,7 @@ def loaded_window(records: Records) -> Window:
 
 
 def instance_usage(records: Records, window: Window | None = None) -> list[InstanceUsage]:
-    """Use of each instance. Without recorded levels, only its busy times."""
+    """Usage of each instance. Without recorded levels, only its busy times are known."""
     window = loaded_window(records) if window is None else window
     steps, levels, moves = _by_instance(records, "steps"), _by_instance(records, "levels"), _moves(records)
     none = TimeSpans()
@@ -104,9 +107,9 @@ def _instance_usage(
 
 
 def _busy_ns(steps: Columns, window: Window) -> dict[str, int]:
-    """Time in the window by kind of step, on the GPUs that take a row first: pipeline stages behind are as busy.
+    """Time in ns in the window by kind of step, on the GPUs of the first pipeline stage. Later stages are as busy.
 
-    A mixed step has a row of each kind, and counts as computing.
+    A mixed step has a row of each kind, and counts as prefill.
     """
     is_prefill, starts_ns = steps.having("kind", "prefill"), steps["start_ns"]
     durations_ns = np.where(is_prefill, steps["first_ns"], steps["duration_ns"])
@@ -119,7 +122,7 @@ _HELD = ("used", "running", "waiting", "pages", "slots")
 
 
 def _held(levels: Columns, window: Window) -> dict[str, float]:
-    """What an instance held in the window, and lacked: each times its time."""
+    """What an instance held and lacked in the window, each multiplied by its time in ns."""
     times_ns = levels["time_ns"]
     durations_ns = _overlaps_ns(window, times_ns, np.append(times_ns[1:], window.end_ns))
     used, retracted, ready = levels["num_used_pages"], levels["num_retracted"], levels["num_ready"]
@@ -139,13 +142,13 @@ def _overlaps_ns(window: Window, starts_ns: Array, ends_ns: Array) -> Array:
 
 
 def moving_span(transfer: TransferRecord) -> tuple[int, int]:
-    """Time when its bytes moved, held up by nothing but links."""
+    """Begin and end in ns of the movement of a transfer's bytes, without the times before it."""
     held_ns = transfer.setup_ns + transfer.line_ns + transfer.posting_ns
     return transfer.start_ns + held_ns, transfer.end_ns
 
 
 def _moves(records: Records) -> dict[str, TimeSpans]:
-    """Times when bytes move from or to an instance, as moving_span has them."""
+    """Times when bytes move from or to an instance, as moving_span defines them."""
     transfers = columns(records, "transfers")
     starts_ns = transfers["start_ns"] + transfers["setup_ns"] + transfers["line_ns"] + transfers["posting_ns"]
     found: dict[str, TimeSpans] = {}
