@@ -1,1 +1,1 @@
-"""Requests with their hidden truth, from generators and from public traces."""
+"""Workloads: requests from generators and from public traces, with output lengths that policies do not see."""

@@ -1,4 +1,4 @@
-"""Recorded sessions of agents with their sub-agents, a JSON object each: Weka's format, which AgentX plays."""
+"""Recorded sessions of agents and their sub-agents in Weka's format, one JSON object each, which AgentX replays."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pdsim.workload.trace_file import Line, Trace, TraceError, records
 
 _SUBAGENT = "subagent"
 _BLOCK_TOKENS = 64
-"""Of recordings that do not say it."""
+"""Tokens of a block in recordings without a block size."""
 _INT = frozenset({int})
 
 
@@ -27,40 +27,43 @@ class Call(NamedTuple):
     start_ns: int
     end_ns: int
     agent: int
-    """0: the session's own; each sub-agent has another."""
+    """Number of the agent: 0 is the session's own agent, and each sub-agent has another number."""
 
 
 class Interval(NamedTuple):
-    """A recorded call, or a sub-agent as one interval of its parent's calls."""
+    """A recorded call, or a sub-agent, which is one interval among its parent's calls."""
 
     start_ns: int
     end_ns: int
     calls: tuple[int, ...]
-    """Positions of the call, or of those with which the sub-agent ended."""
+    """Positions of the call, or of the sub-agent's last calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WekaTrace(Trace):
-    """Weka's sessions of agents, which AgentX plays: requests with t (s), in, out, hash_ids, api_time; sub-agents.
+    """Weka's sessions of agents, which AgentX replays: requests with t (s), in, out, hash_ids, api_time; sub-agents.
 
-    A request waits for those that had ended when it was recorded, then as long as it did then: AIPerf's interval order.
-    The file is JSON lines, one JSON object, or a folder of such files. Prompts share nothing between sessions, which
-    have no times beside each other: a closed loop keeps so many of them in flight.
+    A request waits for the requests that had ended when it was recorded, and then for the recorded pause: AIPerf's
+    interval order. The file is JSON lines, one JSON object, or a folder of such files. Sessions share no prompts and
+    have no start times; a closed loop sets the number of sessions in flight.
     """
 
     num_sessions: int | None = None
-    """Sessions, begun again after the last with prompts that share nothing with those before. None: each once."""
+    """Number of sessions. After the last recorded session the first begins again, with prompts that share nothing with
+    earlier ones. None: each session once.
+    """
     lanes: int | None = None
     """Number of sessions that resume at a random moment, as AgentX begins: the last prompt of each of their agents is
-    sent first, for one token, and later requests begin when all these have ended. Set the closed loop's concurrency
-    to the same number. None: all sessions begin at their start."""
+    sent first, for one token, and later requests begin when all these have ended. Set the closed loop's concurrency to
+    the same number. None: all sessions begin at their start.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, num_sessions=self.num_sessions, lanes=self.lanes)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """Session by session."""
+        """Requests of all sessions, session by session."""
         random, streams = rng.named("lanes"), fresh_streams()
         specs: list[RequestSpec] = []
         for number, line in enumerate(self._sessions()):
@@ -91,7 +94,7 @@ class WekaTrace(Trace):
 
 
 class Session:
-    """Calls of one session, and which of them each waits for."""
+    """Calls of one session, and the calls that each of them waits for."""
 
     def __init__(self, line: Line, streams: Iterator[int]) -> None:
         if line.get("hash_id_scope") not in (None, "local"):
@@ -105,13 +108,13 @@ class Session:
         self._read(line)
 
     def moment_ns(self, random: Random) -> int:
-        """Between the starts of its first and its last call."""
+        """Random moment in ns between the starts of the session's first and last call."""
         starts = [call.start_ns for call in self.calls]
         return round(random.uniform(min(starts), max(starts)))
 
     def specs(self, session: int, first: int, moment_ns: int | None) -> list[RequestSpec]:
-        """Requests of a session, numbered from `first`, each after those that it waits for. With a moment, only the
-        requests after it.
+        """Requests of a session, numbered from `first`, each with the requests that it waits for. With a moment, only
+        the requests that start at it or later, after the last prompt of each of their agents.
         """
         places = sorted(range(len(self.calls)), key=lambda i: (self.calls[i].start_ns, i))
         from_ns = min((call.start_ns for call in self.calls), default=0) if moment_ns is None else moment_ns
@@ -130,7 +133,7 @@ class Session:
         return made
 
     def _last_before(self, places: Sequence[int], goes_on: Sequence[int]) -> list[int]:
-        """The last call of each agent that goes on, before it does."""
+        """For each agent that continues after the moment: its last call before."""
         agents = {self.calls[place].agent for place in goes_on}
         return list(
             {
@@ -157,7 +160,9 @@ class Session:
         self._after |= frontiers([*own, *ends], first)
 
     def _subagent(self, entry: Line) -> tuple[Interval, list[Interval]]:
-        """As its parent sees it, and its calls. Times before its own are relative to it, as in older files."""
+        """A sub-agent as an interval of its parent, and the sub-agent's calls. Call times before the sub-agent's start
+        are relative to this start, as in older files.
+        """
         self._num_agents += 1
         start_ns = round(entry.time_ns("t", 1e9))
         calls = [self._call(one, start_ns, self._num_agents) for one in _entries(entry)]
@@ -190,7 +195,8 @@ def _entries(line: Line) -> Iterator[Line]:
 
 
 def frontiers(intervals: Sequence[Interval], waiting: Sequence[Interval]) -> Mapping[int, tuple[int, ...]]:
-    """Calls that each waiting call follows: those that had ended by its start, and behind which none of these began.
+    """Calls that each waiting call follows: calls that ended by its start, unless another such call began after their
+    end.
 
     An interval that ends when another begins comes before; equal starts have no order (AIPerf's
     `infer_cross_stream_predecessors`). Waiting calls need not be among the intervals.

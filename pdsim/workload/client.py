@@ -1,4 +1,6 @@
-"""Clients: the times at which requests arrive, and the open or closed loop that sends them then, or as others end."""
+"""Clients: arrival times of requests, and the open or closed loop that sends requests at these times or as
+others end.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,17 +14,17 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 
 
 class Arrivals(Protocol):
-    """An endless sequence of arrival times in ns, never falling, at a client that does not wait for answers."""
+    """An endless sequence of non-decreasing arrival times in ns, for a client that does not wait for answers."""
 
     def times_ns(self, random: Random) -> Iterator[int]: ...
 
 
 @dataclass(frozen=True)
 class Gamma:
-    """Gaps with a gamma distribution."""
+    """Arrivals with gamma-distributed gaps."""
 
     rate_per_s: float
-    """Mean rate."""
+    """Mean rate in requests per second."""
     burstiness: float = 1.0
     """Shape of the gaps: 1 is Poisson, below 1 burstier, above 1 more even, as in vLLM's and SGLang's clients."""
 
@@ -39,10 +41,10 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Arrivals that do not know of each other."""
+    """Poisson arrivals: independent of each other."""
 
     rate_per_s: float
-    """Mean rate."""
+    """Mean rate in requests per second."""
 
     def __post_init__(self) -> None:
         if self.rate_per_s <= 0:
@@ -57,10 +59,10 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Constant:
-    """Equal gaps."""
+    """Arrivals with equal gaps."""
 
     rate_per_s: float
-    """Rate."""
+    """Rate in requests per second."""
 
     def __post_init__(self) -> None:
         if self.rate_per_s <= 0:
@@ -76,16 +78,16 @@ class Constant:
 
 @dataclass(frozen=True)
 class Bursts:
-    """Bursts: two Poisson rates that alternate (a Markov-modulated Poisson process). The lengths of bursts and of the
-    times between them are exponential.
+    """Bursts: two Poisson rates that alternate (a Markov-modulated Poisson process). The lengths of bursts, and of the
+    times between them, are exponential.
     """
 
     rate_per_s: float
-    """Mean rate over bursts and the times between them."""
+    """Mean rate over bursts and the times between them, in requests per second."""
     burst_factor: float = 5.0
-    """Rate of a burst over the mean."""
+    """Rate during a burst, relative to the mean rate."""
     burst_share: float = 0.1
-    """Share of the time."""
+    """Share of the time with a burst."""
     burst_ns: int = 5_000_000_000
     """Mean length of a burst."""
 
@@ -118,16 +120,16 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Profile:
-    """Poisson arrivals whose rate follows levels, and begins again after the last: stages, or the hours of a day."""
+    """Poisson arrivals whose rate follows a repeated list of levels, such as load stages or the hours of a day."""
 
     levels: tuple[float, ...]
-    """Requests per second; with a rate, relative to each other: [1, 4, 2]."""
+    """Requests per second of each level. With rate_per_s, only the levels' ratios count: [1, 4, 2]."""
     level_ns: int | tuple[int, ...]
-    """Length of each level: `1 h` for all, or one for each, [30 s, 10 s, 60 s]."""
+    """Length of each level: `1 h` for all, or one length per level, [30 s, 10 s, 60 s]."""
     rate_per_s: float | None = None
-    """Mean over time; None: the mean of the levels."""
+    """Mean rate over time. None: the mean of the levels."""
     smooth: bool = False
-    """Straight lines between levels."""
+    """True: the rate changes linearly from one level to the next. False: the rate jumps."""
 
     def __post_init__(self) -> None:
         if not self.levels or min(self.levels) < 0 or not sum(self.levels):
@@ -142,7 +144,7 @@ class Profile:
             raise ValueError(f"a profile needs rate > 0 and level > 0, found {self}")
 
     def times_ns(self, random: Random) -> Iterator[int]:
-        """Arrival times for a rate that changes over time, from arrivals at rate 1."""
+        """Arrival times in ns of a process with a varying rate, made from arrivals at rate 1."""
         assert self.rate_per_s is not None
         scale = self.rate_per_s / self._mean_level
         expected, begin_s = random.expovariate(1.0), 0.0
@@ -161,7 +163,7 @@ class Profile:
                 begin_s += length_s
 
     def _stages(self) -> Iterator[tuple[float, float, float]]:
-        """Length, level at its begin and at its end."""
+        """For each level its length in s, and the rates at its begin and its end."""
         ends = (*self.levels[1:], self.levels[0]) if self.smooth else self.levels
         return zip(self._lengths_s, self.levels, ends, strict=True)
 
@@ -177,35 +179,41 @@ class Profile:
 
 
 def _reached(area: float, rate: float, growth: float) -> float:
-    """The time by which a rate that grows so much a second has this area below it, in the form that is exact for 0."""
+    """Time in s after which a rate that grows by `growth` per second has added up to `area`. Exact also for a growth of
+    0.
+    """
     return area and 2 * area / (rate + sqrt(max(0.0, rate * rate + 2 * growth * area)))
 
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Sends each request at its time, and a request that waits for others after the last of them has ended."""
+    """Open loop: sends each request at its arrival time. A request that waits for others is sent when the last of them
+    has ended and its pause is over.
+    """
 
     arrivals: Arrivals | None = None
-    """Arrivals. None: the trace's times; generated workloads are sent all at once."""
+    """Arrival process. None: the trace's times; generated workloads are sent all at once."""
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Keeps a fixed number of requests in flight: all are sent at the start, then one for each that ends.
+    """Closed loop: keeps a fixed number of sessions in flight. All are sent at the start, then one for each that ends.
 
     A request's latency counts from when it is sent, as in SGLang's client, and does not include waiting in the client.
     """
 
     concurrency: int
-    """Sessions in flight; requests that wait for each other are one session."""
+    """Number of sessions in flight. Requests that wait for each other are one session."""
     warm_up_requests: int = 0
-    """Requests that metrics and SLOs leave out: the first to be sent, which wait for each other at the start.
-    No more than half of all requests.
+    """Number of requests, the first to be sent, that metrics and SLOs leave out because they wait for each other at the
+    start. At most half of all requests.
 
     AIPerf's --warmup-request-count; SGLang's and vLLM's clients count all requests.
     """
     duration_ns: int | None = None
-    """Time after which nothing more is sent, from the first request behind the warm-up on. None: all are sent."""
+    """Time after which no request is sent, counted from the first request after the warm-up. None: all requests are
+    sent.
+    """
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -220,7 +228,9 @@ Client = OpenLoop | ClosedLoop
 
 
 def warm_up_requests(client: Client, num_requests: int, num_primes: int = 0) -> int:
-    """Requests that metrics leave out, the first to be sent: those that prime, else no more than half of all."""
+    """Number of requests, the first to be sent, that metrics leave out: the num_primes priming requests, or the
+    client's warm-up, at most half of all.
+    """
     if num_primes or not isinstance(client, ClosedLoop):
         return num_primes
     return min(client.warm_up_requests, num_requests // 2)
@@ -233,11 +243,11 @@ class Clock(Protocol):
     def now_ns(self) -> int: ...
 
     def after(self, delay_ns: int, callback: Callable[[Any], None]) -> Any:
-        """Call back once, with anything."""
+        """Calls back once after delay_ns. The argument of the callback is not specified."""
 
 
 class ClientDriver:
-    """Later requests of a session follow earlier ones; a closed loop counts sessions, not requests."""
+    """Sends the requests of a workload as its client does. A closed loop counts sessions, not requests."""
 
     def __init__(
         self,
@@ -328,7 +338,9 @@ class ClientDriver:
 
 
 def sessions_of(requests: Iterable[RequestSpec]) -> list[list[RequestSpec]]:
-    """Requests that follow each other, directly or not, or are recorded as one session. All stay in order."""
+    """Sessions: requests that follow each other directly or indirectly, or that are recorded as one session. Order is
+    kept.
+    """
     requests = list(requests)
     leaders = {spec.request_id: spec.request_id for spec in requests}
 

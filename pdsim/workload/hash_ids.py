@@ -1,6 +1,6 @@
-"""Prompts as the hash ids of a trace, one for each block: read, and written as a Mooncake trace.
+"""Prompts as the hash ids of a trace, one id per block: reads them, and writes them as a Mooncake trace.
 
-An id stands for its block and all before it, so equal leading ids are a shared prefix.
+An id stands for its block and all earlier blocks, so equal leading ids are a shared prefix.
 """
 
 import json
@@ -20,42 +20,42 @@ _INT = frozenset({int})
 
 
 class BlockRun(NamedTuple):
-    """Blocks whose ids rise by one and whose tokens follow each other in one stream."""
+    """Blocks with consecutive ids and consecutive tokens of one stream."""
 
     first_id: int
     stream: int
     offset: int
-    """Position of the first block's first token."""
+    """Position in the stream of the first block's first token."""
     num_blocks: int
 
 
 class HashBlocks:
-    """Reads prompts: each id has one parent, and a chain of first children is one stream.
+    """Reads prompts from hash ids. Each id has one parent, and a chain of first children becomes one token stream.
 
-    So there are few spans, however long the prompt and however short the blocks.
+    So a prompt has few spans, however long it is and however short its blocks are.
     """
 
     def __init__(self, block_tokens: int, streams: Iterator[int] | None = None, *, only_whole: bool = False) -> None:
-        """only_whole: True: the rest of a prompt after its whole blocks has no id."""
+        """only_whole: True: a partial last block of a prompt has no id."""
         self._size, self._only_whole = block_tokens, only_whole
         self._streams = fresh_streams() if streams is None else streams
         self._first_ids: list[int] = []
         self._runs: list[BlockRun] = []
-        """Runs of ids above all before them, as most traces number theirs: sorted."""
+        """Runs whose ids are above all earlier ids, as in most traces; sorted."""
         self._others: dict[int, BlockRun] = {}
-        """Runs of one block each."""
+        """Runs of one block each, for other ids."""
         self._parents: set[int] = set()
-        """Ids at the end of a run whose first child is in another."""
+        """Ids at the end of a run that have a child in another run."""
 
     def spec(self, number: int, line: Line, arrival_ns: float) -> RequestSpec:
-        """A request of Mooncake's fields."""
+        """A request from a line with Mooncake's fields."""
         num_tokens, num_outputs = line.count("input_length"), line.count("output_length")
         prompt = self.prompt(line, "hash_ids", num_tokens)
         output = Spans.of(next(self._streams), num_outputs)
         return RequestSpec(number, prompt, output, num_outputs, round(arrival_ns), request_class=line.request_class)
 
     def prompt(self, line: Line, name: str, num_tokens: int) -> Spans:
-        """A prompt by the ids in the named field."""
+        """A prompt from the ids in the named field."""
         ids, rest = line.value(name), bool(num_tokens % self._size) and not self._only_whole
         num_blocks = num_tokens // self._size + rest
         if not isinstance(ids, list) or len(ids) != num_blocks:
@@ -68,7 +68,7 @@ class HashBlocks:
         return self.of_ids(ids, num_tokens)
 
     def of_ids(self, ids: list[int], num_tokens: int) -> Spans:
-        """A prompt from the ids of its blocks. Tokens that ids do not cover are shared with no prompt."""
+        """A prompt from the ids of its blocks. Tokens without an id are shared with no other prompt."""
         size = self._size
         spans: list[tuple[int, int, int]] = []
         at = 0
@@ -93,7 +93,7 @@ class HashBlocks:
         return self._others.get(block)
 
     def _add(self, ids: list[int], at: int, before: tuple[int, int, int] | None) -> BlockRun:
-        """The run that begins with a new block; before: the span that it follows in its prompt."""
+        """The run that begins with a new block. before: the preceding span in the prompt."""
         block = ids[at]
         if before is not None and self._has_no_child(ids[at - 1]):
             self._parents.add(ids[at - 1])
@@ -114,7 +114,7 @@ class HashBlocks:
 
 
 def _num_rising(ids: list[int], at: int, limit: int) -> int:
-    """Number of ids from here on, at most `limit`, that rise by one."""
+    """Number of consecutive ids from position `at`, at most `limit`."""
     stop = min(at + limit, len(ids))
     shift = ids[at] - at
     if ids[at:stop] == list(range(ids[at], stop + shift)):
@@ -126,11 +126,13 @@ def _num_rising(ids: list[int], at: int, limit: int) -> int:
 
 
 TEXT_BLOCK = 16
-"""Number of tokens of a block of text. Shared prefixes count in such blocks."""
+"""Number of tokens of a block of text. Shared prefixes of texts are counted in such blocks."""
 
 
 class TextBlocks:
-    """Prompts from their content, token by token. Equal beginnings are shared, in whole blocks of 16 tokens."""
+    """Makes prompts from their content, token by token. Prompts share equal beginnings, in whole blocks of 16
+    tokens.
+    """
 
     def __init__(self, streams: Iterator[int], block: int = TEXT_BLOCK) -> None:
         self._blocks = HashBlocks(TEXT_BLOCK, streams)
@@ -138,7 +140,9 @@ class TextBlocks:
         self._known: dict[tuple[int, Hashable], int] = {}
 
     def prompt(self, units: Sequence[Any], num_tokens: int | None = None) -> Spans:
-        """units: token ids, or characters, `block` of them for 16 tokens. num_tokens: None: one for each unit."""
+        """A prompt from its content. units: token ids, or characters, `block` units for 16 tokens. num_tokens: length
+        of the prompt; None: one token per unit.
+        """
         size, num_tokens = self._size, len(units) if num_tokens is None else num_tokens
         ids: list[int] = []
         for start in range(0, min(len(units), num_tokens * size // TEXT_BLOCK) - size + 1, size):
@@ -149,11 +153,11 @@ class TextBlocks:
 
 
 class NotASessionError(ValueError):
-    """Requests that depend on each other in another way than as turns of a session."""
+    """Raised for requests that depend on each other in another way than turns of a session do."""
 
 
 def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """JSON lines, which most load generators replay."""
+    """Writes a trace as JSON lines, which most load generators replay."""
     write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
@@ -163,7 +167,7 @@ def mooncake_rows(
     """Mooncake rows of the sent requests, in the order of sending.
 
     Prompts share whole blocks; a partial last block has its own id. Later turns have session_id and delay (ms). Rows do
-    not tell which part of a turn's prompt repeats an answer. Raises NotASessionError.
+    not say which part of a turn's prompt repeats an answer. Raises NotASessionError.
     """
     specs = _in_order_of_sending(requests, sent_ns)
     _check_turns(specs)
@@ -182,7 +186,9 @@ def mooncake_rows(
 def agentic_rows(
     requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """The same with request_id, and with wait_for and delay (ms) of those that follow others, however they do."""
+    """Agentic Mooncake rows of the sent requests: with request_id, and with wait_for and delay (ms) for requests that
+    follow any others.
+    """
     ids = _Ids(block_tokens)
     for spec in _in_order_of_sending(requests, sent_ns):
         waits = {"wait_for": list(map(str, spec.after)), "delay": _ms(spec.think_ns)} if spec.after else {}
@@ -191,7 +197,7 @@ def agentic_rows(
 
 
 class _Ids:
-    """Writes prompts."""
+    """Gives ids to the blocks of prompts, to write them."""
 
     def __init__(self, block_tokens: int) -> None:
         self._size = block_tokens
@@ -236,5 +242,5 @@ def _check_turns(specs: Sequence[RequestSpec]) -> None:
 
 
 def _ms(time_ns: int) -> float:
-    """A whole number where it is one, as most readers expect; else exact to the nanosecond."""
+    """The time in ms: an integer if exact, as most readers expect, else a float exact to the nanosecond."""
     return time_ns // 10**6 if time_ns % 10**6 == 0 else time_ns / 1e6

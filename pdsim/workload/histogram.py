@@ -13,7 +13,7 @@ from pdsim.workload.trace_file import TraceError, csv_lines
 
 @dataclass(frozen=True)
 class Empirical:
-    """Lengths as often as a histogram has them: a CSV file with the columns tokens and count."""
+    """Lengths drawn as often as a histogram has them: a CSV file with the columns tokens and count."""
 
     path: Path
     """The file. A row without a count stands for one request."""
@@ -24,7 +24,7 @@ class Empirical:
 
     @cached_property
     def _histogram(self) -> tuple[list[int], list[float]]:
-        """Lengths, and the requests up to each of them. Raises TraceError."""
+        """Lengths, and the cumulative number of requests at each of them. Raises TraceError."""
         tokens, counts = [], []
         for line in csv_lines(self.path):
             tokens.append(line.count("tokens"))

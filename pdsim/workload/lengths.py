@@ -1,4 +1,4 @@
-"""Distributions of token counts: of prompts and outputs, and of a speculative decode step."""
+"""Distributions of token counts: of prompts, of outputs, and of the tokens that a speculative decode step yields."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 def positive(what: object, **values: float | None) -> None:
-    """Counts and sizes: at least 1. None stands for "all"."""
+    """Raises ValueError for counts and sizes below 1. None stands for "all" and passes."""
     for name, value in values.items():
         if value is not None and value < 1:
             raise ValueError(f"{type(what).__name__} needs {name} >= 1, found {value:g}")
@@ -29,10 +29,10 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """All lengths are equal. A plain integer means this."""
+    """All lengths are equal. A plain integer means this distribution."""
 
     tokens: int
-    """Length."""
+    """Length in tokens."""
 
     def __post_init__(self) -> None:
         positive(self, tokens=self.tokens)
@@ -44,12 +44,12 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every integer from low to high, both included, equally often."""
+    """Every integer from low to high, both included, is equally likely."""
 
     low: int
-    """Shortest length."""
+    """Shortest length in tokens."""
     high: int
-    """Longest length."""
+    """Longest length in tokens."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
@@ -62,12 +62,14 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """AIPerf's law: a Gaussian, drawn again below 0, rounded up, at least 1."""
+    """Normal distribution as AIPerf draws it: values below 0 are drawn again, and results are rounded up to at
+    least 1.
+    """
 
     mean: float
-    """Mean."""
+    """Mean of the normal distribution in tokens."""
     stddev: float
-    """Standard deviation."""
+    """Standard deviation of the normal distribution in tokens."""
 
     def __post_init__(self) -> None:
         if self.mean <= 0 or self.stddev < 0:
@@ -84,14 +86,14 @@ class Normal:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Many short lengths and a long tail, as prompts of chats and documents have: the logarithm is normal."""
+    """Lognormal: many short lengths and a long tail, as in prompts of chats and documents."""
 
     mean: float
-    """Mean."""
+    """Mean length in tokens."""
     stddev: float
-    """Standard deviation."""
+    """Standard deviation of the lengths in tokens."""
     most: int | None = None
-    """Longest length; longer draws get this length. None: no limit."""
+    """Longest length in tokens; longer draws get this length. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.stddev, self.most)
@@ -107,11 +109,11 @@ class GammaLengths:
     """Gamma: between exponential (stddev equals mean) and normal (stddev far below mean), and never below 0."""
 
     mean: float
-    """Mean."""
+    """Mean length in tokens."""
     stddev: float
-    """Standard deviation."""
+    """Standard deviation of the lengths in tokens."""
     most: int | None = None
-    """Longest length; longer draws get this length. None: no limit."""
+    """Longest length in tokens; longer draws get this length. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.stddev, self.most)
@@ -123,12 +125,12 @@ class GammaLengths:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Lengths whose end is equally likely at each token: outputs that stop by chance."""
+    """Exponential: the length ends with equal probability at each token, as in outputs that stop at random."""
 
     mean: float
-    """Mean."""
+    """Mean length in tokens."""
     most: int | None = None
-    """Longest length; longer draws get this length. None: no limit."""
+    """Longest length in tokens; longer draws get this length. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.mean, self.most)
@@ -139,12 +141,12 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Several kinds of lengths, each with its share of the requests."""
+    """A mixture of distributions, each with its share of the requests."""
 
     parts: tuple[Lengths, ...]
-    """Distributions."""
+    """Distributions of the mixture."""
     shares: tuple[float, ...]
-    """Shares, relative to each other, one for each distribution."""
+    """Shares of the distributions, one each, relative to their sum."""
 
     def __post_init__(self) -> None:
         if not self.parts or len(self.parts) != len(self.shares):
@@ -173,7 +175,7 @@ def _spread(what: object, mean: float, stddev: float, most: int | None) -> None:
 
 
 def _rounded(draw: Callable[[], float], most: int | None) -> Callable[[], int]:
-    """Whole tokens, at least 1 and no more than the most."""
+    """A function that draws whole numbers, at least 1 and at most `most`."""
     if most is None:
         return lambda: max(1, round(draw()))
     return lambda: min(most, max(1, round(draw())))
@@ -181,13 +183,15 @@ def _rounded(draw: Callable[[], float], most: int | None) -> Callable[[], int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """Tokens that a speculative decode step gives a sequence: 1 to draft_tokens, accept_length on average."""
+    """Number of tokens that a speculative decode step yields for a sequence: 1 to draft_tokens, accept_length on
+    average.
+    """
 
     draft_tokens: int
     accept_length: float
 
     def stream(self, rng: Random) -> Iterator[int]:
-        """Endless numbers of tokens of a sequence's steps. Drafts are accepted one after another, each with the same
+        """Endless token counts of a sequence's steps. Drafted tokens are accepted one after another, each with equal
         probability.
         """
         probability = chain_probability(self.draft_tokens, self.accept_length)

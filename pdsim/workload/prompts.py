@@ -1,4 +1,6 @@
-"""Traces of texts: chat messages and prompts. A tokenizer counts them, or a rule of thumb that is said."""
+"""Traces that contain texts: chat messages and prompts. A tokenizer counts their tokens, or a rule of thumb that a note
+names.
+"""
 
 import base64
 import binascii
@@ -20,23 +22,23 @@ from pdsim.workload.trace_file import Line, Trace, TraceError, records
 from pdsim.workload.trace_rows import RowReader, RowTrace, value_of, warn
 
 _USUAL_OUTPUT = 256
-"""Tokens of an answer of which nothing is known, as clients of SGLang and vLLM ask for."""
+"""Assumed tokens of an answer of unknown length, the limit that clients of SGLang and vLLM send."""
 _LOOKED_AT = 100
-"""Rows from which the unit of times is found out."""
+"""Number of first rows from which the unit of times is inferred."""
 _LEAST_TOKENS = 2
-"""Least tokens of a prompt and of an answer: SGLang's client drops shorter ones."""
+"""Minimum tokens of a prompt and of an answer. SGLang's client drops shorter ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShareGpt(Trace):
-    """ShareGPT: a JSON list of conversations, of which the first turn is the prompt and the second the answer. Shorter
-    conversations are left out.
+    """ShareGPT: a JSON list of conversations. The first turn is the prompt, the second turn the answer. Conversations
+    with fewer turns are left out.
 
     Lengths are characters times tokens_per_character. The file has no arrival times: set those of the client.
     """
 
     tokens_per_character: float = 0.25
-    """English has about four characters a token; code and other languages have fewer."""
+    """English has about four characters per token; code and other languages have fewer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,32 +82,32 @@ PROMPTS = (
     "input",
     "turns",
 )
-"""Fields with the text of a prompt, those looked for first at the left."""
+"""Fields with the text of a prompt, in the order in which they are tried."""
 WHOLE = ("messages", "conversation")
 """Fields that repeat the conversation so far."""
 ANSWERS = ("completion", "response", "answer", "output", "chosen", "generated_text", "choices")
 _IN_THE_BODY = ("body", "request", "payload", "endpointInput", "captureData", "kwargs", "data")
-"""Fields with the request as it was sent, an object or its text."""
+"""Fields that hold the sent request, as an object or as its text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTrace(RowTrace):
-    """Requests as they were sent, with chat messages or a prompt, of which equal beginnings are shared: OpenAI's batch
+    """Recorded requests with chat messages or a prompt; equal beginnings are shared prefixes. Formats: OpenAI's batch
     files, AIPerf's single and multi turn, captured bodies, vLLM's custom data sets.
 
-    A recorded length is taken; else a tokenizer counts; else a length is characters times tokens_per_character. An
-    answer is what is recorded, or else the limit that was sent, or else output_tokens. A later turn of a conversation
-    whose text does not begin with that of the turn before comes behind what was said.
+    A prompt's length is the recorded length, else the tokenizer's count, else characters times tokens_per_character. An
+    answer's length is the recorded length, else the sent limit, else output_tokens. If the text of a later turn does
+    not begin with the text of the turn before, the conversation so far is put before it.
     """
 
     tokenizer: Path | None = None
-    """A tokenizer.json, which needs the package tokenizers."""
+    """Path of a tokenizer.json, which needs the package tokenizers."""
     tokens_per_character: float = 0.25
-    """English has about four characters a token; code and other languages have fewer."""
+    """English has about four characters per token; code and other languages have fewer."""
     image_tokens: int = 1000
     """Tokens of each image."""
     output_tokens: int | None = None
-    """Tokens of answers whose length is not recorded; 256, which is said, where nothing is given."""
+    """Tokens of answers without a recorded length or a sent limit. None: 256, with a note."""
 
     usual_unit: ClassVar[str] = "ms"
 
@@ -131,7 +133,7 @@ class ChatTrace(RowTrace):
             raise TraceError(f"tokenizer: {self.tokenizer} is no tokenizer.json: {wrong}") from None
 
     def units(self, text: str) -> Sequence[Any]:
-        """Token ids, or characters."""
+        """Token ids of a text, or without a tokenizer its characters."""
         if self.tokenizer is None:
             return text
         ids: list[int] = self._encode.encode(text, add_special_tokens=False).ids
@@ -169,7 +171,9 @@ class _ChatReader(RowReader):
         return timed
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Behind what was said before, unless its text or its recorded length holds that."""
+        """Prompt of a later turn, put after the conversation so far unless its text or recorded length already includes
+        that.
+        """
         session = value_of(line, names.SESSION)
         length, said = self._said["" if session is None else str(session[1])]
         is_whole = any(line.get(name) for name in WHOLE) or value_of(line, names.INPUT) is not None
@@ -212,13 +216,13 @@ class _ChatReader(RowReader):
 
 
 def has_text(fields: Mapping[str, Any]) -> bool:
-    """A record whose prompt is a text."""
+    """True if the record's prompt is a text."""
     line = Line("", dict(fields))
     return _turns_of(line) is not None or _body_of(line) is not None
 
 
 def _requests_of(line: Line) -> Iterator[Line]:
-    """The requests of a record: one, or those of a session's turns or payloads."""
+    """The requests of a record: one, or one for each turn or payload of a session."""
     turns, session = _turns_of(line), line.get("session_id") or line.get("question_id")
     for name in ("forks", "spawns"):
         if any(isinstance(turn, dict) and turn.get(name) for turn in turns or ()):
@@ -234,13 +238,13 @@ def _requests_of(line: Line) -> Iterator[Line]:
 
 
 def _turns_of(line: Line) -> list[Any] | None:
-    """Turns of a session, also as AIPerf and GenAI-Perf write them into their inputs.json."""
+    """Turns of a session, also in the format of AIPerf's and GenAI-Perf's inputs.json."""
     found = (line.get(name) for name in ("turns", "payloads", "payload"))
     return next((turns for turns in found if isinstance(turns, list) and turns), None)
 
 
 def _with_body(line: Line) -> Line:
-    """The record with the fields of the request that it holds beside its own."""
+    """The record's fields, together with those of the request that it holds."""
     body = _body_of(line)
     if body is None:
         there = ", ".join(map(str, line.fields))
@@ -259,7 +263,7 @@ def _body_of(line: Line) -> Mapping[str, Any] | None:
 
 
 def _opened(found: Any) -> dict[str, Any] | None:
-    """An object, also one written as text, plain or in base 64."""
+    """An object, or the object in a text of JSON, plain or in base 64. None: neither."""
     if isinstance(found, dict):
         return found
     if not isinstance(found, str):
@@ -283,7 +287,7 @@ def _is_text(found: Any) -> bool:
 
 
 def _text_of(line: Line) -> tuple[str, list[str]]:
-    """All that a prompt says, and its images."""
+    """All text of a prompt, and its images."""
     texts: list[str] = []
     images: list[str] = []
     if isinstance(line.get("tools"), list):
@@ -303,7 +307,7 @@ def _text_of(line: Line) -> tuple[str, list[str]]:
 
 
 def _without_answer(messages: Any) -> Any:
-    """Messages up to the last answer, if they end with one."""
+    """The messages without the last one, if that is an answer."""
     return messages[:-1] if _ends_with_answer(messages) and len(messages) > 1 else messages
 
 

@@ -1,4 +1,4 @@
-"""Generated loads, by the rules of the clients that others measure with."""
+"""Generated loads, by the rules of common benchmark clients."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversatio
 
 @dataclass(frozen=True, kw_only=True)
 class RandomLengths:
-    """Prompts that share nothing."""
+    """Prompts that share no prefix, with random lengths."""
 
     num_requests: int
     """Number of requests."""
     input_tokens: Lengths
-    """Lengths of prompts."""
+    """Distribution of prompt lengths."""
     output_tokens: Lengths
-    """Lengths of outputs."""
+    """Distribution of output lengths."""
     classes: Mapping[str, float] | None = None
-    """Shares of classes of requests, drawn: {chat: 0.7, batch: 0.3}; None: they have none."""
+    """Shares of request classes, drawn at random: {chat: 0.7, batch: 0.3}. None: requests have no class."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests)
@@ -47,13 +47,13 @@ class PrefixPool:
     num_requests: int
     """Number of requests."""
     num_prefixes: int
-    """Prefixes in the pool."""
+    """Number of prefixes in the pool."""
     prefix_tokens: int
-    """Length of each prefix."""
+    """Length of each prefix in tokens."""
     input_tokens: Lengths
-    """Lengths of the body; the prefix comes on top."""
+    """Distribution of body lengths, without the prefix."""
     output_tokens: Lengths
-    """Lengths of outputs."""
+    """Distribution of output lengths."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests, num_prefixes=self.num_prefixes, prefix_tokens=self.prefix_tokens)
@@ -77,9 +77,9 @@ class SharedPrefixGroups:
     """SGLang's generated-shared-prefix: groups of prompts that share a system prompt."""
 
     num_groups: int = 64
-    """Groups."""
+    """Number of groups."""
     prompts_per_group: int = 16
-    """Conversations of each group."""
+    """Number of conversations in each group."""
     system_prompt_tokens: int = 2048
     """Maximum length of a system prompt; drawn for each group."""
     question_tokens: int = 128
@@ -87,11 +87,11 @@ class SharedPrefixGroups:
     output_tokens: int = 256
     """Maximum length of an output; drawn for each prompt."""
     range_ratio: float = 1.0
-    """Shortest of a length, as a fraction of the longest."""
+    """Minimum of a drawn length, as a fraction of its maximum."""
     num_turns: int = 1
-    """Turns: each prompt is the conversation so far and a new question."""
+    """Number of turns per conversation: each prompt is the conversation so far and a new question."""
     ordered: bool = False
-    """Keep groups together; false: shuffle the prompts."""
+    """True: groups stay together. False: the prompts are shuffled."""
 
     def __post_init__(self) -> None:
         positive(self, num_groups=self.num_groups, prompts_per_group=self.prompts_per_group, num_turns=self.num_turns)
@@ -132,13 +132,13 @@ class Sessions:
     num_sessions: int
     """Number of conversations."""
     num_turns: Lengths
-    """Lengths, of conversations in turns."""
+    """Distribution of the number of turns per conversation."""
     system_prompt_tokens: int = 0
-    """Length of a prompt that all sessions share."""
+    """Length in tokens of a system prompt that all sessions share."""
     input_tokens: Lengths
-    """Lengths of the new input of each turn."""
+    """Distribution of the lengths of each turn's new input."""
     output_tokens: Lengths
-    """Lengths of outputs."""
+    """Distribution of output lengths."""
     think_ns: int = 0
     """Time from an answer until the next turn is sent."""
 

@@ -1,4 +1,6 @@
-"""Names that traces give to the quantities of a request, each with its unit: the one table that rows are read by."""
+"""Field names that traces use for the quantities of a request, with their units. All row traces are read by
+this table.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,7 +15,7 @@ class Quantity(NamedTuple):
     what: str
     """Name of the quantity in messages and on the page of formats."""
     names: Mapping[str, float | None]
-    """Names in files, those looked for first at the top; of times with nanoseconds of one unit."""
+    """Field names in files, in the order in which they are tried. For times: the nanoseconds of one unit."""
 
 
 def _counts(what: str, *names: str) -> Quantity:
@@ -40,7 +42,7 @@ OUTPUT = _counts(
     "max_new_tokens",
 )  # fmt: skip
 LIMITS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
-"""Names of what an answer may have at most: taken where nothing else says its length."""
+"""Field names of the limit of output tokens. Used only if a row has no output length."""
 ARRIVAL = _times(
     "arrival",
     timestamp=SAID_BY_VALUE, arrival_s=S, arrived_at=S, TIMESTAMP=SAID_BY_VALUE, Timestamp=S, request_start_ns=NS,

@@ -16,23 +16,23 @@ from pdsim.workload.trace_fields import INPUT
 
 
 class TraceError(InputError):
-    """A trace that cannot be read: says where and what would be right."""
+    """A trace that cannot be read. The message says where, and what would be right."""
 
 
 LONGEST_LINE = 2**24
-"""Characters of a first line that is looked at."""
+"""Maximum characters of the first line that are used to detect the format."""
 
 
 class InputWarning(UserWarning):
-    """Input that a user may not have meant, and that pdsim uses all the same."""
+    """Warns of input that the user may not have intended, but that pdsim uses."""
 
 
 class InputNote(InputWarning):
-    """What was taken from a file, where a user cannot see it otherwise."""
+    """Tells what pdsim inferred from a file, which the user could not see otherwise."""
 
 
 class Line:
-    """A record of a trace and where it stands."""
+    """A record of a trace, with its place in the file."""
 
     def __init__(self, where: str, fields: dict[str, Any]) -> None:
         self._where = where
@@ -50,7 +50,7 @@ class Line:
         return self._fields
 
     def flat(self) -> "Line":
-        """The record with the fields of nested objects beside its own. Of {value, unit} the value is taken."""
+        """The record, with the fields of nested objects beside its own. An object {value, unit} becomes its value."""
         if not any(isinstance(value, dict) for value in self._fields.values()):
             return self
         flat: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class Line:
 
     @property
     def request_class(self) -> str:
-        """Class of the request; empty: the line names none."""
+        """Class of the request. Empty: the line has no class."""
         found = self._fields.get("class")
         return "" if found is None else str(found).strip()
 
@@ -132,11 +132,11 @@ def json_lines(path: Path) -> Iterator[Line]:
 
 
 _LISTS = ("requests", "records", "data", "results", "traces", "conversations")
-"""Fields of a JSON object whose list are its records."""
+"""Fields of a JSON object that may hold the list of its records."""
 
 
 def json_records(path: Path) -> Iterator[Line]:
-    """Records of one JSON list, of an object with such a list or with columns of equal length."""
+    """Records of a JSON list, or of an object that holds such a list or columns of equal length."""
     with open_trace(path) as file:
         found = _parsed(file.read(), str(path))
     if isinstance(found, dict):
@@ -150,7 +150,7 @@ def json_records(path: Path) -> Iterator[Line]:
 
 
 def _rows_of(found: dict[str, Any]) -> Any:
-    """The list of records inside, the rows of its longest columns, or the object itself."""
+    """The list of records inside the object, the rows of its longest columns, or the object itself."""
     if "block_size" in found or "hash_id_scope" in found:  # a session of agents
         return [found]
     for name in _LISTS:
@@ -175,7 +175,7 @@ _DELIMITERS = ",;\t|"
 
 
 def csv_lines(path: Path) -> Iterator[Line]:
-    """Lines of a table whose first line has the names, between commas, semicolons, tabs or bars."""
+    """Lines of a table with column names in its first line. Commas, semicolons, tabs or bars separate columns."""
     with open_trace(path) as file:
         head = file.readline(LONGEST_LINE)
         delimiter = max(_DELIMITERS, key=head.count)
@@ -185,7 +185,7 @@ def csv_lines(path: Path) -> Iterator[Line]:
 
 
 def _cell(value: Any) -> Any:
-    """A cell with a JSON list is that list."""
+    """The value of a cell. A JSON list in a cell becomes a list."""
     if not isinstance(value, str) or not value.startswith("["):
         return value
     try:
@@ -195,7 +195,7 @@ def _cell(value: Any) -> Any:
 
 
 def records(path: Path) -> Iterator[Line]:
-    """Records of a file by its first character: JSON lines, one JSON value, or a table."""
+    """Records of a file. The first line decides the format: JSON lines, one JSON value, or a table."""
     with open_trace(path) as file:
         first = _first_line(file)
     if not first.startswith(("{", "[")):
@@ -210,7 +210,9 @@ def _first_line(file: IO[str]) -> str:
 
 
 def _is_whole(line: str) -> bool:
-    """A JSON object of its own, so that others follow on their lines; a cut one is taken for such a line."""
+    """True if the line is a JSON object by itself, so that more objects follow on further lines. A truncated line
+    counts as one.
+    """
     if not line.startswith("{"):
         return False
     if len(line) >= LONGEST_LINE:
@@ -222,7 +224,7 @@ def _is_whole(line: str) -> bool:
 
 
 def _has_rows(found: Any) -> bool:
-    """An object that is a file of its own: the results of a client, with a column for each field."""
+    """True if the object is a file by itself: results of a client, with a column for each field."""
     return isinstance(found, dict) and "requests" not in found and _rows_of(found) not in (found, [found])
 
 
@@ -243,8 +245,8 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
 
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
-    """Requests by arrival, numbered in this order; equal times keep the file's order. Specs are numbered in the file's
-    order.
+    """Requests by arrival, numbered in this order; equal times keep the file's order. Input specs are numbered in the
+    file's order.
 
     Warns if the file is not in order of time, because its first requests are then not the earliest.
     """
@@ -271,10 +273,10 @@ def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Base of the formats. Each yields its requests as they stand in the file."""
+    """Base class of trace formats. Each yields its requests in the order of the file."""
 
     path: Path
-    """File, plain or gzip."""
+    """File of the trace, plain or gzip."""
     num_requests: int | None = None
     """Maximum number of requests, from the start of the file. None: all."""
 
@@ -282,19 +284,19 @@ class Trace:
         positive(self, num_requests=self.num_requests)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """Requests by arrival: a trace leaves nothing to draw."""
+        """Requests by arrival. rng is not used, because a trace has no random part."""
         del rng
         return in_order(islice(self.specs(), self.num_requests), self.path)
 
     def specs(self) -> Iterable[RequestSpec]:
-        """Requests in the order of the file, numbered so; more than are asked for may be left unmade."""
+        """Requests in the order of the file, and numbered so. The caller may take only the first of them."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedTrace(Trace):
     speedup: float = 1.0
-    """2 replays the arrivals in half the time; pauses stay."""
+    """Factor on arrival rates: 2 replays the arrivals in half the time. Pauses within sessions stay."""
     skip_requests: int = 0
     """Number of requests to leave out at the start. The first request after them is sent at time 0."""
 
@@ -317,7 +319,7 @@ class TimedTrace(Trace):
 
 
 def _without_first(num_skipped: int, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
-    """The other specs, numbered from 0, with times from 0. None of them follows a request that is left out."""
+    """The remaining specs, numbered from 0, with times from 0. Dependencies on skipped requests are dropped."""
     kept = specs[num_skipped:]
     begin_ns = min(spec.arrival_ns for spec in kept)
     return [

@@ -1,4 +1,4 @@
-"""Traces of one request a row, whatever a tool calls its fields: `trace_fields.py` has their names."""
+"""Traces with one request per row. The field names that tools use are in `trace_fields.py`."""
 
 import re
 import warnings
@@ -20,40 +20,46 @@ from pdsim.workload.trace_fields import Quantity
 from pdsim.workload.trace_file import InputWarning, Line, TimedTrace, TraceError, records
 
 _USUAL_BLOCK_TOKENS = 512
-"""Mooncake's."""
+"""Tokens of a block in Mooncake's traces."""
 _LOOKED_AT = 1000
-"""Rows from which the size of blocks and the unit of times are found out."""
+"""Number of first rows from which the size of blocks and the unit of times are inferred."""
 EPOCH_S = 1e9
-"""Times from this on count from 1970; a trace's hours do not come near."""
+"""Times from this on count from 1970. Times that count from the start of a trace stay far below."""
 _DAY_S = 86_400
-"""Few traces begin later than this after their start."""
+"""A trace whose first request has at least this time is assumed to use a time of day or a date."""
 _LEAST_GAP = 2
-"""Whole numbers that are nearer to each other than this on average are no milliseconds: 500 requests in a second."""
+"""Whole numbers with a smaller mean gap count as seconds: as milliseconds they would mean over 500 requests per
+second.
+"""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
-"""Units of times since 1970, by what they are below."""
+"""Units of times since 1970, each with the value that its times stay below."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowTrace(TimedTrace):
-    """Base: rows are CSV, JSON lines, a JSON list, or columns of one JSON object."""
+    """Base class of row traces: rows are CSV, JSON lines, a JSON list, or columns of one JSON object."""
 
     block_tokens: int | None = None
-    """Tokens of one hash id. None: as the file says it, or found from lengths and numbers of ids."""
+    """Tokens of one hash id. None: as the file says, or inferred from lengths and numbers of ids."""
     time_unit: str = ""
-    """Unit of arrival times whose name has none: s, ms, us or ns. Empty: found from the values, and said."""
+    """Unit of arrival times whose field name has no unit: s, ms, us or ns. Empty: inferred from the values, with a
+    note.
+    """
     image_tokens: int = 0
-    """Tokens that each image adds to its prompt's length."""
+    """Tokens that each image adds to the length of its prompt."""
 
     new_turns: bool | None = None
-    """Meaning of the lengths of a session's later turns, if no ids tell their prompts: true: of new input (AIPerf);
-    false: of the whole prompt. None: new input if a length is less than the turns before, with a warning."""
+    """Meaning of the lengths of a session's later turns, if no ids identify their prompts. true: length of the new
+    input (AIPerf). false: length of the whole prompt. None: new input if a turn is shorter than the turns before it,
+    with a warning.
+    """
 
     unit: ClassVar[str] = ""
-    """Unit of times without one in this format."""
+    """Unit of this format's times, if their field name has none."""
     clock_s: ClassVar[float] = _DAY_S
-    """A first request from this time on has the time of some clock."""
+    """If the first request has this time in s or a later one, times count from the first request."""
     usual_unit: ClassVar[str] = ""
-    """Unit of `timestamp` where its values do not count from 1970."""
+    """Unit of `timestamp`, if its values do not count from 1970."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +70,7 @@ class RowTrace(TimedTrace):
             raise ValueError(f"{type(self).__name__} needs image_tokens >= 0, found {self.image_tokens}")
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """Requests by arrival. Times of day count from the first request."""
+        """Requests by arrival. Times of day are counted from the first request."""
         ordered = super().requests(rng)
         begin_ns = ordered[0].arrival_ns
         if begin_ns * self.speedup < self.clock_s * 1e9:
@@ -80,13 +86,14 @@ class RowTrace(TimedTrace):
 
 _DYNAMO_REQUEST = "request_end"
 _FORMATS = ("ContextTokens", "Request tokens")
-"""Fields of formats whose names are their own."""
+"""Fields of formats with unusual names, which are not renamed."""
 
 
 def rows_of(path: Path) -> Iterator[Line]:
-    """Rows by the names of the table, and the turns of sessions that hold lengths, one by one.
+    """Rows with field names of the table. A session with several turns yields one row per turn.
 
-    Dynamo's request traces have other events too, and requests by their ends.
+    Dynamo's request traces also have other events, which are left out, and list requests by their ends; these are
+    sorted.
     """
     lines = (line for line in records(path) if line.get("event_type") in (None, _DYNAMO_REQUEST))
     first = next(lines, None)
@@ -106,7 +113,7 @@ def _received(row: Line) -> float:
 
 
 def _other_spellings(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Names of the table by what is spelt otherwise in a row: Prompt Tokens, promptTokens, prompt-tokens."""
+    """Table names for fields that a row spells differently: Prompt Tokens, promptTokens, prompt-tokens."""
     known = {name for quantity in names.QUANTITIES for name in quantity.names}
     found: dict[str, str] = {}
     for name in fields:
@@ -119,7 +126,7 @@ def _other_spellings(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _turns_of(line: Line) -> Iterator[Line]:
-    """The row, or its turns: the first at the session's time."""
+    """The row, or a row for each of its turns. The first turn is at the session's time."""
     turns = line.get("turns")
     if not (isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)):
         yield line
@@ -136,7 +143,7 @@ def _turns_of(line: Line) -> Iterator[Line]:
 
 
 def value_of(line: Line, quantity: Quantity) -> tuple[str, Any] | None:
-    """The quantity under the first of its names that the row has."""
+    """Field name and value of a quantity, by the first of its names that the row has. None: the row has none."""
     for name in quantity.names:
         if (found := line.get(name)) is not None and found != "":
             return name, found
@@ -144,7 +151,7 @@ def value_of(line: Line, quantity: Quantity) -> tuple[str, Any] | None:
 
 
 def _name_of(line: Line, quantity: Quantity) -> str:
-    """The name under which the row has it. Raises TraceError."""
+    """The field name of a quantity in this row. Raises TraceError if the row has none."""
     if (found := value_of(line, quantity)) is None:
         some = ", ".join(islice(quantity.names, 6))
         there = ", ".join(map(str, line.fields))
@@ -154,11 +161,11 @@ def _name_of(line: Line, quantity: Quantity) -> str:
 
 @dataclass
 class RowReader:
-    """Makes requests of rows."""
+    """Makes requests from rows."""
 
     trace: RowTrace
     first: Sequence[Line]
-    """Some of the rows, from which sizes and units are found out."""
+    """The first rows, from which sizes and units are inferred."""
     streams: Iterator[int] = field(default_factory=fresh_streams)
 
     def __post_init__(self) -> None:
@@ -166,7 +173,7 @@ class RowReader:
         self._token_ids = TextBlocks(self.streams)
         self._prefixes: dict[str, int] = {}
         self._turns: dict[str, tuple[RequestSpec, int | None]] = {}
-        """Last turn of each session, and when it ended in the trace."""
+        """Last turn of each session, and the time when it ended in the trace."""
         self._units_ns: dict[str, float] = {}
         self._has_times = any(value_of(line, names.ARRIVAL) for line in self.first)
         self._has_new_turns = self.trace.new_turns
@@ -236,7 +243,7 @@ class RowReader:
         return self._blocks
 
     def _spans(self, line: Line, num_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """A prompt that shares what prefix_id and prefix_tokens say."""
+        """Spans of a prompt that shares the prefix which prefix_id and prefix_tokens name."""
         shared = 0
         if (prefix_id := line.get("prefix_id")) not in (None, ""):
             shared = line.count("prefix_tokens", least=0)
@@ -249,7 +256,9 @@ class RowReader:
         yield (next(self.streams), 0, num_tokens - shared)
 
     def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
-        """With its arrival, and behind the turn before it. A later turn may have a pause and no arrival."""
+        """The request with its arrival time, and after the turn before. A later turn may have a pause instead of an
+        arrival time.
+        """
         session = value_of(line, names.SESSION)
         before, ended_ns = (None, None) if session is None else self._turns.get(str(session[1]), (None, None))
         delay = value_of(line, names.DELAY)
@@ -271,7 +280,7 @@ class RowReader:
         return spec
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Prompt of a later turn. If no ids tell the prompt, it continues the conversation so far."""
+        """Prompt of a later turn. If no ids identify the prompt, it continues the conversation so far."""
         if _tells_prompt(line):
             return prompt
         self._told_turns += 1
@@ -301,7 +310,9 @@ class RowReader:
         return round(time_ns if self.trace.speedup == 1 else time_ns / self.trace.speedup)
 
     def _found_unit_ns(self, name: str) -> float:
-        """Times since 1970 tell their unit. Else fractions are seconds, and whole numbers milliseconds if far apart."""
+        """Unit in ns of a field's times. Times since 1970 reveal their unit. Otherwise fractions mean seconds, and
+        whole numbers milliseconds if their gaps are large.
+        """
         if name not in self._units_ns:
             unit = self.trace.time_unit or self.trace.unit
             if not unit:
@@ -316,7 +327,7 @@ class RowReader:
 
 
 def _is_left_out(line: Line) -> bool:
-    """Failures, what had no answer, and the warm-up of AIPerf's records."""
+    """True for failures, for requests without an answer, and for the warm-up of AIPerf's records."""
     if line.get("benchmark_phase") not in (None, "", "profiling"):
         return True
     failure = value_of(line, names.FAILURE)
@@ -326,12 +337,12 @@ def _is_left_out(line: Line) -> bool:
 
 
 def _tells_prompt(line: Line) -> bool:
-    """The row says which tokens of its prompt are those of others."""
+    """True if the row says which tokens of its prompt are shared with other prompts."""
     return any(value_of(line, one) is not None for one in (names.BLOCKS, names.TOKEN_IDS)) or "prefix_id" in line.fields
 
 
 def has_new_turns(lines: Iterable[Line]) -> bool:
-    """True if a session has a turn that is shorter than the turns before it together, so that lengths are those of new
+    """True if a session has a turn that is shorter than all turns before it together, so that lengths are those of new
     input.
     """
     known: dict[str, int] = {}
@@ -357,7 +368,7 @@ def _num_images(line: Line) -> int:
 
 
 def unit_of(times: Sequence[float]) -> tuple[str, bool]:
-    """The unit of times whose name does not tell it, and whether they leave no doubt."""
+    """The unit of times whose field name does not tell it, and whether the unit is certain."""
     if not times or max(times) < EPOCH_S:
         is_dense = 0 < max(times) - min(times) < _LEAST_GAP * (len(times) - 1) if times else False
         return ("s" if is_dense or any(value != int(value) for value in times) else "ms"), False
@@ -365,7 +376,7 @@ def unit_of(times: Sequence[float]) -> tuple[str, bool]:
 
 
 def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
-    """All prompts have an id for each whole block and none for the rest, as engines' own hashes do."""
+    """True if all prompts have an id for each whole block and none for the rest, as with engines' own hashes."""
     sizes = [
         (line.count(length[0]), len(ids[1]))
         for line in lines
@@ -379,7 +390,7 @@ def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
 
 
 def block_tokens_of(lines: Iterable[Line], path: str) -> int:
-    """Tokens of a block: as the rows say it, or such that each prompt has as many blocks as ids. Raises TraceError."""
+    """Tokens of a block: as the rows say, or such that each prompt has as many blocks as ids. Raises TraceError."""
     whole_low, whole_high, cut_low, cut_high = 1, inf, 1, inf
     for line in lines:
         if (said := value_of(line, names.BLOCK_TOKENS)) is not None:
@@ -405,7 +416,9 @@ def block_tokens_of(lines: Iterable[Line], path: str) -> int:
 
 
 def _date_ns(line: Line, name: str, text: str) -> int:
-    """Of UTC where it has no zone. Azure has seven fractional digits, one more than datetime reads, or none."""
+    """Time in ns of a date, in UTC if the date has no zone. Azure's dates have seven fractional digits, which datetime
+    cannot read.
+    """
     head, point, rest = text.strip().partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
     try:

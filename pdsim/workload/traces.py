@@ -1,4 +1,4 @@
-"""Public traces, of agents too, and plain request tables."""
+"""Public traces, including traces of agents, and plain tables of requests."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from pdsim.workload.trace_rows import EPOCH_S, RowTrace, block_tokens_of
 class MooncakeTrace(RowTrace):
     """Mooncake's JSON lines: timestamp (ms), input_length, output_length, hash_ids.
 
-    Equal leading ids are a shared prefix; prompts without ids share nothing. Lines of one session_id are turns: each
-    follows the end of the one before by delay (ms), or else by the difference of their timestamps.
+    Equal leading ids are a shared prefix; prompts without ids share nothing. Lines with one session_id are turns: each
+    follows the end of the turn before, after delay (ms) or else after the difference of their timestamps.
     """
 
     unit: ClassVar[str] = "ms"
@@ -37,14 +37,14 @@ class AgenticMooncakeTrace(TimedTrace):
     """
 
     block_tokens: int | None = None
-    """Tokens of one hash id. None: found from lengths and numbers of ids."""
+    """Tokens of one hash id. None: inferred from lengths and numbers of ids."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, block_tokens=self.block_tokens)
 
     def specs(self) -> Iterator[RequestSpec]:
-        """Requests, each behind those that it waits for: none waits for one that was cut off."""
+        """Requests, each after those that it waits for, so that a limited number of them is complete."""
         lines = _named_lines(self.path)
         found = self.block_tokens or block_tokens_of((line for line, _ in lines.values()), str(self.path))
         blocks = HashBlocks(found)
@@ -86,7 +86,7 @@ def _named_lines(path: Path) -> _Lines:
 
 
 def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]]:
-    """Lines as in the file, but each comes behind those that it waits for."""
+    """Lines in the order of the file, except that each line comes after those that it waits for."""
     names = list(lines)
     places = {name: i for i, name in enumerate(names)}
     sorter = TopologicalSorter({places[name]: [places[one] for one in lines[name][1]] for name in names})
@@ -107,7 +107,9 @@ def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class BailianTrace(RowTrace):
-    """Qwen's traces of Bailian: Mooncake's fields, seconds, blocks of 16 tokens. Turns do not wait for each other."""
+    """Traces of Alibaba's Bailian service for Qwen: Mooncake's fields, times in seconds, blocks of 16 tokens. Turns do
+    not wait for each other.
+    """
 
     block_tokens: int | None = 16
     """Tokens of one hash id."""
@@ -130,21 +132,21 @@ class BurstGptTrace(RowTrace):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestTable(RowTrace):
-    """Any rows with tokens of prompt and answer, such as arrival_s, in_tokens, out_tokens, under the names that tools
+    """Rows with the tokens of prompt and answer, such as arrival_s, in_tokens, out_tokens, under the names that tools
     use: CSV, JSON lines, or JSON.
 
-    prefix_id and prefix_tokens name shared prefixes; hash_ids and token ids tell them; a column class, also in traces
-    with hash_ids, names classes of requests. Other columns are ignored.
+    prefix_id and prefix_tokens name shared prefixes; hash_ids and token ids identify them. A column class, also in
+    traces with hash_ids, names classes of requests. Other columns are ignored.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedComputeTrace(Trace):
-    """Agents, a conversation a line: a request for each of num_turns calls of a tool and one for the final answer.
+    """Agents, one conversation per line: one request for each of num_turns tool calls, and one for the final answer.
 
     A prompt is the whole conversation before it: a first prompt of input_prompt_length, then for each turn an answer
-    (assistant_response_length) and what the tool gave (tool_call_output_length), which took tool_call_latency (s).
-    Lines have no times, and share nothing.
+    (assistant_response_length) and the tool's output (tool_call_output_length), which took tool_call_latency (s). Lines
+    have no times, and share nothing.
     """
 
     def specs(self) -> Iterator[RequestSpec]:
