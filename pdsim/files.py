@@ -17,6 +17,8 @@ from pdsim.inputs import InputError
 
 LOCK = "owner.lock"
 """File by whose lock a folder's owner is known to live."""
+_NEW = ".new-"
+"""Begin of the names of folders whose files have not taken their places."""
 
 
 class ForeignFileError(InputError):
@@ -41,6 +43,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def require_empty_or_own(folder: Path, what: str, *, is_own: bool) -> None:
+    """Raises ForeignFileError for a folder that has files, unless it is known as one that this program made.
+
+    what: what would be written there, for the message.
+    """
+    if is_own or not folder.is_dir():
+        return
+    there = sorted(path.name for path in folder.iterdir() if path.name != LOCK and not path.name.startswith(_NEW))
+    if there:
+        raise ForeignFileError(f"{folder}: has {there[0]}, and no {what} of pdsim; name a new folder, or an empty one")
 
 
 def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
@@ -92,7 +106,7 @@ def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Pa
     If that fails, what stood in `folder` stays. Own files that are not written again are removed, others are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    new = Path(mkdtemp(prefix=".new-", dir=folder))
+    new = Path(mkdtemp(prefix=_NEW, dir=folder))
     try:
         yield new
         (folder / last).unlink(missing_ok=True)  # while files of two runs lie there, none is whole

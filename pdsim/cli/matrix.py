@@ -27,7 +27,7 @@ from pdsim.calibration.validate.comparison import Comparison, Side, Validation, 
 from pdsim.calibration.validate.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
 from pdsim.cli.command import print_json
 from pdsim.cli.finished import fail_for_requests, progress_over
-from pdsim.files import remove_own, replace_folder, require_own, write_whole
+from pdsim.files import remove_own, replace_folder, require_empty_or_own, require_own, write_whole
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.run_folder import (
     JOURNAL,
@@ -210,7 +210,7 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
     if out.resolve() == source.resolve():
         raise ConfigError(f"--out: {out} is the matrix itself; expected another folder")
     _require_campaign(out)
-    out.mkdir(parents=True, exist_ok=True)
+    (out / _DATA).mkdir(parents=True, exist_ok=True)
     profiles = {suite.profile, *(variant.profile for variant in suite.variants)}
     for path in source.iterdir():
         is_input = path.suffix not in _NOT_COPIED and path.name not in {SUITE_FILE, suite.scenario_path.name}
@@ -230,10 +230,9 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
 
 
 def _require_campaign(out: Path) -> None:
-    """Raises ConfigError for a folder that is no campaign, because its files would be overwritten."""
-    is_begun = (out / SUITE_FILE).is_file()
-    if not is_begun and out.exists() and any(out.iterdir()):
-        raise ConfigError(f"--out {out}: not empty, and no campaign (it has no {SUITE_FILE}); name another folder")
+    """Raises InputError for a folder that is no campaign, because its files would be overwritten."""
+    is_begun = (out / SUITE_FILE).is_file() and (out / _DATA).is_dir()
+    require_empty_or_own(out, f"campaign ({SUITE_FILE} and {_DATA})", is_own=is_begun)
     if not is_begun and (archive := _archive_of(out)).exists():
         raise ConfigError(f"--out {out}: {archive} exists already, and would be overwritten; name another folder")
 
@@ -314,7 +313,6 @@ def carry_out(
 ) -> Path:
     """Returns the archive. Raises ConfigError, also if a step fails."""
     suite = prepare(matrix, out, changes, hosts)
-    (out / _DATA).mkdir(exist_ok=True)
     commands = []
     for step in steps(suite, rounds=rounds, num_gpus=num_gpus):
         commands.append(shlex.join(step.command))

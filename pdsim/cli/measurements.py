@@ -16,6 +16,8 @@ from pdsim.scenario.yaml_file import ConfigError
 
 _EXPERIMENTS = Path("experiments")
 """Folder where cases are looked for by name."""
+_PROFILE = "name:"
+"""Begin of each profile."""
 
 
 def observe(
@@ -72,7 +74,7 @@ def observe(
         return
     if later is not None or scenario is not None or seconds is not None:
         raise ConfigError(f"{url} is no file: a second page, --scenario and --seconds need saved pages")
-    from pdsim.calibration.observe.observation import Session
+    from pdsim.calibration.observe.observation import Session, require_observation
     from pdsim.calibration.observe.probes import ObservationBudget, loads, planned
     from pdsim.calibration.observe.server_client import ServerClient
     from pdsim.cli.finished import progress_over
@@ -88,6 +90,7 @@ def observe(
             print_plan(server.url, budget, probes, loads(budget))
         return
     require_out(out)
+    require_observation(out)
     flags = ("--minutes", "--requests", "--concurrency", "--longest-prompt")
     words = zip(flags, astuple(budget), strict=True)
     command = " ".join(["pdsim observe", server.url, *(f"{flag} {value:g}" for flag, value in words)])
@@ -133,7 +136,7 @@ def calibrate(
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
-    require_out_file(out, rows)
+    require_out_file(out, rows, _PROFILE)
     measurements = read_rows(rows).of_ranks(Ranks(prefill_tp, prefill_ep), Ranks(decode_tp, decode_ep))
     with saying("fitting ...", quiet=json_):
         made = fit_rows(measurements, gpu=gpu)
@@ -184,7 +187,7 @@ def scale(
     from pdsim.show.measurement_tables import print_scaling
     from pdsim.system.catalog import load_gpu, load_model
 
-    require_out_file(out, [profile])
+    require_out_file(out, [profile], _PROFILE)
     model = model or model_of(read_profile(profile))
     if model is None:
         raise ConfigError(f"profile {profile} does not say its model: name it with --model")

@@ -13,7 +13,7 @@ from pdsim.cli.finished import FinishedRun, Kept, progress_over, saying, write_r
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import origins
 from pdsim.cost.settings import Kernels
-from pdsim.files import temporary_folder
+from pdsim.files import require_empty_or_own, temporary_folder
 from pdsim.formats.results.reading import is_result, read_results
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics import run_folder
@@ -39,6 +39,7 @@ from pdsim.study.slo import Slo
 from pdsim.system.catalog import names
 from pdsim.workload.client import ClosedLoop
 
+COMPARISON = "compare.png"
 _NEAR = 1.5
 """Factor between a limit and what was found, up to which a run is repeated: chance moves a p99 by a quarter."""
 
@@ -214,6 +215,8 @@ def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force:
     """Run folder of each scenario file, checked before the first of them is simulated."""
     folders: dict[Path, Path] = {}
     run_folder.require_out(out)
+    there = [path.name == COMPARISON or run_folder.holds_run(path) for path in (out.iterdir() if out.is_dir() else ())]
+    require_empty_or_own(out, "runs", is_own=any(there))
     for path in paths:
         if path.is_dir() or is_result(path):
             continue

@@ -147,7 +147,7 @@ def compare(
     json_: Json = False,
 ) -> None:
     """Show runs side by side, each with its difference from the first run. A single run is shown alone."""
-    from pdsim.cli.runner import compared_runs, obtain_runs, write_comparison
+    from pdsim.cli.runner import COMPARISON, compared_runs, obtain_runs, write_comparison
 
     set_ = (*profile_changes(profile), *set_)
     if not runs:
@@ -159,9 +159,9 @@ def compare(
     else:
         _print_compared(finished, compared, details=details)
     if out is not None:
-        write_comparison(out / "compare.png", finished, quiet=json_)
+        write_comparison(out / COMPARISON, finished, quiet=json_)
         if not json_:
-            print(f"run folders and compare.png: {out}")
+            print(f"run folders and {COMPARISON}: {out}")
     fail_if_incomplete(*finished)
 
 
@@ -453,7 +453,7 @@ def export(
     from pdsim.scenario.build import requests_of
     from pdsim.workload.hash_ids import NotASessionError, agentic_rows, mooncake_rows, write_mooncake
 
-    require_out_file(out, [run])
+    require_out_file(out, [run], "\x1f\x8b" if to == "perfetto" else "{")
     scenario = scenario_of(run, set_)
     (finished,) = obtain_runs((run,), set_, None, quiet=False)
     rows = {"mooncake": mooncake_rows, "agentic_mooncake": agentic_rows}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, ScenarioFile, Set, out_at, print_json
-from pdsim.files import write_whole
+from pdsim.files import require_empty_or_own, write_whole
 from pdsim.scenario.starter import StarterOptions, commented, first_scenario, starting_point
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -232,10 +232,20 @@ def _printed(made: "Launch") -> str:
 
 
 def _require_launch(out: Path, files: Iterable[str]) -> None:
-    """Raises ConfigError if files would be replaced that no launch wrote."""
-    there = [path for path in (out / name for name in files) if path.is_symlink() or path.exists()]
-    if there and not any(path.read_bytes().startswith(_MARK.encode()) for path in there if path.is_file()):
-        raise ConfigError(f"--out {out}: {there[0].name} exists and is not a file of pdsim launch; name another folder")
+    """Raises ForeignFileError for a folder of other files, and ConfigError if one would be replaced."""
+    own = {path.name for path in (out.iterdir() if out.is_dir() else ()) if _is_of_launch(path)}
+    require_empty_or_own(out, "launch", is_own=bool(own))
+    for name in files:
+        is_there = (out / name).is_symlink() or (out / name).exists()
+        if is_there and name not in own and not name.endswith(_WITHOUT_COMMENTS):
+            raise ConfigError(f"--out {out}: {name} exists and is not a file of pdsim launch; name another folder")
+
+
+def _is_of_launch(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MARK)) == _MARK.encode()
 
 
 def _files(made: "Launch") -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pdsim.core.journal import KILLED, Entry, from_lines, to_line
 from pdsim.core.messages import Finished
 from pdsim.core.router import Router
-from pdsim.files import LOCK, files_replaced, write_whole
+from pdsim.files import LOCK, files_replaced, require_empty_or_own, write_whole
 from pdsim.inputs import InputError, read_json, shown
 from pdsim.metrics.records import Records, RunRecords
 from pdsim.metrics.summary import TailMetric
@@ -65,18 +65,30 @@ def require_out(out: Path, *, is_file: bool = False) -> None:
 
 def require_out_of_run(out: Path, *, force: bool) -> None:
     """Checks that a run can be written to a folder. Raises RunFolderError if not, and if a run is there and force is
-    False.
+    False. Raises ForeignFileError for a folder of other files.
     """
     require_out(out)
     link = next((name for name in (*_FILES, CATALOG, LOGS) if (out / name).is_symlink()), None)
     if link is not None:
         raise RunFolderError(f"--out {out}: {link} is a symbolic link; name another folder")
+    require_empty_or_own(out, "run", is_own=holds_run(out))
     kept = next((name for name in (SUMMARY, JOURNAL, SCENARIO, LOGS) if (out / name).exists()), None)
     if kept is not None and not force:
         raise RunFolderError(f"--out {out}: has a run already ({kept}); --force overwrites it, or name another folder")
 
 
-def require_out_file(out: Path, read: Sequence[Path], begins: str = "") -> None:
+def holds_run(folder: Path) -> bool:
+    """True if a run wrote to the folder, even if it was cut short."""
+    if any((folder / name).is_file() for name in (JOURNAL, f"{LOGS}/{ABOUT}", f"{LOGS}/{LOCK}")):
+        return True
+    try:
+        read_summary(folder)
+    except InputError:
+        return False
+    return True
+
+
+def require_out_file(out: Path, read: Sequence[Path], begins: str) -> None:
     """Checks that a file can be written. Raises RunFolderError if not.
 
     A file is refused if the command reads it, if it belongs to a run, or if its beginning differs from `begins`, the
@@ -90,8 +102,8 @@ def require_out_file(out: Path, read: Sequence[Path], begins: str = "") -> None:
     if out.name in _FILES and (out.parent / SUMMARY).exists():
         raise RunFolderError(f"--out {out}: is a file of a run; name another file")
     with out.open("rb") as file:
-        if (start := file.read(len(begins))) and start.lower() != begins.encode():
-            raise RunFolderError(f"--out {out}: is there and does not begin with {begins}; name another file")
+        if (start := file.read(len(begins))) and start.lower() != begins.encode("latin-1"):
+            raise RunFolderError(f"--out {out}: is there and does not begin with {begins!r}; name another file")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from pdsim.cost.model import CostSettings
 from pdsim.inputs import shown
 from pdsim.policy import protocols
 from pdsim.scenario.faults import Fault
-from pdsim.scenario.fields import DIMENSIONS, Dimension, base_folder, require_no_boolean
+from pdsim.scenario.fields import DIMENSIONS, Dimension, Seed, base_folder, require_no_boolean
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.workload.client import Arrivals, Client
 from pdsim.workload.lengths import Lengths
@@ -270,7 +270,8 @@ def _construct(kind: Any, name: str, settings: dict[str, Any], base: Path) -> An
             )
         field_name = known[key].name
         try:
-            arguments[field_name] = _convert(hints[field_name], in_file(field_name)[1], value, base)
+            hint = Seed if field_name == "seed" else hints[field_name]  # policies know no pydantic
+            arguments[field_name] = _convert(hint, in_file(field_name)[1], value, base)
         except ValueError as wrong:
             raise ValueError(f"{name}.{key}: {wrong}") from None
     missing = [

@@ -73,6 +73,9 @@ FolderName = Annotated[str, Field(pattern=r"^[^/\\]+$"), AfterValidator(names_a_
 """Name of a folder inside another folder."""
 
 
+Seed = Annotated[int, Field(ge=0)]
+
+
 def meanings(kind: type[Any]) -> dict[str, str]:
     """The strings below the fields of a class and of its bases, by field."""
     found = {}

@@ -13,7 +13,7 @@ from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
 from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
 from pdsim.scenario.faults import Fault, HealthSettings, Kill, SlowLink
-from pdsim.scenario.fields import FolderName, Section, base_folder
+from pdsim.scenario.fields import FolderName, Section, Seed, base_folder
 from pdsim.scenario.front_end import FrontEndSettings
 from pdsim.scenario.network import NetworkSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile, with_profile
@@ -122,7 +122,7 @@ class Scenario(Section):
     """Name of the scenario in tables, and of its run folder in a comparison."""
     description: str = ""
     """Free text."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of workload, arrivals, aborts and backoffs. Policies have their own seeds."""
     model: Annotated[str, BeforeValidator(a_name)]
     """Name in the catalog (`pdsim catalog` lists the names)."""

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pdsim.files import own_lock, temporary_folder, write_whole
+from pdsim.files import LOCK, own_lock, require_empty_or_own, temporary_folder, write_whole
 from pdsim.inputs import read_json
-from pdsim.metrics.run_folder import SCENARIO, require_out
+from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.tables import RunFolderError
 from pdsim.study.slo import Slo
 from pdsim.study.tasks import Done, Point
@@ -22,8 +22,7 @@ from pdsim.study.tasks import Done, Point
 PLAN = "plan.jsonl"
 HEAD = "sweep.json"
 POINTS = "points"
-_RESULTS = (PLAN, HEAD, "log.jsonl", "plan.json", "plan.md", "answer.json", "answer.md", SCENARIO)
-"""What sweeps, plans and questions write beside their points."""
+_LOG = "log.jsonl"
 DAMAGED = "damaged"
 """Status of a shard that cannot be read: it was cut short or is no shard."""
 
@@ -41,12 +40,13 @@ def opened_folder(out: Path | str | None) -> Iterator[Path]:
 
 @contextmanager
 def locked_folder(out: Path) -> Iterator[Path]:
-    """The folder `out`, for this process alone. Raises RunFolderError if that cannot be."""
+    """The folder `out`, for this process alone. Raises RunFolderError if that cannot be, and ForeignFileError for a
+    folder of other files.
+    """
     require_out(out)
-    foreign = next((name for name in _RESULTS if (out / name).is_symlink() or (out / name).exists()), None)
-    if foreign is not None and not has_points(out):
-        raise RunFolderError(f"--out {out}: {foreign} is there, but no runs of a sweep, plan or question; name another")
-    out.mkdir(parents=True, exist_ok=True)
+    is_own = has_points(out) and any((out / name).is_file() for name in (LOCK, HEAD, _LOG))
+    require_empty_or_own(out, "runs of a sweep, plan or question", is_own=is_own)
+    (out / POINTS).mkdir(parents=True, exist_ok=True)
     try:
         with own_lock(out):
             yield out
@@ -88,7 +88,7 @@ class Store:
         """The shard, and then a line in the log."""
         write_whole(self._path(done.key), f"{json.dumps(done.row)}\n")
         line = {"key": done.key, "cpu_s": round(done.cpu_s, 3), "wall_s": round(done.wall_s, 3)}
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+        with (self.folder / _LOG).open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
 
     def remove(self, key: str) -> None:

@@ -210,6 +210,7 @@ def measure(
     """
     from pdreal.measure.plan import FULL, QUICK
     from pdreal.measure.run import measure, measurement
+    from pdsim.metrics.run_folder import require_out_file
     from pdsim.metrics.summary_rows import counted
 
     def tell(line: str) -> None:
@@ -217,6 +218,7 @@ def measure(
 
     pair = read_hosts(hosts)
     options = Options(device=device, dtype=dtype, threads=threads, hosts=None if pair is None else pair.as_pair())
+    require_out_file(out, [], "kind,")
     chosen = measurement(model, options, page_size, tp, ep, only, QUICK if quick else FULL, rounds)
     try:
         num_rows = measure(chosen, out, tell)
@@ -294,12 +296,14 @@ def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> 
         Treat the folder as a Hugging Face home (HF_HOME) and write into its cache, for clients that take no path.
 
     """
-    from pdreal.serve.tokenizer import HUB_NAME, plant_in_hub_cache, write_tokenizer
+    from pdreal.serve.tokenizer import HUB_NAME, holds_tokenizer, plant_in_hub_cache, write_tokenizer
+    from pdsim.files import require_empty_or_own
 
     if hf_home:
         plant_in_hub_cache(folder, vocab_size)
         print(f"HF_HOME={folder} HF_HUB_OFFLINE=1 finds the tokenizer {HUB_NAME}")
     else:
+        require_empty_or_own(folder, "tokenizer", is_own=holds_tokenizer(folder))
         write_tokenizer(folder, vocab_size)
         print(f"tokenizer: {folder}")
 

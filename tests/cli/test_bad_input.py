@@ -80,6 +80,8 @@ CHANGES = [
         "network.staging: a push writes into decode's pages and needs no staging; leave it out",
     ),
     ("seed=soon", "seed: Input should be a valid integer"),
+    ("seed=-1", "seed: Input should be greater than or equal to 0, found -1"),
+    ("router={use: random, seed: -1}", "random.seed: Input should be greater than or equal to 0, found -1"),
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
     ("network.message_latency=1e400 ms", "a duration cannot be infinite, found '1e400 ms'"),
     (

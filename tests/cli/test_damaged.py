@@ -257,7 +257,8 @@ MEASURED = "scenario: s.yaml\nsource: a test\narms: {one: {runs: [{mean_ttft_ms:
         ("[{mean_ttft_ms: 5}]", "x", "runs: expected a list, found 'x'"),
         ("mean_ttft_ms: 5", "mean_ttft_ms: x", "runs[0]: mean_ttft_ms: expected a number, found 'x'"),
         ("mean_ttft_ms: 5", "bogus: 5", "measures bogus, which is no number of a summary"),
-        ("a test", "a test\nseeds: 5", "seeds: expected a list of whole numbers, found 5"),
+        ("a test", "a test\nseeds: 5", "seeds: expected a list of whole numbers from 0 on, found 5"),
+        ("a test", "a test\nseeds: [1, -1]", "seeds: expected a list of whole numbers from 0 on, found [1, -1]"),
     ],
 )
 def test_a_damaged_case(capsys, scenario, old, new, said):

@@ -38,8 +38,9 @@ def test_a_full_disk_is_one_message(name, tmp_path):
     if name == "report":
         out.write_text("<!doctype html>" * 100)
     else:
-        out.mkdir()
-        (out / "summary.json").write_text('{"completed": 1}')
+        (out / "points").mkdir(parents=True)
+        for own in ("summary.json", "journal.jsonl.zst", "owner.lock"):
+            (out / own).write_text('{"completed": 1}')
     before = {path: path.read_bytes() for path in (out, *out.rglob("*")) if path.is_file()}
     done = subprocess.run(
         [sys.executable, "-m", "pdsim", *COMMANDS[name], "--out", str(out)],

@@ -2,6 +2,8 @@
 
 import json
 import os
+from contextlib import chdir, redirect_stderr
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
@@ -118,19 +120,62 @@ def test_runs_and_comparisons_stay_in_their_folder(name, force, link):
         assert all(path.startswith("out/") for path in after.keys() - before.keys())
 
 
-@given(theirs=st.sets(st.sampled_from(["scenario.yaml", "plan.json", "log.jsonl", "notes.txt", "sweep.json"])))
+INTO_FOLDERS = [
+    ("run", "s.yaml", "--no-ranges"),
+    ("run", "s.yaml", "--no-ranges", "--force"),
+    ("compare", "s.yaml"),
+    ("compare", "s.yaml", "--force"),
+    ("launch", "s.yaml"),
+    ("launch", "s.yaml", "--engine", "kubernetes"),
+    ("sweep", "sweep.yaml", "--engine", "here"),
+    ("plan", "s.yaml", "--max-gpus", "2", "--seeds", "1", "--jobs", "1"),
+    ("ask", "routing", "s.yaml", "--seeds", "1", "--jobs", "1"),
+    ("observe", "http://127.0.0.1:9"),
+]
+THEIRS = [
+    "thesis.txt",
+    "scenario.yaml",
+    SUMMARY,
+    "plan.json",
+    "log.jsonl",
+    "sweep.json",
+    "load.sh",
+    "data/points/x.json",
+]
+
+
+@pytest.mark.parametrize("words", INTO_FOLDERS, ids=" ".join)
+@given(
+    theirs=st.sets(st.sampled_from([*THEIRS, "requests.parquet", "rows.csv", ".hidden", "logs/app.log"]), min_size=1)
+)
 @example(theirs={"scenario.yaml"})
-def test_sweeps_write_into_no_folder_of_another(theirs):
-    with TemporaryDirectory() as temporary:
-        root = Path(temporary)
-        (root / "s.yaml").write_text(SCENARIO.format(name="s"))
-        (root / "sweep.yaml").write_text("scenario: s.yaml\ngrid: {client.concurrency: [1]}\n")
-        fill(root / "out", theirs)
-        before = contents(root)
-        code = exit_code("sweep", root / "sweep.yaml", "--engine", "here", "--json", "--out", root / "out")
-        assert code == (2 if theirs - {"notes.txt"} else 0)
-        after = contents(root)
-        assert {path: after.get(path) for path in before} == before
+@settings(max_examples=4)
+def test_no_command_writes_into_a_folder_of_another(words, theirs):
+    with TemporaryDirectory() as temporary, chdir(temporary):
+        Path("s.yaml").write_text(SCENARIO.format(name="s"))
+        Path("sweep.yaml").write_text("scenario: s.yaml\ngrid: {client.concurrency: [1]}\n")
+        fill(Path("out"), theirs)
+        before = contents(Path())
+        said = StringIO()
+        with redirect_stderr(said):
+            assert exit_code(*words, "--json", "--out", "out") == 2
+        assert "out: has " in said.getvalue()
+        assert "name a new folder, or an empty one" in said.getvalue()
+        assert contents(Path()) == before
+
+
+@pytest.mark.parametrize("words", INTO_FOLDERS[:-1], ids=" ".join)
+def test_commands_write_into_a_folder_of_their_own_again(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SCENARIO.format(name="s"))
+    Path("sweep.yaml").write_text("scenario: s.yaml\ngrid: {client.concurrency: [1]}\n")
+    Path("out").mkdir()
+    asks_for_force = words[0] in ("run", "compare") and "--force" not in words
+    plans = {"plan": (0, 1)}.get(words[0], (0,))
+    assert exit_code(*words, "--json", "--out", "out") in plans
+    Path("out", "mine.txt").write_text("mine, in a folder of pdsim")
+    assert exit_code(*words, "--json", "--out", "out") in ((2,) if asks_for_force else plans)
+    assert Path("out", "mine.txt").read_text() == "mine, in a folder of pdsim"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +183,11 @@ def test_sweeps_write_into_no_folder_of_another(theirs):
     [
         (("report", "s.yaml", "-o", "s.yaml"), "s.yaml: is read by this command"),
         (("report", "s.yaml", "-o", "link"), "link: is read by this command"),
-        (("report", "s.yaml", "-o", "thesis.txt"), "thesis.txt: is there and does not begin with <!doctype html"),
+        (("report", "s.yaml", "-o", "thesis.txt"), "thesis.txt: is there and does not begin with '<!doctype html'"),
+        (("export", "s.yaml", "--to", "vllm", "-o", "thesis.txt"), "thesis.txt: is there and does not begin with '{'"),
+        (("export", "s.yaml", "--to", "perfetto", "-o", "thesis.txt"), "thesis.txt: is there and does not begin with"),
+        (("calibrate", "s.yaml", "-o", "thesis.txt"), "thesis.txt: is there and does not begin with 'name:'"),
+        (("scale", "s.yaml", "--from", "h100", "--to", "h200", "-o", "thesis.txt"), "does not begin with 'name:'"),
         (("report", "run", "-o", "run/summary.json"), "summary.json: is a file of a run"),
         (("export", "s.yaml", "--to", "vllm", "-o", "s.yaml"), "s.yaml: is read by this command"),
         (("export", "run", "--to", "vllm", "-o", "run/requests.parquet"), "requests.parquet: is a file of a run"),

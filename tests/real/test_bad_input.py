@@ -1,5 +1,7 @@
 """Scenarios that pdreal refuses: one message, exit code 2, and no process is started."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
@@ -7,6 +9,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[rea
 
 from pdreal.cli import main
 
+MATRIX = Path(__file__).parents[2] / "experiments" / "validation-cpu"
 SCENARIO = """\
 model: tiny-qwen3
 page_size: 16
@@ -47,3 +50,33 @@ def test_a_host_without_a_gpu(tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert "did not start: --device cuda: torch sees no GPU here" in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "s.yaml", "--out", "theirs"], "theirs: has config.json, and no run of pdsim"),
+        (["run", "s.yaml", "--force", "--out", "theirs"], "theirs: has config.json, and no run of pdsim"),
+        (["tokenizer", "theirs"], "theirs: has config.json, and no tokenizer of pdsim"),
+        (["measure", "--model", "tiny-qwen3", "--out", "s.yaml"], "s.yaml: is there and does not begin with 'kind,'"),
+        (["campaign", str(MATRIX), "--out", "theirs"], "theirs: has config.json, and no campaign"),
+    ],
+)
+def test_nothing_is_written_over_what_another_made(tmp_path, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text('{"vocab_size": 512, "model_type": "llama"}')
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
+
+
+def test_a_tokenizer_is_written_again(tmp_path):
+    for _ in range(2):
+        with pytest.raises(SystemExit) as stop:
+            main(["tokenizer", str(tmp_path / "new")])
+        assert not stop.value.code

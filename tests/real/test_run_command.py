@@ -155,7 +155,9 @@ def test_out_that_cannot_be_written_is_told_before_anything_starts(scenario, tmp
     (tmp_path / "file").touch()
     assert exit_code("run", scenario, "--out", tmp_path / "file" / "run") == 2
     assert "is a file; expected a folder" in capsys.readouterr().err
-    (tmp_path / "summary.json").touch()
+    assert exit_code("run", scenario, "--out", tmp_path) == 2
+    assert "no run of pdsim; name a new folder" in capsys.readouterr().err
+    (tmp_path / "journal.jsonl.zst").touch()
     assert exit_code("run", scenario, "--out", tmp_path) == 2
     assert "--force overwrites it" in capsys.readouterr().err
 

@@ -15,6 +15,11 @@ WRONG = [
     (HEAD + "grid: {page_size: []}", "grid.page_size: an empty list"),
     (HEAD + "points: []", "sweep.yaml, line 2: points: Tuple should have at least 1 item"),
     (HEAD + "seeds: []\ngrid: {page_size: [4]}", "seeds: Tuple should have at least 1 item"),
+    (HEAD + "seeds: [1, -2]\ngrid: {page_size: [4]}", "seeds.1: Input should be greater than or equal to 0, found -2"),
+    (
+        HEAD + "search: {trials: 1, seed: 4294967296, fields: {page_size: [4]}}",
+        "search.seed: Input should be less than",
+    ),
     (HEAD + "seeds: [1, true]\ngrid: {page_size: [4]}", "seeds: expected a number, found true"),
     (HEAD + "grid: {seed: [1, 2]}", "seed: replications are the sweep's own field, as in seeds: [1, 2, 3]"),
     (HEAD + "grid: {page_size: {from: 1.0, to: 2}}", "page_size: a range in a grid needs count, or step"),

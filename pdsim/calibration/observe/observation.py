@@ -24,7 +24,7 @@ from pdsim.calibration.observe.probes import (
     round_trips,
 )
 from pdsim.calibration.observe.server_client import ServerClient, ServerError
-from pdsim.files import ForeignFileError, write_whole
+from pdsim.files import require_empty_or_own, write_whole
 from pdsim.inputs import read_json, shown
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.summary import statistics
@@ -99,7 +99,6 @@ class Session:
         self._others = self.server.num_running()
         if self._others:
             self.notes.append(f"the server runs {self._others:g} requests of others: times have their load in them")
-        require_observation(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / SERVER, self.about)
         (self.folder / LOAD).unlink(missing_ok=True)  # of an earlier observation
@@ -195,10 +194,8 @@ def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
 
 
 def require_observation(folder: Path) -> None:
-    """Raises ForeignFileError for a folder that has files with names of an observation but is none."""
-    there = [name for name in (ROWS, LOAD) if (folder / name).exists() or (folder / name).is_symlink()]
-    if there and not (folder / SERVER).is_file():
-        raise ForeignFileError(f"{folder}: has {there[0]} but no {SERVER}, which observe writes; name another folder")
+    """Raises ForeignFileError for a folder that has files but is no observation."""
+    require_empty_or_own(folder, f"observation ({SERVER})", is_own=(folder / SERVER).is_file())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -100,8 +100,8 @@ def load_case(folder: Path) -> MeasuredCase:
             f"found {shown(data['scenario'])} and {shown(data['arms'])}"
         )
     seeds = data.get("seeds", [0])
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-        raise ConfigError(f"{path}: seeds: expected a list of whole numbers, found {shown(seeds)}")
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ConfigError(f"{path}: seeds: expected a list of whole numbers from 0 on, found {shown(seeds)}")
     return MeasuredCase(
         folder.resolve().name,
         folder / data["scenario"],

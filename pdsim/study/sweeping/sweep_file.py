@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
-from pdsim.scenario.fields import DIMENSIONS, Dimension, Section, names_a_folder
+from pdsim.scenario.fields import DIMENSIONS, Dimension, Section, Seed, names_a_folder
 from pdsim.scenario.loading import Changes, read_section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.slo import Slo
@@ -215,7 +215,7 @@ class Sample(Section):
     """So many points, spread over the fields' values."""
 
     count: int = Field(ge=1)
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     fields_: Fields = Field(alias="fields")
 
 
@@ -241,7 +241,7 @@ class SearchSettings(Section):
     """Points that Optuna's TPE chooses, each from the results of those before it."""
 
     trials: int = Field(ge=1)
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = Field(default=0, lt=1 << 32)
     slo: str | None = None
     """Name of the SLO; None: the only one."""
     maximise: Literal["goodput", "rate"] = "goodput"
@@ -257,7 +257,7 @@ class SweepFile(Section):
     description: str = ""
     scenario: str
     """The base: a scenario file, relative to this one."""
-    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
+    seeds: tuple[Seed, ...] | None = Field(default=None, min_length=1)
     """Each point runs with each of them: its replications. None: with the scenario's own."""
     grid: Annotated[Fields, AfterValidator(_check_grid)] | None = None
     """Every combination."""

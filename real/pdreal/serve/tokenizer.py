@@ -13,6 +13,7 @@ from typing import Any
 
 from pdreal.control.refused import RefusedError
 from pdreal.settings.host import LaunchError
+from pdsim.inputs import InputError, read_json
 
 NUM_BYTES = 256
 END_OF_TEXT = 0
@@ -116,6 +117,15 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=1) + "\n")
     (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size}) + "\n")  # transformers 5 asks for one
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """True for a folder that `write_tokenizer` wrote. A checkpoint's config.json has more than a size."""
+    try:
+        config = read_json(folder / "config.json")
+    except (OSError, InputError):
+        return False
+    return isinstance(config, dict) and config.keys() == {"vocab_size"}
 
 
 def plant_in_hub_cache(hf_home: Path, vocab_size: int) -> None:
