@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent
 COMPILED = (
     "pdsim/core/**/*.py",
     "pdsim/cost/*.py",
-    "pdsim/sim/*.py",
+    "pdsim/sim/**/*.py",
     "pdsim/policy/protocols.py",
     "pdsim/policy/views.py",
     "pdsim/metrics/distribution.py",
@@ -41,16 +41,16 @@ INTERPRETED = {
     "pdsim/cost/aiconfigurator.py",
     "pdsim/cost/kernels.py",
     "pdsim/cost/settings.py",
-    "pdsim/sim/ends.py",
-    "pdsim/sim/part.py",
+    "pdsim/sim/uncertainty/ends.py",
+    "pdsim/sim/uncertainty/part.py",
     "pdsim/sim/result.py",
-    "pdsim/sim/sensitivity.py",
+    "pdsim/sim/uncertainty/sensitivity.py",
 }
 
 MYPY = """
 [mypy]
 ignore_missing_imports = True
-[mypy-matplotlib.*,numpy.*,pandas.*,pyarrow.*,pydantic.*,pydantic_core.*,rich.*,ruamel.*,pdsim.calibration.*,pdsim.cli.*,pdsim.metrics.columns,pdsim.metrics.explain,pdsim.metrics.tail,pdsim.show.*,pdsim.study.*]
+[mypy-matplotlib.*,numpy.*,pandas.*,pyarrow.*,pydantic.*,pydantic_core.*,rich.*,ruamel.*,pdsim.calibration.*,pdsim.cli.*,pdsim.metrics.columns,pdsim.metrics.explanation.explain,pdsim.metrics.explanation.tail,pdsim.show.*,pdsim.study.*]
 follow_imports = skip
 """
 """What the compiled modules do not use need not be read."""

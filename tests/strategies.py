@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FreePages, ReserveMaxOutput
-from pdsim.scenario.component import ROUTING_POLICIES
-from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
-from pdsim.scenario.front_end import FrontEndSettings
+from pdsim.scenario.building.sizing import instance_ids
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import instance_ids
+from pdsim.scenario.sections.component import ROUTING_POLICIES
+from pdsim.scenario.sections.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
+from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.workload.request_spec import RequestSpec, Streams
 from tests.support import MILLISECOND, request, small, small_aggregated
 

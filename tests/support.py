@@ -15,7 +15,7 @@ from pdsim.core.journal import KILLED, Entry, to_json
 from pdsim.core.messages import DecodeStep, MixedStep, PrefillChunk, PrefillStep, Step, Wait
 from pdsim.core.sequence import Spans
 from pdsim.metrics.summary import itl_samples
-from pdsim.scenario.build import Cluster, build
+from pdsim.scenario.building.cluster import Cluster, build
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.result import RunResult

@@ -18,8 +18,8 @@ from pdsim.calibration.validate.suite import SuiteFile, suite_of
 from pdsim.cli import app as pdsim_app
 from pdsim.cli import main
 from pdsim.metrics import plots
+from pdsim.metrics.explanation.stages import STAGES
 from pdsim.metrics.run_folder import read_summary
-from pdsim.metrics.stages import STAGES
 from pdsim.metrics.tables import TABLES
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.yaml_file import parse_yaml

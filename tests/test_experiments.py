@@ -7,7 +7,7 @@ import pytest
 
 from pdsim import simulate
 from pdsim.calibration.validate.case import MEASURED, load_case
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import load_cost, load_scenario
 from pdsim.scenario.yaml_file import read_yaml
 from pdsim.study.sweeping.sweep_file import designed_points, load_sweep

@@ -28,11 +28,11 @@ def test_modules_load_without_circles(house):
 
 def test_no_circle_of_types_is_new(house):
     circles = house.circles(house.all_imports(ROOT))
-    assert {name.rpartition(".")[0] for circle in circles for name in circle} <= {
+    assert {".".join(name.split(".")[:2]) for circle in circles for name in circle} <= {
         "pdsim.cost",
         "pdsim.scenario",
         "pdsim.sim",
-        "pdsim.study.questions",
+        "pdsim.study",
     }
     assert sum(map(len, circles)) <= 16
 
@@ -43,14 +43,7 @@ def test_a_circle_is_found(house):
 
 
 def test_no_folder_has_more_than_15_files(house):
-    assert over(house.folder_sizes(ROOT), 15) <= {
-        "kernels/pdkernels",
-        "pdsim/metrics",
-        "pdsim/scenario",
-        "pdsim/show",
-        "pdsim/sim",
-        "pdsim/study",
-    }
+    assert over(house.folder_sizes(ROOT), 15) == set()
 
 
 def test_no_file_has_more_than_450_lines(house):
@@ -63,8 +56,8 @@ def test_no_file_has_more_than_450_lines(house):
 
 def test_no_function_has_more_than_70_lines(house):
     assert over(house.function_lengths(ROOT), 70) <= {
-        "kernels/pdkernels/decode.py:decode_part_kernel",
-        "kernels/pdkernels/decode.py:paged_decode",
+        "kernels/pdkernels/attention/decode.py:decode_part_kernel",
+        "kernels/pdkernels/attention/decode.py:paged_decode",
         "pdsim/cli/measurements.py:observe",
         "pdsim/cli/studies.py:plan",
         "pdsim/study/planning/planning.py:plan",

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from docs.fields import reference
-from pdsim.scenario.component import BUILT_IN
-from pdsim.scenario.fields import DURATION, RATE, SIZE
+from pdsim.scenario.sections.component import BUILT_IN
+from pdsim.scenario.sections.fields import DURATION, RATE, SIZE
 from pdsim.show.reference import COMPONENTS, REQUIRED, default_in, entries, entry
 from pdsim.study.sweeping.sweep_file import Sample, SearchSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import SHIPPED, load_transport

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pdsim import load_scenario, simulate
-from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.building.sizing import layout_of
 
 SCENARIO = Path(__file__).parent / "scenario.yaml"
 ARMS = [(0.0, None), (0.5, None), (1.0, None), (2.0, None), (1.0, 0), (1.0, 8), (1.0, 32)]

@@ -6,7 +6,7 @@ concurrency 1, and for 16,000 tokens that compute reaches submission after 838 m
 
 from pathlib import Path
 
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import load_scenario
 
 HERE = Path(__file__).parent

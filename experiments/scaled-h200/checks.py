@@ -10,8 +10,8 @@ from typing import Any
 
 from pdsim.calibration.fit.scaling import ENDS, GpuScaling
 from pdsim.cost.settings import Affine, Roofline
-from pdsim.scenario.cost import CostChoice
 from pdsim.scenario.loading import load_cost
+from pdsim.scenario.sections.cost import CostChoice
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import DTYPE_BYTES
 

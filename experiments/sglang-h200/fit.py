@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 from pdsim.cost.affine import GpuClock
 from pdsim.cost.model import FRACTION_BITS, DecodeLine
 from pdsim.cost.step_times import AttentionWaves, captured_batches
-from pdsim.scenario.cost import Setup
+from pdsim.scenario.sections.cost import Setup
 from pdsim.scenario.yaml_file import write_yaml
 
 DATE = "2026-11-21"

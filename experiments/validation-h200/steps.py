@@ -15,7 +15,7 @@ from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
 from pdsim.metrics.run_folder import read_records
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.schema import Scenario
 
 NUM_COLD_STEPS = 2

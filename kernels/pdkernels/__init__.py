@@ -6,19 +6,19 @@ Decode steps append new K and V and attend over pages; prompts attend packed one
 oracle in pdkernels.reference. Kernels that real mode does not use are in pdkernels.unused.
 """
 
-from pdkernels.append import append
-from pdkernels.decode import DecodeTiling, decode_workspace, paged_decode
-from pdkernels.gather import gather, gather_batch
+from pdkernels.attention.append import append
+from pdkernels.attention.decode import DecodeTiling, decode_workspace, paged_decode
+from pdkernels.attention.latent import latent_decode, latent_workspace
+from pdkernels.attention.prefill import packed_prefill
+from pdkernels.attention.shares import DecodeWorkspace
+from pdkernels.copies.gather import gather, gather_batch
+from pdkernels.copies.push import map_peer, push
+from pdkernels.copies.scatter import scatter, scatter_batch
+from pdkernels.copies.staging import staging_bytes
+from pdkernels.copies.tiling import Tiling
 from pdkernels.heads import HeadMove, head_moves
 from pdkernels.interpreter import repair_interpreter
-from pdkernels.latent import latent_decode, latent_workspace
 from pdkernels.layout import KvLayout, MappedPool, Pool
-from pdkernels.prefill import packed_prefill
-from pdkernels.push import map_peer, push
-from pdkernels.scatter import scatter, scatter_batch
-from pdkernels.shares import DecodeWorkspace
-from pdkernels.staging import staging_bytes
-from pdkernels.tiling import Tiling
 
 repair_interpreter()
 

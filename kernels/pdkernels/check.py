@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from pdkernels.append import append
-from pdkernels.decode import paged_decode
-from pdkernels.gather import gather, gather_batch
+from pdkernels.attention.append import append
+from pdkernels.attention.decode import paged_decode
+from pdkernels.copies.gather import gather, gather_batch
+from pdkernels.copies.push import push
+from pdkernels.copies.scatter import scatter
+from pdkernels.copies.staging import staging_bytes
 from pdkernels.layout import Pool
-from pdkernels.push import push
 from pdkernels.reference import (
     append_reference,
     gather_fp8_reference,
@@ -21,8 +23,6 @@ from pdkernels.reference import (
     scatter_fp8_reference,
     scatter_reference,
 )
-from pdkernels.scatter import scatter
-from pdkernels.staging import staging_bytes
 from pdkernels.unused.fp8_wire import gather_fp8, scatter_fp8
 
 _DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

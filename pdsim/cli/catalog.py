@@ -17,7 +17,7 @@ catalog = App(
 @catalog.command(name="list")
 def list_(*, json_: Json = False) -> None:
     """List the models and GPUs that scenarios can name."""
-    from pdsim.show.tables import print_catalog
+    from pdsim.show.terminal.tables import print_catalog
     from pdsim.system.catalog import names
 
     if json_:

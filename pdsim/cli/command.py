@@ -16,10 +16,10 @@ from cyclopts.validators import Number
 from pdsim import __version__, is_compiled
 from pdsim.core.instance import PolicyError
 from pdsim.inputs import InputError, shortened
-from pdsim.scenario.component import imports
+from pdsim.scenario.building.room import limited
 from pdsim.scenario.load_options import LoadOptions
-from pdsim.scenario.profile import read_profile
-from pdsim.scenario.room import limited
+from pdsim.scenario.sections.component import imports
+from pdsim.scenario.sections.profile import read_profile
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import VARIABLE, CatalogError, searched
 from pdsim.workload.trace_file import InputNote, InputWarning

@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args
 from pdsim import __version__
 from pdsim.files import write_whole
 from pdsim.garbage import garbage_collection_paused
-from pdsim.metrics.failures import failure_text
+from pdsim.metrics.explanation.failures import failure_text
 from pdsim.metrics.records import Records
 from pdsim.metrics.run_folder import OVERVIEW, SCENARIO, TIMELINE, JournalProof, write_records
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
-from pdsim.study.confidence import Examined
+from pdsim.study.verdict.confidence import Examined
 
 Kept = Literal["timeline", "figure"]
 ALL_KEPT: tuple[Kept, ...] = get_args(Kept)

@@ -32,7 +32,7 @@ def import_(
 ) -> None:
     """Write a scenario from a deployment, and list what was read, what was ignored, and what was assumed."""
     from pdsim.formats.deployments.importing import changed, import_deployment
-    from pdsim.scenario.build import build
+    from pdsim.scenario.building.cluster import build
     from pdsim.scenario.loading import parse_scenario
 
     if not files:

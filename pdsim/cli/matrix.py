@@ -39,9 +39,9 @@ from pdsim.metrics.run_folder import (
     read_records,
     read_summary,
 )
-from pdsim.scenario.component import imports_are_allowed
 from pdsim.scenario.loading import apply_change, load_scenario
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.component import imports_are_allowed
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 
 _CANNOT = 2
@@ -82,7 +82,7 @@ def validate_suite(
         if quiet:
             print_json(validation.to_json())
         else:
-            from pdsim.show.measurement_tables import print_validation
+            from pdsim.show.terminal.measurements import print_validation
 
             print_validation(validation)
         if validation.unequal:

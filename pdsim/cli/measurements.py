@@ -78,7 +78,7 @@ def observe(
     from pdsim.calibration.observe.probes import ObservationBudget, loads, planned
     from pdsim.calibration.observe.server_client import ServerClient
     from pdsim.cli.finished import progress_over
-    from pdsim.show.measurement_tables import print_observation, print_plan
+    from pdsim.show.terminal.measurements import print_observation, print_plan
 
     server = ServerClient(url, model=model, api_key=api_key)
     budget = ObservationBudget(minutes, requests, concurrency, longest_prompt)
@@ -132,7 +132,7 @@ def calibrate(
     from pdsim.calibration.fit.profile import profile_of
     from pdsim.calibration.fit.rows import Ranks, read_rows
     from pdsim.cli.finished import saying
-    from pdsim.show.measurement_tables import print_calibration
+    from pdsim.show.terminal.measurements import print_calibration
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
@@ -183,8 +183,8 @@ def scale(
     """Derive a profile for another GPU. Each coefficient scales with its limiting resource and gets an interval."""
     from pdsim.calibration.fit.scaling import GpuScaling, model_of
     from pdsim.calibration.fit.scaling import scale as scaled
-    from pdsim.scenario.profile import read_profile
-    from pdsim.show.measurement_tables import print_scaling
+    from pdsim.scenario.sections.profile import read_profile
+    from pdsim.show.terminal.measurements import print_scaling
     from pdsim.system.catalog import load_gpu, load_model
 
     require_out_file(out, [profile], _PROFILE)
@@ -239,8 +239,8 @@ def validate(
         raise ConfigError("--profile, --runs and --real-only need a matrix or --observed")
     from pdsim.calibration.validate.case import compare_case, find_cases
     from pdsim.cli.finished import fail_for_requests, progress_over
-    from pdsim.metrics.failures import failure_text
-    from pdsim.show.measurement_tables import print_errors
+    from pdsim.metrics.explanation.failures import failure_text
+    from pdsim.show.terminal.measurements import print_errors
     from pdsim.sim.simulation import simulate
 
     found, failures = find_cases(cases, _EXPERIMENTS), dict[str, str]()
@@ -265,8 +265,8 @@ def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quie
     """Prints the errors of a simulation against a server's clients, and where the simulated time went."""
     from pdsim.calibration.validate.observed import compare_load
     from pdsim.cli.finished import fail_for_requests
-    from pdsim.metrics.explain import mean_stage_ms
-    from pdsim.metrics.failures import failure_text
+    from pdsim.metrics.explanation.explain import mean_stage_ms
+    from pdsim.metrics.explanation.failures import failure_text
     from pdsim.sim.simulation import simulate
 
     records, failures = {}, {}
@@ -287,8 +287,8 @@ def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quie
     if quiet:
         print_json([arm.to_json() for arm in errors])
     else:
-        from pdsim.show.measurement_tables import print_errors
-        from pdsim.show.tables import print_stages
+        from pdsim.show.terminal.measurements import print_errors
+        from pdsim.show.terminal.tables import print_stages
 
         print_errors(errors)
         print_stages(records)

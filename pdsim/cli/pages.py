@@ -18,7 +18,7 @@ def show_pages(
     json_: bool,
 ) -> None:
     """Prints saved pages of metrics. Raises ConfigError for other files, and for pages in the wrong order."""
-    from pdsim.show.page_table import print_page
+    from pdsim.show.terminal.metrics_page import print_page
 
     page, notes = read_page(path), list[str]()
     if later is not None:
@@ -48,8 +48,8 @@ def _between(first: Page, last: Page, seconds: float | None) -> tuple[Page, list
 def _simulated(scenario: Path, changes: tuple[str, ...], page: Page) -> dict[str, Any]:
     """Numbers of a simulation that a saved page may also have."""
     from pdsim.cli.runner import run_scenario
+    from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario
-    from pdsim.scenario.sizing import resolve
 
     run = run_scenario(scenario, changes, None, quiet=True, ranging="none")
     own = run.summary["pdsim"]

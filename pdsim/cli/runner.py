@@ -17,25 +17,25 @@ from pdsim.files import require_empty_or_own, temporary_folder
 from pdsim.formats.results.reading import is_result, read_results
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics import run_folder
-from pdsim.metrics.failures import failure_text
+from pdsim.metrics.explanation.failures import failure_text
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary_rows import ranges
-from pdsim.scenario.build import build
-from pdsim.scenario.cost import ENDS
+from pdsim.scenario.building.cluster import build
+from pdsim.scenario.building.sizing import layout_of, roles
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of, roles
+from pdsim.scenario.sections.cost import ENDS
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.ends import Ends, Ranging
-from pdsim.sim.noise import JITTERS, jittered
-from pdsim.sim.part import PartWatch
 from pdsim.sim.result import RunResult
-from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
-from pdsim.study.confidence import Examined
-from pdsim.study.outcome import Outcome, outcome_of_run
+from pdsim.sim.uncertainty.ends import Ends, Ranging
+from pdsim.sim.uncertainty.noise import JITTERS, jittered
+from pdsim.sim.uncertainty.part import PartWatch
+from pdsim.sim.uncertainty.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.study.repetition import MOST_REQUESTS, NUM_REPEATS, ComparedRun, kept_repetitions, repeat
-from pdsim.study.slo import Slo
+from pdsim.study.verdict.confidence import Examined
+from pdsim.study.verdict.outcome import Outcome, outcome_of_run
+from pdsim.study.verdict.slo import Slo
 from pdsim.system.catalog import names
 from pdsim.workload.client import ClosedLoop
 

@@ -37,8 +37,8 @@ from pdsim.scenario.yaml_file import ConfigError
 if TYPE_CHECKING:
     from pdsim.scenario.load_options import LoadOptions
     from pdsim.scenario.schema import Scenario
-    from pdsim.show.page import Page
-    from pdsim.sim.ends import Ranging
+    from pdsim.show.html.page import Page
+    from pdsim.sim.uncertainty.ends import Ranging
     from pdsim.study.repetition import ComparedRun
 
 RunOrScenario = Annotated[Path, Parameter(help="Run folder, or scenario file to simulate first.")]
@@ -80,7 +80,7 @@ def run(
     """Simulate a scenario and print its summary."""
     from pdsim.cli.runner import run_scenario
     from pdsim.garbage import garbage_collection_paused
-    from pdsim.study.slo import Slo
+    from pdsim.study.verdict.slo import Slo
 
     if keep and out is None:
         raise ConfigError(f"--keep {' --keep '.join(keep)}: give --out FOLDER to write into")
@@ -94,7 +94,7 @@ def run(
     if json_:
         print_json(finished.summary)
     else:
-        from pdsim.show.run_screen import explain_command, print_run
+        from pdsim.show.terminal.run import explain_command, print_run
 
         explained = explain_command(out) if out else explain_command(scenario, own, profile) if scenario else ""
         assert finished.scenario is not None
@@ -166,7 +166,7 @@ def compare(
 
 
 def _as_json(first: "ComparedRun", run: "ComparedRun") -> dict[str, Any]:
-    from pdsim.show.compare_screen import changes_of
+    from pdsim.show.terminal.compare import changes_of
 
     changes = {} if run is first else {name: asdict(one) for name, one in changes_of(first, run).items()}
     return {"run": run.name, **run.summary, **({"differences": changes} if changes else {})}
@@ -174,9 +174,9 @@ def _as_json(first: "ComparedRun", run: "ComparedRun") -> dict[str, Any]:
 
 def _print_compared(finished: Sequence[FinishedRun], compared: "Sequence[ComparedRun]", *, details: bool) -> None:
     from pdsim.metrics.summary_rows import ranges_of
-    from pdsim.show.compare_screen import print_comparison
-    from pdsim.show.run_screen import is_of_kernels
-    from pdsim.show.tables import print_range_notes, print_ranges, print_stages, print_summaries, print_usage
+    from pdsim.show.terminal.compare import print_comparison
+    from pdsim.show.terminal.run import is_of_kernels
+    from pdsim.show.terminal.tables import print_range_notes, print_ranges, print_stages, print_summaries, print_usage
 
     print_comparison(compared)
     print()
@@ -216,11 +216,11 @@ def explain(
     waited for; --cost: what the time of a step consists of.
     """
     from pdsim.cli.runner import obtain_runs, obtain_sensitivities
-    from pdsim.metrics.explain import mean_parts_ms, stage_times
-    from pdsim.metrics.failures import failures_in
-    from pdsim.metrics.usage import instance_usage
-    from pdsim.show.tables import print_failures, print_path, print_sensitivities, print_stages, print_usage
-    from pdsim.sim.sensitivity import limits
+    from pdsim.metrics.explanation.explain import mean_parts_ms, stage_times
+    from pdsim.metrics.explanation.failures import failures_in
+    from pdsim.metrics.explanation.usage import instance_usage
+    from pdsim.show.terminal.tables import print_failures, print_path, print_sensitivities, print_stages, print_usage
+    from pdsim.sim.uncertainty.sensitivity import limits
 
     set_ = (*profile_changes(profile), *set_)
     chosen = {"--request": request is not None, "--cost": cost, "--tail": tail is not None}
@@ -264,7 +264,7 @@ def explain(
 def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
     """Prints the terms of typical steps, without simulating."""
     from pdsim.cli.runner import kernels_of, scenario_of, typical_steps
-    from pdsim.show.tables import print_kernels, print_step_terms
+    from pdsim.show.terminal.tables import print_kernels, print_step_terms
 
     scenario = scenario_of(run, changes)
     steps, kernels = typical_steps(scenario), kernels_of(scenario)
@@ -281,9 +281,9 @@ def _explain_request(run: Path, request_id: int, changes: tuple[str, ...], *, js
     """Prints one request's stages and critical path."""
     from pdsim.cli.runner import obtain_runs
     from pdsim.metrics.columns import StoredRecords, columns
-    from pdsim.metrics.explain import CriticalPaths
-    from pdsim.metrics.stages import stage_ms
-    from pdsim.show.tables import print_path, print_request
+    from pdsim.metrics.explanation.explain import CriticalPaths
+    from pdsim.metrics.explanation.stages import stage_ms
+    from pdsim.show.terminal.tables import print_path, print_request
 
     (finished,) = obtain_runs((run,), changes, None, quiet=json_)
     records = finished.records
@@ -308,8 +308,8 @@ def _explain_tail(
     finished: FinishedRun, metric: TailMetric, percent: float, command: str, *, beside: dict[str, Any], json_: bool
 ) -> None:
     """Prints the groups of the slowest requests; JSON has `beside` as well."""
-    from pdsim.metrics.tail import tail
-    from pdsim.show.tables import print_tail, tail_json
+    from pdsim.metrics.explanation.tail import tail
+    from pdsim.show.terminal.tables import print_tail, tail_json
 
     found = tail(finished.records, metric, percent=percent)
     if not found.groups and not beside.get("failures"):
@@ -335,7 +335,7 @@ def report(
     json_: Json = False,
 ) -> None:
     """Write one HTML file with figures and tables of runs, of a sweep, or of a plan."""
-    from pdsim.show.page import render
+    from pdsim.show.html.page import render
 
     set_ = (*profile_changes(profile), *set_)
     if not paths:
@@ -352,10 +352,10 @@ def report(
 
 def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
     """The page of runs, a sweep or a plan. Raises ConfigError for a sweep together with other paths."""
-    from pdsim.show.plan_page import FILE as PLAN
-    from pdsim.show.plan_page import plan_page
-    from pdsim.show.sweep_page import sweep_page
-    from pdsim.study.store import has_points
+    from pdsim.show.html.plan import FILE as PLAN
+    from pdsim.show.html.plan import plan_page
+    from pdsim.show.html.sweep import sweep_page
+    from pdsim.study.points.store import has_points
     from pdsim.study.sweeping.sweep import is_sweep_folder, read_sweep
 
     if len(paths) == 1 and (paths[0] / PLAN).is_file():
@@ -378,7 +378,7 @@ def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, 
 
 def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
     from pdsim.cli.runner import obtain_runs, obtain_sensitivities
-    from pdsim.show.run_page import ReportedRun, run_page
+    from pdsim.show.html.run import ReportedRun, run_page
 
     runs = obtain_runs(paths, changes, None, quiet=quiet)
     scenarios = [_scenario(path, changes) for path in paths]
@@ -394,8 +394,8 @@ def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bo
 def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
     """The resolved scenario of a run; None for results without a scenario."""
     from pdsim.metrics.run_folder import SCENARIO
+    from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario
-    from pdsim.scenario.sizing import resolve
 
     if path.is_dir():
         kept = path / SCENARIO
@@ -411,9 +411,9 @@ def replay(
     from pdsim.core.replay import replay as replay_journal
     from pdsim.metrics.run_folder import SCENARIO, proves_its_journal, read_journal, read_summary
     from pdsim.metrics.summary_rows import counted
+    from pdsim.scenario.building.machines import restarted, state_machines
+    from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario
-    from pdsim.scenario.machines import restarted, state_machines
-    from pdsim.scenario.sizing import resolve
 
     is_proved = proves_its_journal(read_summary(run))
     scenario = resolve(load_scenario(run / SCENARIO))
@@ -450,7 +450,7 @@ def export(
     from pdsim.cli.runner import obtain_runs, scenario_of
     from pdsim.formats.results.exports import Run, write_result
     from pdsim.metrics.timeline import write_timeline
-    from pdsim.scenario.build import requests_of
+    from pdsim.scenario.building.cluster import requests_of
     from pdsim.workload.hash_ids import NotASessionError, agentic_rows, mooncake_rows, write_mooncake
 
     require_out_file(out, [run], "\x1f\x8b" if to == "perfetto" else "{")

@@ -201,7 +201,7 @@ def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, mo
     """Simulates the load, as `pdsim export` does, for the times at which it is sent."""
     from pdsim.cli.runner import obtain_runs
     from pdsim.launch.kubernetes import replay_in_job
-    from pdsim.scenario.build import requests_of
+    from pdsim.scenario.building.cluster import requests_of
     from pdsim.workload.hash_ids import NotASessionError, mooncake_rows
 
     requests = requests_of(loaded)

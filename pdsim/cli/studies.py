@@ -32,8 +32,8 @@ from pdsim.files import temporary_folder
 from pdsim.scenario.load_options import require_load
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from pdsim.study.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
-from pdsim.study.slo import DEFAULT_SLO, Slo
 from pdsim.study.sweeping.sweep_file import NUM_RANGES
+from pdsim.study.verdict.slo import DEFAULT_SLO, Slo
 from pdsim.system.catalog import CatalogError, load_gpu
 
 
@@ -58,7 +58,7 @@ def ask(
 ) -> None:
     """Answer a question about a scenario: a recommendation, its numbers, and the resource that limits it."""
     set_ = (*profile_changes(profile), *set_)
-    from pdsim.show.study_tables import print_answer, print_questions
+    from pdsim.show.terminal.studies import print_answer, print_questions
     from pdsim.study.questions.study import QUESTIONS, question
 
     if name is None:
@@ -143,7 +143,7 @@ def plan(
     """Find the cheapest cluster that meets an SLO: GPU, roles, tensor parallelism, number of servers, router."""
     set_ = (*profile_changes(profile), *set_)
     from pdsim.cli.finished import progress_over
-    from pdsim.show.plan_screen import print_plan
+    from pdsim.show.terminal.plan import print_plan
     from pdsim.study.planning.planning import plan as find
     from pdsim.study.planning.screen import Screen
 
@@ -251,7 +251,7 @@ def sweep(
     if json_:
         print_json(result.to_json())
     else:
-        from pdsim.show.study_tables import print_sweep
+        from pdsim.show.terminal.studies import print_sweep
 
         print_sweep(result)
     if all(point.error for point in result.points):
@@ -280,8 +280,8 @@ def serve(
 ) -> None:
     """Serve a local page to choose model, load, SLO, GPUs and servers, and see latency and price."""
     set_ = (*profile_changes(profile), *set_)
-    from pdsim.study.engine import Work, open_engine
-    from pdsim.study.store import Store
+    from pdsim.study.points.engine import Work, open_engine
+    from pdsim.study.points.store import Store
     from pdsim.web.board import Board
 
     try:

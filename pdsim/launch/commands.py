@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from pdsim.launch.words import Expanded, Flags, command_words, shell_line
 from pdsim.policy.routing import CacheAware
-from pdsim.scenario.build import requests_of
-from pdsim.scenario.component import component_name, settings_of
-from pdsim.scenario.fields import Section
+from pdsim.scenario.building.cluster import requests_of
+from pdsim.scenario.building.sizing import roles
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import ServerSettings, Split
-from pdsim.scenario.sizing import roles
+from pdsim.scenario.sections.component import component_name, settings_of
+from pdsim.scenario.sections.fields import Section
+from pdsim.scenario.sections.servers import ServerSettings, Split
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.workload.client import ClosedLoop, Poisson

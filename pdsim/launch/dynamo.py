@@ -24,10 +24,10 @@ from pdsim.launch.commands import (
 from pdsim.launch.manifests import app_name
 from pdsim.launch.words import Flags, command_words
 from pdsim.policy.dynamo import DynamoKv
-from pdsim.scenario.component import component_name
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import ServerSettings
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.sections.component import component_name
+from pdsim.scenario.sections.servers import ServerSettings
 
 _MODULES = ("dynamo.frontend", "dynamo.sglang", "dynamo.vllm")
 FRONTEND, SGLANG_WORKER, VLLM_WORKER = (("python", "-m", module) for module in _MODULES)

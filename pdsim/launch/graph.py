@@ -7,7 +7,7 @@ from pdsim.launch import manifests
 from pdsim.launch.manifests import GPU_LABEL, Manifest
 from pdsim.launch.words import container_words
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import ServerSettings
+from pdsim.scenario.sections.servers import ServerSettings
 
 ANYWHERE = "0.0.0.0"  # noqa: S104  a pod listens for its peers
 RELEASE = "1.6.1"

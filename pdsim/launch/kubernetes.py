@@ -22,9 +22,9 @@ from pdsim.launch.commands import (
 )
 from pdsim.launch.manifests import GPU_LABEL, Manifest
 from pdsim.launch.words import Expanded, command_words, container_words
+from pdsim.scenario.building.sizing import resolve, roles
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import ServerSettings
-from pdsim.scenario.sizing import resolve, roles
+from pdsim.scenario.sections.servers import ServerSettings
 from pdsim.system.catalog import load_gpu
 
 IMAGE = "lmsysorg/sglang:latest"

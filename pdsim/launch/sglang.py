@@ -34,9 +34,10 @@ from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, ShortestPromptFirst
 from pdsim.policy.routing import CacheAware, LeastLoaded
-from pdsim.scenario.component import component_name
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import (
+from pdsim.scenario.sections.component import component_name
+from pdsim.scenario.sections.servers import (
     AggregatedSettings,
     ComputingSettings,
     DecodeSettings,
@@ -44,7 +45,6 @@ from pdsim.scenario.servers import (
     PrefillSettings,
     ServerSettings,
 )
-from pdsim.scenario.sizing import resolve
 from pdsim.system.catalog import load_model, load_transport
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups

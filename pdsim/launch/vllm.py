@@ -29,10 +29,16 @@ from pdsim.launch.commands import (
 from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware, LeastLoaded
-from pdsim.scenario.component import component_name
+from pdsim.scenario.building.sizing import resolve, roles
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import ComputingSettings, DecodeSettings, DecodingSettings, PrefillSettings, ServerSettings
-from pdsim.scenario.sizing import resolve, roles
+from pdsim.scenario.sections.component import component_name
+from pdsim.scenario.sections.servers import (
+    ComputingSettings,
+    DecodeSettings,
+    DecodingSettings,
+    PrefillSettings,
+    ServerSettings,
+)
 from pdsim.system.catalog import load_model
 from pdsim.workload.client import Gamma, OpenLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from pdsim.metrics.columns import Array, Columns, columns
-from pdsim.metrics.explain import mean_stage_ms
+from pdsim.metrics.explanation.explain import mean_stage_ms
+from pdsim.metrics.explanation.stages import STAGES
 from pdsim.metrics.records import Records, RequestRecord
-from pdsim.metrics.stages import STAGES
 from pdsim.metrics.summary import ttft_ms
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")

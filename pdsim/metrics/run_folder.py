@@ -26,7 +26,7 @@ from pdsim.metrics.summary_rows import SUMMARY_ROWS
 from pdsim.metrics.tables import TABLES, RunFolderError, stored_records, stored_table, write_tables
 
 if TYPE_CHECKING:
-    from pdsim.metrics.tail import Tail
+    from pdsim.metrics.explanation.tail import Tail
 
 SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
@@ -354,7 +354,7 @@ class RunTables:
         """The slowest requests by a metric, grouped by what they waited for. Full pools are found as causes only if the
         run observed levels.
         """
-        from pdsim.metrics.tail import tail  # noqa: PLC0415  numpy, which only analyses need
+        from pdsim.metrics.explanation.tail import tail  # noqa: PLC0415  numpy, which only analyses need
 
         return tail(self.records, metric, percent=percent)
 

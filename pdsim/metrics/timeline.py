@@ -19,9 +19,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from pdsim.metrics.explanation.stages import stage_spans
+from pdsim.metrics.explanation.usage import moving_span
 from pdsim.metrics.records import LevelRecord, Records, RequestRecord, StepRecord, TransferRecord
-from pdsim.metrics.stages import stage_spans
-from pdsim.metrics.usage import moving_span
 
 Event = dict[str, Any]
 

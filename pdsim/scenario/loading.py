@@ -13,11 +13,11 @@ from pydantic_core.core_schema import ModelSchema
 
 from pdsim.inputs import shown
 from pdsim.metrics.run_folder import CATALOG, SCENARIO
-from pdsim.scenario.component import describe_component
-from pdsim.scenario.cost import CostChoice
-from pdsim.scenario.fields import Section, meanings
-from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import SHORTHANDS, Scenario, by_role
+from pdsim.scenario.sections.component import describe_component
+from pdsim.scenario.sections.cost import CostChoice
+from pdsim.scenario.sections.fields import Section, meanings
+from pdsim.scenario.sections.profile import read_profile
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_yaml, read_yaml
 from pdsim.system.catalog import lend, own_entries, write_entries
 from pdsim.workload.trace_file import InputWarning

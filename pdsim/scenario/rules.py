@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdsim.core.engine_rules import RELEASES
 from pdsim.cost.settings import Affine
-from pdsim.scenario.speculation import with_chosen_drafts
+from pdsim.scenario.sections.speculation import with_chosen_drafts
 from pdsim.workload.client import ClosedLoop
 
 Engine = Literal["sglang", "vllm"]

@@ -10,15 +10,15 @@ from pdsim.core.engine_rules import RELEASES, EngineRules
 from pdsim.inputs import MOST_CONTEXT_TOKENS, shown
 from pdsim.policy import protocols
 from pdsim.policy.routing import CacheAware
-from pdsim.scenario.component import Component
-from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
-from pdsim.scenario.faults import Fault, HealthSettings, Kill, SlowLink
-from pdsim.scenario.fields import FolderName, Section, Seed, base_folder
-from pdsim.scenario.front_end import FrontEndSettings
-from pdsim.scenario.network import NetworkSettings
-from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile, with_profile
 from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_drafts_of_engine, with_priority_policy
-from pdsim.scenario.servers import (
+from pdsim.scenario.sections.component import Component
+from pdsim.scenario.sections.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
+from pdsim.scenario.sections.faults import Fault, HealthSettings, Kill, SlowLink
+from pdsim.scenario.sections.fields import FolderName, Section, Seed, base_folder
+from pdsim.scenario.sections.front_end import FrontEndSettings
+from pdsim.scenario.sections.network import NetworkSettings
+from pdsim.scenario.sections.profile import cost_by_role, front_end_of_profile, network_of_profile, with_profile
+from pdsim.scenario.sections.servers import (
     AggregatedSettings,
     ComputingSettings,
     DecodeSettings,
@@ -29,7 +29,7 @@ from pdsim.scenario.servers import (
     ServerSettings,
     StorageSettings,
 )
-from pdsim.scenario.speculation import num_draft_layers
+from pdsim.scenario.sections.speculation import num_draft_layers
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.system.catalog import CatalogError, Kind, load_model
 from pdsim.system.memory import Role

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.load_options import LoadOptions
 from pdsim.scenario.loading import apply_change, parse_scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, to_yaml

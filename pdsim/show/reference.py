@@ -15,17 +15,17 @@ from rich.table import Table
 
 from pdsim.core.instance import Levels
 from pdsim.cost.model import CostSettings
-from pdsim.metrics.explain import PARTS
+from pdsim.metrics.explanation.explain import PARTS
+from pdsim.metrics.explanation.stages import STAGES
 from pdsim.metrics.records import LevelRecord, RequestRecord, StepRecord, TransferRecord
-from pdsim.metrics.stages import STAGES
 from pdsim.metrics.summary_rows import OWN_FIELDS, SUMMARY_FIELDS
 from pdsim.policy import protocols
-from pdsim.scenario.component import BUILT_IN, default_of, describe_component, settings_of
-from pdsim.scenario.faults import Fault
-from pdsim.scenario.fields import Quantity, Section, in_words, meanings
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.component import BUILT_IN, default_of, describe_component, settings_of
+from pdsim.scenario.sections.faults import Fault
+from pdsim.scenario.sections.fields import Quantity, Section, in_words, meanings
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.show.tables import new_console
+from pdsim.show.terminal.tables import new_console
 from pdsim.workload.client import Arrivals, Client
 from pdsim.workload.lengths import Lengths
 from pdsim.workload.request_spec import Workload

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pdsim.core import messages as m
 from pdsim.core.router import num_retries, request_of
 from pdsim.metrics.records import RequestRecord
-from pdsim.scenario.front_end import FrontEndSettings
+from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.sim.timeline import Timeline
 from pdsim.workload.client import ClientDriver
 from pdsim.workload.request_spec import RequestSpec, Streams

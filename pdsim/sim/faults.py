@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pdsim.core.messages import Heartbeat
-from pdsim.scenario.faults import ClientAbort, ClientAborts, HealthSettings, Kill, SlowLink
+from pdsim.scenario.sections.faults import ClientAbort, ClientAborts, HealthSettings, Kill, SlowLink
 from pdsim.workload.request_spec import Streams
 
 if TYPE_CHECKING:

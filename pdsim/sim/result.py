@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdsim.metrics.failures import failure_rows
+from pdsim.metrics.explanation.failures import failure_rows
 from pdsim.metrics.records import RunRecords, without_first
 from pdsim.metrics.run_folder import RunTables
 from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
 from pdsim.metrics.tables import arrow_table
+from pdsim.scenario.building.sizing import host_caches
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import host_caches
-from pdsim.sim import unmeasured
+from pdsim.sim.uncertainty import unmeasured
 from pdsim.workload.client import warm_up_requests
 
 

@@ -18,19 +18,19 @@ from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RequestRecord
-from pdsim.scenario.build import Cluster, build
-from pdsim.scenario.machines import restarted
+from pdsim.scenario.building.cluster import Cluster, build
+from pdsim.scenario.building.machines import restarted
+from pdsim.scenario.building.sizing import server_of
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import server_of
-from pdsim.sim.actor import Actor
-from pdsim.sim.cache_copies import CacheCopies, Storage, StorageClient
 from pdsim.sim.clients import Clients
-from pdsim.sim.executor import Executor, RecomputingExecutor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector
-from pdsim.sim.flows import Flows
-from pdsim.sim.host_exchange import HostExchange, ServerNics
-from pdsim.sim.lockstep import Lockstep, Rank
-from pdsim.sim.network import Transfers
+from pdsim.sim.instances.actor import Actor
+from pdsim.sim.instances.executor import Executor, RecomputingExecutor, SpeculativeExecutor
+from pdsim.sim.instances.lockstep import Lockstep, Rank
+from pdsim.sim.links.cache_copies import CacheCopies, Storage, StorageClient
+from pdsim.sim.links.flows import Flows
+from pdsim.sim.links.host_exchange import HostExchange, ServerNics
+from pdsim.sim.links.network import Transfers
 from pdsim.sim.result import RunResult
 from pdsim.sim.scaling import Scaling
 from pdsim.sim.timeline import CHOICES, Timeline

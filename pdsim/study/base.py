@@ -10,15 +10,15 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from pdsim.scenario.build import requests_of
-from pdsim.scenario.cost import ENDS, GROUPS, Group
+from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.loading import Changes, apply_change, load_scenario, parse_scenario, set_field
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.cost import ENDS, GROUPS, Group
 from pdsim.scenario.starter import starting_point, workload_of_trace
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
-from pdsim.sim.noise import JITTERS
-from pdsim.study.slo import Slo
-from pdsim.study.tasks import shown
+from pdsim.sim.uncertainty.noise import JITTERS
+from pdsim.study.points.tasks import shown
+from pdsim.study.verdict.slo import Slo
 from pdsim.workload.client import ClosedLoop
 from pdsim.workload.request_spec import classes_of
 from pdsim.workload.trace_file import LONGEST_LINE, open_trace

@@ -8,10 +8,10 @@ from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.loading import Changes
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.measurement import Measurement, measurement
-from pdsim.study.outcome import finite
-from pdsim.study.readings import Reading, Times
-from pdsim.study.slo import Slo, Term
 from pdsim.study.trials import Trials
+from pdsim.study.verdict.outcome import finite
+from pdsim.study.verdict.readings import Reading, Times
+from pdsim.study.verdict.slo import Slo, Term
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pdsim.scenario.cost import GROUPS, Group
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.cost import GROUPS, Group
 from pdsim.system.catalog import load_model
 
 _MINUTES = 10

@@ -16,9 +16,9 @@ from pdsim.metrics.summary_rows import SummaryRow
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.study.base import is_sample, jittered_messages
-from pdsim.study.engine import Progress, Work, open_engine
-from pdsim.study.store import POINTS, Store
-from pdsim.study.tasks import Planner
+from pdsim.study.points.engine import Progress, Work, open_engine
+from pdsim.study.points.store import POINTS, Store
+from pdsim.study.points.tasks import Planner
 
 NUM_REPEATS = 4
 MOST_REQUESTS = 5_000

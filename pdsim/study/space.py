@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import Any, NamedTuple
 
+from pdsim.scenario.building.sizing import resolve
+from pdsim.scenario.building.wiring import wire_of
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import Split
-from pdsim.scenario.sizing import resolve
-from pdsim.scenario.wiring import wire_of
+from pdsim.scenario.sections.servers import Split
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
-from pdsim.study.tasks import described
+from pdsim.study.points.tasks import described
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
 

@@ -7,17 +7,17 @@ from typing import Any
 
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
-from pdsim.sim.noise import JITTERS
 from pdsim.sim.result import RunResult
-from pdsim.sim.sensitivity import Limit, limits, sensitivities
+from pdsim.sim.uncertainty.noise import JITTERS
+from pdsim.sim.uncertainty.sensitivity import Limit, limits, sensitivities
 from pdsim.study.base import Base
-from pdsim.study.engine import Work
 from pdsim.study.measurement import Sizes, sizes_of
-from pdsim.study.outcome import Outcome, outcome_of
-from pdsim.study.readings import Times
-from pdsim.study.result import PointResult
-from pdsim.study.slo import Slo, Term
-from pdsim.study.tasks import Planner, Point, key_of
+from pdsim.study.points.engine import Work
+from pdsim.study.points.result import PointResult
+from pdsim.study.points.tasks import Planner, Point, key_of
+from pdsim.study.verdict.outcome import Outcome, outcome_of
+from pdsim.study.verdict.readings import Times
+from pdsim.study.verdict.slo import Slo, Term
 
 
 class Trials:

@@ -5,19 +5,19 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from pdsim.metrics.stages import AGGREGATED_STAGES, STAGES
-from pdsim.scenario.component import ROUTING_POLICIES, describe_component
+from pdsim.metrics.explanation.stages import AGGREGATED_STAGES, STAGES
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import Changes
-from pdsim.scenario.servers import DecodeSettings, PrefillSettings, Split
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.sections.component import ROUTING_POLICIES, describe_component
+from pdsim.scenario.sections.servers import DecodeSettings, PrefillSettings, Split
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
-from pdsim.study.engine import Work
-from pdsim.study.outcome import SATURATED
-from pdsim.study.readings import Times
-from pdsim.study.slo import Slo, Term
+from pdsim.study.points.engine import Work
 from pdsim.study.space import Server, cluster, kilowatts, label_of, needs_staging, price_per_h
 from pdsim.study.trials import Trials
+from pdsim.study.verdict.outcome import SATURATED
+from pdsim.study.verdict.readings import Times
+from pdsim.study.verdict.slo import Slo, Term
 from pdsim.system.catalog import names
 from pdsim.web.choice import MOST_INSTANCES, Choice, Part
 from pdsim.web.command import shortest_command

@@ -6,10 +6,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from pdsim.scenario.servers import Split
+from pdsim.scenario.sections.servers import Split
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.slo import Slo
 from pdsim.study.space import Server
+from pdsim.study.verdict.slo import Slo
 
 MOST_INSTANCES = 16
 _MOST_REQUESTS = 10**9

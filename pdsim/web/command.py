@@ -10,7 +10,7 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
 from pdsim.study.base import Base
-from pdsim.study.tasks import described
+from pdsim.study.points.tasks import described
 
 
 def shortest_command(base: Base, changes: Changes, slo: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdsim.scenario.build import requests_of
+from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.starter import workload_of_trace
 from pdsim.study.base import Base, trace_lines

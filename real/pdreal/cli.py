@@ -61,7 +61,7 @@ def run(
     if json_:
         print_json(finished.summary)
     else:
-        from pdsim.show.tables import print_stages, print_summaries
+        from pdsim.show.terminal.tables import print_stages, print_summaries
 
         print_summaries({finished.name: finished.summary})
         print_stages({finished.name: finished.records})
@@ -90,7 +90,7 @@ def recover(run: Path, *, json_: Json = False) -> None:
     if json_:
         print_json(finished.summary)
         return
-    from pdsim.show.tables import print_stages, print_summaries
+    from pdsim.show.terminal.tables import print_stages, print_summaries
 
     print_summaries({finished.name: finished.summary})
     print_stages({finished.name: finished.records})

@@ -14,8 +14,8 @@ from pdreal.launcher import Launcher
 from pdreal.settings.model import model_config
 from pdreal.settings.options import Options
 from pdsim.core.sequence import Spans, StreamSpan, TokenIds
-from pdsim.scenario.faults import ClientAbort, ClientAborts, Kill
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.faults import ClientAbort, ClientAborts, Kill
 from pdsim.workload.client import ClientDriver
 from pdsim.workload.request_spec import RequestSpec, Streams
 

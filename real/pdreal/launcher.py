@@ -26,7 +26,7 @@ from pdsim.core.instance import Levels
 from pdsim.core.invariants import InvariantError, check_all_idle
 from pdsim.core.router import num_retries, request_of
 from pdsim.core.sequence import TokenIds
-from pdsim.scenario.machines import build_router
+from pdsim.scenario.building.machines import build_router
 from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")

@@ -14,14 +14,14 @@ from pdreal.settings.options import Options
 from pdsim.cli.finished import ALL_KEPT, FinishedRun, write_run, write_scenario
 from pdsim.files import own_lock, remove_own, write_whole
 from pdsim.inputs import InputError, read_json
-from pdsim.metrics.failures import failure_rows
+from pdsim.metrics.explanation.failures import failure_rows
 from pdsim.metrics.records import without_first
 from pdsim.metrics.run_folder import ABOUT, LOG_FILES, LOGS, SCENARIO, journal_writer, run_replaced
 from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.metrics.tables import RunFolderError
+from pdsim.scenario.building.sizing import host_caches, resolve
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import host_caches, resolve
 from pdsim.workload.client import warm_up_requests
 
 

@@ -11,8 +11,8 @@ from pdsim import load_scenario
 from pdsim.cli import main
 from pdsim.metrics.run_folder import JOURNAL, read_summary
 from pdsim.metrics.tables import TABLES
-from pdsim.scenario import room
-from pdsim.scenario.build import requests_of
+from pdsim.scenario.building import room
+from pdsim.scenario.building.cluster import requests_of
 from pdsim.sim.simulation import Simulation
 
 GOOD = """\

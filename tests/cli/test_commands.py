@@ -12,8 +12,8 @@ import pytest
 
 from pdsim.cli import main
 from pdsim.cli.finished import saying
+from pdsim.metrics.explanation.stages import AGGREGATED_STAGES
 from pdsim.metrics.run_folder import read_records, read_summary
-from pdsim.metrics.stages import AGGREGATED_STAGES
 from pdsim.sim.simulation import Simulation
 
 SCENARIO = """\

@@ -7,15 +7,15 @@ from typing import get_type_hints
 import pytest
 
 from pdsim.cli import main
-from pdsim.scenario.network import NetworkSettings, StagingSettings
-from pdsim.scenario.servers import (
+from pdsim.scenario.sections.network import NetworkSettings, StagingSettings
+from pdsim.scenario.sections.servers import (
     AggregatedSettings,
     DecodeSettings,
     PrefillSettings,
     StorageSettings,
 )
-from pdsim.sim.sensitivity import AGGREGATED_RELIEF
-from pdsim.sim.sensitivity import RELIEF as RELIEF_FIELDS
+from pdsim.sim.uncertainty.sensitivity import AGGREGATED_RELIEF
+from pdsim.sim.uncertainty.sensitivity import RELIEF as RELIEF_FIELDS
 
 SCENARIO = """\
 name: case

@@ -86,7 +86,9 @@ def test_repetitions_are_kept_beside_a_run(capsys, folder, monkeypatch):
         output(capsys, "run", f"{name}.yaml", "--no-ranges", "--out", folder / name)
     first = output(capsys, "compare", "one", "two")
     assert len(list((folder / "one" / "repeats" / "points").iterdir())) == 4
-    monkeypatch.setattr("pdsim.study.engine.Pool.run", lambda _self, tasks: iter(pytest.fail("again") if tasks else ()))
+    monkeypatch.setattr(
+        "pdsim.study.points.engine.Pool.run", lambda _self, tasks: iter(pytest.fail("again") if tasks else ())
+    )
     assert output(capsys, "compare", "one", "two") == first
     assert "--repeats 4 repeats runs" in output(capsys, "compare", "one", "two", "--repeats", "0")
 

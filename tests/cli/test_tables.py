@@ -7,9 +7,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from pdsim.metrics.stages import STAGES
+from pdsim.metrics.explanation.stages import STAGES
 from pdsim.metrics.summary_rows import SUMMARY_ROWS
-from pdsim.show import tables
+from pdsim.show.terminal import tables
 from tests.support import run, small
 
 

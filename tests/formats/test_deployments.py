@@ -4,7 +4,7 @@ import pytest
 
 from pdsim.formats.deployments.importing import import_deployment
 from pdsim.inputs import InputError
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.yaml_file import ConfigError
 

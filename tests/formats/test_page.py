@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pdsim.formats.page import results_table, traces_table
-from pdsim.scenario.component import BUILT_IN
+from pdsim.scenario.sections.component import BUILT_IN
 from pdsim.workload.request_spec import Workload
 from pdsim.workload.trace_kind import READS
 

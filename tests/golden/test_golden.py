@@ -12,9 +12,9 @@ from pdsim.core.invariants import AnyInstance, check
 from pdsim.core.journal import digest
 from pdsim.core.replay import replay
 from pdsim.metrics.run_folder import JOURNAL, journal_writer, read_journal
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.machines import state_machines
-from pdsim.scenario.sizing import resolve
 from tests.support import decisions, run
 
 FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("*/scenario.yaml"))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdkernels import append, decode_workspace, latent_decode, latent_workspace, packed_prefill, paged_decode
-from pdkernels.paged_prefill import paged_prefill, prefill_tiles
+from pdkernels.attention.paged_prefill import paged_prefill, prefill_tiles
 from pdkernels.reference import (
     append_reference,
     latent_decode_reference,

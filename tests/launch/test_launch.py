@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pdsim.cli import main
 from pdsim.launch import ENGINES, sglang
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import AggregatedSettings
+from pdsim.scenario.sections.servers import AggregatedSettings
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from pdsim.system.catalog import load_transport
 from tests.cli.test_commands import output, output_json

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdsim.launch import ENGINES
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.sizing import resolve
 from tests.cli.test_sglang import flags
 
 WORKLOAD = {"use": "random_lengths", "num_requests": 9, "input_tokens": 100, "output_tokens": 10}

@@ -10,9 +10,9 @@ from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import PrefillChunk, PrefillStep, Retracted
 from pdsim.core.replay import replay
 from pdsim.policy.protocols import HoldUntil, Pick
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
 from tests.strategies import aggregated_scenarios
 from tests.support import Traced, decisions, examples, require_whole_gaps, run, run_both_ways
 

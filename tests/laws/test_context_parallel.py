@@ -4,8 +4,8 @@ import pytest
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.settings import Roofline
+from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import request, run, small
 

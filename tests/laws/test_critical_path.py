@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 
-from pdsim.metrics.explain import PARTS, CriticalPaths, mean_parts_ms
+from pdsim.metrics.explanation.explain import PARTS, CriticalPaths, mean_parts_ms
 from tests.strategies import any_scenarios
 from tests.support import MILLISECOND, request, run, small
 

@@ -13,11 +13,11 @@ from pdsim.core.replay import replay
 from pdsim.policy.protocols import Servers
 from pdsim.policy.scaling import Forecast, LoadThresholds
 from pdsim.policy.views import ScalingView
-from pdsim.scenario.build import build
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.cluster import build
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import ElasticSettings
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.sections.servers import ElasticSettings
 from pdsim.sim.simulation import Observation, Simulation
 from tests.strategies import optimistic_scenarios, scenarios, vllm_scenarios
 from tests.support import MILLISECOND, decisions, examples, request, run, small

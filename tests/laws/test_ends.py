@@ -7,11 +7,11 @@ import pytest
 
 from pdsim import load_scenario
 from pdsim.metrics.summary_rows import ranges
-from pdsim.scenario.build import build
-from pdsim.sim import ends as ends_module
-from pdsim.sim.ends import Ends
-from pdsim.sim.part import numbers_of, part_size
+from pdsim.scenario.building.cluster import build
 from pdsim.sim.simulation import Observation, Simulation, simulate
+from pdsim.sim.uncertainty import ends as ends_module
+from pdsim.sim.uncertainty.ends import Ends
+from pdsim.sim.uncertainty.part import numbers_of, part_size
 
 SCENARIO = """
 name: ends

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.roofline import balance, balanced_skew, loads, popularities, skew_of
 from pdsim.cost.settings import Kernels, Roofline
+from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import examples, request, run, small_aggregated
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.metrics.failures import failure_text, failures_in, failures_of
+from pdsim.metrics.explanation.failures import failure_text, failures_in, failures_of
 from pdsim.metrics.records import RequestRecord
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.result import RunResult
@@ -20,7 +20,7 @@ SECOND = 10**9
 
 def simulate_unchecked(scenario: Scenario) -> RunResult:
     """The run of a scenario that may be refused."""
-    with patch("pdsim.scenario.build.check_requests"):
+    with patch("pdsim.scenario.building.cluster.check_requests"):
         return Simulation(build(scenario)).run()
 
 

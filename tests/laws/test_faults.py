@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from pdsim.core.journal import digest, from_lines, to_line
 from pdsim.core.replay import replay
-from pdsim.scenario.faults import HealthSettings
-from pdsim.scenario.machines import restarted, state_machines
+from pdsim.scenario.building.machines import restarted, state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.sections.faults import HealthSettings
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios, vllm_scenarios
 from tests.support import examples, run, run_both_ways
 

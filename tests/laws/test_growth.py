@@ -14,9 +14,9 @@ from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import LayersComputed, Woken
 from pdsim.core.router import Router
 from pdsim.core.transfer.sender import Sender
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
 from tests.strategies import (
     aggregated_scenarios,
     any_scenarios,

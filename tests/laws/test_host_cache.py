@@ -18,9 +18,9 @@ from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import HostCopies, HostLink, end_behind_load
 from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
 from tests.laws.test_radix_cache import Holder, below, tokens
 from tests.markdown import ROOT
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios

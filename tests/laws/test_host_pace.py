@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.scenario.cost import HostSettings
-from pdsim.sim.actor import Host
+from pdsim.scenario.sections.cost import HostSettings
+from pdsim.sim.instances.actor import Host
 from pdsim.sim.timeline import Timeline
 from tests.support import MILLISECOND, request, run, small
 

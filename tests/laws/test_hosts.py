@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.cost.host_traffic import EXCHANGE_NS, HostMoves, host_traffic, num_other_hosts
-from pdsim.scenario import wiring
-from pdsim.scenario.faults import SlowLink
+from pdsim.scenario.building import wiring
+from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of
-from pdsim.sim.flows import Flows
-from pdsim.sim.host_exchange import HostExchange
+from pdsim.scenario.sections.faults import SlowLink
+from pdsim.sim.links.flows import Flows
+from pdsim.sim.links.host_exchange import HostExchange
 from pdsim.sim.timeline import Timeline
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.memory import Layout

@@ -10,10 +10,10 @@ from pdsim.core.journal import from_lines, to_line
 from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.core.transfer.kv_returns import LEAST_TOKENS
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
+from pdsim.scenario.building.wiring import interconnect, wire_of
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
-from pdsim.scenario.wiring import interconnect, wire_of
 from tests.strategies import crowded_scenarios, optimistic_scenarios, scenarios, vllm_scenarios
 from tests.support import MILLISECOND, examples, request, run, run_both_ways, small
 

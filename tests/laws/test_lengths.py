@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.scenario.component import build_component, describe_component
+from pdsim.scenario.sections.component import build_component, describe_component
 from pdsim.workload.histogram import Empirical
 from pdsim.workload.lengths import Exponential, Fixed, GammaLengths, Lengths, Lognormal, Mixed
 from pdsim.workload.trace_file import TraceError

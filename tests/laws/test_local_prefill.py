@@ -12,9 +12,9 @@ from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.metrics.summary import itl_samples
 from pdsim.policy.routing import LengthAndQueue, PrefixBased
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
 from tests.strategies import fault_schedules, vllm_scenarios
 from tests.support import MILLISECOND, chunks, decisions, examples, request, run, small
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.settings import Roofline
-from pdsim.scenario.faults import HealthSettings, Kill
+from pdsim.scenario.building.sizing import layout_of, server_of
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of, server_of
+from pdsim.scenario.sections.faults import HealthSettings, Kill
 from tests.strategies import aggregated_scenarios, faults, scenarios
 from tests.support import MILLISECOND, examples, request, run, small, small_aggregated
 

@@ -9,11 +9,11 @@ from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import DecodeStep, MixedStep, NewRequest, PrefillChunk, PrefillStep
 from pdsim.core.replay import replay
 from pdsim.cost.model import FRACTION_BITS
-from pdsim.metrics.usage import instance_usage
-from pdsim.scenario.build import build
-from pdsim.scenario.machines import state_machines
+from pdsim.metrics.explanation.usage import instance_usage
+from pdsim.scenario.building.cluster import build
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
 from tests.strategies import fault_schedules, vllm_aggregated_scenarios
 from tests.support import (
     MILLISECOND,

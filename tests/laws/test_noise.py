@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.sim.noise import JITTERS, Band, bands
-from pdsim.sim.sensitivity import Sensitivity, limits, sensitivities
+from pdsim.sim.uncertainty.noise import JITTERS, Band, bands
+from pdsim.sim.uncertainty.sensitivity import Sensitivity, limits, sensitivities
 from tests.support import small
 
 METRIC = "p99_ttft_ms"

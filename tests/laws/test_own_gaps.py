@@ -5,7 +5,7 @@ from hypothesis import given
 
 from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.summary import itl_samples
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.sim.simulation import Observation, Simulation
 from tests.strategies import any_scenarios
 

@@ -10,11 +10,11 @@ from pdsim.core.journal import from_lines, to_line
 from pdsim.core.prefill.forward_builder import ChunkSizer
 from pdsim.core.replay import replay
 from pdsim.cost.step_times import pipeline_times
-from pdsim.scenario.cost_models import fitted_parabola
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.cost_models import fitted_parabola
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import layout_of, resolve
+from pdsim.scenario.building.wiring import interconnect
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of, resolve
-from pdsim.scenario.wiring import interconnect
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_model
 from pdsim.system.model import stage_layers

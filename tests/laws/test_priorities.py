@@ -9,9 +9,9 @@ from pdsim.core.replay import replay
 from pdsim.policy.pages import LastAdmittedFirst, LowestPriorityFirst
 from pdsim.policy.prefill import HighestPriorityFirst
 from pdsim.policy.routing import QueueLimit
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
 from pdsim.workload.client import OpenLoop
 from pdsim.workload.request_spec import Streams
 from tests.strategies import aggregated_scenarios, scenarios, vllm_scenarios

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from pdsim.core.messages import LoadKv, Retracted, SaveKv
 from pdsim.cost.copies import HostCopies, HostMemory
+from pdsim.scenario.building.wiring import host_copies
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import DecodeSettings
-from pdsim.scenario.wiring import host_copies
+from pdsim.scenario.sections.servers import DecodeSettings
 from tests.strategies import crowds, scenarios
 from tests.support import examples, request, require_whole_gaps, run, run_both_ways, small
 

@@ -9,10 +9,10 @@ from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import PrefillStep
 from pdsim.core.replay import replay
 from pdsim.core.transfer.receiver import Receiver
-from pdsim.metrics.stages import stage_ms
-from pdsim.scenario.machines import state_machines
+from pdsim.metrics.explanation.stages import stage_ms
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
 from tests.strategies import optimistic_scenarios, scenarios, vllm_scenarios
 from tests.support import Traced, examples, run, run_both_ways
 

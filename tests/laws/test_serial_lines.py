@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pdsim.core.messages import StartTransfer
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
-from pdsim.scenario.wiring import Interconnect
-from pdsim.sim.network import Network
+from pdsim.scenario.building.wiring import Interconnect
+from pdsim.sim.links.network import Network
 from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Topology, Transport
 from tests.support import examples

@@ -12,15 +12,15 @@ import pdsim
 from pdsim.cli import main
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary import summarize
-from pdsim.scenario.build import requests_of
+from pdsim.scenario.building.cluster import requests_of
 from pdsim.study.base import AskOptions, base_of
-from pdsim.study.engine import InProcessEngine, Work
-from pdsim.study.outcome import SATURATED
-from pdsim.study.readings import Times
-from pdsim.study.slo import MissedError, Slo, Tally, Term
-from pdsim.study.store import Store
+from pdsim.study.points.engine import InProcessEngine, Work
+from pdsim.study.points.store import Store
 from pdsim.study.sweeping.sweep import sweep
 from pdsim.study.trials import Trials
+from pdsim.study.verdict.outcome import SATURATED
+from pdsim.study.verdict.readings import Times
+from pdsim.study.verdict.slo import MissedError, Slo, Tally, Term
 from pdsim.web.board import Board
 from pdsim.workload.request_spec import RequestSpec
 from tests.sweep_files import SCENARIO

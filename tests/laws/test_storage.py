@@ -17,13 +17,13 @@ from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import StorageCosts
 from pdsim.policy.pages import FirstInFirstOut, LeastRecentlyUsed
-from pdsim.scenario.machines import restarted, state_machines
+from pdsim.scenario.building.machines import restarted, state_machines
+from pdsim.scenario.building.sizing import host_caches, resolve
+from pdsim.scenario.building.wiring import storage_costs
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import StorageSettings
-from pdsim.scenario.sizing import host_caches, resolve
-from pdsim.scenario.wiring import storage_costs
+from pdsim.scenario.sections.servers import StorageSettings
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.cache_copies import BATCH_PAGES, Storage, StorageClient
+from pdsim.sim.links.cache_copies import BATCH_PAGES, Storage, StorageClient
 from pdsim.sim.timeline import Timeline
 from tests.laws.test_host_cache import NUM_PAGES, TOKEN_BYTES, WRITES, Tiers, tiered, tiers
 from tests.laws.test_radix_cache import tokens

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdsim.metrics.explain import CriticalPaths
+from pdsim.metrics.explanation.explain import CriticalPaths
+from pdsim.metrics.explanation.stages import stage_spans
+from pdsim.metrics.explanation.tail import METRICS, part_times_ms, tail
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.stages import stage_spans
-from pdsim.metrics.tail import METRICS, part_times_ms, tail
 from tests.strategies import any_scenarios
 from tests.support import MILLISECOND, request, run, small, small_aggregated
 

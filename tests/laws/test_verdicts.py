@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.study.outcome import SATURATED, Outcome, outcome_of
 from pdsim.study.planning.search import headroom
-from pdsim.study.readings import Times
-from pdsim.study.result import PointResult, Replication
-from pdsim.study.slo import MissedError, Slo, Tally, Term
+from pdsim.study.points.result import PointResult, Replication
+from pdsim.study.verdict.outcome import SATURATED, Outcome, outcome_of
+from pdsim.study.verdict.readings import Times
+from pdsim.study.verdict.slo import MissedError, Slo, Tally, Term
 from pdsim.workload.request_spec import RequestSpec
 from tests.laws.test_slo import record
 

@@ -19,9 +19,9 @@ from pdsim.core.messages import (
     Tell,
 )
 from pdsim.policy.pages import LastArrivedFirst
+from pdsim.scenario.building.sizing import layout_of
+from pdsim.scenario.building.wiring import wire_of
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of
-from pdsim.scenario.wiring import wire_of
 from pdsim.system.model import GroupedQueryAttention
 from tests.strategies import fault_schedules, vllm_scenarios
 from tests.support import (

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pdsim import simulate
 from pdsim.scenario.loading import parse_scenario
-from pdsim.study.outcome import outcome_of_run
-from pdsim.study.slo import Slo
+from pdsim.study.verdict.outcome import outcome_of_run
+from pdsim.study.verdict.slo import Slo
 
 
 def scenario(*, concurrency: int, requests: int, warm_up: int, tokens: int = 1024):

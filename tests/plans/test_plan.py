@@ -15,15 +15,15 @@ from markupsafe import escape
 from pdsim import ConfigError, load_scenario, simulate
 from pdsim.cli import main
 from pdsim.metrics.summary import e2e_ms, ttft_ms
-from pdsim.scenario.sizing import resolve
-from pdsim.show.page import render
-from pdsim.show.plan_page import plan_page
-from pdsim.sim.noise import JITTERS
+from pdsim.scenario.building.sizing import resolve
+from pdsim.show.html.page import render
+from pdsim.show.html.plan import plan_page
+from pdsim.sim.uncertainty.noise import JITTERS
 from pdsim.study.base import AskOptions, base_of
 from pdsim.study.planning.planning import plan
 from pdsim.study.planning.screen import Screen
-from pdsim.study.slo import Slo
 from pdsim.study.space import Space, with_other_settings
+from pdsim.study.verdict.slo import Slo
 from tests.cli.test_commands import output
 
 SCENARIO = """\

@@ -11,15 +11,15 @@ import pytest
 
 from pdsim.scenario.yaml_file import write_yaml
 from pdsim.study.base import AskOptions, Base, base_of
-from pdsim.study.engine import InProcessEngine, Work
 from pdsim.study.examination import lone_request, requests_alone
-from pdsim.study.outcome import Outcome, outcome_of
 from pdsim.study.planning.search import cheapest, search
-from pdsim.study.readings import Times
-from pdsim.study.slo import Slo, Term
+from pdsim.study.points.engine import InProcessEngine, Work
+from pdsim.study.points.store import Store
 from pdsim.study.space import CandidateCluster, Space
-from pdsim.study.store import Store
 from pdsim.study.trials import Trials
+from pdsim.study.verdict.outcome import Outcome, outcome_of
+from pdsim.study.verdict.readings import Times
+from pdsim.study.verdict.slo import Slo, Term
 
 LENGTHS = {"use": "uniform", "low": 20, "high": 300}
 LOADS = [

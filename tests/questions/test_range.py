@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim import ask
-from pdsim.scenario.cost import GROUPS
 from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.sections.cost import GROUPS
 from pdsim.study.measurement import Sizes, measurement, rounded
 from tests.support import examples
 

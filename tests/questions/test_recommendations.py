@@ -15,9 +15,9 @@ import pdsim
 from pdsim.cli import main
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.scenario import starter
-from pdsim.show.study_tables import EXAMPLE, print_answer
+from pdsim.show.terminal.studies import EXAMPLE, print_answer
 from pdsim.study import base
-from pdsim.study.estimate import Estimate
+from pdsim.study.points.estimate import Estimate
 from pdsim.study.questions import load
 from pdsim.study.questions.study import QUESTIONS, Study
 from tests.questions.test_questions import SCENARIO

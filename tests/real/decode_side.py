@@ -11,8 +11,8 @@ import torch
 from pdreal.memory.mover import decode_mover, exchange_of
 from pdreal.transports.opening import open_transport
 
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.sizing import resolve
 
 CPU = torch.device("cpu")
 FILLED_WITH = 9

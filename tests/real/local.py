@@ -14,7 +14,7 @@ from pdsim.core.instance import instance_loop
 from pdsim.core.invariants import check, check_idle
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer.transfer_plan import TransferUnit
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from tests.real.models import tiny_model
 from tests.support import request, small, small_aggregated
 

@@ -22,9 +22,9 @@ from pdsim.core.journal import Entry
 from pdsim.core.messages import Finished, FirstToken, KvGranted, NewRequest, PeerDown, Woken
 from pdsim.core.router import attempt_id
 from pdsim.core.sequence import Spans, TokenIds
+from pdsim.scenario.building.machines import build_router
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import load_scenario, parse_scenario
-from pdsim.scenario.machines import build_router
-from pdsim.scenario.sizing import resolve
 
 
 @pytest.mark.parametrize(

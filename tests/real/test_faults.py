@@ -11,7 +11,7 @@ from pdreal.settings.options import Options
 from pdreal.settings.scenario import real_scenario
 
 from pdsim.core.replay import replay
-from pdsim.scenario.machines import restarted, state_machines
+from pdsim.scenario.building.machines import restarted, state_machines
 from tests.real import clusters
 
 HEALTH = {

@@ -15,7 +15,7 @@ from pdreal.settings.scenario import for_real
 
 from pdsim.core.messages import KvGranted, LoadBack, LoadedBack, Send, WriteBackup
 from pdsim.core.transfer.transfer_plan import TransferUnit
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.building.sizing import resolve
 from tests.real import clusters
 from tests.real.models import GPU_OR_CPU
 

@@ -26,7 +26,7 @@ from pdreal.settings.scenario import real_scenario
 from ruamel.yaml import YAML
 
 from pdsim.core.replay import replay
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.machines import state_machines
 from tests.real import clusters, namespaces, two_hosts
 
 AGENT = f"{sys.executable} -m pdreal host"

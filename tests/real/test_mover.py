@@ -22,8 +22,8 @@ from pdreal.transports.protocol import TransferError, UnavailableError
 
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from tests.real.decode_side import CPU, FILLED_WITH
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pdreal.memory.geometry import CacheGeometry, Exchange, heads_of_rank, move_of, planes_of, rank_pairs
 
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
-from pdsim.scenario.wiring import wire
+from pdsim.scenario.building.wiring import wire
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.memory import Layout
 from pdsim.system.model import GroupedQueryAttention

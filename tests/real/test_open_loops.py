@@ -9,7 +9,7 @@ from pdreal.control.logbook import read_journal, read_records
 
 from pdsim.core.messages import Arrival
 from pdsim.core.replay import replay
-from pdsim.scenario.machines import state_machines
+from pdsim.scenario.building.machines import state_machines
 from tests.real import clusters
 
 NUM_REQUESTS = 24

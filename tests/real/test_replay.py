@@ -9,7 +9,7 @@ from pdreal.control.logbook import read_journal, read_records
 
 from pdsim.core.messages import Send
 from pdsim.core.replay import ReplayError, replay
-from pdsim.scenario.machines import restarted, state_machines
+from pdsim.scenario.building.machines import restarted, state_machines
 from tests.real import clusters
 
 

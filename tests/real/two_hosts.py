@@ -28,7 +28,7 @@ from pdreal.settings.scenario import real_scenario
 
 from pdsim.core.messages import TransferLost
 from pdsim.core.replay import replay
-from pdsim.scenario.machines import restarted, state_machines
+from pdsim.scenario.building.machines import restarted, state_machines
 from pdsim.workload.client import ClosedLoop
 from tests.real import clusters
 from tests.real.namespaces import AWAY, HOME, Namespaces, missing

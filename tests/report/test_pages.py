@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary_rows import ranges
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.show.figures import Dot, frontier, to_svg
-from pdsim.show.page import differences, render
-from pdsim.show.run_figures import latency_distributions
-from pdsim.show.run_page import ReportedRun, run_page
-from pdsim.show.sweep_page import sweep_page
-from pdsim.sim.sensitivity import Sensitivity
-from pdsim.study.store import PLAN
+from pdsim.show.html.figures import Dot, frontier, to_svg
+from pdsim.show.html.page import differences, render
+from pdsim.show.html.run import ReportedRun, run_page
+from pdsim.show.html.run_figures import latency_distributions
+from pdsim.show.html.sweep import sweep_page
+from pdsim.sim.uncertainty.sensitivity import Sensitivity
+from pdsim.study.points.store import PLAN
 from pdsim.study.sweeping.sweep import read_sweep, sweep
 from tests.support import run, small, small_aggregated
 

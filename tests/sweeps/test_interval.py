@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdsim.study.estimate import Estimate, estimate, quantile
+from pdsim.study.points.estimate import Estimate, estimate, quantile
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 9, 10, 29, 120])

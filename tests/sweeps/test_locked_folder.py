@@ -3,7 +3,7 @@
 import pytest
 
 from pdsim import RunFolderError
-from pdsim.study.store import locked_folder
+from pdsim.study.points.store import locked_folder
 
 
 def test_a_second_command_is_told_of_the_first(tmp_path):

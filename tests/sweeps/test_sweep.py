@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pdsim
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import parse_scenario
-from pdsim.study.store import Store
+from pdsim.study.points.store import Store
+from pdsim.study.points.tasks import Planner, Task
+from pdsim.study.points.worker import compute
 from pdsim.study.sweeping.sweep import read_sweep
 from pdsim.study.sweeping.sweep_file import designed_points, load_sweep
-from pdsim.study.tasks import Planner, Task
-from pdsim.study.worker import compute
 from tests.support import examples
 from tests.sweep_files import SCENARIO, SWEEP, shards, write_sweep
 
@@ -242,7 +242,7 @@ MANY = f"scenario: base.yaml\nseeds: {list(range(8))}\npoints: [{{}}, {{page_siz
 
 
 def test_a_worker_whose_answer_nobody_reads_ends_in_silence(tmp_path):
-    command = [sys.executable, "-m", "pdsim.study.worker"]
+    command = [sys.executable, "-m", "pdsim.study.points.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
         worker.stdout.close()
         pickle.dump(Task("key", "{}", {}, tmp_path), worker.stdin)

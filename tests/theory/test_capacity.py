@@ -11,7 +11,7 @@ import pytest
 
 from pdsim.calibration.validate.case import load_case
 from pdsim.metrics.summary import by_client
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.building.sizing import resolve
 from pdsim.sim.simulation import Observation, simulate
 
 CASE = load_case(Path("experiments/decode-radix-b200"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdsim import is_compiled, load_scenario
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.sim.simulation import Simulation
 
 SCENARIO = """

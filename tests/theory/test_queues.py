@@ -7,10 +7,10 @@ import pytest
 from pdsim.core.messages import StartTransfer, UnitSent
 from pdsim.core.transfer.sender import Sender
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
-from pdsim.metrics.usage import instance_usage
+from pdsim.metrics.explanation.usage import instance_usage
+from pdsim.scenario.building.wiring import Interconnect
 from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.wiring import Interconnect
-from pdsim.sim.network import Network
+from pdsim.sim.links.network import Network
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Topology, Transport

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from pdsim.core.sequence import Spans
-from pdsim.sim.noise import JITTERS
-from pdsim.sim.sensitivity import Sensitivity, limits, num_runs, sensitivities
+from pdsim.sim.uncertainty.noise import JITTERS
+from pdsim.sim.uncertainty.sensitivity import Sensitivity, limits, num_runs, sensitivities
 from tests.support import request, small, small_aggregated
 
 LOAD = {"use": "random_lengths", "num_requests": 60, "input_tokens": 200, "output_tokens": 2}

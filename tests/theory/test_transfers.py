@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.policy.views import RoutingView, TokenSequence
-from pdsim.scenario.faults import HealthSettings, Kill
-from pdsim.scenario.wiring import wire_of
+from pdsim.scenario.building.wiring import wire_of
+from pdsim.scenario.sections.faults import HealthSettings, Kill
 from tests.support import MILLISECOND, request, run, small
 
 TOKEN_BYTES = 114_688

@@ -6,7 +6,7 @@ import pytest
 
 from pdsim.cost.aiconfigurator import _compiled
 from pdsim.cost.settings import AiConfigurator
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import simulate
 from pdsim.system.catalog import load_gpu, load_model

@@ -13,7 +13,7 @@ from pdsim.core.sequence import Spans
 from pdsim.cost.model import FRACTION_BITS, DecodeLine
 from pdsim.cost.step_times import AttentionWaves
 from pdsim.policy.pages import LeastRecentlyUsed
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import decisions, request, run, small

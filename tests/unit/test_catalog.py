@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import read_yaml
-from pdsim.study.tasks import Planner
-from pdsim.study.worker import compute
+from pdsim.study.points.tasks import Planner
+from pdsim.study.points.worker import compute
 from pdsim.system.catalog import (
     KINDS,
     SHIPPED,

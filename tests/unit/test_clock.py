@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pdsim.core.messages import DecodeStep
 from pdsim.cost.model import DecodeLine
-from pdsim.sim.executor import DecodeClock
+from pdsim.sim.instances.executor import DecodeClock
 
 lines = st.builds(DecodeLine, st.integers(1 << 20, 1 << 45), st.integers(0, 1 << 30), st.integers(0, 1 << 30))
 batches = st.tuples(st.integers(1, 200), st.integers(1, 100_000), st.integers(0, 50_000))

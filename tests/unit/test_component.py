@@ -9,7 +9,7 @@ from pdsim.cost.settings import Affine
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PrefillPolicy, RoutingPolicy
-from pdsim.scenario.component import BUILT_IN, build_component, describe_component
+from pdsim.scenario.sections.component import BUILT_IN, build_component, describe_component
 from pdsim.workload.client import Client, ClosedLoop, OpenLoop, Poisson
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.request_spec import Workload

@@ -11,7 +11,7 @@ from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.cost.step_times import DecodeHostOverhead, Drafting, Graphs, StepTimes
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.system.catalog import load_gpu, load_model, names
 from pdsim.system.memory import Layout

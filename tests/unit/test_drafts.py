@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from pdsim.formats.deployments.importing import changed, import_deployment
+from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import request, small
 

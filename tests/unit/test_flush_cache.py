@@ -12,8 +12,8 @@ from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.routing import CacheAware
-from pdsim.scenario.machines import build_instances, build_router
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.building.machines import build_instances, build_router
+from pdsim.scenario.building.sizing import resolve
 from tests.support import small, small_aggregated
 
 PAGE = 2

@@ -3,7 +3,7 @@
 import pytest
 
 import pdsim
-from pdsim.scenario.front_end import KINDS, FrontEndSettings
+from pdsim.scenario.sections.front_end import KINDS, FrontEndSettings
 from pdsim.sim.clients import FrontEnd
 from pdsim.sim.simulation import simulate
 from pdsim.sim.timeline import Timeline

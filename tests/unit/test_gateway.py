@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.building.sizing import resolve
 from pdsim.sim.simulation import simulate
 from tests.support import request, small, small_aggregated
 

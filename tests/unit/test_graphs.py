@@ -8,7 +8,7 @@ from pdsim.cost.affine import AffineModel
 from pdsim.cost.model import DecodeLine
 from pdsim.cost.settings import Affine
 from pdsim.cost.step_times import Drafting, Graphs, StepTimes, captured_batches
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from tests.support import request, small
 
 MODEL = AffineModel(Affine(decode_base_ns=1000, decode_per_request_ns=10, decode_per_context_token_ns=2))

@@ -10,9 +10,9 @@ from pdsim import load_scenario, simulate
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import Spread, has_kernels, leaving_out, medians_of, origins, reached, spread
 from pdsim.cost.settings import KERNELS_SPREAD, Kernels
-from pdsim.scenario.build import build
-from pdsim.scenario.cost import ENDS, GROUPS
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.building.cluster import build
+from pdsim.scenario.building.sizing import resolve
+from pdsim.scenario.sections.cost import ENDS, GROUPS
 from pdsim.system.catalog import load_gpu, load_model, names
 from pdsim.system.memory import Layout
 from tests.cli.test_commands import output, output_json

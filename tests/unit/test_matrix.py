@@ -8,7 +8,7 @@ import pytest
 
 from pdsim.calibration.validate.comparison import METRICS, Side, Validation, compare_counts, compare_sides, rank
 from pdsim.calibration.validate.suite import Tolerances, load_suite
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import simulate

@@ -10,7 +10,7 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, Entries, TableModel
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine, AffineTable
-from pdsim.scenario.cost import Setup
+from pdsim.scenario.sections.cost import Setup
 from pdsim.sim.simulation import simulate
 from tests.support import request, small
 

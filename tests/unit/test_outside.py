@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pdsim.calibration.fit.machine import CANNOT_TELL, MESSAGES_NS
 from pdsim.calibration.fit.profile import calibrate, profile_of
 from pdsim.calibration.fit.rows import read_rows, write_rows
-from pdsim.scenario.fields import DURATION
+from pdsim.scenario.sections.fields import DURATION
 from pdsim.scenario.yaml_file import ConfigError
 
 PROVENANCE = {"device": "h200", "model": "qwen3-8b", "command": "made", "date": "2026-01-01"}

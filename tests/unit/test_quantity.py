@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.scenario.fields import BANDWIDTH, DIMENSIONS, DURATION, RATE, SIZE
+from pdsim.scenario.sections.fields import BANDWIDTH, DIMENSIONS, DURATION, RATE, SIZE
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pdsim.calibration.fit.scaling import OPERATORS, GpuScaling, scale, time_ratios
 from pdsim.cost.affine import AffineModel
 from pdsim.cost.settings import Affine
-from pdsim.scenario.cost import ENDS, GROUPS, CostChoice
 from pdsim.scenario.loading import load_cost
+from pdsim.scenario.sections.cost import ENDS, GROUPS, CostChoice
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.system.catalog import load_gpu, load_model
 from tests.cli.test_commands import exit_code, output, output_json

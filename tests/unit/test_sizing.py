@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.scenario.build import build
+from pdsim.scenario.building.cluster import build
+from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import request, small, small_aggregated
 

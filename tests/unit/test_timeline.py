@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from pdsim.metrics.stages import STAGES
+from pdsim.metrics.explanation.stages import STAGES
 from pdsim.metrics.timeline import trace_events, write_timeline
 from tests.support import run, small
 from tests.trace_check import problems

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pdsim.scenario.component import BUILT_IN, build_component
+from pdsim.scenario.sections.component import BUILT_IN, build_component
 from pdsim.workload.request_spec import Streams, Workload
 from pdsim.workload.trace_file import InputWarning, TraceError
 from pdsim.workload.trace_kind import trace_kind

@@ -3,8 +3,8 @@
 import pytest
 
 from pdsim.core.instance import Levels
+from pdsim.metrics.explanation.usage import Window, instance_usage, loaded_window, moving_span
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
-from pdsim.metrics.usage import Window, instance_usage, loaded_window, moving_span
 from tests.support import run, small
 
 WINDOW = Window(0, 100)

@@ -9,9 +9,9 @@ import pytest
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import AskOptions, base_of
-from pdsim.study.engine import InProcessEngine, Work
-from pdsim.study.slo import DEFAULT_SLO, Slo
-from pdsim.study.store import Store
+from pdsim.study.points.engine import InProcessEngine, Work
+from pdsim.study.points.store import Store
+from pdsim.study.verdict.slo import DEFAULT_SLO, Slo
 from pdsim.web.board import Board
 
 SCENARIO = """\

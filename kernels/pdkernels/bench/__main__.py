@@ -15,8 +15,8 @@ from pdkernels.bench.peers import peers
 from pdkernels.bench.precompile import Job, compile_launcher, precompile
 from pdkernels.bench.rows import Provenance, Row, table, write_rows
 from pdkernels.bench.staging import SIDES, Bench, batches, cases, copy_us, few_programs, measure, other_forms
-from pdkernels.gather import GATHER
-from pdkernels.scatter import SCATTER
+from pdkernels.copies.gather import GATHER
+from pdkernels.copies.scatter import SCATTER
 
 _PEAK_BYTES = 4 << 30
 _SHORT_TOKENS = 4096  # requests up to this length need little memory

@@ -6,13 +6,13 @@ from functools import partial
 
 import torch
 
-from pdkernels.append import append
+from pdkernels.attention.append import append
+from pdkernels.attention.decode import decode_workspace, paged_decode
+from pdkernels.attention.prefill import packed_prefill
 from pdkernels.bench.cases import Case, Model
 from pdkernels.bench.rows import Row
 from pdkernels.bench.staging import Bench
 from pdkernels.bench.timing import event_us, graph_us, submit_us
-from pdkernels.decode import decode_workspace, paged_decode
-from pdkernels.prefill import packed_prefill
 
 _LAYER = Model("gqa-32-8-128-bf16", 1, 8, 128, torch.bfloat16)
 _PROMPTS = 512, 1024, 2048, 4096, 8192, 16384

@@ -11,10 +11,10 @@ from pdkernels.bench.cases import MODELS, Case
 from pdkernels.bench.rows import Row
 from pdkernels.bench.staging import Bench
 from pdkernels.bench.timing import Call
-from pdkernels.gather import gather
+from pdkernels.copies.gather import gather
+from pdkernels.copies.push import map_peer, push
+from pdkernels.copies.scatter import scatter
 from pdkernels.layout import Pool
-from pdkernels.push import map_peer, push
-from pdkernels.scatter import scatter
 
 _HERE, _THERE = torch.device("cuda", 0), torch.device("cuda", 1)
 

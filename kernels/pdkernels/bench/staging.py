@@ -13,11 +13,11 @@ from pdkernels.bench import baselines, sglang
 from pdkernels.bench.cases import MODELS, Arena, Case, Memory
 from pdkernels.bench.rows import Row
 from pdkernels.bench.timing import Call, event_us, graph_us, repeats_for, submit_us, whole_us
-from pdkernels.gather import gather, gather_batch
+from pdkernels.copies.gather import gather, gather_batch
+from pdkernels.copies.push import push
+from pdkernels.copies.scatter import scatter, scatter_batch
+from pdkernels.copies.tiling import Tiling
 from pdkernels.layout import Pool
-from pdkernels.push import push
-from pdkernels.scatter import scatter, scatter_batch
-from pdkernels.tiling import Tiling
 from pdkernels.unused.captured import CapturedCopy
 from pdkernels.unused.fp8_wire import gather_fp8, scatter_fp8
 

@@ -1,6 +1,6 @@
 """Sweeps tilings: python -m pdkernels.bench.tune --out FOLDER
 
-What it finds is written into pdkernels/tiling.py and pdkernels/decode.py by hand.
+What it finds is written into pdkernels/copies/tiling.py and pdkernels/attention/decode.py by hand.
 """
 
 import argparse
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 import triton
 
-from pdkernels import decode
 from pdkernels.addressing import RUN_TIME
+from pdkernels.attention import decode
 from pdkernels.bench.cases import MODELS, Arena, Case, Memory
 from pdkernels.bench.precompile import Job, compile_launcher, precompile
 from pdkernels.bench.staging import our_calls
 from pdkernels.bench.timing import graph_us
-from pdkernels.gather import GATHER
-from pdkernels.scatter import SCATTER
-from pdkernels.staging import StagingCopy
-from pdkernels.tiling import Tiling
+from pdkernels.copies.gather import GATHER
+from pdkernels.copies.scatter import SCATTER
+from pdkernels.copies.staging import StagingCopy
+from pdkernels.copies.tiling import Tiling
 
 _SHAPES = (  # model, page size, target TP
     ("qwen3-32b-fp8", 1, 1),

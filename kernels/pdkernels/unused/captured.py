@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pdkernels.gather import gather_batch
+from pdkernels.copies.gather import gather_batch
+from pdkernels.copies.scatter import scatter_batch
 from pdkernels.layout import Pool
-from pdkernels.scatter import scatter_batch
 
 _SPAN_BYTES = 24
 _HEADER_BYTES = 32  # a span, padded so that the page list is aligned

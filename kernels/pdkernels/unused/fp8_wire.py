@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 
 from pdkernels.addressing import table_entry, unit_in_pool, unit_in_staging
+from pdkernels.copies.staging import check_pages, check_staging
 from pdkernels.launch import Launcher
 from pdkernels.layout import Pool
-from pdkernels.staging import check_pages, check_staging
 
 LARGEST_E4M3 = 448.0
 _LANES = 8  # elements per unit: 16 bytes of bf16, 8 bytes of fp8

@@ -21,8 +21,8 @@ from pdsim.calibration.fit.rows import (
     Rows,
     graph_sizes,
 )
-from pdsim.scenario.cost import Setup
-from pdsim.scenario.profile import origin
+from pdsim.scenario.sections.cost import Setup
+from pdsim.scenario.sections.profile import origin
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_gpu, load_model, load_transport, names
 from pdsim.system.model import KV_DTYPES

@@ -29,10 +29,10 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from pdsim.cost.settings import Affine, AffineTable, Roofline
-from pdsim.scenario.component import component_name, describe_component
-from pdsim.scenario.cost import CostChoice, MeasuredSettings
 from pdsim.scenario.loading import load_cost
-from pdsim.scenario.profile import origin, read_profile
+from pdsim.scenario.sections.component import component_name, describe_component
+from pdsim.scenario.sections.cost import CostChoice, MeasuredSettings
+from pdsim.scenario.sections.profile import origin, read_profile
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.model import DTYPE_BYTES, Dtype, ModelSpec

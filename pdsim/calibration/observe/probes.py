@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from pdsim.calibration.observe.server_client import Completion, ServerClient, ServerError
-from pdsim.metrics.stages import STAGES
+from pdsim.metrics.explanation.stages import STAGES
 
 SHORTEST_TOKENS = 32
 STEPS_TIMED = 32

@@ -25,10 +25,10 @@ from typing import Any, get_args
 
 from pdsim.inputs import finite, shown
 from pdsim.metrics.summary import Client, by_client
-from pdsim.scenario.cost import reached
 from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.profile import origin
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.cost import reached
+from pdsim.scenario.sections.profile import origin
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml, to_yaml
 
 MEASURED = "measured.yaml"

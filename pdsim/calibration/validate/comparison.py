@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from pdsim.calibration.validate.case import MetricError
 from pdsim.calibration.validate.suite import Tolerances
-from pdsim.metrics.explain import mean_stage_ms
-from pdsim.metrics.failures import failure_text
+from pdsim.metrics.explanation.explain import mean_stage_ms
+from pdsim.metrics.explanation.failures import failure_text
 from pdsim.metrics.records import RunRecords
 
 

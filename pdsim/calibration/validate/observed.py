@@ -8,8 +8,8 @@ from typing import Any
 from pdsim.calibration.observe.observation import read_load, summary_of
 from pdsim.calibration.validate.case import ArmErrors, MetricError, Simulate
 from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.profile import read_profile
 from pdsim.workload.client import ClosedLoop
 from pdsim.workload.request_spec import RequestSpec, Streams, alone
 

@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from pdsim.calibration.validate.case import named_cases, percent
-from pdsim.scenario.fields import Duration, FolderName, Section
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import load_scenario, read_section
-from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.sections.fields import Duration, FolderName, Section
+from pdsim.scenario.sections.profile import read_profile
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.model import KV_DTYPES
 

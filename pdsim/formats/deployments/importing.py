@@ -16,8 +16,8 @@ from pdsim.formats.deployments.routers import router_of
 from pdsim.inputs import read_text
 from pdsim.scenario.loading import apply_change
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import AggregatedSettings, DecodeSettings, PrefillSettings, ServerSettings
-from pdsim.scenario.speculation import named
+from pdsim.scenario.sections.servers import AggregatedSettings, DecodeSettings, PrefillSettings, ServerSettings
+from pdsim.scenario.sections.speculation import named
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_model

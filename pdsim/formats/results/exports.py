@@ -18,7 +18,7 @@ from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import STATISTICS, e2e_ms, tpot_ms, ttft_ms
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import ServerSettings
+from pdsim.scenario.sections.servers import ServerSettings
 from pdsim.system.catalog import load_model
 
 _ARGUMENTS = ("sharegpt_output_len", "random_input_len", "random_output_len", "random_range_ratio", "server_info")

@@ -6,18 +6,18 @@ from math import inf
 from statistics import fmean
 
 from pdsim.metrics.summary_rows import counted
-from pdsim.scenario.build import requests_of
+from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.loading import Changes
-from pdsim.sim.sensitivity import Limit
+from pdsim.sim.uncertainty.sensitivity import Limit
 from pdsim.study.examination import LoneRequest, deciding_measurement, lone_request, requests_alone
 from pdsim.study.measurement import Measurement
-from pdsim.study.outcome import Outcome
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.screen import money, priced
 from pdsim.study.planning.search import cheapest, headroom, of_both_kinds, search
 from pdsim.study.planning.watch import Watch
 from pdsim.study.space import CandidateCluster, Server, Space, with_other_settings
 from pdsim.study.trials import Trials
+from pdsim.study.verdict.outcome import Outcome
 
 _NUM_TOLD = 3
 """Number of cheaper clusters in the report, and of more expensive ones."""

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pdsim.sim.sensitivity import Limit
+from pdsim.sim.uncertainty.sensitivity import Limit
 from pdsim.study.examination import LoneRequest
 from pdsim.study.measurement import Measurement
-from pdsim.study.outcome import Outcome
-from pdsim.study.slo import Slo
 from pdsim.study.space import CandidateCluster
+from pdsim.study.verdict.outcome import Outcome
+from pdsim.study.verdict.slo import Slo
 
 _MOST_EQUAL = 3
 """Clusters at the plan's price that are listed, those with most headroom."""

@@ -10,21 +10,21 @@ from typing import Any
 from pdsim.files import write_whole
 from pdsim.metrics.run_folder import SCENARIO, require_out
 from pdsim.metrics.summary_rows import counted
-from pdsim.scenario.build import requests_of
+from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.yaml_file import ConfigError, write_yaml
 from pdsim.sim.simulation import simulate
 from pdsim.study.base import MAX_GPUS, NUM_SEEDS, AskOptions, Base, base_of
-from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.planning.busiest import busiest
 from pdsim.study.planning.finder import Finder
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.screen import Screen
 from pdsim.study.planning.watch import Watch
-from pdsim.study.slo import DEFAULT_SLO, Slo
+from pdsim.study.points.engine import Progress, Work, open_engine
+from pdsim.study.points.store import Store, opened_folder
 from pdsim.study.space import CandidateCluster, Space
-from pdsim.study.store import Store, opened_folder
 from pdsim.study.trials import Trials
+from pdsim.study.verdict.slo import DEFAULT_SLO, Slo
 
 CURRENCY = "$"
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pdsim.metrics.summary_rows import counted, markdown_table, markdown_text
-from pdsim.study.confidence import END, Confidence, by_chance, confidence, limit_rows
-from pdsim.study.outcome import SATURATED, Outcome
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.space import CandidateCluster
+from pdsim.study.verdict.confidence import END, Confidence, by_chance, confidence, limit_rows
+from pdsim.study.verdict.outcome import SATURATED, Outcome
 
 _MOST_TERMS = 2
 """Most columns for terms of the SLO in the table of clusters. The table of limits has all terms."""

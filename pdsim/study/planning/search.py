@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
-from pdsim.study.outcome import Outcome
 from pdsim.study.space import CandidateCluster
+from pdsim.study.verdict.outcome import Outcome
 
 _BATCH = 8
 """Clusters that are simulated at once. A fixed number makes results independent of the number of workers."""

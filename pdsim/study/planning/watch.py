@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from pdsim.study.engine import Progress
+from pdsim.study.points.engine import Progress
 
 _EVERY_S = 30.0
 

@@ -9,12 +9,12 @@ from pdsim.metrics.run_folder import load_pandas
 from pdsim.metrics.summary_rows import markdown_table, markdown_text
 from pdsim.scenario.loading import Changes
 from pdsim.sim.result import RunResult
-from pdsim.sim.sensitivity import Limit
+from pdsim.sim.uncertainty.sensitivity import Limit
 from pdsim.study.base import Base
-from pdsim.study.confidence import Confidence
-from pdsim.study.estimate import Estimate, number
 from pdsim.study.measurement import Measurement
+from pdsim.study.points.estimate import Estimate, number
 from pdsim.study.questions.study import SLO, Study
+from pdsim.study.verdict.confidence import Confidence
 
 
 @dataclass(frozen=True)

@@ -14,23 +14,23 @@ from typing import NamedTuple
 from pdsim.files import write_whole
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted
-from pdsim.scenario.component import component_name
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.component import component_name
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.noise import JITTERS
-from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
+from pdsim.sim.uncertainty.noise import JITTERS
+from pdsim.sim.uncertainty.sensitivity import Limit
 from pdsim.study.base import NUM_SEEDS, AskOptions, base_of, trace_lines
-from pdsim.study.confidence import END, NOT_MEASURED, Confidence, confidence_in_numbers, limit_rows
-from pdsim.study.engine import Progress, Work, open_engine
-from pdsim.study.estimate import number, share
 from pdsim.study.examination import deciding_measurement, requests_alone
 from pdsim.study.measurement import Measurement
+from pdsim.study.points.engine import Progress, Work, open_engine
+from pdsim.study.points.estimate import number, share
+from pdsim.study.points.store import Store, opened_folder
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.study import SLO, Question, Study, Verdict, place_of, question
-from pdsim.study.store import Store, opened_folder
 from pdsim.study.trials import Trials
+from pdsim.study.verdict.confidence import END, NOT_MEASURED, Confidence, confidence_in_numbers, limit_rows
 from pdsim.workload.client import ClosedLoop
 
 

@@ -1,11 +1,11 @@
 """Questions on caches: a radix cache on decode, host memory behind prefix caches, and storage behind that."""
 
+from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.loading import Changes
-from pdsim.scenario.servers import StorageSettings
-from pdsim.scenario.sizing import layout_of, resolve
+from pdsim.scenario.sections.servers import StorageSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
-from pdsim.study.estimate import Estimate, number, percent
+from pdsim.study.points.estimate import Estimate, number, percent
 from pdsim.study.questions.study import Arm, Question, Study, Verdict
 from pdsim.system.memory import GIB
 from pdsim.workload.client import ClosedLoop

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from math import ceil
 
-from pdsim.metrics.stages import STAGES
+from pdsim.metrics.explanation.stages import STAGES
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
-from pdsim.study.estimate import number, percent
+from pdsim.study.points.estimate import number, percent
 from pdsim.study.questions.study import Arm, Question, Study, Verdict, place_of
 from pdsim.workload.client import Poisson
 

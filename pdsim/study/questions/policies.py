@@ -1,11 +1,11 @@
 """Questions on policies: routing, admission, prompts that decode computes itself, and priorities."""
 
-from pdsim.scenario.component import ROUTING_POLICIES
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.rules import ENGINE_DEFAULTS
+from pdsim.scenario.sections.component import ROUTING_POLICIES
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
-from pdsim.study.estimate import number, percent, share
+from pdsim.study.points.estimate import number, percent, share
 from pdsim.study.questions.study import Arm, Question, Study, Verdict
 
 

@@ -3,12 +3,12 @@
 from itertools import product
 from typing import Any
 
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import Changes
-from pdsim.scenario.servers import Split
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.sections.servers import Split
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
-from pdsim.study.estimate import number, share
+from pdsim.study.points.estimate import number, share
 from pdsim.study.questions.study import Arm, Question, Study, Verdict
 from pdsim.study.space import needs_staging, tp_sizes
 from pdsim.workload.synthetic import PrefixPool, RandomLengths

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.base import AskOptions, Base
-from pdsim.study.estimate import Estimate, estimate
-from pdsim.study.result import PointResult, Replication, failures_of_points, warnings_of
+from pdsim.study.points.estimate import Estimate, estimate
+from pdsim.study.points.result import PointResult, Replication, failures_of_points, warnings_of
 from pdsim.study.trials import Trials
 
 

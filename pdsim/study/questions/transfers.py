@@ -4,13 +4,13 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
+from pdsim.scenario.building.sizing import layout_of, resolve
+from pdsim.scenario.building.wiring import link_bandwidth, transport, wire_of
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of, resolve
-from pdsim.scenario.wiring import link_bandwidth, transport, wire_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
-from pdsim.study.estimate import number, percent
+from pdsim.study.points.estimate import number, percent
 from pdsim.study.questions.study import EQUAL, Arm, Question, Study, Verdict
 from pdsim.system.catalog import load_model, load_transport
 from pdsim.system.model import LatentAttention

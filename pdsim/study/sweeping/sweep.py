@@ -9,14 +9,14 @@ from typing import Any
 
 from pdsim.inputs import parse_json, read_json, read_text
 from pdsim.metrics.run_folder import require_out
-from pdsim.scenario.cost import ENDS
+from pdsim.scenario.building.room import POINT_BYTES, POINT_S, require_room
 from pdsim.scenario.loading import Changes
-from pdsim.scenario.room import POINT_BYTES, POINT_S, require_room
+from pdsim.scenario.sections.cost import ENDS
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.engine import Progress, Work, open_engine
-from pdsim.study.result import PointResult, Replication, SweepResult, replication
-from pdsim.study.slo import Slo
-from pdsim.study.store import DAMAGED, HEAD, PLAN, Store, locked_folder
+from pdsim.study.points.engine import Progress, Work, open_engine
+from pdsim.study.points.result import PointResult, Replication, SweepResult, replication
+from pdsim.study.points.store import DAMAGED, HEAD, PLAN, Store, locked_folder
+from pdsim.study.points.tasks import Planner
 from pdsim.study.sweeping.sweep_file import (
     NUM_RANGES,
     Range,
@@ -26,7 +26,7 @@ from pdsim.study.sweeping.sweep_file import (
     load_sweep,
     num_points,
 )
-from pdsim.study.tasks import Planner
+from pdsim.study.verdict.slo import Slo
 
 _BATCH = 8
 """Trials that are chosen at once. Not the number of workers, on which results must not depend."""

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
-from pdsim.scenario.fields import DIMENSIONS, Dimension, Section, Seed, names_a_folder
 from pdsim.scenario.loading import Changes, read_section
+from pdsim.scenario.sections.fields import DIMENSIONS, Dimension, Section, Seed, names_a_folder
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.study.slo import Slo
+from pdsim.study.verdict.slo import Slo
 from pdsim.workload.request_spec import Streams
 
 NUM_RANGES = 3

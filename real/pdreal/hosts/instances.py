@@ -21,7 +21,7 @@ from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.journal import KILLED, Entry
 from pdsim.core.messages import receiver_of, sender_of
-from pdsim.scenario.machines import build_monitor
+from pdsim.scenario.building.machines import build_monitor
 from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")

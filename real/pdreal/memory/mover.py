@@ -25,10 +25,10 @@ from pdreal.transports.protocol import MappingTransport, TransferError, Transpor
 from pdreal.transports.streams import wait_for_engines
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer.transfer_plan import TransferUnit
-from pdsim.scenario import wiring
+from pdsim.scenario.building import wiring
+from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import DecodeSettings, PrefillSettings
-from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.sections.servers import DecodeSettings, PrefillSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout
 from pdsim.system.model import DTYPE_BYTES

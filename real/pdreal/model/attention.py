@@ -69,7 +69,7 @@ class PackedAttention:
 
     def _on_gpu(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """A single launch."""
-        from pdkernels.prefill import is_fastest, packed_prefill  # noqa: PLC0415
+        from pdkernels.attention.prefill import is_fastest, packed_prefill  # noqa: PLC0415
 
         if missing := key.shape[2] - value.shape[2]:
             padded = self._flash(query, key, pad(value, (0, missing)), scale)

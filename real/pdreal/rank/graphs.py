@@ -207,7 +207,7 @@ class PrefillGraphs(_Graphs):
     """Short prefill forwards, one size for each number of tokens."""
 
     def __init__(self, model: Transformer, kv: PagedKv, *, records_experts: bool = False) -> None:
-        from pdkernels.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
+        from pdkernels.attention.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
 
         self._most_pages = kv.num_pages + _MOST_SEQUENCES
         largest = SIZES[-1]
@@ -241,7 +241,7 @@ class PrefillGraphs(_Graphs):
 
     def _upload(self, batch: PrefillBatch, size: int) -> None:
         """The forward before has ended: its tokens were read."""
-        from pdkernels.paged_prefill import prefill_tiles  # noqa: PLC0415
+        from pdkernels.attention.paged_prefill import prefill_tiles  # noqa: PLC0415
 
         tokens, positions, slots, last, num_tiles, tiles, pages = self._on_host
         row = page = 0
@@ -285,7 +285,7 @@ class _PagedAttention:
         self._lists = given.tiles, given.num_tiles, given.pages
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        from pdkernels.paged_prefill import paged_prefill  # noqa: PLC0415
+        from pdkernels.attention.paged_prefill import paged_prefill  # noqa: PLC0415
 
         self._kv.append(layer, self._slots, key, value)
         keys, values = self._kv.layer(layer)
@@ -301,6 +301,6 @@ class _PagedAttention:
 
 def has_prefill_graphs(model: Transformer) -> bool:
     """True if forwards of the model fit in graphs."""
-    from pdkernels.paged_prefill import can_page  # noqa: PLC0415
+    from pdkernels.attention.paged_prefill import can_page  # noqa: PLC0415
 
     return model.config.latent is None and can_page(model.config.head_dim)

@@ -17,7 +17,7 @@ from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
 from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.metrics.records import HostCopyRecord
-from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.building.sizing import layout_of
 
 
 class HostCopies:

@@ -14,7 +14,7 @@ from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer.transfer_plan import TransferUnit
-from pdsim.scenario import wiring
+from pdsim.scenario.building import wiring
 
 
 class KvDamagedError(Exception):

@@ -22,7 +22,7 @@ from pdsim.core.invariants import InvariantError, check_all_idle
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer.transfer_plan import TransferUnit
-from pdsim.scenario.machines import build_machine
+from pdsim.scenario.building.machines import build_machine
 
 _SETTLE_AGAIN_S = 0.02
 

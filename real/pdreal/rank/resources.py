@@ -17,8 +17,8 @@ from pdreal.settings.rank import RankSpec
 from pdreal.transports.opening import open_transport
 from pdreal.transports.protocol import Transport
 from pdreal.transports.streams import compute_stream, copy_stream
-from pdsim.scenario import wiring
-from pdsim.scenario.sizing import num_host_pages
+from pdsim.scenario.building import wiring
+from pdsim.scenario.building.sizing import num_host_pages
 from pdsim.scenario.yaml_file import ConfigError
 
 

@@ -9,8 +9,8 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
-from pdsim.scenario.fields import Section
 from pdsim.scenario.loading import read_section
+from pdsim.scenario.sections.fields import Section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 
 LOOPBACK = "127.0.0.1"

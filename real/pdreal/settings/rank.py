@@ -6,9 +6,9 @@ from typing import get_args
 
 from pdreal.control.channel import Network
 from pdreal.settings.options import Options
+from pdsim.scenario.building.sizing import instance_ids
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import AggregatedSettings, DecodeSettings, PrefillSettings
-from pdsim.scenario.sizing import instance_ids
+from pdsim.scenario.sections.servers import AggregatedSettings, DecodeSettings, PrefillSettings
 from pdsim.system.memory import Role
 
 

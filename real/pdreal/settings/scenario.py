@@ -9,11 +9,11 @@ from pdreal.settings.model import ModelError, model_config
 from pdreal.settings.options import Options
 from pdreal.settings.rank import roles_of
 from pdsim.policy.pages import ReserveDecodeTokens
-from pdsim.scenario.build import build
-from pdsim.scenario.faults import HealthSettings, SlowLink
+from pdsim.scenario.building.cluster import build
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import DecodeSettings
-from pdsim.scenario.sizing import resolve
+from pdsim.scenario.sections.faults import HealthSettings, SlowLink
+from pdsim.scenario.sections.servers import DecodeSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.model import KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec

@@ -1,0 +1,1 @@
+"""Attention over pages of KV: append, decode, prefill."""

@@ -1,0 +1,211 @@
+"""Decode attention over pages: one new query token per sequence, grouped query heads, equal work for each program.
+
+What it computes is reference.paged_decode_reference. It must read K and V of every cached token of the batch once, 2 *
+tokens * kv_heads * head_dim elements; all else is small. A program takes one KV head of one share of the batch
+(shares.py), with all query heads of its group, so that each K and V is read once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from pdkernels.attention.shares import DecodeWorkspace, share_of, store_part
+from pdkernels.launch import can_begin_early, wait_for_earlier
+
+_LOG2_E = 1.4426950408889634
+_BLOCK_TOKENS = 64
+
+
+@triton.jit
+def decode_part_kernel(
+    query,
+    key_pages,
+    value_pages,
+    block_table,
+    lengths,
+    bounds,
+    first_sequences,
+    parts,
+    part_stats,
+    output,
+    scale_log2,
+    query_stride,
+    table_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    HND: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BATCH: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    """Attends with one KV head over one share, sequence by sequence."""
+    wait_for_earlier()
+    head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens
+    share = tl.program_id(1)
+    per_share = share_of(bounds, BATCH, SHARES)
+    block = share * per_share
+    end_block = tl.minimum(block + per_share, tl.load(bounds + BATCH))
+    sequence = tl.load(first_sequences + share)
+
+    row, dim = tl.arange(0, ROWS), tl.arange(0, DIM)
+    used = row < GROUP
+    query_head = head * GROUP + row
+    while block < end_block:
+        begin_block, next_block = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
+        start = (block - begin_block) * TOKENS
+        end = tl.minimum((tl.minimum(next_block, end_block) - begin_block) * TOKENS, tl.load(lengths + sequence))
+        query_offset = sequence * query_stride + query_head[:, None] * DIM + dim[None, :]
+        q = tl.load(query + query_offset, mask=used[:, None], other=0.0)
+
+        largest = tl.full([ROWS], -float("inf"), tl.float32)
+        total, out = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM], tl.float32)
+        for first in tl.range(start, end, TOKENS):
+            token = first + tl.arange(0, TOKENS)
+            live = token < end
+            page = tl.load(block_table + sequence * table_stride + token // PAGE, mask=live, other=0).to(tl.int64)
+            if HND:
+                offset = ((page * HEADS + head) * PAGE + token % PAGE) * DIM
+            else:
+                offset = ((page * PAGE + token % PAGE) * HEADS + head) * DIM
+            k = tl.load(key_pages + offset[:, None] + dim[None, :], mask=live[:, None], other=0.0)
+            v = tl.load(value_pages + offset[:, None] + dim[None, :], mask=live[:, None], other=0.0)
+            scores = tl.dot(q, k.to(q.dtype).T, input_precision="ieee") * scale_log2
+            scores = tl.where(live[None, :], scores, -float("inf"))
+            new_largest = tl.maximum(largest, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_largest[:, None])
+            shrink = tl.exp2(largest - new_largest)
+            total = total * shrink + tl.sum(weights, 1)
+            out = tl.dot(weights.to(q.dtype), v.to(q.dtype), out * shrink[:, None], input_precision="ieee")
+            largest = new_largest
+
+        is_whole = (block == begin_block) & (next_block <= end_block)
+        store_part(
+            parts, part_stats, output, share + sequence, sequence, is_whole, query_head, used, largest, total, out,
+            HEADS * GROUP, DIM,
+        )  # fmt: skip
+        block = tl.minimum(next_block, end_block)
+        sequence += 1
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiling:
+    """How a program of decode attention runs: warps, and blocks in flight."""
+
+    warps: int = 2
+    stages: int = 3
+
+
+def decode_workspace(
+    batch: int,
+    query_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    device: torch.device,
+    *,
+    shares: int | None = None,
+    block_tokens: int = _BLOCK_TOKENS,
+) -> DecodeWorkspace:
+    """The division of a batch and memory for its parts. shares: programs per KV head; by default a full device."""
+    return DecodeWorkspace(batch, query_heads, kv_heads, head_dim, block_tokens, device, shares)
+
+
+def paged_decode(
+    query: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    page_size: int | None = None,
+    scale: float | None = None,
+    output: torch.Tensor | None = None,
+    workspace: DecodeWorkspace | None = None,
+    tiling: DecodeTiling | None = None,
+) -> torch.Tensor:
+    """Attention of one new token per sequence over its cached tokens, itself included (append first).
+
+    Args:
+        query: [batch, query_heads, head_dim], contiguous but for the stride of sequences; bf16 or fp16.
+        key_pages, value_pages: the planes of one layer, NHD [slots, kv_heads, head_dim] or HND [pages, kv_heads,
+            page_size, head_dim].
+        block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences.
+        lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives zeros.
+        page_size: tokens per page for NHD; HND pages say it themselves.
+        scale: of the scores; 1 / sqrt(head_dim) if None.
+        output: where to write, [batch, query_heads, head_dim]; new if None.
+        workspace: of decode_workspace, divided over these lengths (once a step, for all layers); new if None.
+
+    Raises:
+        ValueError: a shape or dtype does not fit, or the workspace is divided over other lengths.
+
+    """
+    batch, query_heads, head_dim = query.shape
+    order = "HND" if key_pages.dim() == 4 else "NHD"
+    kv_heads = key_pages.shape[1]
+    page_size = key_pages.shape[2] if order == "HND" else page_size or 1
+    _check_decode(query, key_pages, value_pages, block_table, lengths)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device) if output is None else output
+    if workspace is None:
+        workspace = decode_workspace(batch, query_heads, kv_heads, head_dim, query.device)
+        workspace.divide(lengths)
+    workspace.check(lengths)
+    tiling = tiling or DecodeTiling()
+    group = query_heads // kv_heads
+    decode_part_kernel[kv_heads, workspace.shares](
+        query,
+        key_pages,
+        value_pages,
+        block_table,
+        lengths,
+        workspace.bounds,
+        workspace.first_sequences,
+        workspace.parts,
+        workspace.stats,
+        output,
+        (head_dim**-0.5 if scale is None else scale) * _LOG2_E,
+        query.stride(0),
+        block_table.stride(0),
+        HEADS=kv_heads,
+        GROUP=group,
+        ROWS=max(16, triton.next_power_of_2(group)),  # a tensor core takes 16 rows
+        DIM=head_dim,
+        PAGE=page_size,
+        HND=order == "HND",
+        TOKENS=workspace.block_tokens,
+        BATCH=batch,
+        SHARES=workspace.shares,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        launch_pdl=can_begin_early(query.device),
+    )
+    workspace.join(output)
+    return output
+
+
+def _check_decode(
+    query: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+) -> None:
+    batch, query_heads, head_dim = query.shape
+    if key_pages.shape != value_pages.shape or not (key_pages.is_contiguous() and value_pages.is_contiguous()):
+        raise ValueError(f"K and V pages must be contiguous and alike: {key_pages.shape}, {value_pages.shape}")
+    if key_pages.shape[-1] != head_dim or query_heads % key_pages.shape[1]:
+        raise ValueError(f"query {list(query.shape)} does not fit pages {list(key_pages.shape)}")
+    if head_dim & (head_dim - 1):
+        raise ValueError(f"head_dim must be a power of two, not {head_dim}")
+    if query.stride()[1:] != (head_dim, 1):
+        raise ValueError(f"the heads of a query must be contiguous, not of strides {query.stride()}")
+    if block_table.dtype != torch.int32 or len(block_table) != batch or block_table.stride(1) != 1:
+        raise ValueError(
+            f"block_table must be int32 [{batch}, pages], not {block_table.dtype} {list(block_table.shape)}"
+        )
+    if lengths.dtype != torch.int32 or lengths.shape != (batch,):
+        raise ValueError(f"lengths must be int32 [{batch}], not {lengths.dtype} {list(lengths.shape)}")

@@ -1,0 +1,183 @@
+"""Decode attention over pages of latents: one new query token per sequence, all query heads over one latent a token.
+
+What it computes is reference.latent_decode_reference. A latent is its own key and, but for the rotated rest, its own
+value, so that each is read once for a block of heads; blocks of the same tokens are neighbours and find it in L2. Each
+program takes a block of heads over an equal share of the batch's tokens (shares.py).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pdkernels.attention.shares import DecodeWorkspace, share_of, store_part
+
+_LOG2_E = 1.4426950408889634
+_ROWS = 16
+"""Query heads of a program: what a tensor core takes at least, and what registers hold beside a tile of latents."""
+_BLOCK_TOKENS = 32
+
+
+@triton.jit
+def latent_part_kernel(
+    query,
+    latents,
+    block_table,
+    lengths,
+    bounds,
+    first_sequences,
+    parts,
+    part_stats,
+    output,
+    scale_log2,
+    query_stride,
+    table_stride,
+    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROTATED: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BATCH: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    """Attends with some heads over one share, sequence by sequence."""
+    share = tl.program_id(1)
+    per_share = share_of(bounds, BATCH, SHARES)
+    block = share * per_share
+    end_block = tl.minimum(block + per_share, tl.load(bounds + BATCH))
+    sequence = tl.load(first_sequences + share)
+
+    head = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    low = tl.arange(0, RANK)
+    rotated = RANK + tl.arange(0, ROTATED)
+    used = head < HEADS
+    while block < end_block:
+        begin_block, next_block = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
+        start = (block - begin_block) * TOKENS
+        end = tl.minimum((tl.minimum(next_block, end_block) - begin_block) * TOKENS, tl.load(lengths + sequence))
+        at = query + sequence * query_stride + head[:, None] * (RANK + ROTATED)
+        q_low = tl.load(at + low[None, :], mask=used[:, None], other=0.0)
+        q_rotated = tl.load(at + rotated[None, :], mask=used[:, None], other=0.0)
+
+        largest = tl.full([ROWS], -float("inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        out = tl.zeros([ROWS, RANK], tl.float32)
+        for first in tl.range(start, end, TOKENS):
+            token = first + tl.arange(0, TOKENS)
+            live = token < end
+            page = tl.load(block_table + sequence * table_stride + token // PAGE, mask=live, other=0).to(tl.int64)
+            row = latents + (page * PAGE + token % PAGE)[:, None] * (RANK + ROTATED)
+            seen = tl.load(row + low[None, :], mask=live[:, None], other=0.0).to(q_low.dtype)
+            turned = tl.load(row + rotated[None, :], mask=live[:, None], other=0.0).to(q_low.dtype)
+            scores = tl.dot(q_low, seen.T, input_precision="ieee")
+            scores = tl.dot(q_rotated, turned.T, scores, input_precision="ieee") * scale_log2
+            scores = tl.where(live[None, :], scores, -float("inf"))
+            new_largest = tl.maximum(largest, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_largest[:, None])
+            shrink = tl.exp2(largest - new_largest)
+            total = total * shrink + tl.sum(weights, 1)
+            out = tl.dot(weights.to(q_low.dtype), seen, out * shrink[:, None], input_precision="ieee")
+            largest = new_largest
+
+        is_whole = (block == begin_block) & (next_block <= end_block)
+        store_part(
+            parts, part_stats, output, share + sequence, sequence, is_whole, head, used, largest, total, out,
+            HEADS, RANK,
+        )  # fmt: skip
+        block = tl.minimum(next_block, end_block)
+        sequence += 1
+
+
+def latent_workspace(
+    batch: int,
+    query_heads: int,
+    rank: int,
+    device: torch.device,
+    *,
+    shares: int | None = None,
+) -> DecodeWorkspace:
+    """The division of a batch and memory for its parts. shares: programs per block of heads."""
+    return DecodeWorkspace(batch, query_heads, triton.cdiv(query_heads, _ROWS), rank, _BLOCK_TOKENS, device, shares)
+
+
+def latent_decode(
+    query: torch.Tensor,
+    latents: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    page_size: int,
+    scale: float,
+    workspace: DecodeWorkspace | None = None,
+) -> torch.Tensor:
+    """Attention of one new token per sequence over its cached latents, its own included (append first).
+
+    Args:
+        query: [batch, query_heads, rank | rotated], contiguous but for the stride of sequences.
+        latents: the plane of one layer, [slots, 1, rank | rotated]. The rank is a power of two, and so is the rest.
+        block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences.
+        lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives zeros.
+        page_size: tokens per page.
+        scale: of the scores.
+        workspace: of latent_workspace, divided over these lengths (once a step, for all layers); new if None.
+
+    Returns:
+        [batch, query_heads, rank].
+
+    Raises:
+        ValueError: a shape or dtype does not fit, or the workspace is divided over other lengths.
+
+    """
+    batch, query_heads, width = query.shape
+    rank = 1 << (width.bit_length() - 1)
+    _check_latent(query, latents, block_table, lengths, rank)
+    if workspace is None:
+        workspace = latent_workspace(batch, query_heads, rank, query.device)
+        workspace.divide(lengths)
+    workspace.check(lengths)
+    output = torch.empty(batch, query_heads, rank, dtype=query.dtype, device=query.device)
+    latent_part_kernel[triton.cdiv(query_heads, _ROWS), workspace.shares](
+        query,
+        latents,
+        block_table,
+        lengths,
+        workspace.bounds,
+        workspace.first_sequences,
+        workspace.parts,
+        workspace.stats,
+        output,
+        scale * _LOG2_E,
+        query.stride(0),
+        block_table.stride(0),
+        HEADS=query_heads,
+        ROWS=_ROWS,
+        RANK=rank,
+        ROTATED=width - rank,
+        PAGE=page_size,
+        TOKENS=workspace.block_tokens,
+        BATCH=batch,
+        SHARES=workspace.shares,
+        num_warps=4,
+        num_stages=2,
+    )
+    workspace.join(output)
+    return output
+
+
+def _check_latent(
+    query: torch.Tensor, latents: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor, rank: int
+) -> None:
+    batch, _, width = query.shape
+    rotated = width - rank
+    if rotated < 16 or rotated & (rotated - 1):
+        raise ValueError(f"a latent must be a power of two and a smaller one, from 16 on, wide, not {width}")
+    if latents.shape[1:] != (1, width) or not latents.is_contiguous():
+        raise ValueError(f"query {list(query.shape)} does not fit latents {list(latents.shape)}")
+    if query.stride()[1:] != (width, 1):
+        raise ValueError(f"the heads of a query must be contiguous, not of strides {query.stride()}")
+    if block_table.dtype != torch.int32 or len(block_table) != batch or block_table.stride(1) != 1:
+        raise ValueError(
+            f"block_table must be int32 [{batch}, pages], not {block_table.dtype} {list(block_table.shape)}"
+        )
+    if lengths.dtype != torch.int32 or lengths.shape != (batch,):
+        raise ValueError(f"lengths must be int32 [{batch}], not {lengths.dtype} {list(lengths.shape)}")

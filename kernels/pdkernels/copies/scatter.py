@@ -1,0 +1,113 @@
+"""Scatter: staging spans of several writers into the pages of a cache with another head layout, in one launch.
+
+What it computes is reference.scatter_reference, and what it must move is the gather's: each payload byte read once and
+written once. The span is [writer, plane, token, head, head_dim]; writer w brings the w-th equal part of the heads.
+
+A tile covers a token's heads over all writers, so that its row in the page is written at once and in full. Writers that
+arrive at different times can be scattered one at a time: heads of that writer, writers=1.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pdkernels.addressing import (
+    RUN_TIME,
+    plane_pointer,
+    request_of,
+    table_entry,
+    unit_in_pool,
+    unit_in_staging,
+    words,
+)
+from pdkernels.copies import tiling as tilings
+from pdkernels.copies.staging import StagingCopy
+from pdkernels.copies.tiling import Tiling
+from pdkernels.layout import Pool
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def scatter_kernel(
+    table: tl.int64,
+    pages: tl.int64,
+    spans: tl.int64,
+    staging: tl.int64,
+    tokens: tl.int32,
+    first_byte: tl.int64,
+    ROW: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    HND: tl.constexpr,
+    SLICES: tl.constexpr,
+    PLANES: tl.constexpr,
+    BATCHED: tl.constexpr,
+    UNITS: tl.constexpr,
+):
+    pages, staging, tokens = request_of(spans, pages, staging, tokens, BATCHED)
+    tiles = tl.cdiv(tokens * ROW, UNITS)
+    plane_bytes = tokens.to(tl.int64) * (ROW // SLICES * 16)
+    plane = tl.program_id(2)
+    while plane < PLANES:  # each loop runs once, unless the grid was made smaller than the work
+        source = plane_pointer(staging + plane * plane_bytes)
+        target = plane_pointer(table_entry(table, plane) + first_byte)
+        tile = tl.program_id(0)
+        while tile < tiles:
+            unit = tile * UNITS + tl.arange(0, UNITS)
+            live = unit < tokens * ROW
+            from_unit = unit_in_staging(unit, tokens, ROW, SLICES, PLANES)
+            to_unit = unit_in_pool(pages, unit, live, ROW, HEAD, HEADS, PAGE, HND)
+            moved = tl.load(source + words(from_unit), mask=live[:, None], eviction_policy="evict_first")
+            tl.store(target + words(to_unit), moved, mask=live[:, None], eviction_policy="evict_first")
+            tile += tl.num_programs(0)
+        plane += tl.num_programs(2)
+
+
+SCATTER = StagingCopy(scatter_kernel, tilings.SCATTER)
+
+
+def scatter(
+    pool: Pool,
+    pages: torch.Tensor,
+    tokens: int,
+    staging: torch.Tensor,
+    *,
+    heads: range | None = None,
+    writers: int = 1,
+    offset_bytes: int = 0,
+    tiling: Tiling | None = None,
+    programs: int | None = None,
+) -> None:
+    """Scatter one request from the staging span that its writers filled.
+
+    Args:
+        pool: target pages.
+        pages, tokens, staging, heads, offset_bytes, programs: as for gather.
+        writers: number of source ranks that share the heads evenly.
+
+    Raises:
+        ValueError: a shape, dtype or offset does not fit.
+
+    """
+    ready = SCATTER.ready(pool, heads, writers, tiling, limited=programs is not None, batched=False)
+    ready.request(pages, tokens, staging, offset_bytes, programs)
+
+
+def scatter_batch(
+    pool: Pool,
+    pages: torch.Tensor,
+    spans: torch.Tensor,
+    staging: torch.Tensor,
+    *,
+    longest_tokens: int,
+    heads: range | None = None,
+    writers: int = 1,
+    tiling: Tiling | None = None,
+    programs: int | None = None,
+) -> None:
+    """Scatter several requests in one launch, their lengths on the device: also the form for CUDA graphs.
+
+    Args: as for gather_batch.
+    """
+    ready = SCATTER.ready(pool, heads, writers, tiling, limited=programs is not None, batched=True)
+    ready.batch(pages, spans, staging, longest_tokens, programs)

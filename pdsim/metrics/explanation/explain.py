@@ -1,0 +1,239 @@
+"""Where requests spend their time: stages, and critical paths, which split the stages by what the request
+waited for.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pdsim.metrics.columns import Array, Columns, columns, columns_of
+from pdsim.metrics.explanation.stages import AGGREGATED_STAGES, COMPUTED_FIRST_STAGES, HIDDEN_BOOTSTRAP_STAGES, STAGES
+from pdsim.metrics.explanation.time_spans import TimeSpans
+from pdsim.metrics.records import Records, RequestRecord
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Time of one stage over all finished requests, in ms. share: fraction of the mean latency."""
+
+    stage: str
+    meaning: str
+    mean_ms: float
+    median_ms: float
+    slowest_ms: float
+    """Mean over the 1 % of the requests, at least one, with the largest TTFT."""
+    share: float
+
+
+def _by_stages(requests: Columns) -> list[tuple[dict[str, tuple[str, str, str]], Array]]:
+    """Tables of stages, each with the mask of the requests that pass through them. Without requests: STAGES alone."""
+    granted_ns = requests["admitted_ns"]
+    is_aggregated = requests.are_same("prefill_id", "decode_id") & ~requests.having("prefill_id", "")
+    is_late = granted_ns > requests["prefill_start_ns"]
+    is_computed_first = granted_ns > requests["prefill_end_ns"]
+    masks = (
+        (STAGES, ~is_aggregated & ~is_late),
+        (COMPUTED_FIRST_STAGES, ~is_aggregated & is_late & is_computed_first),
+        (HIDDEN_BOOTSTRAP_STAGES, ~is_aggregated & is_late & ~is_computed_first),
+        (AGGREGATED_STAGES, is_aggregated),
+    )
+    found = [(table, np.flatnonzero(mask)) for table, mask in masks if mask.any()]
+    return found or [(STAGES, np.zeros(0, dtype=np.int64))]
+
+
+def stage_times(records: Records) -> list[StageTimes]:
+    """Stage times of a cluster's requests, which must be all disaggregated or all aggregated."""
+    requests = finished(records)
+    times_ns = _stage_times_ns(requests)
+    order = np.argsort(requests["first_token_ns"] - requests["arrival_ns"], kind="stable")
+    slowest = order[-max(1, len(order) // 100) :]
+    means = {stage: _mean_ms(spent_ns) for stage, spent_ns in times_ns.items()}
+    total = sum(means.values()) or 1.0
+    return [
+        StageTimes(
+            stage,
+            STAGES[stage][2],
+            means[stage],
+            float(np.median(spent_ns)) / 1e6 if len(spent_ns) else 0.0,
+            _mean_ms(spent_ns[slowest]),
+            means[stage] / total,
+        )
+        for stage, spent_ns in times_ns.items()
+    ]
+
+
+def mean_stage_ms(requests: Sequence[RequestRecord]) -> dict[str, float]:
+    """Mean time of each stage in ms, over finished requests."""
+    done = columns_of("requests", [request for request in requests if request.outcome == "finished"])
+    return {stage: _mean_ms(spent_ns) for stage, spent_ns in _stage_times_ns(done).items()}
+
+
+def finished(records: Records) -> Columns:
+    requests = columns(records, "requests")
+    return requests.where(np.flatnonzero(requests.having("outcome", "finished")))
+
+
+def _stage_times_ns(requests: Columns) -> dict[str, Array]:
+    """Times in ns of each stage that any of these requests has; 0 for requests without the stage."""
+    tables = _by_stages(requests)
+    found = {
+        stage: np.zeros(len(requests["arrival_ns"]), dtype=np.int64)
+        for stage in STAGES
+        if any(stage in table for table, _ in tables)
+    }
+    for table, rows in tables:
+        for stage, (first, last, _) in table.items():
+            found[stage][rows] = requests[last][rows] - requests[first][rows]
+    return found
+
+
+def _mean_ms(times_ns: Array) -> float:
+    return int(times_ns.sum()) / 1e6 / max(1, len(times_ns))
+
+
+PARTS = {
+    "front end": "front end, failed attempts",
+    "handshake": "messages between router, decode and prefill, with nothing missing",
+    "admission wait": "the head of decode's queue lacks a slot or pages",
+    "prefill queue": "prefill computes or is full, and it is not its turn",
+    "prefill compute": "a forward runs on prefill while it is computed",
+    "transfer queue": "its KV waits for a transfer worker",
+    "ring wait": "its KV waits for room in the staging ring",
+    "transfer set-up": "the engine's time for a batch, and the gather of what is staged",
+    "transfer line": "behind other transfers of an engine that serves one at a time",
+    "descriptors": "descriptors are posted",
+    "transfer": "bytes move that nothing holds up but links",
+    "merge wait": "decode has not noticed, scattered and merged it",
+    "response": "the first token passes the gateway",
+    "decode compute": "a step runs on decode",
+    "decode wait": "between decode steps: retracted, prompts of others, host work",
+}
+"""Parts of a request's time in order, with what happens in each."""
+
+
+class CriticalPaths:
+    """Critical paths of one run's finished requests. Without levels, waiting for admission counts as handshake."""
+
+    def __init__(self, records: Records) -> None:
+        self._requests = finished(records)
+        self._ids = self._requests["request_id"]
+        self._computing = _busy(records, "prefill")
+        self._decoding = _busy(records, "decode")
+        self._blocked = blocked(records)
+        self._last_units = _last_units(columns(records, "transfers"), self._ids)
+        self.parts_ns = {part: np.zeros(len(self._ids), dtype=np.int64) for part in PARTS}
+        """Time in ns of each finished request, by part."""
+        for table, rows in _by_stages(self._requests):
+            for stage, (first, last, _) in table.items():
+                begin_ns, end_ns = self._requests[first][rows], self._requests[last][rows]
+                for part, spent_ns in self._split(stage, rows, begin_ns, end_ns).items():
+                    self.parts_ns[part][rows] += spent_ns
+        self._rows = {request_id: row for row, request_id in enumerate(self._ids.tolist())}
+        self._lists = {part: spent_ns.tolist() for part, spent_ns in self.parts_ns.items() if spent_ns.any()}
+
+    def of(self, request: RequestRecord) -> dict[str, int]:
+        """Time in ns of a finished request, by part, without parts that take no time."""
+        row = self._rows[request.request_id]
+        return {part: spent_ns[row] for part, spent_ns in self._lists.items() if spent_ns[row]}
+
+    def _split(self, stage: str, rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
+        """Splits the time of one stage into parts, for some requests."""
+        whole = end_ns - begin_ns
+        match stage:
+            case "decode_bootstrap":
+                waited = self._within("decode_id", self._blocked, rows, begin_ns, end_ns)
+                return {"admission wait": waited, "handshake": whole - waited}
+            case "prefill_waiting":
+                names = self._computing.keys() | self._blocked.keys()
+                busy = {name: self._computing[name].united(self._blocked[name]) for name in names}
+                queued = self._within("prefill_id", busy, rows, begin_ns, end_ns)
+                return {"prefill queue": queued, "handshake": whole - queued}
+            case "prefill_forward":
+                computed = self._within("prefill_id", self._computing, rows, begin_ns, end_ns)
+                return {"prefill compute": computed, "prefill queue": whole - computed}
+            case "prefill_transfer_kv_cache":
+                return _transfer(self._last_units, rows, begin_ns, end_ns)
+            case "decode_forward":
+                decoded = self._within("decode_id", self._decoding, rows, begin_ns, end_ns)
+                return {"decode compute": decoded, "decode wait": whole - decoded}
+        return {{"front_end": "front end", "decode_transferred": "merge wait"}.get(stage, stage): whole}
+
+    def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:
+        """Time in ns that lies in the spans of each request's instance."""
+        codes, names = self._requests.words(place)
+        spent_ns = np.zeros(len(rows), dtype=np.int64)
+        for code, name in enumerate(names):
+            if name in spans:
+                here = codes[rows] == code
+                spent_ns[here] = spans[name].within(begin_ns[here], end_ns[here])
+        return spent_ns
+
+
+def mean_parts_ms(records: Records) -> dict[str, float]:
+    """Mean time of each part in ms over finished requests, in the order of PARTS, without parts that take no time."""
+    return {part: _mean_ms(ns) for part, ns in CriticalPaths(records).parts_ns.items() if ns.any()}
+
+
+def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
+    """Times of the last transfer unit of each request, by column. `known` is False for requests without a unit."""
+    last = np.flatnonzero(transfers["is_last"])
+    last = last[np.argsort(transfers["request_id"][last], kind="stable")]
+    ids = transfers["request_id"][last]
+    at = np.searchsorted(ids, request_ids, side="right") - 1
+    known = (at >= 0) & (ids[at] == request_ids) if len(ids) else np.zeros(len(request_ids), dtype=bool)
+    unit = transfers.where(last[np.where(known, at, 0)] if len(ids) else np.zeros(0, dtype=np.int64))
+    names = ("queued_ns", "start_ns", "setup_ns", "line_ns", "posting_ns")
+    return {"known": known, "in_ring": unit.having("needs", "ring"), **{name: unit[name] for name in names}}
+
+
+def _transfer(units: Mapping[str, Array], rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
+    """Splits the time between two moments into parts of the last unit's transfer.
+
+    The time before the unit was planned counts as waiting for a worker.
+    """
+    known = units["known"][rows]
+    if not known.any():
+        return {"transfer": end_ns - begin_ns}
+    unit = {name: values[rows] for name, values in units.items()}
+    moments = [unit["start_ns"]]
+    for name in ("setup_ns", "line_ns", "posting_ns"):
+        moments.append(moments[-1] + unit[name])
+    cuts = [begin_ns, *(np.clip(moment, begin_ns, end_ns) for moment in (unit["queued_ns"], *moments)), end_ns]
+    queued, waited, setup, line, posting, moved = (end - start for start, end in pairwise(cuts))
+    in_ring = unit["in_ring"]
+    split = {
+        "transfer queue": queued + np.where(in_ring, 0, waited),
+        "ring wait": np.where(in_ring, waited, 0),
+        "transfer set-up": setup,
+        "transfer line": line,
+        "descriptors": posting,
+    }
+    of_known = {part: np.where(known, spent_ns, 0) for part, spent_ns in split.items()}
+    return {**of_known, "transfer": np.where(known, moved, end_ns - begin_ns)}
+
+
+def _busy(records: Records, kind: str) -> Mapping[str, TimeSpans]:
+    steps = columns(records, "steps")
+    steps = steps.where(np.flatnonzero(steps.having("kind", kind)))
+    start_ns, end_ns = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
+    codes, names = steps.words("instance_id")
+    spans = {name: TimeSpans(start_ns[codes == code], end_ns[codes == code]) for code, name in enumerate(names)}
+    return defaultdict(TimeSpans, spans)
+
+
+def blocked(records: Records, kind: str = "") -> Mapping[str, TimeSpans]:
+    """Times when the first request of an instance's queue lacked pages or slots, by instance. kind: only this
+    resource.
+    """
+    levels = columns(records, "levels")
+    codes, names = levels.words("instance_id")
+    lacks = levels.having("blocked_by", kind) if kind else ~levels.having("blocked_by", "")
+    spans: dict[str, TimeSpans] = defaultdict(TimeSpans)
+    for code, name in enumerate(names):
+        here = codes == code
+        times_ns, is_blocked = levels["time_ns"][here], lacks[here][:-1]
+        spans[name] = TimeSpans(times_ns[:-1][is_blocked], times_ns[1:][is_blocked])
+    return spans

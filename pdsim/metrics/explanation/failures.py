@@ -1,0 +1,109 @@
+"""Failed requests of a run, counted by reason, and the fields of the scenario that would prevent such failures."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pdsim.core.instance import LACKS
+from pdsim.metrics.explanation.relief import relief_of
+from pdsim.metrics.records import RequestRecord
+
+_INSTANCE = re.compile(r"\b(prefill|decode|aggregated)-\d+(?:\.\d+)?\b")
+_NUMBER = re.compile(r"\d+")
+_RESOURCES = {
+    LACKS["slots"]: "{role} slots",
+    LACKS["pages"]: "{role} KV",
+    "does not fit the staging ring": "staging ring",
+    "do not fit the host memory": "decode host memory",
+    " tokens of ": "{last} KV",
+    " pages of ": "{last} KV",
+    "no transfer from": "link",
+}
+"""Resource that is missing if a reason contains these words. {role} and {last} stand for the roles of the first and the
+last instance in the reason.
+"""
+_CLIENTS = ("aborted by the client", "shed")
+"""First words of reasons that are always intended by the scenario."""
+_NEVER_FAULTS = "fit"
+"""Word in reasons that no fault causes: the request is too large."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Requests that failed for one reason."""
+
+    reason: str
+    """Reason of the first of these requests, with roles instead of instances."""
+    num_requests: int
+    relief: str
+    """Fields of the scenario that would prevent such failures. Empty: no field would."""
+    is_wanted: bool
+    """True: the scenario asks for such failures, by faults, client aborts, or a router that sheds load."""
+    example: int
+    """Id of the first of these requests."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.reason}; relieved by {self.relief}" if self.relief else self.reason
+
+
+def failures_of(requests: Iterable[RequestRecord], *, has_faults: bool) -> list[Failure]:
+    """Failures by reason, the most frequent first.
+
+    has_faults: the scenario has dying instances or slow links, which may fail any request that fits.
+    """
+    by_kind: dict[str, list[RequestRecord]] = {}
+    for request in requests:
+        if request.outcome == "failed":
+            by_kind.setdefault(_NUMBER.sub("", _by_role(request.reason)), []).append(request)
+    found = [_failure(group, has_faults=has_faults) for group in by_kind.values()]
+    return sorted(found, key=lambda failure: (-failure.num_requests, failure.example))
+
+
+def _failure(group: Sequence[RequestRecord], *, has_faults: bool) -> Failure:
+    first = group[0]
+    is_of_client = first.reason.startswith(_CLIENTS)
+    return Failure(
+        reason=_by_role(first.reason),
+        num_requests=len(group),
+        relief=relief_of(_resource(first.reason), aggregated=first.is_aggregated),
+        is_wanted=is_of_client or (has_faults and _NEVER_FAULTS not in first.reason.split()),
+        example=first.request_id,
+    )
+
+
+def _by_role(reason: str) -> str:
+    return _INSTANCE.sub(lambda found: found[1], reason)
+
+
+def _resource(reason: str) -> str:
+    roles = _INSTANCE.findall(reason)
+    if not roles:
+        return ""
+    named = (resource for words, resource in _RESOURCES.items() if words in reason)
+    return next(named, "").format(role=roles[0], last=roles[-1])
+
+
+def failure_rows(requests: Iterable[RequestRecord], *, has_faults: bool) -> list[dict[str, Any]]:
+    """Failed requests by reason, in the format of summaries."""
+    return [asdict(failure) for failure in failures_of(requests, has_faults=has_faults)]
+
+
+def failures_in(summary: Mapping[str, Any]) -> list[Failure]:
+    """Failures of a summary. Empty for summaries of other tools or earlier releases."""
+    return [Failure(**row) for row in summary.get("pdsim", {}).get("failures", ())]
+
+
+def failure_text(summary: Mapping[str, Any]) -> str:
+    """Sentence on the failures that the scenario does not ask for. Empty: there are none."""
+    unwanted = [failure for failure in failures_in(summary) if not failure.is_wanted]
+    if not unwanted:
+        return ""
+    own = summary["pdsim"]
+    num_sent = summary["completed"] + own["failed"] + own["unfinished"]
+    number = sum(failure.num_requests for failure in unwanted)
+    if len(unwanted) == 1:
+        return f"{number:,} of {num_sent:,} requests failed: {unwanted[0].text}"
+    reasons = "; ".join(f"{failure.num_requests:,} ({failure.text})" for failure in unwanted)
+    return f"{number:,} of {num_sent:,} requests failed: {reasons}"

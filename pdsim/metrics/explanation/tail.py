@@ -1,0 +1,286 @@
+"""The slowest requests of a run, grouped by what made them slower than the median request."""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from pdsim.metrics.distribution import Samples
+from pdsim.metrics.explanation.explain import PARTS, CriticalPaths, blocked
+from pdsim.metrics.explanation.stages import stage_spans
+from pdsim.metrics.records import Records, RequestRecord, StepRecord
+from pdsim.metrics.summary import TailMetric, e2e_ms, tpot_ms, ttft_ms
+
+METRICS: dict[TailMetric, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
+"""Metrics by which requests are ranked, in ms."""
+
+_DECODING = ("decode compute", "decode wait")
+_PARTS: dict[TailMetric, tuple[str, ...]] = {
+    "ttft": tuple(part for part in PARTS if part not in _DECODING),
+    "tpot": _DECODING,
+    "e2e": tuple(PARTS),
+}
+"""Parts of a critical path that add up to the metric."""
+_ON_PREFILL = ("prefill queue", "prefill compute")
+_ON_DECODE = ("admission wait", "merge wait", *_DECODING)
+_ON_LINK = ("transfer queue", "ring wait", "transfer set-up", "transfer line", "descriptors", "transfer")
+_MOST = 0.9
+"""Share of a group's requests that its time window holds."""
+
+
+class Cause(NamedTuple):
+    """A part of the critical path that delayed a group of requests, and the resource that was scarce."""
+
+    text: str
+    part: str
+    resource: str = ""
+    """Scarce resource, by its name in pdsim.sim.uncertainty.sensitivity. Empty: none of those."""
+
+
+@dataclass(frozen=True)
+class TailGroup:
+    """Requests of the tail with one cause."""
+
+    cause: str
+    part: str
+    """Part of the critical path. Its times are ms; for TPOT, ms per output token after the first."""
+    resource: str
+    num_requests: int
+    share: float
+    """Fraction of the tail's requests."""
+    median_ms: float
+    """Median time in the part, over the group."""
+    all_median_ms: float
+    """Median time in the part, over all requests."""
+    instances: dict[str, int]
+    """Number of the group's requests by instance, or by pair of instances for transfers; largest first."""
+    first_s: float
+    last_s: float
+    """Shortest time window, in s, in which 90 % of the group's requests arrived."""
+    window_share: float
+    """Length of this window as a fraction of the time in which all requests arrived."""
+    load: float | None
+    """Arrival rate at the first of the instances while its queue built up, relative to its mean arrival rate."""
+    tokens: float | None
+    """Median number of computed prompt tokens, or of output tokens, if this number is the cause."""
+    all_tokens: float | None
+    example: int
+    """Id of the slowest request."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The slowest requests by one metric, grouped by cause, with the largest group first."""
+
+    metric: TailMetric
+    percent: float
+    num_requests: int
+    num_all: int
+    """Number of finished requests that have the metric."""
+    from_ms: float
+    """Smallest value of the metric in the tail."""
+    median_ms: float
+    """Median of the metric over all requests."""
+    is_aggregated: bool
+    groups: list[TailGroup]
+
+
+def tail(records: Records, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
+    """Groups the slowest `percent` of the finished requests, at least one request, by cause.
+
+    The cause of a request is the part of its critical path that exceeds the median of all requests by most. Without
+    recorded levels, waiting for admission counts as handshake.
+    """
+    if metric not in METRICS or not 0 < percent <= 100:  # noqa: PLR2004
+        raise ValueError(f"tail({metric!r}, percent={percent:g}): a metric of {', '.join(METRICS)}, and above 0 to 100")
+    value = METRICS[metric]
+    done = [r for r in records.requests if r.outcome == "finished" and (metric != "tpot" or r.num_output_tokens > 1)]
+    if not done:
+        return Tail(metric, percent, 0, 0, 0.0, 0.0, is_aggregated=False, groups=[])
+    done.sort(key=lambda r: (value(r), r.request_id))
+    causes = _Causes(records, done, metric)
+    groups: dict[Cause, list[RequestRecord]] = defaultdict(list)
+    slowest = done[-max(1, int(len(done) * percent / 100)) :]
+    for request in slowest:
+        groups[causes.cause(request)].append(request)
+    return Tail(
+        metric,
+        percent,
+        len(slowest),
+        len(done),
+        value(slowest[0]),
+        Samples(map(value, done)).percentile(50),
+        all(request.is_aggregated for request in done),
+        [causes.group(*item, len(slowest)) for item in sorted(groups.items(), key=lambda item: -len(item[1]))],
+    )
+
+
+class _Causes:
+    """Finds what makes requests slower than the median request."""
+
+    def __init__(self, records: Records, done: Sequence[RequestRecord], metric: TailMetric) -> None:
+        self._done = done
+        self._metric: TailMetric = metric
+        paths = CriticalPaths(records)
+        self._parts = {r.request_id: part_times_ms(paths, r, metric) for r in done}
+        self._median_ms = {
+            part: Samples(times.get(part, 0.0) for times in self._parts.values()).percentile(50)
+            for part in _PARTS[metric]
+        }
+        self._output_tokens = _median(r.num_output_tokens for r in done)
+        self._computed_tokens = _median(map(_computed_tokens, done))
+        self._tpot_ms = _median(tpot_ms(r) for r in done if r.num_output_tokens > 1)
+        self._lacks = {kind: blocked(records, kind) for kind in ("pages", "slots")}
+        self._forwards: dict[str, list[StepRecord]] = defaultdict(list)
+        for step in records.steps:
+            if step.kind == "prefill":
+                self._forwards[step.instance_id].append(step)
+        self._arrivals: dict[str, list[int]] = defaultdict(list)
+        for request in sorted(done, key=lambda r: r.arrival_ns):
+            for name in {request.prefill_id, request.decode_id, ""}:
+                self._arrivals[name].append(request.arrival_ns)
+
+    def cause(self, request: RequestRecord) -> Cause:
+        times = self._parts[request.request_id]
+        part = max(
+            _PARTS[self._metric],
+            key=lambda part: (times.get(part, 0.0) - self._median_ms[part], times.get(part, 0.0)),
+        )
+        role = "aggregated" if request.is_aggregated else "decode" if part in _ON_DECODE else "prefill"
+        match part:
+            case "admission wait" | "prefill queue":
+                return self._queued(request, part, role)
+            case "prefill compute":
+                own = 2 * _computed_tokens(request) >= self._forward_tokens(request)
+                text = "its own prompt" if own else "computed together with other prompts"
+                return Cause(text, part, "prefill compute")
+            case "decode compute" | "decode wait" if request.num_retractions:
+                return Cause("retracted: lost its KV pages while decoding", part, f"{role} KV")
+            case "decode wait" if request.is_aggregated:
+                return Cause("decode steps wait for prompts of others", part, "prefill compute")
+            case "decode compute":
+                longer = request.num_output_tokens / self._output_tokens
+                own = self._metric == "e2e" and longer * self._tpot_ms >= tpot_ms(request)
+                return Cause("its own output" if own else "slow decode steps", part, "decode steps")
+            case "front end" if request.num_retries:
+                return Cause("failed attempts before this one", part)
+        text, resource = _OTHER[part]
+        return Cause(text, part, resource)
+
+    def _queued(self, request: RequestRecord, part: str, role: str) -> Cause:
+        """Cause of a wait in a queue: other requests are computed, or pages or slots are missing."""
+        instance_id = request.prefill_id if part == "prefill queue" else request.decode_id
+        stage = "prefill_waiting" if part == "prefill queue" else "decode_bootstrap"
+        begin_ns, end_ns = stage_spans(request)[stage]
+        lacked = {kind: lacks[instance_id].between(begin_ns, end_ns) for kind, lacks in self._lacks.items()}
+        kind = max(lacked, key=lambda kind: lacked[kind])
+        if part == "prefill queue" and 2 * lacked[kind] <= end_ns - begin_ns:
+            return Cause("queued for prefill behind others", part, "prefill compute")
+        if kind == "pages":
+            wait = "waited for a grant" if role == "decode" else "waited for pages"
+            return Cause(f"{role} pool full: {wait}", part, f"{role} KV")
+        return Cause(f"no {role} slot: max_running_requests reached", part, f"{role} slots")
+
+    def _forward_tokens(self, request: RequestRecord) -> int:
+        """Number of tokens in the forwards that ran while prefill computed the request."""
+        begin_ns, end_ns = request.prefill_start_ns or 0, request.prefill_end_ns or 0
+        forwards = self._forwards[request.prefill_id]
+        start = bisect_left(forwards, begin_ns, key=lambda step: step.start_ns)
+        end = bisect_left(forwards, end_ns, key=lambda step: step.start_ns)
+        return sum(forward.num_tokens for forward in forwards[start:end])
+
+    def group(self, cause: Cause, requests: Sequence[RequestRecord], num_tail: int) -> TailGroup:
+        """The group of requests with one cause. requests: sorted by the metric, the slowest last."""
+        places = Counter(_place(request, cause.part) for request in requests)
+        instances = dict(sorted(places.items(), key=lambda item: (-item[1], item[0])))
+        first_ns, last_ns = _window([r.arrival_ns for r in requests])
+        everybody = self._arrivals[""]
+        span_ns = everybody[-1] - everybody[0]
+        tokens: Mapping[str, tuple[float, float]] = {
+            "its own prompt": (_median(map(_computed_tokens, requests)), self._computed_tokens),
+            "its own output": (_median(r.num_output_tokens for r in requests), self._output_tokens),
+        }
+        own, all_ = tokens.get(cause.text, (None, None))
+        return TailGroup(
+            cause=cause.text,
+            part=cause.part,
+            resource=cause.resource,
+            num_requests=len(requests),
+            share=len(requests) / num_tail,
+            median_ms=_median(self._parts[r.request_id].get(cause.part, 0.0) for r in requests),
+            all_median_ms=self._median_ms[cause.part],
+            instances={name: count for name, count in instances.items() if name},
+            first_s=first_ns / 1e9,
+            last_s=last_ns / 1e9,
+            window_share=(last_ns - first_ns) / span_ns if span_ns else 1.0,
+            load=self._load(next(iter(instances)), requests, cause.part, first_ns, last_ns),
+            tokens=own,
+            all_tokens=all_,
+            example=requests[-1].request_id,
+        )
+
+    def _load(
+        self, place: str, requests: Sequence[RequestRecord], part: str, first_ns: int, last_ns: int
+    ) -> float | None:
+        """Arrival rate while the queue built up, relative to the mean rate. The queue builds up from the group's median
+        wait before the window until the window's end.
+        """
+        arrivals = self._arrivals[place.partition(" ")[0]]
+        waited_ms = _median(
+            self._parts[r.request_id].get(part, 0.0) * (r.num_output_tokens - 1 if self._metric == "tpot" else 1)
+            for r in requests
+        )
+        begin_ns = max(arrivals[0], first_ns - round(waited_ms * 1e6))
+        span_ns, built_ns = arrivals[-1] - arrivals[0], last_ns - begin_ns
+        if not span_ns or not built_ns:
+            return None
+        count = bisect_right(arrivals, last_ns) - bisect_left(arrivals, begin_ns)
+        return count / len(arrivals) * span_ns / built_ns
+
+
+_OTHER: dict[str, tuple[str, str]] = {
+    "front end": ("front end", ""),
+    "handshake": ("messages between router and instances", "messages"),
+    "transfer queue": ("KV queued behind earlier transfers", "link"),
+    "ring wait": ("staging ring full", "staging ring"),
+    "transfer set-up": ("set-up of its transfer", "transfer set-up"),
+    "transfer line": ("transfer engine busy with other transfers", "transfer set-up"),
+    "descriptors": ("posting of descriptors", "descriptor cost"),
+    "transfer": ("transfer over the link", "link"),
+    "merge wait": ("waited for decode to merge it", "decode steps"),
+    "response": ("response through the front end", ""),
+    "decode wait": ("decode loop paused between steps", ""),
+}
+"""Text and resource of parts that have a single cause."""
+
+
+def part_times_ms(paths: CriticalPaths, request: RequestRecord, metric: TailMetric) -> dict[str, float]:
+    """Parts of a request's critical path in ms that add up to the metric; for TPOT, per output token after the
+    first.
+    """
+    divisor = 1e6 * (request.num_output_tokens - 1 if metric == "tpot" else 1)
+    return {part: ns / divisor for part, ns in paths.of(request).items() if part in _PARTS[metric]}
+
+
+def _place(request: RequestRecord, part: str) -> str:
+    if part in _ON_LINK:
+        return f"{request.prefill_id} -> {request.decode_id}"
+    return request.prefill_id if part in _ON_PREFILL else request.decode_id if part in _ON_DECODE else ""
+
+
+def _computed_tokens(request: RequestRecord) -> int:
+    return request.num_prompt_tokens - request.num_prefill_cached_tokens
+
+
+def _median(values: Iterable[float]) -> float:
+    return Samples(values).percentile(50)
+
+
+def _window(arrivals_ns: Sequence[int]) -> tuple[int, int]:
+    """Shortest span of time that holds the share _MOST of the arrivals."""
+    ordered = sorted(arrivals_ns)
+    most = ceil(_MOST * len(ordered))
+    spans = [(ordered[i], ordered[i + most - 1]) for i in range(len(ordered) - most + 1)]
+    return min(spans, key=lambda span: (span[1] - span[0], span[0]))

@@ -1,0 +1,173 @@
+"""Occupancy of instances while the cluster is loaded."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pdsim.metrics.columns import NEVER, Array, Columns, columns
+from pdsim.metrics.explanation.time_spans import TimeSpans
+from pdsim.metrics.records import Records, TransferRecord
+
+
+class Window(NamedTuple):
+    start_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        return max(1, self.end_ns - self.start_ns)
+
+
+@dataclass(frozen=True)
+class InstanceUsage:
+    """Work of one instance, as fractions of the time in which the cluster was loaded."""
+
+    instance_id: str
+    computing: float
+    """Share of time in prefill forwards."""
+    decoding: float
+    """Share of time in decode steps."""
+    lacks_pages: float
+    """Share of time in which the first request of the queue, or a retracted request, waits for KV pages."""
+    lacks_slots: float
+    """Share of time in which the first request of the queue, or an arrived request, waits for a slot in the batch
+    (max_running_requests).
+    """
+    mean_pages_used: float
+    """Mean share of the pool that requests hold."""
+    mean_running: float
+    mean_waiting: float
+    """Mean number of requests in the queue, arrived requests without a slot in the batch, and retracted requests."""
+    link_busy: float
+    """Share of time in which bytes move from or to the instance."""
+
+
+USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {
+    "busy": (".0%", lambda use: use.computing + use.decoding),
+    "no page": (".0%", lambda use: use.lacks_pages),
+    "no slot": (".0%", lambda use: use.lacks_slots),
+    "pages used": (".0%", lambda use: use.mean_pages_used),
+    "link": (".0%", lambda use: use.link_busy),
+    "running": (",.1f", lambda use: use.mean_running),
+    "waiting": (",.1f", lambda use: use.mean_waiting),
+}
+"""Columns of tables on instances: title, with format and value."""
+
+
+def loaded_window(records: Records) -> Window:
+    """Time in which the cluster had at least half its mean number of requests, without the start and the end of the
+    run.
+    """
+    arrivals_ns, ends_ns = columns(records, "requests")["arrival_ns"], columns(records, "requests")["end_ns"]
+    if not len(arrivals_ns):
+        return Window(0, 0)
+    ends_ns = np.where(ends_ns == NEVER, _last_ns(records), ends_ns)  # a request that never ended stays
+    moments_ns = np.concatenate((arrivals_ns, ends_ns))
+    changes = np.repeat((1, -1), len(arrivals_ns))
+    order = np.lexsort((changes, moments_ns))
+    moments_ns, levels = moments_ns[order], np.cumsum(changes[order])[:-1]
+    lengths_ns = np.diff(moments_ns)
+    half = float((levels * lengths_ns.astype(float)).sum()) / max(1, int(moments_ns[-1] - moments_ns[0])) / 2
+    loaded = np.flatnonzero(levels >= half)
+    lasting = loaded[lengths_ns[loaded] > 0]
+    start_ns = int(moments_ns[lasting[0] if len(lasting) else 0])
+    return Window(start_ns, max(start_ns, int(moments_ns[loaded[-1] + 1 if len(loaded) else -1])))
+
+
+def instance_usage(records: Records, window: Window | None = None) -> list[InstanceUsage]:
+    """Usage of each instance. Without recorded levels, only its busy times are known."""
+    window = loaded_window(records) if window is None else window
+    steps, levels, moves = _by_instance(records, "steps"), _by_instance(records, "levels"), _moves(records)
+    none = TimeSpans()
+    return [
+        _instance_usage(name, steps.get(name), levels.get(name), moves.get(name, none), window)
+        for name in sorted({*steps, *levels})
+    ]
+
+
+def _instance_usage(
+    name: str, steps: Columns | None, levels: Columns | None, moves: TimeSpans, window: Window
+) -> InstanceUsage:
+    busy = {"prefill": 0, "decode": 0} if steps is None else _busy_ns(steps, window)
+    sums = dict.fromkeys(_HELD, 0.0) if levels is None else _held(levels, window)
+    fraction = {key: value / window.length_ns for key, value in (sums | busy).items()}
+    return InstanceUsage(
+        instance_id=name,
+        computing=fraction["prefill"],
+        decoding=fraction["decode"],
+        lacks_pages=fraction["pages"],
+        lacks_slots=fraction["slots"],
+        mean_pages_used=fraction["used"],
+        mean_running=fraction["running"],
+        mean_waiting=fraction["waiting"],
+        link_busy=moves.between(window.start_ns, window.end_ns) / window.length_ns,
+    )
+
+
+def _busy_ns(steps: Columns, window: Window) -> dict[str, int]:
+    """Time in ns in the window by kind of step, on the GPUs of the first pipeline stage. Later stages are as busy.
+
+    A mixed step has a row of each kind, and counts as prefill.
+    """
+    is_prefill, starts_ns = steps.having("kind", "prefill"), steps["start_ns"]
+    durations_ns = np.where(is_prefill, steps["first_ns"], steps["duration_ns"])
+    overlaps_ns = _overlaps_ns(window, starts_ns, starts_ns + durations_ns)
+    is_decode = ~is_prefill & ~np.isin(starts_ns, starts_ns[is_prefill])
+    return {"prefill": int(overlaps_ns[is_prefill].sum()), "decode": int(overlaps_ns[is_decode].sum())}
+
+
+_HELD = ("used", "running", "waiting", "pages", "slots")
+
+
+def _held(levels: Columns, window: Window) -> dict[str, float]:
+    """What an instance held and lacked in the window, each multiplied by its time in ns."""
+    times_ns = levels["time_ns"]
+    durations_ns = _overlaps_ns(window, times_ns, np.append(times_ns[1:], window.end_ns))
+    used, retracted, ready = levels["num_used_pages"], levels["num_retracted"], levels["num_ready"]
+    values = (
+        used / (used + levels["num_evictable_pages"] + levels["num_free_pages"]),
+        levels["num_running"],
+        levels["num_queued"] + ready + retracted,
+        levels.having("blocked_by", "pages") | (retracted > 0),
+        levels.having("blocked_by", "slots") | (ready > 0),
+    )
+    return dict(zip(_HELD, (float((durations_ns * value).sum()) for value in values), strict=True))
+
+
+def _overlaps_ns(window: Window, starts_ns: Array, ends_ns: Array) -> Array:
+    overlaps_ns: Array = np.maximum(0, np.minimum(ends_ns, window.end_ns) - np.maximum(starts_ns, window.start_ns))
+    return overlaps_ns
+
+
+def moving_span(transfer: TransferRecord) -> tuple[int, int]:
+    """Begin and end in ns of the movement of a transfer's bytes, without the times before it."""
+    held_ns = transfer.setup_ns + transfer.line_ns + transfer.posting_ns
+    return transfer.start_ns + held_ns, transfer.end_ns
+
+
+def _moves(records: Records) -> dict[str, TimeSpans]:
+    """Times when bytes move from or to an instance, as moving_span defines them."""
+    transfers = columns(records, "transfers")
+    starts_ns = transfers["start_ns"] + transfers["setup_ns"] + transfers["line_ns"] + transfers["posting_ns"]
+    found: dict[str, TimeSpans] = {}
+    for end in ("source", "target"):
+        codes, names = transfers.words(end)
+        for code, name in enumerate(names):
+            here = codes == code
+            moves = TimeSpans(starts_ns[here], transfers["end_ns"][here])
+            found[name] = found[name].united(moves) if name in found else moves
+    return found
+
+
+def _by_instance(records: Records, table: str) -> dict[str, Columns]:
+    rows = columns(records, table)
+    codes, names = rows.words("instance_id")
+    return {name: rows.where(np.flatnonzero(codes == code)) for code, name in enumerate(names)}
+
+
+def _last_ns(records: Records) -> int:
+    steps, requests = columns(records, "steps"), columns(records, "requests")
+    seen_ns = np.maximum(requests["arrival_ns"], requests["end_ns"])
+    return int(max((steps["start_ns"] + steps["duration_ns"]).max(initial=0), seen_ns.max(initial=0)))

@@ -1,0 +1,1 @@
+"""Builds what a scenario describes: sizes, state machines, cost models, links."""

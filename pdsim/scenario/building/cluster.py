@@ -1,0 +1,187 @@
+"""Builds the pure objects that a scenario describes: instances, router, cost models, requests."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pdsim.core.autoscaler import Autoscaler
+from pdsim.core.health import HealthMonitor
+from pdsim.core.invariants import AnyInstance
+from pdsim.core.router import Router
+from pdsim.core.transfer.receiver import Receiver
+from pdsim.core.transfer.sender import Sender
+from pdsim.cost.copies import HostCopies, StorageCosts
+from pdsim.cost.step_times import (
+    DecodeHostOverhead,
+    Drafting,
+    Graphs,
+    KvReads,
+    PipelineTimes,
+    StepTimes,
+    captured_batches,
+    pipeline_times,
+)
+from pdsim.scenario.building import wiring
+from pdsim.scenario.building.cost_models import draft_times, prefill_model, timed
+from pdsim.scenario.building.machines import (
+    build_agents,
+    build_autoscaler,
+    build_instances,
+    build_monitor,
+    build_router,
+)
+from pdsim.scenario.building.room import check_requests, require_room_for_run
+from pdsim.scenario.building.sizing import attention_waves, host_caches, layout_of, resolve, roles
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.cost import HostSettings
+from pdsim.scenario.sections.faults import ClientAbort, Kill, SlowLink
+from pdsim.scenario.sections.front_end import FrontEndSettings
+from pdsim.scenario.sections.servers import DecodingSettings
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.system.catalog import load_model, lookups_remembered
+from pdsim.system.memory import Role, memory_tier
+from pdsim.workload.client import Client
+from pdsim.workload.request_spec import RequestSpec, Streams
+from pdsim.workload.trace_file import TraceError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The objects that a driver runs. Each build makes new instances."""
+
+    scenario: Scenario
+    """Resolved."""
+    instances: Sequence[AnyInstance]
+    agents: Sequence[Sender | Receiver]
+    router: Router
+    monitor: HealthMonitor | None
+    """Health monitor; None: instances are not watched."""
+    autoscaler: Autoscaler | None
+    """Autoscaler of a resolved scenario. None: servers keep their roles."""
+    costs: Mapping[str, StepTimes]
+    hosts: Mapping[str, HostSettings]
+    """Host times of the loops of prefill instances."""
+    host_copies: HostCopies | None
+    """Copies of KV that decode instances retract; None: they take no time."""
+    host_links: Mapping[str, HostCopies]
+    """Links of the instances that have host caches."""
+    storage: StorageCosts | None
+    """Storage behind the host caches, if there is any."""
+    front_end: FrontEndSettings
+    interconnect: wiring.Interconnect | None
+    """Network between prefill and decode. None: the cluster is aggregated and sends no KV."""
+    host_nics: wiring.HostNics
+    """NICs between the hosts of servers that have several."""
+    num_layers: int
+    pipeline: PipelineTimes | None
+    """Pipeline stages of each prefill instance. None: a single stage."""
+    message_latency_ns: int
+    handover_ns: int
+    requests: Sequence[RequestSpec]
+    client: Client
+
+
+def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
+    """Requests of the scenario's workload. Raises ConfigError for an unreadable trace, and for more requests than this
+    machine's memory holds.
+    """
+    require_room_for_run(scenario)
+    try:
+        return scenario.workload.requests(Streams(scenario.seed))
+    except TraceError as wrong:
+        raise ConfigError(f"workload: {wrong}") from None
+
+
+@lookups_remembered()
+def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> Cluster:
+    """Builds the cluster of a scenario. Raises ConfigError for an impossible layout, trace, request or fault.
+
+    requests: the result of `requests_of` for this scenario, if the caller has it.
+    """
+    scenario = resolve(scenario)
+    if requests is None:
+        requests = requests_of(scenario)
+    check_requests(scenario, requests)
+    _check_faults(scenario, len(requests))
+    _check_priorities(scenario, requests)
+    is_aggregated, num_layers = scenario.aggregated is not None, load_model(scenario.model).num_layers
+    has_stages = scenario.prefill is not None and scenario.prefill.pp > 1
+    return Cluster(
+        scenario=scenario,
+        instances=build_instances(scenario),
+        agents=build_agents(scenario),
+        router=build_router(scenario),
+        monitor=build_monitor(scenario),
+        autoscaler=build_autoscaler(scenario),
+        costs={i: _step_times(scenario, role) for role, ids in roles(scenario).items() for i in ids},
+        hosts=dict.fromkeys(roles(scenario).get("prefill", ()), scenario.cost.host.slowed()),
+        host_copies=None if is_aggregated else wiring.host_copies(scenario),
+        host_links={i: wiring.copies_over_host_link(scenario, role) for role, i in host_caches(scenario)},
+        storage=wiring.storage_costs(scenario),
+        front_end=scenario.front_end or FrontEndSettings(),
+        interconnect=None if is_aggregated else wiring.interconnect(scenario),
+        host_nics=wiring.host_nics(scenario),
+        num_layers=num_layers,
+        pipeline=pipeline_times(layout_of(scenario, "prefill"), num_layers) if has_stages else None,
+        message_latency_ns=scenario.network.message_latency,
+        handover_ns=scenario.network.handover,
+        requests=requests,
+        client=scenario.client,
+    )
+
+
+def _check_priorities(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    classes = sorted({spec.request_class for spec in requests} - {""}) if scenario.priorities else []
+    for name in scenario.priorities:
+        if name not in classes:
+            known = f"there are {', '.join(classes)}" if classes else "its requests have no classes"
+            raise ConfigError(f"priorities: the workload has no class {name!r}{did_you_mean(name, classes)}; {known}")
+
+
+def _check_faults(scenario: Scenario, num_requests: int) -> None:
+    """Raises ConfigError for faults of instances, links or requests that the run does not have."""
+    instances = [i for ids in roles(scenario).values() for i in ids]
+    links = [] if scenario.aggregated is not None else list(instances)
+    if links and scenario.network.shared_bandwidth is not None:
+        links.append("shared")
+
+    def missing(what: str, name: str, among: Sequence[str]) -> ConfigError:
+        return ConfigError(f"{what} {name!r}{did_you_mean(name, among)}; there are {', '.join(among)}")
+
+    for i, fault in enumerate(scenario.faults):
+        if isinstance(fault, Kill) and fault.kill not in instances:
+            raise missing(f"faults.{i}.kill: no instance", fault.kill, instances)
+        if isinstance(fault, SlowLink) and not links:
+            raise ConfigError(f"faults.{i}.link: an aggregated cluster has no links, because it sends no KV")
+        if isinstance(fault, SlowLink) and fault.link not in links:
+            raise missing(f"faults.{i}.link: no link of", fault.link, links)
+        if isinstance(fault, ClientAbort) and not 0 <= fault.abort < num_requests:
+            raise ConfigError(f"faults.{i}.abort: no request {fault.abort}; there are 0 to {num_requests - 1}")
+
+
+def _step_times(scenario: Scenario, role: Role) -> StepTimes:
+    """Times of one instance, in a resolved scenario; an aggregated one computes prompts and decodes."""
+    cost, host, settings, layout = scenario.cost, scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
+    prefill = prefill_model(scenario, role)
+    if not isinstance(settings, DecodingSettings):
+        slows_prefill = wiring.transport(scenario).slows_prefill
+        kv_reads = KvReads(slows_prefill) if slows_prefill else None
+        drafting = Drafting(model=draft_times(scenario, role))
+        return StepTimes(prefill=prefill, decode=prefill, drafting=drafting, kv_reads=kv_reads)
+    graphs, has_drafts = None, scenario.acceptance is not None
+    measured_ns = settings.speculative_drafting or 0
+    drafting = Drafting(settings.num_verified_tokens, measured_ns, draft_times(scenario, role))
+    if cost.graph_sizes is not None:
+        largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
+        default = captured_batches(largest, settings.resolved_max_running, speculative=has_drafts)
+        launch_ns = host.slowdown * cost.eager_layer * layout.model.num_layers
+        sizes = default if cost.graph_sizes == "sglang" else cost.graph_sizes
+        graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv)
+    return StepTimes(
+        prefill=prefill,
+        decode=timed(cost.decode, host.slowdown, layout),
+        drafting=drafting,
+        graphs=graphs,
+        waves=attention_waves(scenario, role),
+        cold_start=cost.cold_start,
+        host_overhead=DecodeHostOverhead(host.slowdown * host.decode_step, host.slowdown * host.decode_request),
+    )

@@ -1,0 +1,119 @@
+"""Cost models of roles, and step times made of them."""
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass, replace
+from operator import mul
+from statistics import fmean
+
+from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.core.prefill.forward_builder import ChunkSizer
+from pdsim.cost.aiconfigurator import NoOperatorTablesError
+from pdsim.cost.drafts import DraftTimes
+from pdsim.cost.model import CostModel, CostSettings
+from pdsim.cost.settings import Affine, Kernels, Roofline
+from pdsim.scenario.building.sizing import layout_of
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.component import component_name
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import load_model
+from pdsim.system.memory import Layout, Role
+from pdsim.system.model import ModelSpec
+
+_PROFILED_LENGTHS, _PROFILED_SHARE = 128, 1.25
+"""Prompts whose times SGLang profiles, and the longest of them over the chunk."""
+
+
+def prefill_model(scenario: Scenario, role: Role) -> CostModel:
+    """Times of forwards of one instance; with pipeline stages, of the largest."""
+    layout = layout_of(scenario, role)
+    return timed(_of_stage(scenario, scenario.cost.prefill, layout), scenario.cost.host.slowdown, layout)
+
+
+def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
+    """Times of the draft model on an instance; None: there is no model, or its times were measured.
+
+    They are the cost model's own, and those of kernels where it has none of single layers. Draft forwards are part of a
+    step: the host's time between steps counts once.
+    """
+    layout, decoding = layout_of(scenario, role), scenario.servers[1]
+    if layout.draft is None or decoding.speculative_drafting is not None:
+        return None
+    costs = scenario.cost.prefill if role == "prefill" else scenario.cost.decode
+    settings = costs if isinstance(costs, Kernels | Roofline) else Kernels()
+    settings = replace(settings, step_overhead_ns=0, prompt_overhead_ns=0)
+    alone = replace(layout, draft=None, num_draft_layers=0, num_verified_tokens=1)
+
+    def model(spec: ModelSpec) -> CostModel:
+        return timed(settings, scenario.cost.host.slowdown, replace(alone, model=spec))
+
+    is_block = decoding.speculative_algorithm == "DSPARK"
+    num_tokens = decoding.num_verified_tokens
+    return DraftTimes(
+        layers=model(layout.draft.layers),
+        proposing=model(layout.draft.proposing),
+        num_steps=decoding.num_draft_steps,
+        num_rows=num_tokens - 1 if is_block else decoding.speculative_eagle_topk or 1,
+        num_verified=num_tokens,
+        computes_prompts=not is_block,
+    )
+
+
+def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:
+    """Fitted to the times of prompts alone, in a resolved scenario; None: all chunks are as large."""
+    prefill = scenario.pair.prefill
+    if not prefill.dynamic_chunks:
+        return None
+    model, first = prefill_model(scenario, "prefill"), prefill.rank_chunk_tokens
+    longest = int(_PROFILED_SHARE * first)
+    lengths = range(longest, 0, -max(1, longest // _PROFILED_LENGTHS))[1:_PROFILED_LENGTHS]
+    alone = [PrefillStep(0, (PrefillChunk(0, 0, n, is_last=True),)) for n in lengths]
+    quadratic, linear = fitted_parabola(lengths, [sum(model.prefill_terms(step).values()) for step in alone])
+    return ChunkSizer(
+        quadratic=quadratic,
+        linear=max(0.0, linear),
+        first_tokens=first,
+        max_tokens=prefill.max_prefill_tokens,
+        context_tokens=layout_of(scenario, "prefill").model.max_context_tokens,
+        page_size=scenario.page_size,
+    )
+
+
+def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
+    """Quadratic and linear coefficient of the least squares, of lengths that are equally far from each other."""
+    mean = fmean(lengths)
+    offsets = [length - mean for length in lengths]
+    mean_square = fmean([offset * offset for offset in offsets])
+    bends = [offset * offset - mean_square for offset in offsets]  # orthogonal to the offsets, as these are to 1
+    quadratic, slope = (_share(part, times) for part in (bends, offsets))
+    return quadratic, slope - 2 * quadratic * mean
+
+
+def _share(part: Sequence[float], times: Sequence[float]) -> float:
+    """Coefficient of one part in the times."""
+    found: float = sum(map(mul, part, times)) / sum(map(mul, part, part))
+    return found
+
+
+def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostSettings:
+    """Costs of the largest pipeline stage: rooflines with its layers, straight lines scaled by its share of the
+    layers.
+    """
+    if layout.pp == 1 or isinstance(settings, Kernels | Roofline):
+        return settings
+    if isinstance(settings, Affine):
+        return settings.of_stage(layout.model.num_layers / load_model(scenario.model).num_layers)
+    raise ConfigError(
+        f"cost.prefill: {component_name(settings)} times whole models, and prefill.pp {layout.pp} is of stages: use "
+        "kernels, roofline, affine or table"
+    )
+
+
+def timed(settings: CostSettings, slowdown: float, layout: Layout) -> CostModel:
+    """Host work is slowed: a class of settings names its fields in HOST_FIELDS."""
+    host_fields = getattr(settings, "HOST_FIELDS", ())
+    if slowdown != 1 and is_dataclass(settings):
+        settings = replace(settings, **{name: slowdown * getattr(settings, name) for name in host_fields})
+    try:
+        return settings.model(layout)
+    except NoOperatorTablesError as wrong:
+        raise ConfigError(f"cost: aiconfigurator: {wrong}") from None

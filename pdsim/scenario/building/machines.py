@@ -1,0 +1,283 @@
+"""The state machines of a resolved scenario: instances, senders, receivers, router, health monitor."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.autoscaler import Autoscaler, ScalingTimes
+from pdsim.core.decode.decode_instance import DecodeInstance
+from pdsim.core.decode.decode_limits import DecodeLimits
+from pdsim.core.health import HealthMonitor
+from pdsim.core.invariants import AnyInstance
+from pdsim.core.messages import Drain, receiver_of, sender_of
+from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.router import NO_RETRIES, RetryLimits, Router
+from pdsim.core.routing.ranked_router import RankedRouter
+from pdsim.core.routing.role_router import REMEMBERED, MemorySize, RoleRouter
+from pdsim.core.transfer.kv_returns import KvGiver, KvTaker
+from pdsim.core.transfer.receiver import Receiver
+from pdsim.core.transfer.sender import Sender
+from pdsim.core.transfer.staging_ring import StagingRing
+from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
+from pdsim.policy.pages import FreePages
+from pdsim.policy.protocols import RoutingPolicy, Servers
+from pdsim.policy.ranks import rank_policy
+from pdsim.scenario.building import wiring
+from pdsim.scenario.building.cost_models import chunk_sizer
+from pdsim.scenario.building.sizing import attention_waves, balance_method, kv_cache, roles, server_of
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.servers import AggregatedSettings, ComputingSettings, ServerSettings
+from pdsim.system.memory import Role
+
+DP_CONSERVATIVENESS = 0.3
+"""SGLang's factor on schedule_conservativeness with data-parallel attention."""
+
+
+def state_machines(scenario: Scenario) -> dict[str, Any]:
+    """New state machines of a resolved scenario by name, on which its journal can be replayed."""
+    machines: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
+    machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
+    watching = [one for one in (build_autoscaler(scenario), build_monitor(scenario)) if one is not None]
+    return machines | {one.instance_id: one for one in watching}
+
+
+def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
+    """A state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
+    return build_machine(scenario, name, has_restarted=True)
+
+
+def build_instances(scenario: Scenario) -> list[AnyInstance]:
+    """Fresh instances of a resolved scenario."""
+    return [_instance(scenario, role, i) for role, ids in roles(scenario).items() for i in ids]
+
+
+def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
+    """The state machines beside the loops of the instances: senders, and with staging receivers."""
+    if scenario.aggregated is not None:
+        return []
+    ids_by_role = roles(scenario)
+    senders: list[Sender | Receiver] = [_sender(scenario, ids_by_role, i) for i in ids_by_role["prefill"]]
+    receivers = [] if scenario.network.staging is None else ids_by_role["decode"]
+    return [*senders, *(_receiver(scenario, ids_by_role, i, has_restarted=False) for i in receivers)]
+
+
+def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
+    """An instance, sender or receiver of a resolved scenario by its name, and nothing else."""
+    ids_by_role = roles(scenario)
+    for role, ids in ids_by_role.items():
+        for instance_id in ids:
+            if name == instance_id:
+                return _instance(scenario, role, instance_id)
+            if name == sender_of(instance_id):
+                return _sender(scenario, ids_by_role, instance_id)
+            if name == receiver_of(instance_id):
+                return _receiver(scenario, ids_by_role, instance_id, has_restarted=has_restarted)
+    raise KeyError(name)
+
+
+def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
+    """It has its own copy of its policies: they may keep state."""
+    health = scenario.health
+    waiting_timeout_ns = None if health is None else health.waiting_timeout
+    if (aggregated := scenario.aggregated) is not None:
+        if scenario.engine == "vllm":
+            return _vllm_aggregated_instance(scenario, aggregated, instance_id)
+        conservativeness = aggregated.schedule_conservativeness * (1 if aggregated.dp == 1 else DP_CONSERVATIVENESS)
+        return AggregatedInstance(
+            instance_id,
+            cache=kv_cache(scenario, role),
+            limits=AggregatedLimits(
+                max_running_requests=aggregated.resolved_max_running,
+                chunked_prefill_tokens=aggregated.rank_chunk_tokens or None,
+                max_prefill_tokens=aggregated.max_prefill_tokens,
+                schedule_conservativeness=conservativeness,
+                overlap=aggregated.overlap,
+                drafts=aggregated.drafts(scenario.page_size),
+                wave_requests=_wave_requests(scenario, role),
+                waiting_timeout_ns=waiting_timeout_ns,
+                preemption_threshold=aggregated.priority_preemption_threshold,
+                rules=scenario.engine_rules,
+            ),
+            policy=deepcopy(aggregated.policy),
+            preemption_policy=deepcopy(aggregated.preemption),
+        )
+    return _prefill_instance(scenario, instance_id) if role == "prefill" else _decode_instance(scenario, instance_id)
+
+
+def _vllm_aggregated_instance(scenario: Scenario, aggregated: AggregatedSettings, instance_id: str) -> DecodeInstance:
+    return VllmDecodeInstance(
+        instance_id,
+        cache=kv_cache(scenario, "aggregated"),
+        limits=DecodeLimits(
+            max_running_requests=aggregated.resolved_max_running,
+            wave_requests=_wave_requests(scenario, "aggregated"),
+            rules=scenario.engine_rules,
+        ),
+        budget=_token_budget(aggregated),
+        admission_policy=FreePages(),
+        preemption_policy=deepcopy(aggregated.preemption),
+        policy=deepcopy(aggregated.policy),
+    )
+
+
+def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
+    prefill, health = scenario.pair.prefill, scenario.health
+    is_vllm = scenario.engine == "vllm"
+    cache = kv_cache(scenario, "prefill", keeps_replaced=prefill.layer_groups > 0)
+    limits = PrefillLimits(
+        max_running_requests=prefill.resolved_max_running,
+        chunked_prefill_tokens=prefill.rank_chunk_tokens or None,
+        max_prefill_tokens=prefill.max_prefill_tokens,
+        overlap=prefill.overlap,
+        bootstrap_timeout_ns=None if health is None or is_vllm else health.bootstrap_timeout,
+        optimistic_attempts=prefill.optimistic_attempts or 0,
+        num_stages=prefill.pp,
+        rules=scenario.engine_rules,
+    )
+    policy, planner = deepcopy(prefill.policy), wiring.planner(scenario, instance_id)
+    taker = KvTaker(cache) if scenario.pair.decode.returns_kv else None
+    make: Callable[..., PrefillInstance] = partial(PrefillInstance, sizer=chunk_sizer(scenario))
+    if is_vllm:
+        tokens, timeout_ns = prefill.long_prefill_tokens, prefill.hold_timeout
+        make = partial(VllmPrefillInstance, prompt_tokens=tokens, hold_timeout_ns=timeout_ns)
+    return make(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
+
+
+def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
+    (prefill, decode), health = scenario.pair, scenario.health
+    cache = kv_cache(scenario, "decode")
+    limits = DecodeLimits(
+        max_running_requests=decode.resolved_max_running,
+        extra_slots=decode.extra_slots or 0,
+        waiting_timeout_ns=None if health is None else health.waiting_timeout,
+        release_timeout_ns=None if health is None else health.release_timeout,
+        polling_interval_steps=decode.polling_interval,
+        saves_retracted=decode.retraction_backup,
+        retracts_to_host_cache=decode.retracts_to_host_cache,
+        drafts=decode.drafts(scenario.page_size),
+        wave_requests=_wave_requests(scenario, "decode"),
+        grants_computed_only=decode.allocation == "prefill_complete",
+        rules=scenario.engine_rules,
+    )
+    giver = None
+    if decode.returns_kv:
+        giver = KvGiver(instance_id, cache, wiring.wire_of(scenario))
+    make: Callable[..., DecodeInstance] = partial(DecodeInstance, staged=scenario.network.staging is not None)
+    if scenario.engine == "vllm":
+        make = partial(VllmDecodeInstance, budget=_token_budget(prefill))
+    policies = {"admission_policy": deepcopy(decode.admission), "preemption_policy": deepcopy(decode.preemption)}
+    return make(instance_id, cache=cache, limits=limits, giver=giver, **policies)
+
+
+def _token_budget(settings: ComputingSettings) -> TokenBudget:
+    return TokenBudget(step_tokens=settings.rank_chunk_tokens or None, prompt_tokens=settings.long_prefill_tokens)
+
+
+def _wave_requests(scenario: Scenario, role: Role) -> float | None:
+    waves = attention_waves(scenario, role)
+    return None if waves is None else waves.num_requests
+
+
+def _sender(scenario: Scenario, ids_by_role: Mapping[Role, list[str]], prefill_id: str) -> Sender:
+    transport = wiring.transport(scenario)
+    return Sender(
+        prefill_id,
+        ids_by_role["decode"],
+        num_queues=transport.num_queues,
+        by_request=transport.queue_by == "request",
+        staged=scenario.network.staging is not None,
+    )
+
+
+def _receiver(
+    scenario: Scenario, ids_by_role: Mapping[Role, list[str]], decode_id: str, *, has_restarted: bool
+) -> Receiver:
+    staging, health = scenario.network.staging, scenario.health
+    assert staging is not None, "without staging there are no receivers"
+    return Receiver(
+        decode_id,
+        ids_by_role["prefill"],
+        StagingRing(staging.ring),
+        release_timeout_ns=None if health is None else health.release_timeout,
+        has_restarted=has_restarted,
+    )
+
+
+def build_monitor(scenario: Scenario) -> HealthMonitor | None:
+    """It tells the router, the instances of the other role if there is one and, of prefill, the receivers."""
+    if (health := scenario.health) is None:
+        return None
+    ids_by_role = roles(scenario)
+    peers = {i: [Router.instance_id] for ids in ids_by_role.values() for i in ids}
+    if scenario.aggregated is None:
+        prefill_ids, decode_ids = ids_by_role["prefill"], ids_by_role["decode"]
+        receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
+        peers = {i: [*decode_ids, *receivers, Router.instance_id] for i in prefill_ids}
+        peers |= {i: [*prefill_ids, Router.instance_id] for i in decode_ids}
+    return HealthMonitor(peers, max_failures=health.heartbeat_failures)
+
+
+def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
+    """Autoscaler of a resolved scenario. None: servers keep their roles."""
+    if (elastic := scenario.elastic) is None:
+        return None
+    prefill, decode = scenario.pair
+    return Autoscaler(
+        initial=Servers(prefill.instances, decode.instances),
+        max_servers=scenario.max_servers,
+        times=ScalingTimes(
+            interval_ns=elastic.interval,
+            start_up_ns=elastic.start_up,
+            switch_ns=elastic.switch,
+            drain_timeout_ns=elastic.drain_timeout,
+        ),
+        policy=deepcopy(elastic.policy),
+        router_id=Router.instance_id,
+    )
+
+
+def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
+    """The router picks instances, or servers that pick their ranks."""
+    ids, policy, memory = roles(scenario)[role], deepcopy(given), REMEMBERED
+    servers: ServerSettings = getattr(scenario, role)
+    method = balance_method(scenario, role)
+    if getattr(given, "is_kv_aware", False):
+        assert servers.pool_tokens is not None, "the scenario is not resolved"
+        num_ranks = 1 if method is None else servers.dp
+        memory = MemorySize(scenario.page_size, num_ranks * servers.pool_tokens)
+    if method is None:
+        return RoleRouter(ids, policy, role, memory)
+    ranks: dict[str, list[str]] = {}
+    for instance_id in ids:
+        ranks.setdefault(server_of(instance_id), []).append(instance_id)
+    own = {server: rank_policy(method, scenario.seed + index) for index, server in enumerate(ranks)}
+    return RankedRouter(ranks, policy, own, role, memory)
+
+
+def build_router(scenario: Scenario) -> Router:
+    """It tries nothing again without a health section."""
+    settings, health = scenario.router, scenario.health
+    limits = NO_RETRIES
+    if health is not None:
+        limits = RetryLimits(max_retries=health.max_retries, backoff_jitter=health.backoff_jitter, seed=scenario.seed)
+    if scenario.aggregated is not None:
+        prefill, decode = _build_role(scenario, "aggregated", settings.prefill), None
+    else:
+        prefill = _build_role(scenario, "prefill", settings.prefill)
+        decode = _build_role(scenario, "decode", settings.decode)
+    if scenario.elastic is not None and decode is not None:
+        first, more = (servers.instances for servers in scenario.pair)
+        for i in range(scenario.max_servers):  # the first servers prefill, the next decode, the others are off
+            if i >= first:
+                prefill.note(Drain(f"prefill-{i}"))
+            if not first <= i < first + more:
+                decode.note(Drain(f"decode-{i}"))
+    return Router(
+        prefill=prefill,
+        decode=decode,
+        limits=limits,
+        shedding=deepcopy(settings.shedding),
+        disaggregation=None if scenario.aggregated is not None else deepcopy(settings.disaggregation),
+    )

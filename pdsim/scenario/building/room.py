@@ -1,0 +1,188 @@
+"""Room: whether each request fits the model's context and the pools, and a run the memory of this machine.
+
+Programs refuse a run that would not fit this machine, but for `--yes`; in Python nothing is refused.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import prod
+
+from pdsim.policy.pages import ReserveDecodeTokens, ReserveMaxOutput, num_pages
+from pdsim.policy.protocols import Admitted
+from pdsim.policy.views import Candidate, QueuedDecode
+from pdsim.scenario.building.sizing import layout_of
+from pdsim.scenario.building.wiring import planner
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.fields import SIZE
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.workload.request_spec import RequestSpec
+from pdsim.workload.trace_file import InputWarning
+
+_LIMITED: ContextVar[bool] = ContextVar("extent_limited", default=False)
+
+# Measured on one core, of small models and short answers: longer ones take more.
+_REQUEST_BYTES, _REQUEST_S = 7_000, 200e-6
+_INSTANCE_BYTES, _INSTANCE_S = 13_000, 800e-6
+_PAIR_BYTES = 50
+"""Memory that a prefill and a decode instance keep of each other."""
+POINT_BYTES, POINT_S = 6_000, 2e-3
+"""Memory and time of a sweep's point and seed, before its run."""
+_LONG_S = 20
+_COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
+"""Fields of generated workloads whose product is the least number of requests."""
+
+
+@contextmanager
+def limited(is_limited: bool, /) -> Iterator[None]:
+    """Runs that do not fit this machine are refused, or not, for as long as this lasts."""
+    token = _LIMITED.set(is_limited)
+    try:
+        yield
+    finally:
+        _LIMITED.reset(token)
+
+
+def require_room_for_run(scenario: Scenario) -> None:
+    """Raises ConfigError for more instances or requests than fit this machine's memory. For a trace, its requests are
+    counted.
+    """
+    counts = [servers.instances * servers.dp for servers in scenario.roles.values()]
+    workload = scenario.workload
+    requests = 0 if hasattr(workload, "path") else prod(getattr(workload, name, 1) for name in _COUNTS)
+    num_bytes = sum(counts) * _INSTANCE_BYTES + requests * _REQUEST_BYTES
+    num_bytes += prod(counts) * _PAIR_BYTES if len(counts) > 1 else 0
+    time_s = sum(counts) * _INSTANCE_S + requests * _REQUEST_S
+    require_room(f"{scenario.name}: {sum(counts):,} instances, {requests:,} requests", num_bytes, time_s)
+
+
+def require_room(what: str, num_bytes: float, time_s: float) -> None:
+    """Raises ConfigError if a run does not fit this machine's memory, and warns if it takes long."""
+    if not _LIMITED.get():
+        return
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    estimate = f"{what}: about {num_bytes / 1e9:,.1f} GB and {_shown(time_s)} at least"
+    if num_bytes > memory_bytes:
+        raise ConfigError(f"{estimate}; this machine has {memory_bytes / 1e9:,.1f} GB: --yes runs it anyway")
+    if time_s > _LONG_S:
+        warnings.warn(estimate, InputWarning, stacklevel=2)
+
+
+def _shown(time_s: float) -> str:
+    units = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+    return next((f"{time_s / unit_s:,.1f} {unit}" for unit_s, unit in units if time_s > unit_s), "less than a second")
+
+
+def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    """Raises ConfigError if a single request does not fit the model's context or the pools of a resolved scenario, or
+    if there is no request.
+    """
+    if not requests:
+        raise ConfigError("workload: it has no requests")
+    prompts, outputs = [len(spec.prompt) for spec in requests], [len(spec.output) for spec in requests]
+
+    def require(sizes: list[int], room: int, what: str, where: str) -> None:
+        if (most := max(sizes)) > room:
+            request_id = requests[sizes.index(most)].request_id
+            raise ConfigError(
+                f"request {request_id} {what} {most} tokens; {where} {room}: give it a larger GPU, tp or mem_fraction, "
+                "or leave the request out"
+            )
+
+    totals = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
+    context = layout_of(scenario, "prefill" if scenario.aggregated is None else "aggregated").model.max_context_tokens
+    if (most := max(totals)) > context:
+        index = totals.index(most)
+        server = "refuses its prompt" if prompts[index] >= context else "ends its answer there"
+        raise ConfigError(
+            f"request {requests[index].request_id} has a prompt of {prompts[index]} tokens and an output of "
+            f"{outputs[index]}; {scenario.model} has a context of {context}, and a server {server}: leave such "
+            "requests out, or say with context_tokens how far the context is extended"
+        )
+    page = scenario.page_size
+    if (aggregated := scenario.aggregated) is not None:
+        # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
+        grown = [-(-prompt // page) * page + output for prompt, output in zip(prompts, outputs, strict=True)]
+        room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens(page)
+        require(grown, room, "grows to", "an aggregated instance has room for")
+        return
+    prefill, decode = scenario.pair
+    require(prompts, (prefill.pool_tokens or 0) - 1 - page, "has a prompt of", "a prefill instance has room for")
+    grown = [total - 2 + decode.num_ahead_tokens(page) for total in totals]
+    require(grown, decode.pool_tokens or 0, "grows to", "a decode instance holds")
+    _check_grants(scenario, requests)
+    _check_ring(scenario, min(prompts))
+
+
+@dataclass(frozen=True)
+class _Lone:
+    """A request that an idle decode instance is asked to take."""
+
+    request_id: int
+    num_prompt_tokens: int
+    max_output_tokens: int
+    num_output_tokens: int = 0
+    arrival_ns: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class _IdleDecode:
+    """View of an idle decode instance for its admission policy."""
+
+    page_size: int
+    num_available_pages: int
+    num_ahead_tokens: int
+    now_ns: int = 0
+    num_active: int = 0
+    num_running_tokens: int = 0
+    resume_unit_tokens: int = 1
+    running: tuple[QueuedDecode, ...] = ()
+    active: tuple[QueuedDecode, ...] = ()
+    retracted: tuple[QueuedDecode, ...] = ()
+
+
+def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    """Raises ConfigError for a request to which an idle decode instance never grants pages, because all later requests
+    would wait.
+
+    Users' own policies are not asked, since they may answer otherwise later.
+    """
+    decode, page = scenario.pair.decode, scenario.page_size
+    policy = decode.admission
+    if not isinstance(policy, ReserveDecodeTokens | ReserveMaxOutput):
+        return
+    longest: dict[int, RequestSpec] = {}
+    for spec in requests:
+        known = longest.setdefault(spec.max_output_tokens, spec)
+        if len(spec.prompt) > len(known.prompt):
+            longest[spec.max_output_tokens] = spec
+    view = _IdleDecode(page, (decode.pool_tokens or 0) // page, decode.num_ahead_tokens(page))
+    for spec in longest.values():
+        tokens = len(spec.prompt)
+        lone = _Lone(spec.request_id, tokens, spec.max_output_tokens)
+        if not isinstance(policy.admit(Candidate(lone, tokens, 0, num_pages(tokens, page)), view), Admitted):
+            kept = getattr(policy, "reserved_tokens", 0)
+            reserve = f" and keeps decode.admission.reserved_tokens {kept} free" if kept else ""
+            raise ConfigError(
+                f"request {spec.request_id} has a prompt of {tokens} tokens and up to {spec.max_output_tokens} of "
+                f"output; an idle decode instance holds {decode.pool_tokens}{reserve}, so it never grants pages: "
+                "give it a larger GPU, tp or mem_fraction, or reserve less"
+            )
+
+
+def _check_ring(scenario: Scenario, prompt_tokens: int) -> None:
+    """Raises ConfigError for a staging ring that is too small for a cell of the shortest prompt, and so for every
+    request.
+    """
+    if (staging := scenario.network.staging) is None:
+        return
+    cell_bytes = planner(scenario, "prefill-0").ring_bytes(num_pages(prompt_tokens, scenario.page_size))
+    if cell_bytes > staging.ring:
+        raise ConfigError(
+            f"network.staging.ring: {SIZE.show(staging.ring)}; the shortest prompt, of {prompt_tokens} tokens, has a "
+            f"cell of {SIZE.show(cell_bytes)}, so every request would fail: give the ring at least as much"
+        )

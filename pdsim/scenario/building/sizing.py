@@ -1,0 +1,364 @@
+"""Sizes of instances: layout, pool, slots, chunk, with the engine's defaults where the scenario is silent."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.cost.roofline import balanced_skew
+from pdsim.cost.settings import Kernels, Roofline
+from pdsim.cost.step_times import SM_BANDWIDTH, AttentionWaves
+from pdsim.policy.ranks import LoadBalanceMethod
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.faults import HealthSettings
+from pdsim.scenario.sections.front_end import FrontEndSettings
+from pdsim.scenario.sections.servers import ComputingSettings, DecodeSettings, PrefillSettings, ServerSettings
+from pdsim.scenario.sections.speculation import DEFAULT_RUNNING, DraftError, draft_model
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system import memory
+from pdsim.system.catalog import CatalogError, load_gpu, load_model
+from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
+from pdsim.system.states import StateRule, StateStrategy, slots_per_request
+
+HOST_RATIO = 2
+"""Host memory for each byte of the GPU's pool, where it is auto (SGLang's --hicache-ratio)."""
+PREFETCH_SHARE = 0.8
+"""Share of what host memory has more than the GPU that prefetches may hold (SGLang 0.5.12, cache_controller.py)."""
+_SMALL_BATCH = 32
+"""The largest max_running_requests for which a decode instance gets two extra slots for each."""
+
+
+def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
+    """Names of the servers, or of the data-parallel ranks of each."""
+    if settings.dp == 1:
+        return [f"{role}-{i}" for i in range(settings.instances)]
+    return [f"{role}-{i}.dp{rank}" for i in range(settings.instances) for rank in range(settings.dp)]
+
+
+def server_of(instance_id: str) -> str:
+    """Name of the server of an instance, which may be one of several ranks."""
+    return instance_id.partition(".dp")[0]
+
+
+def balance_method(scenario: Scenario, role: memory.Role) -> LoadBalanceMethod | None:
+    """The method by which a server of this role picks the rank of a request. None: a server has one rank, or the
+    router picks ranks.
+
+    Source of auto: SGLang 0.5.23, arg_groups/serving_hook.py, handle_load_balance_method.
+    """
+    servers = scenario.roles[role]
+    if servers.dp == 1 or servers.load_balance_method == "router":
+        return None
+    if servers.load_balance_method != "auto":
+        return servers.load_balance_method
+    if scenario.engine != "sglang":
+        return None
+    return "follow_bootstrap_room" if role == "prefill" else "round_robin"
+
+
+def roles(scenario: Scenario) -> dict[memory.Role, list[str]]:
+    """The roles of a cluster, and the instances of each."""
+    if scenario.elastic is not None:  # any server may have any role
+        return {role: [f"{role}-{i}" for i in range(scenario.max_servers)] for role in scenario.roles}
+    return {role: instance_ids(servers, role) for role, servers in scenario.roles.items()}
+
+
+def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
+    settings: ServerSettings = getattr(scenario, role)
+    if settings.tp % settings.dp:
+        raise ConfigError(f"{role}: dp {settings.dp} does not divide tp {settings.tp}")
+    if settings.ep not in (None, 1, settings.tp):
+        raise ConfigError(f"{role}.ep: {settings.ep}: pdsim models 1 and all {settings.tp} GPUs of a server")
+    try:
+        model = load_model(scenario.model)
+        gpu = load_gpu(settings.gpu)
+        if scenario.weight_dtype is not None:
+            model = model.in_dtype(scenario.weight_dtype)
+        skew = _expert_skew(scenario, role, model)
+        if scenario.context_tokens is not None:
+            model = replace(model, max_context_tokens=scenario.context_tokens)
+        if settings.redundant_experts is not None:
+            model = model.with_redundant(settings.redundant_experts)
+        (_, num_stages, cp), decoding = settings.split, scenario.servers[1]
+        if settings.tp % cp:
+            raise ConfigError(f"{role}: cp {cp} does not divide tp {settings.tp}")
+        if num_stages > model.num_layers:
+            raise ConfigError(f"{role}: pp {num_stages} for the {model.num_layers} layers of {model.name}")
+        if model.experts is None and settings.ep not in (None, 1):
+            raise ConfigError(f"{role}.ep: {model.name} has no experts; leave it out")
+        found = memory.Layout(
+            model=model.largest_stage(num_stages),
+            gpu=gpu,
+            tp=settings.tp // (settings.dp * cp),
+            dp=settings.dp,
+            pp=num_stages,
+            cp=cp,
+            has_whole_experts=settings.has_whole_experts,
+            expert_skew=skew,
+            overlaps_batches=settings.two_batch_overlap,
+            num_draft_layers=scenario.num_draft_layers,
+            draft=draft_model(decoding, model, load_model),
+            num_verified_tokens=1 if role == "prefill" else decoding.num_verified_tokens,
+            kv_dtype=scenario.kv_dtype,
+            state_dtype=scenario.state_dtype,
+        )
+    except (CatalogError, memory.LayoutError, DraftError) as wrong:
+        raise ConfigError(f"{role}: {wrong}") from None
+    if found.num_domains > 1 and scenario.elastic is not None:
+        raise ConfigError(f"{role}: pdsim does not model servers over several hosts that change their role")
+    return found
+
+
+def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> float:
+    """Excess of the busiest GPU of a server over the mean, with redundant experts or without."""
+    settings: ServerSettings = getattr(scenario, role)
+    skew, redundant, num_gpus = settings.expert_skew, settings.redundant_experts, settings.tp
+    if skew == 0 and redundant is None:
+        return 0.0
+    field = f"{role}.{'expert_skew' if skew else 'redundant_experts'}"
+    if model.experts is None:
+        raise ConfigError(f"{field}: {model.name} has no experts; leave it out")
+    if not settings.has_whole_experts:
+        found = f"dp {settings.dp}" + ("" if settings.ep is None else f" and ep {settings.ep}")
+        raise ConfigError(f"{field}: a server's GPUs hold whole experts with dp > 1 or ep > 1 only, found {found}")
+    costs = (scenario.cost.prefill, scenario.cost.decode) if role == "aggregated" else (getattr(scenario.cost, role),)
+    if not all(isinstance(cost, Kernels | Roofline) for cost in costs):
+        raise ConfigError(f"{field}: only the cost models kernels and roofline have times of experts")
+    if skew > num_gpus - 1:
+        raise ConfigError(f"{field}: one of {num_gpus} GPUs is at most {num_gpus - 1} above the mean, found {skew:g}")
+    if redundant is None:
+        return skew
+    num_experts = model.experts.num_experts
+    if rest := (num_experts + redundant) % num_gpus:
+        near = " or ".join(str(n) for n in (redundant - rest, redundant - rest + num_gpus) if n >= 0)
+        wrong = f"{num_experts} + {redundant} experts do not divide among {num_gpus} GPUs"
+        raise ConfigError(f"{role}.redundant_experts: {wrong}; try {near}")
+    return balanced_skew(skew, num_experts, redundant, num_gpus)
+
+
+def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | None:
+    """Waves of an instance's decode attention, where its cost has them: that of kernels wherever they are known."""
+    cost, layout = scenario.cost, layout_of(scenario, role)
+    bandwidth, attention, num_sms = cost.attention_sm_bandwidth, layout.model.attention, layout.gpu.num_sms
+    unknown = ""
+    if isinstance(attention, LatentAttention):
+        unknown = f"{layout.model.name} has latent KV, whose waves are not known"
+    elif num_sms is None:
+        unknown = f"the catalog does not tell num_sms of {layout.gpu.name}"
+    if bandwidth is None and isinstance(cost.decode, Kernels) and not unknown:
+        bandwidth = SM_BANDWIDTH / cost.decode.factor
+    if bandwidth is None:
+        return None
+    if unknown:
+        raise ConfigError(f"cost.attention_sm_bandwidth: {unknown}")
+    assert isinstance(attention, GroupedQueryAttention)
+    assert num_sms is not None
+    num_heads, whole = max(1, attention.num_kv_heads // layout.tp), 1 - attention.window_share
+    return AttentionWaves(
+        num_sms=num_sms,
+        num_heads=num_heads,
+        token_ns=1e9 * whole * layout.read_token_bytes / num_heads / bandwidth,
+        merge_ns=whole * attention.num_layers * cost.attention_merge,
+    )
+
+
+def resolve(scenario: Scenario) -> Scenario:
+    """Fill in every default that follows from model and GPU."""
+    scenario = scenario.at_corner
+    health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
+    update: dict[str, Any] = {"health": health, "front_end": _resolved_front_end(scenario)}
+    if (aggregated := scenario.aggregated) is not None:
+        update["aggregated"] = aggregated.model_copy(update=_resolved_computing(scenario, aggregated, "aggregated"))
+    else:
+        prefill, decode = scenario.pair
+        attempts = {"optimistic_attempts": _optimistic_attempts(prefill, decode)}
+        update["prefill"] = prefill.model_copy(update={**_resolved_computing(scenario, prefill, "prefill"), **attempts})
+        update["decode"] = decode.model_copy(update=_resolved_decode(scenario, decode))
+    return scenario.model_copy(update=update)
+
+
+def _resolved_front_end(scenario: Scenario) -> FrontEndSettings:
+    """The front end of the scenario; the engine over HTTP where costs are kernels, else none."""
+    front_end = scenario.front_end
+    if front_end is None and not scenario.cost.is_of_kernels:
+        return FrontEndSettings(waits_for_prefill=False)
+    front_end = front_end or FrontEndSettings(kind="engine")
+    waits = front_end.waits_for_prefill
+    waits = scenario.aggregated is None and (scenario.engine == "sglang" if waits is None else waits)
+    return front_end.model_copy(update={"waits_for_prefill": waits})
+
+
+def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: memory.Role) -> dict[str, Any]:
+    layout = layout_of(scenario, role)
+    chunk = settings.chunked_prefill_tokens
+    if chunk is None:
+        tokens = memory.memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
+        chunk = memory.vllm_batch(layout.gpu).num_tokens * layout.dp if scenario.engine == "vllm" else tokens
+    chunk = max(chunk, 0)  # 0: no chunking
+    if 0 < chunk < scenario.page_size * settings.dp:
+        least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
+        raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {scenario.page_size} tokens")
+    fraction = memory.default_mem_fraction(layout.gpu, settings.num_server_gpus, role, chunk or None, None)
+    return {**_resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
+
+
+def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
+    layout, given = layout_of(scenario, "decode"), settings.max_running_requests
+    drafts = settings.num_verified_tokens
+    fraction = memory.default_mem_fraction(layout.gpu, settings.tp, "decode", None, given, draft_tokens=drafts)
+    extra = settings.extra_slots
+    if extra is None:
+        running = None if given is None else max(1, given // settings.dp)
+        extra = 2 * running if running is not None and running <= _SMALL_BATCH else 0
+    return {**_resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
+
+
+def _resolved_memory(
+    scenario: Scenario, settings: ServerSettings, layout: memory.Layout, fraction: float, role: memory.Role
+) -> dict[str, Any]:
+    """Pool, and requests that one data-parallel rank runs: no more than there are states of linear-attention layers.
+
+    fraction: what SGLang would leave for weights and KV.
+    """
+    fraction = settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else fraction)
+    page, pool, rule = scenario.page_size, settings.pool_tokens, _state_rule(scenario, settings, layout, role)
+    if pool is None:
+        try:
+            pool = layout.pool_tokens(fraction, page, engine=scenario.engine, states=rule)
+        except memory.LayoutError as wrong:
+            raise ConfigError(f"{role}: {wrong}") from None
+    elif pool < page:
+        raise ConfigError(f"{role}: pool_tokens {pool} is less than a page of {page} tokens")
+    pool = pool // page * page
+    if (given := _given_running(scenario, settings)) is not None:
+        running = max(1, given // settings.dp)
+    elif scenario.engine == "vllm":
+        running = memory.vllm_batch(layout.gpu).num_requests
+    else:
+        running = memory.default_max_running(pool, layout.model.max_context_tokens)
+    if layout.state_bytes:
+        slots = slots_of_request(scenario, settings)
+        running = max(1, min(running, layout.states(fraction, rule).num_slots // slots))
+    host = settings.host_cache
+    if host == "auto":
+        host = HOST_RATIO * pool * layout.kv_token_bytes
+    return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running, "host_cache": host}
+
+
+def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
+    """Running requests of a server that are known before its memory is divided."""
+    has_drafts = scenario.acceptance is not None
+    return settings.max_running_requests or (DEFAULT_RUNNING if has_drafts else None)
+
+
+def _state_rule(
+    scenario: Scenario, settings: ServerSettings, layout: memory.Layout, role: memory.Role
+) -> StateRule | None:
+    """Slots for states of linear attention; None with vLLM."""
+    if scenario.engine == "vllm":
+        return None
+    given, has_drafts = _given_running(scenario, settings), scenario.acceptance is not None
+    if settings.mamba_radix_cache_strategy is not None and not layout.state_bytes:
+        name = layout.model.name
+        raise ConfigError(f"{role}.mamba_radix_cache_strategy: {name} has no layers of linear attention; leave it out")
+    if layout.state_bytes and settings.radix_cache and (wrong := _wrong_strategy(scenario, settings)):
+        raise ConfigError(f"{role}.mamba_radix_cache_strategy: no_buffer: {wrong}; say extra_buffer")
+    return StateRule(
+        slots_per_request=slots_of_request(scenario, settings),
+        num_drafts=0 if role == "prefill" or not has_drafts else scenario.servers[1].num_verified_tokens,
+        max_running=None if given is None else max(1, given // settings.dp),
+        is_fixed=not settings.radix_cache,
+    )
+
+
+def _wrong_strategy(scenario: Scenario, settings: ServerSettings) -> str:
+    if _strategy(scenario, settings) == "extra_buffer":
+        return ""
+    if scenario.engine_version == "0.5.12":
+        has_drafts = scenario.acceptance is not None
+        return "with drafts SGLang 0.5.12 has no radix cache beside it (server_args.py:2569)" if has_drafts else ""
+    if scenario.page_size > 1:
+        return f"SGLang has it with pages of 1 token, found {scenario.page_size} (0.5.23, arg_groups/mamba_hook.py:157)"
+    return ""
+
+
+def slots_of_request(scenario: Scenario, settings: ServerSettings) -> int:
+    """Slots for states of linear attention that a running request has."""
+    overlap = getattr(settings, "overlap", True)
+    return slots_per_request(_strategy(scenario, settings), radix_cache=settings.radix_cache, overlap=overlap)
+
+
+def _strategy(scenario: Scenario, settings: ServerSettings) -> StateStrategy:
+    has_buffer = scenario.engine == "sglang" and scenario.engine_version != "0.5.12"
+    return settings.mamba_radix_cache_strategy or ("extra_buffer" if has_buffer else "no_buffer")
+
+
+def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:
+    is_late = decode.allocation == "prefill_complete"
+    attempts = int(is_late) if prefill.optimistic_attempts is None else prefill.optimistic_attempts
+    if is_late and not attempts:
+        raise ConfigError(
+            "prefill.optimistic_attempts: 0, but decode.allocation prefill_complete grants pages to computed prompts "
+            "only: at least 1, or leave it out"
+        )
+    if attempts and prefill.layer_groups:
+        why = "decode.allocation prefill_complete computes" if is_late else "prefill.optimistic_attempts computes"
+        raise ConfigError(
+            f"prefill.layer_groups: {prefill.layer_groups}, but {why} prompts before it is known where their KV goes: "
+            "0, or allocation early without attempts"
+        )
+    return attempts
+
+
+def host_caches(scenario: Scenario) -> list[tuple[memory.Role, str]]:
+    """Instances with host memory behind their prefix cache, and their roles."""
+    caches = {role: ids for role, ids in roles(scenario).items() if getattr(scenario, role).host_cache is not None}
+    return [(role, i) for role, ids in caches.items() for i in ids]
+
+
+def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
+    """Pages of host memory behind the prefix cache of each instance, of a resolved scenario."""
+    settings: ServerSettings = getattr(scenario, role)
+    if (host_bytes := settings.host_cache_bytes) is None:
+        return 0
+    page_bytes: int = layout_of(scenario, role).kv_token_bytes * scenario.page_size
+    return host_bytes // page_bytes
+
+
+def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
+    """A fresh one, of a resolved scenario."""
+    settings: ServerSettings = getattr(scenario, role)
+    assert settings.pool_tokens is not None, "the scenario is not resolved"
+    pool = PagePool(settings.pool_tokens // scenario.page_size)
+    tree = None
+    if settings.radix_cache:
+        has_drafts = scenario.num_draft_layers > 0
+        tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction), has_drafts=has_drafts)
+    counts = scenario.engine_rules.counts_every_insert
+    if tree is None or settings.host_cache is None:
+        return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced, counts_every_insert=counts)
+    host_pool = PagePool(num_host_pages(scenario, role))
+    storage = scenario.storage
+    write = settings.host_cache_write
+    host = HostCache(host_pool, tree, deepcopy(settings.eviction), write, stores=storage is not None)
+    prefetcher = None
+    if storage is not None and role != "decode":
+        more_pages = max(0, host_pool.num_pages - pool.num_pages)
+        limits = PrefetchLimits(
+            policy=storage.prefetch,
+            least_tokens=storage.prefetch_threshold,
+            max_tokens=int(PREFETCH_SHARE * more_pages * scenario.page_size),
+        )
+        prefetcher = Prefetcher(host, scenario.page_size, limits)
+    return KvCache(
+        pool,
+        scenario.page_size,
+        tree,
+        host=host,
+        prefetcher=prefetcher,
+        keeps_replaced=keeps_replaced,
+        counts_every_insert=counts,
+    )

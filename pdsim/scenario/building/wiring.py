@@ -1,0 +1,300 @@
+"""Makes transports, topologies and planners from layouts and network settings."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from pdsim.core.transfer.send_planner import SendPlanner, StagingPlan
+from pdsim.core.transfer.transfer_plan import RankPairLayout
+from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
+from pdsim.cost.host_traffic import HostTraffic, host_traffic
+from pdsim.scenario.building.sizing import host_caches, layout_of, roles
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.network import NetworkSettings, StagingSettings
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import CatalogError, load_transport
+from pdsim.system.memory import Layout, Role
+from pdsim.system.model import LatentAttention
+from pdsim.system.transport import Path, Topology, Transport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interconnect:
+    """The network between prefill and decode instances."""
+
+    wire: RankPairLayout
+    transport: Transport
+    topology: Topology
+    staging: StagingCost | None
+    layer_groups: int
+    """Groups in which the KV of a forward is sent; 0: when it is done."""
+
+
+def interconnect(scenario: Scenario) -> Interconnect:
+    wire, staging = wire_of(scenario), scenario.network.staging
+    return Interconnect(
+        wire=wire,
+        transport=transport(scenario),
+        topology=topology(scenario, wire),
+        staging=None if staging is None else staging_cost(scenario, staging, wire),
+        layer_groups=scenario.pair.prefill.layer_groups,
+    )
+
+
+def transport(scenario: Scenario) -> Transport:
+    """The transport of the catalog with the scenario's changes."""
+    network, slowdown = scenario.network, scenario.cost.host.slowdown
+    try:
+        found = load_transport(network.transport)
+    except CatalogError as wrong:
+        raise ConfigError(f"network: {wrong}") from None
+    changes: dict[str, Any] = {
+        "batch_ns": network.transfer_latency,
+        "staged_batch_ns": None if network.staging is None else network.staging.transfer_latency,
+        "descriptor_ns": network.descriptor_latency,
+        "serial": network.serial,
+    }
+    found = replace(found, **{field: value for field, value in changes.items() if value is not None})
+    if slowdown != 1:
+        staged_ns = found.staged_batch_ns
+        found = replace(
+            found,
+            batch_ns=round(slowdown * found.batch_ns),
+            staged_batch_ns=None if staged_ns is None else round(slowdown * staged_ns),
+            descriptor_ns=slowdown * found.descriptor_ns,
+        )
+    return found
+
+
+def wire_of(scenario: Scenario) -> RankPairLayout:
+    """The KV between the ranks of both roles. Raises ConfigError where they do not divide."""
+    prefill, decode, engine = layout_of(scenario, "prefill"), layout_of(scenario, "decode"), transport(scenario)
+    found = wire(prefill, decode, scenario.page_size, engine.coalesces, scenario.engine)
+    found = replace(found, pushes=engine.pushes)
+    if scenario.engine == "vllm" and found.slices:
+        # Heads stand before tokens in its blocks: those of one rank are one piece of a block, which ends there.
+        return replace(found, slices=False, coalesces=False)
+    return found
+
+
+def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engine: str = "sglang") -> RankPairLayout:
+    """KV wire between two layouts. Raises ConfigError if their ranks do not divide."""
+    small, large = sorted((prefill.tp, decode.tp))
+    if large % small:
+        raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
+    attention = prefill.model.attention
+    (kept, window), (decode_kept, decode_window) = prefill.token_bytes(engine), decode.token_bytes(engine)
+    num_windows = attention.num_window_layers if window else 0
+    num_layers, num_decode_layers = prefill.num_kv_layers, decode.num_kv_layers
+    if isinstance(attention, LatentAttention):
+        writers, planes_per_layer, slices = 1, 2 if attention.index_token_bytes else 1, False
+    else:
+        writers = max(1, prefill.tp // decode.tp)
+        planes_per_layer, slices = 2, prefill.tp != decode.tp
+        num_layers -= num_windows
+        num_decode_layers -= decode.model.attention.num_window_layers if window else 0
+        kept = min(kept, decode_kept * num_layers // num_decode_layers)
+        window = min(window, decode_window)
+    num_stage_pairs = decode.tp * writers
+    return RankPairLayout(
+        page_size=page_size,
+        page_bytes=kept * page_size,
+        num_planes=planes_per_layer * num_layers,
+        planes_per_layer=planes_per_layer,
+        num_writers=writers * prefill.pp,
+        num_targets=max(1, decode.tp // prefill.tp),
+        num_pairs=num_stage_pairs * prefill.pp,
+        num_absent_layers=num_stage_pairs * (prefill.pp * num_layers - num_decode_layers),
+        slices=slices,
+        coalesces=coalesces,
+        state_bytes=min(prefill.state_bytes, decode.state_bytes),
+        window_tokens=attention.kept_window_tokens if window else 0,
+        window_page_bytes=window * page_size,
+        num_window_planes=planes_per_layer * num_windows,
+        num_state_planes=0 if prefill.model.state is None else 2 * prefill.model.state.num_layers,
+    )
+
+
+def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
+    """Planner of transfers. Raises ConfigError for impossible layer groups or staging."""
+    groups, staging = scenario.pair.prefill.layer_groups, scenario.network.staging
+    model, wire = layout_of(scenario, "prefill").model, wire_of(scenario)
+    if groups > model.num_layers:
+        raise ConfigError(f"prefill: {groups} layer_groups for the {model.num_layers} layers of {model.name}")
+    if groups and wire.slices:
+        raise ConfigError("prefill: layer_groups need equal tensor-parallel sizes on prefill and decode")
+    if wire.pushes and staging is not None:
+        raise ConfigError("network.staging: a push writes into decode's pages and needs no staging; leave it out")
+    policy = deepcopy(scenario.pair.prefill.transfer)
+    return SendPlanner(prefill_id, wire, policy, staging=staging_plan(scenario), layer_groups=groups)
+
+
+def staging_plan(scenario: Scenario) -> StagingPlan | None:
+    """Plan of staging. None: nothing is staged."""
+    if (staging := scenario.network.staging) is None:
+        return None
+    chunk = scenario.pair.prefill.rank_chunk_tokens or 8192
+    return StagingPlan(
+        cell_pages=max(1, chunk // scenario.page_size),
+        buffer_bytes=staging.prefill_buffer,
+        ring_bytes=staging.ring,
+    )
+
+
+def staging_cost(scenario: Scenario, staging: StagingSettings, wire: RankPairLayout) -> StagingCost:
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    return StagingCost(
+        gather_host_ns=staging.gather_host,
+        scatter_host_ns=staging.scatter_host,
+        gather_bandwidth=prefill.gpu.memory_bandwidth * staging.gather_efficiency,
+        scatter_bandwidth=decode.gpu.memory_bandwidth * staging.scatter_efficiency,
+        num_writers=wire.num_writers,
+    )
+
+
+def host_copies(scenario: Scenario) -> HostCopies | None:
+    """Copies of retracted KV; None: they take no time."""
+    return copies_over_host_link(scenario, "decode") if scenario.pair.decode.retraction_backup else None
+
+
+def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
+    """Copies over the host link of a role's GPUs.
+
+    Measured: one H200, PyTorch 2.11, Qwen3-8B's KV in bf16, 64 to 64,000 tokens in pages of 64. Copies into memory
+    that the process had pinned before reached 51 of 64 GB/s out and 47 back.
+    """
+    layout = layout_of(scenario, role)
+    attention = layout.model.attention
+    planes_per_layer = 1 if isinstance(attention, LatentAttention) else 2
+    return HostCopies(
+        page_bytes=layout.kv_token_bytes * scenario.page_size,
+        num_planes=planes_per_layer * layout.num_kv_layers,
+        copy_ns=39_000,
+        save_bandwidth=0.79 * layout.gpu.host_bandwidth,
+        load_bandwidth=0.74 * layout.gpu.host_bandwidth,
+        pinning_bandwidth=1.4e9,
+        num_ranks=layout.tp,
+    )
+
+
+def storage_costs(scenario: Scenario) -> StorageCosts | None:
+    """Costs of storage. Raises ConfigError for a store in which two roles could share no page."""
+    if (storage := scenario.storage) is None:
+        return None
+    layouts = {role: layout_of(scenario, role) for role, _ in host_caches(scenario)}
+    role, layout = next(iter(layouts.items()))
+    is_latent = isinstance(layout.model.attention, LatentAttention)
+    for other, found in layouts.items():
+        if storage.shared and not is_latent and found.tp != layout.tp:
+            why = "each rank stores a part of its own, and finds none of another size"
+            raise ConfigError(f"storage.shared: {role} has tp {layout.tp} and {other} tp {found.tp}: {why}")
+    page_bytes = layout.kv_token_bytes * scenario.page_size
+    write_bytes = page_bytes * (1 if is_latent else layout.tp)
+    return StorageCosts(
+        num_pages=storage.drives * storage.size // write_bytes,
+        read_page_bytes=page_bytes * layout.tp,
+        write_page_bytes=write_bytes,
+        objects_per_page=layout.tp,
+        read_bandwidth=storage.drives * storage.read_bandwidth,
+        write_bandwidth=storage.drives * storage.write_bandwidth,
+        objects_per_s=storage.drives * storage.io_limit,
+        client_bandwidth=storage.client_bandwidth or inf,
+        latency_ns=storage.latency,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostNics:
+    """NICs over which servers of several hosts exchange."""
+
+    traffic: Mapping[str, HostTraffic]
+    """Traffic of each instance of such servers."""
+    paths: Mapping[str, tuple[Path, Path]]
+    """Links out and in of one GPU of the instance."""
+    capacity: Mapping[str, float]
+    """Bytes per second."""
+
+
+def host_nics(scenario: Scenario) -> HostNics:
+    """KV crosses the same links if the transport moves it over NICs. An exchange alone reaches NIC_SHARE of the NIC, or
+    the network's bandwidth where that is given.
+    """
+    network, engine, first_gpus = scenario.network, transport(scenario), placed(scenario)
+    traffic: dict[str, HostTraffic] = {}
+    paths: dict[str, tuple[Path, Path]] = {}
+    capacity: dict[str, float] = {}
+    for role, ids in roles(scenario).items():
+        layout = layout_of(scenario, role)
+        if (of_role := host_traffic(layout)) is None:
+            continue
+        reached = network.bandwidth or of_role.prefill.bandwidth
+        whole = link_bandwidth(network, engine, layout) if engine.link == "nic" else reached
+        weight = whole / reached * min(layout.tp, network.gpus_per_nic)
+        for instance_id in ids:
+            out, into = (f"nic {first_gpus[instance_id] // network.gpus_per_nic} {way}" for way in ("out", "in"))
+            capacity |= {out: whole, into: whole}
+            traffic[instance_id], paths[instance_id] = of_role, (((out, weight),), ((into, weight),))
+    return HostNics(traffic=traffic, paths=paths, capacity=capacity)
+
+
+def placed(scenario: Scenario) -> dict[str, int]:
+    """Number of the first GPU of each instance. A server over several hosts shares none of them."""
+    found: dict[str, int] = {}
+    next_gpu = 0
+    for role, ids in roles(scenario).items():
+        layout = layout_of(scenario, role)
+        on_host, num_gpus = layout.gpu.gpus_per_server, layout.dp * layout.num_gpus
+        for first in range(0, len(ids), layout.dp):
+            if layout.num_domains > 1:
+                next_gpu, num_gpus = -(-next_gpu // on_host) * on_host, layout.num_domains * on_host
+            for rank, instance_id in enumerate(ids[first : first + layout.dp]):
+                host, gpu = divmod(rank * layout.num_gpus, layout.gpus_per_domain)
+                found[instance_id] = next_gpu + host * on_host + gpu
+            next_gpu += num_gpus
+    return found
+
+
+def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
+    """GPUs are numbered through, prefill first, and gpus_per_nic neighbours share a NIC; instances share those too.
+
+    Where decode returns KV, it sends to as many ranks.
+    """
+    network, engine = scenario.network, transport(scenario)
+    gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1
+    capacity: dict[str, float] = {}
+    ways: dict[str, dict[str, Path]] = {"out": {}, "in": {}}
+    num_senders = wire.num_pairs // wire.num_targets
+    share = wire.total(wire.num_layers) / (wire.num_pairs * wire.num_layers)  # of the largest stage, of a mean one
+    first_gpus, nics = placed(scenario), host_nics(scenario)
+    for role, ids in roles(scenario).items():
+        layout = layout_of(scenario, role)
+        num_holders = layout.tp * layout.pp  # of groups that share prompts, one sends
+        own, weight = ("out", num_senders / num_holders) if role == "prefill" else ("in", wire.num_writers * share)
+        for instance_id in ids:
+            for way in ("out", "in") if scenario.pair.decode.returns_kv else (own,):
+                link = f"{engine.link} {first_gpus[instance_id] // gpus_per_link} {way}"
+                capacity[link] = link_bandwidth(network, engine, layout)
+                path: Path = ((link, weight * min(num_holders, gpus_per_link)),)
+                if way == "out" and engine.max_bandwidth is not None:
+                    capacity[f"{instance_id} engine"] = engine.max_bandwidth
+                    path += ((f"{instance_id} engine", 1),)
+                ways[way][instance_id] = path
+    capacity = {**nics.capacity, **capacity}
+    if network.shared_bandwidth is not None:
+        capacity["shared"] = network.shared_bandwidth
+        ways["out"] = {i: (*path, ("shared", num_senders * share)) for i, path in ways["out"].items()}
+    return Topology(capacity=capacity, ways_out=ways["out"], ways_in=ways["in"])
+
+
+def link_bandwidth(network: NetworkSettings, engine: Transport, layout: Layout) -> float:
+    """Bytes per second of one link, in one direction."""
+    if network.bandwidth is not None:
+        return network.bandwidth
+    nominal = {
+        "nic": layout.gpu.nic_bandwidth,
+        "nvlink": layout.gpu.nvlink_bandwidth,
+        "host": layout.gpu.memory_bandwidth,
+    }
+    return nominal[engine.link] * engine.efficiency

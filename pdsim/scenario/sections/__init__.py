@@ -1,0 +1,1 @@
+"""Sections of a scenario file: their fields, units, defaults and checks."""

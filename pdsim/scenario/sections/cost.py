@@ -1,0 +1,245 @@
+"""Times of steps and of the host's work: the settings of a scenario's `cost`."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, Field, model_validator
+
+from pdsim.cost.model import CostSettings
+from pdsim.cost.settings import Kernels
+from pdsim.metrics.records import StepRecord
+from pdsim.scenario.sections.component import Component
+from pdsim.scenario.sections.fields import Bandwidth, Duration, Section
+
+Interval = tuple[Annotated[CostSettings, Component()], Annotated[CostSettings, Component()]]
+
+End = Literal["fastest", "slowest"]
+
+ENDS: tuple[End, ...] = get_args(End)
+
+Group = Literal["prefill", "decode", "outside"]
+
+GROUPS: tuple[Group, ...] = get_args(Group)
+"""Times that are off together: forwards, decode steps, and those outside the GPUs."""
+
+
+_TITLES = {
+    "prefill_new_tokens": "new tokens of a forward",
+    "prefill_context_tokens": "context tokens of a forward",
+    "decode_batch": "batch",
+    "decode_context_tokens": "KV tokens of a batch",
+}
+
+
+def _ordered(values: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= values[0] <= values[1]:
+        raise ValueError(f"a range is [least, most], found {list(values)}")
+    return values
+
+
+Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
+
+
+class Setup(Section):
+    """A model, its types, its GPU and its sizes."""
+
+    model: str | None = None
+    """Model; None: the setup is not known."""
+    weight_dtype: str | None = None
+    """Type of the weights."""
+    kv_dtype: str | None = None
+    """Type of the KV."""
+    device: str | None = None
+    """GPU of the catalog, or a CPU's name."""
+    tp: tuple[int, int] = (1, 1)
+    """Sizes of prefill and of decode."""
+    dp: tuple[int, int] = (1, 1)
+    """Sizes of prefill and of decode."""
+    ep: tuple[int, int] | None = None
+    """Sizes of prefill and of decode; None: not known."""
+    pp: int = 1
+    """Pipeline stages of prefill."""
+    cp: int = 1
+    """Context parallelism of prefill."""
+
+    def __str__(self) -> str:
+        return ", ".join(part for part in self.parts().values() if part)
+
+    def differences(self, run: "Setup") -> list[str]:
+        """Parts of a run's setup that are not this one's."""
+        mine, theirs = self.parts(), run.parts()
+        known = (name for name in mine if getattr(self, name) is not None)
+        return [theirs[name] or f"no {name}" for name in known if mine[name] != theirs[name]]
+
+    def parts(self) -> dict[str, str | None]:
+        """A text for each field; nothing where there is nothing to say."""
+        return {
+            "model": self.model,
+            "weight_dtype": f"{self.weight_dtype} weights" if self.weight_dtype else "",
+            "kv_dtype": f"{self.kv_dtype} KV" if self.kv_dtype else "",
+            "tp": _sizes_of_roles("TP", self.tp),
+            "dp": "" if self.dp == (1, 1) else _sizes_of_roles("DP", self.dp),
+            "ep": None if self.ep is None else "" if self.ep == (1, 1) else _sizes_of_roles("EP", self.ep),
+            "pp": "" if self.pp == 1 else f"PP{self.pp} prefill",
+            "cp": "" if self.cp == 1 else f"CP{self.cp} prefill",
+            "device": self.device,
+        }
+
+
+def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
+    prefill, decode = sizes
+    return f"{what}{prefill}" if prefill == decode else f"{what}{prefill} to {what}{decode}"
+
+
+class MeasuredSettings(Setup):
+    """Setup and step sizes [least, most] that times were measured on, from `pdsim calibrate`.
+
+    Commands print a line about a run that leaves these sizes; its times are extrapolated. None: not known.
+    """
+
+    role: Literal["prefill", "decode"] | None = None
+    """The only measured role; sizes and device are that role's. None: both roles."""
+    scaled_from: str | None = None
+    """Setup of the profile that times were scaled from. None: times were measured on this setup."""
+    prefill_new_tokens: Bounds | None = None
+    """New tokens of one forward."""
+    prefill_context_tokens: Bounds | None = None
+    """Tokens cached or computed before, of all prompts of a forward."""
+    decode_batch: Bounds | None = None
+    """Requests of a step."""
+    decode_context_tokens: Bounds | None = None
+    """KV tokens of a step."""
+
+    def __str__(self) -> str:
+        of_role = "" if self.role is None else f" of {self.role}"
+        if self.model is None:
+            return f"profile{of_role} does not say what it was measured on"
+        if self.scaled_from is not None:
+            return f"profile{of_role} scaled from {self.scaled_from} to {super().__str__()}, where nothing was measured"
+        return f"profile{of_role} measured on {super().__str__()}"
+
+    def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
+        """Fields whose bounds the steps exceed, each with the value farthest outside."""
+        found = []
+        for name, (least, most) in reached(steps).items():
+            bounds = getattr(self, name)
+            if bounds is not None and (most > bounds[1] or least < bounds[0]):
+                value = most if most > bounds[1] else least
+                found.append(f"{_TITLES[name]} {value:,.0f} (measured {bounds[0]:,.0f} to {bounds[1]:,.0f})")
+        return found
+
+
+def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:
+    """Least and largest sizes of steps, by the field that bounds them."""
+    extremes: dict[str, tuple[float, float]] = {}
+    for step in steps:
+        for name, low, high in _sizes(step):
+            least, most = extremes.get(name, (low, high))
+            extremes[name] = min(least, low), max(most, high)
+    return extremes
+
+
+def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
+    """Fields of the settings, each with the least and the most of it in a record."""
+    if step.kind == "decode":
+        grown = step.num_requests * (step.num_steps - 1)
+        yield "decode_batch", step.num_requests, step.num_requests
+        yield "decode_context_tokens", step.num_context_tokens, step.num_context_tokens + grown
+    else:
+        yield "prefill_new_tokens", step.num_tokens, step.num_tokens
+        yield "prefill_context_tokens", step.num_context_tokens, step.num_context_tokens
+
+
+class HostSettings(Section):
+    """CPU time of the instances' loops. Fields without `decode` in their name are of prefill."""
+
+    start: Duration = 0
+    """Time from choosing a forward to its first kernel, on an idle GPU."""
+    launch: Duration = 0
+    """Time of launching a forward, during which the loop processes no result."""
+    result: Duration = 0
+    """Time of processing a result."""
+    send: Duration = 0
+    """Time of handing one request's KV to the transfer workers. A worker begins when the loop has handed on the next
+    request or the last one; with staging, one request later."""
+    decode_step: Duration = 0
+    """Time between two steps of a decode loop, while its GPU is idle."""
+    decode_request: Duration = 0
+    """Additional time for each request of the batch."""
+    slowdown: float = Field(default=1, gt=0)
+    """Factor on all host work: loops, launches of forwards, batches and descriptors of transfers."""
+
+    @property
+    def is_none(self) -> bool:
+        """True if a prefill loop takes no time."""
+        return not (self.start or self.launch or self.result or self.send)
+
+    def slowed(self) -> "HostSettings":
+        """Times of a prefill loop with the slowdown applied to them."""
+        times = {name: round(self.slowdown * getattr(self, name)) for name in ("start", "launch", "result", "send")}
+        return self.model_copy(update={**times, "slowdown": 1})
+
+
+class CostChoice(Section):
+    """Times of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
+
+    prefill: Annotated[CostSettings, Component("kernels")] = Kernels()
+    """Cost model of prefill forwards."""
+    decode: Annotated[CostSettings, Component("kernels")] = Kernels()
+    """Cost model of decode steps."""
+    prefill_interval: Interval | None = None
+    """Fastest and slowest cost models of prefill forwards, as `pdsim scale` writes them. None: no range."""
+    decode_interval: Interval | None = None
+    """Fastest and slowest cost models of decode steps. None: no range."""
+    host: HostSettings = HostSettings()
+    """CPU time of the instances' loops."""
+    graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
+    """Batch sizes with CUDA graphs (--cuda-graph-bs-decode); larger batches run without graphs.
+
+    sglang: SGLang's sizes. None: a decode step has exactly its batch. Fitted profiles have their own sizes.
+    """
+    graph_empty_row_kv: float = Field(default=0, ge=0)
+    """Time of each empty row of a CUDA graph, as a share of the time in which a row reads its KV, because kernels
+    divide the context as if all rows had one."""
+    eager_layer: Duration = 310_000
+    """Minimum time of a layer without a CUDA graph. Default: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
+    attention_sm_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """Maximum KV bandwidth of one SM. Decode attention then runs in waves of one thread block per SM, and reads a
+    shared prefix once per wave. None: an H200's with kernels, otherwise no waves."""
+    attention_merge: Duration = 0
+    """Additional time of a layer in which contexts are split among SMs."""
+    cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
+    """Additional time of an instance's n-th decode step with several requests, by n. Four of seven servers with SGLang
+    0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200)."""
+    measured: MeasuredSettings | None = None
+    """Setup and step sizes that the times were measured on. None: no warnings about other sizes."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "CostChoice":
+        sizes = self.graph_sizes
+        if isinstance(sizes, tuple) and (not sizes or min(sizes) < 1):
+            raise ValueError(f"graph_sizes are batch sizes, at least one and each at least 1, found {list(sizes)}")
+        return self
+
+    def at(self, corner: Mapping[Group, End]) -> "CostChoice":
+        """This cost with roles at one end of their range, if they have a range."""
+        update: dict[str, Any] = {}
+        for role, end in corner.items():
+            if role != "outside" and (ends := self._ends(role)):
+                update |= {role: ends[ENDS.index(end)], f"{role}_interval": None}
+        return self.model_copy(update=update)
+
+    @property
+    def uncertain(self) -> tuple[Group, ...]:
+        """Roles whose times have an interval."""
+        return tuple(role for role in GROUPS if role != "outside" and self._ends(role))
+
+    def _ends(self, role: str) -> Interval | None:
+        settings = getattr(self, role)
+        found: Interval | None = getattr(self, f"{role}_interval")
+        return settings.ends if found is None and isinstance(settings, Kernels) else found
+
+    @property
+    def is_of_kernels(self) -> bool:
+        """True if no server was measured."""
+        return isinstance(self.prefill, Kernels) or isinstance(self.decode, Kernels)

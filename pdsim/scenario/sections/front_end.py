@@ -1,0 +1,102 @@
+"""What stands between clients and the router, by kind, and the times that each kind was seen to take."""
+
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+from pydantic import model_validator
+
+from pdsim.scenario.sections.fields import Duration, FineDuration, Section
+
+FrontEndKind = Literal["in_process", "engine", "sglang_gateway", "vllm_router", "dynamo", "llm_d", "nim"]
+
+
+class FrontEndSettings(Section):
+    """HTTP server, tokenizer and gateway between clients and router."""
+
+    kind: FrontEndKind | None = None
+    """Kind of server before the router: in_process, engine (over HTTP), sglang_gateway, vllm_router, dynamo, llm_d or
+    nim. Fields that are not set have the times of the kind. None: fields that are not set are 0."""
+    service: Duration = 0
+    """Time of each request; requests are served one after another."""
+    service_per_token: FineDuration = 0
+    """Additional time for each prompt token."""
+    latency_in: Duration = 0
+    """Delay after `service`, for all requests in parallel."""
+    latency_out: Duration = 0
+    """Delay from decode to the client, for the first token and for the end."""
+    ending: Duration = 0
+    """Time of the end of each answer; ends are served one after another. Needs holds_client."""
+    holds_client: bool = False
+    """True: client and server share a thread, so what the client sends and receives waits until the request before is
+    served."""
+    waits_for_prefill: bool | None = None
+    """True: the first token waits until prefill has seen its transfer end, as in SGLang's Rust gateway. None: as the
+    kind does; without a kind, and with kind engine, true with engine sglang, false with vllm."""
+    stall: Duration = 0
+    """Delay of a first token on a connection that was used less than 40 ms before (Nagle's algorithm and delayed
+    acknowledgements)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_times_of_its_kind(cls, data: Any) -> Any:
+        known = isinstance(data, dict) and data.get("kind") in get_args(FrontEndKind)
+        return {**KINDS[data["kind"]].usual, **data} if known else data
+
+    @property
+    def is_none(self) -> bool:
+        return not self.waits_for_prefill and self.of_times(self) == FrontEndSettings()
+
+    @property
+    def is_uncertain(self) -> bool:
+        """True if its times are those of a kind, which have a range."""
+        return self.kind is not None and self.of_times(self) == self.of_times(FrontEndSettings(kind=self.kind))
+
+    @property
+    def ends(self) -> tuple[Self, Self]:
+        """The fastest and the slowest of its kind."""
+        assert self.kind is not None
+        kind = KINDS[self.kind]
+        times = ({**kind.usual, **end, "waits_for_prefill": self.waits_for_prefill} for end in (kind.fast, kind.slow))
+        fast, slow = (self.model_validate(found) for found in times)
+        return fast, slow
+
+    @staticmethod
+    def of_times(front_end: "FrontEndSettings") -> "FrontEndSettings":
+        """Its times alone."""
+        return front_end.model_copy(update={"kind": None, "waits_for_prefill": None})
+
+
+class SeenTimes(NamedTuple):
+    """Fields of a front end as servers were seen to have them, and those of the fastest and the slowest that differ.
+
+    experiments/front-ends says on what each was seen.
+    """
+
+    usual: dict[str, Any]
+    fast: dict[str, Any]
+    slow: dict[str, Any]
+
+
+def _delay(usual_ms: int, fast_ms: int, slow_ms: int, **fields: Any) -> SeenTimes:
+    """A delay of all requests in parallel."""
+    usual, fast, slow = ({"latency_in": f"{ms} ms"} for ms in (usual_ms, fast_ms, slow_ms))
+    return SeenTimes(usual | fields, fast, slow)
+
+
+_GATEWAY = {
+    "service": "730 us",
+    "service_per_token": "1.19 us",
+    "latency_in": "800 us",
+    "latency_out": "2.1 ms",
+    "waits_for_prefill": True,
+    "stall": "41 ms",
+}
+
+KINDS: dict[FrontEndKind, SeenTimes] = {
+    "in_process": _delay(1, 0, 15),
+    "engine": _delay(5, 0, 20),
+    "sglang_gateway": SeenTimes(_GATEWAY, {"latency_in": "0 ms", "latency_out": "0 ms"}, {"latency_in": "20 ms"}),
+    "vllm_router": _delay(5, 0, 50, waits_for_prefill=False),
+    "dynamo": _delay(100, 30, 300, waits_for_prefill=False),
+    "llm_d": _delay(10, 2, 60, waits_for_prefill=False),
+    "nim": _delay(50, 20, 100, waits_for_prefill=False),
+}

@@ -1,0 +1,52 @@
+"""The ways between instances, and between clients and the router."""
+
+from pydantic import Field
+
+from pdsim.scenario.sections.fields import Bandwidth, Duration, Section, Size
+
+
+class StagingSettings(Section):
+    """Staging memory for KV between unequal tensor-parallel sizes (SGLANG_DISAGG_STAGING_BUFFER)."""
+
+    ring: Size = 4 * 2**30
+    """Staging memory of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
+    prefill_buffer: Size | None = None
+    """Staging memory of one prefill worker. Larger cells are sent as slices. None: no limit."""
+    gather_host: Duration = 840_000
+    """Host time of one gather, during which the worker does nothing else (SGLang PR 19890, GB200)."""
+    scatter_host: Duration = 678_000
+    """Host time of one scatter."""
+    gather_efficiency: float = Field(default=0.65, gt=0, le=1)
+    """Share of GPU memory bandwidth that a gather reaches; each byte is read and written once (SGLang's kernels on
+    H200)."""
+    scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
+    """Share of GPU memory bandwidth that a scatter reaches."""
+    transfer_latency: Duration | None = None
+    """Time of a staged batch before its first byte. None: the transport's (0 for nixl-cuda-ipc-sglang)."""
+
+
+class NetworkSettings(Section):
+    """The network between instances."""
+
+    transport: str = "mooncake-rdma"
+    """Transfer engine and kind of link, by name in the catalog."""
+    bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """Bandwidth of one link in one direction, at most the transport's maximum. None: the GPU's nominal bandwidth times
+    the transport's efficiency."""
+    shared_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """Bandwidth of one additional link that all transfers share. None: no such link."""
+    gpus_per_nic: int = Field(default=1, ge=1)
+    """Number of neighbouring GPUs that share a NIC. GPUs are numbered prefill first."""
+    transfer_latency: Duration | None = None
+    """Time of each batch before its first byte. None: the transport's. Staging has its own latency."""
+    descriptor_latency: Duration | None = None
+    """Time of each descriptor. None: the transport's."""
+    serial: bool | None = None
+    """True: a prefill rank's workers post descriptors and move bytes one at a time. None: as the transport does."""
+    staging: StagingSettings | None = None
+    """Staging between unequal TP sizes; `{}` takes the defaults. None: slices of each token's heads are sent."""
+    message_latency: Duration = Field(default=50_000, ge=1)
+    """Time of every message between instances. The default is half of a ZeroMQ round trip between two Python processes
+    (105 us)."""
+    handover: Duration = 0
+    """Time from the end of a transfer until decode has accepted the KV, beyond the message's time."""

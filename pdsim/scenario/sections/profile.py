@@ -1,0 +1,217 @@
+"""Settings that were fitted to measurements, in a file of their own with where they come from.
+
+name: qwen3-32b-b200-tp2
+cost: {use: affine, ..., measured: {model: ..., ...}}   or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
+network:                          optional
+  transports: {mooncake-tcp: {bandwidth: ..., transfer_latency: ..., descriptor_latency: ...,
+    handover: ...}}
+  staging: {gather_host: ..., ...}
+  message_latency: ...
+front_end: {service: ..., latency_in: ..., latency_out: ...}                  optional
+provenance: {fitted_on: ..., command: ..., date: ...}
+"""
+
+import warnings
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationInfo
+
+from pdsim.scenario.sections.fields import base_folder
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
+from pdsim.workload.trace_file import InputNote
+
+_BESIDE = ("host", "cold_start")
+"""Sections of a profile's cost that a scenario may change."""
+_NO_MODEL = (*_BESIDE, "measured")
+"""Sections of a profile's cost that are not those of a cost model."""
+_OF_ROLE = {
+    "prefill": ("prefill_interval",),
+    "decode": (
+        "decode_interval",
+        "graph_sizes",
+        "graph_empty_row_kv",
+        "eager_layer",
+        "attention_sm_bandwidth",
+        "attention_merge",
+        "cold_start",
+    ),
+}
+"""Fields of a profile's cost that belong to one role, besides the cost model of that name."""
+_HOST_OF_DECODE = ("decode_step", "decode_request")
+
+
+def origin(command: str) -> dict[str, str]:
+    """The end of a profile's provenance: the command that made it, when, and by which version."""
+    return {"command": command, "date": datetime.now(UTC).date().isoformat(), "pdsim": version("pdsim")}
+
+
+def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]] | None:
+    """The profile that a section names, and the fields beside it; None: it names none."""
+    if not (isinstance(value, dict) and "profile" in value):
+        return None
+    beside = {key: setting for key, setting in value.items() if key != "profile"}
+    return base_folder(info) / str(value["profile"]), beside
+
+
+def with_profile(data: Any, base: Path) -> Any:
+    """Replaces the field `profile` of a scenario by the sections that the profile measured, and says which in a note.
+
+    One file serves both roles; {prefill: FILE, decode: FILE} gives each role its own. Transfers and front end are of
+    the first file that has them. Raises ValueError if the scenario has step times beside it.
+    """
+    given = data.get("profile") if isinstance(data, dict) else None
+    if given is None:
+        return data
+    files = {role: str(file) for role, file in given.items()} if isinstance(given, dict) else {"": str(given)}
+    if any(role not in ("", *_OF_ROLE) for role in files):
+        raise ValueError(f"profile: expected FILE, or {{prefill: FILE, decode: FILE}}, found {given!r}")
+    profiles = {file: read_profile(base / file) for file in files.values()}
+    roles = " and ".join(role for role in files if role) or "both roles"
+    sections = [*([] if data.get("aggregated") else [_transfers(profiles, data)]), _front_end(profiles, data)]
+    applied = [f"step times of {roles}", *(text for _, text, is_there in sections if is_there)]
+    lacks = [text for _, text, is_there in sections if not is_there]
+    note = f"profile {' and '.join(profiles)}: applied {', '.join(applied)}"
+    warnings.warn(f"{note}; not applied: {', '.join(lacks)}" if lacks else note, InputNote, stacklevel=2)
+    found = {**data, "cost": _cost_beside(data.get("cost") or {}, files)}
+    for section, _, _ in sections:
+        found |= section
+    return found
+
+
+_Section = tuple[dict[str, Any], str, bool]
+"""A section of the scenario, what it is in words, and whether a profile has it."""
+
+
+def _cost_beside(cost: Any, files: Mapping[str, str]) -> dict[str, Any]:
+    if not isinstance(cost, dict) or any(section not in _BESIDE for section in cost):
+        raise ValueError(f"profile: cost stands beside it; take one out, or leave only {' and '.join(_BESIDE)} in cost")
+    if "" in files:
+        return {"profile": files[""], **cost}
+    return {**{role: {"profile": file} for role, file in files.items()}, **cost}
+
+
+def _transfers(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section:
+    network = data.get("network") or {}
+    for file, profile in profiles.items():
+        transports = (profile.get("network") or {}).get("transports", {})
+        transport = network.get("transport") or (next(iter(transports)) if len(transports) == 1 else None)
+        if transport in transports:
+            return {"network": {"profile": file, **network, "transport": transport}}, f"transfers of {transport}", True
+    return {}, f"transfers of {network.get('transport', 'the default transport')}, which it does not have", False
+
+
+def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section:
+    own = data.get("front_end") or {}
+    for file, profile in profiles.items():
+        if profile.get("front_end"):
+            beside = own if isinstance(own, dict) else {"kind": own}
+            return {"front_end": {"profile": file, **beside}}, "front end", True
+    return ({} if own else {"front_end": None}), "front end, which it does not have", False
+
+
+def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
+    """Replaces {profile: FILE} by the file's cost. Only changes of the sections in _BESIDE may stand beside it."""
+    of_role = {role: its for role in _OF_ROLE if isinstance(value, dict) and (its := _named(value.get(role), info))}
+    named = _named(value, info)
+    if of_role:
+        return _joined(value, dict.fromkeys(_OF_ROLE, named) | of_role if named else of_role)
+    if named is None:
+        return value
+    path, beside = named
+    for section, changes in beside.items():
+        if section in _BESIDE and not isinstance(changes, dict):
+            raise ValueError(f"{section}: expected a section, {{name: value}}, found {changes!r}")
+    if any(section not in _BESIDE for section in beside):
+        raise ValueError(
+            f"profile stands alone, or beside {' and '.join(_BESIDE)}, found {', '.join(beside)} beside it"
+        )
+    cost = read_profile(path)["cost"]
+    changed = {section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}
+    return {"measured": {}, **cost, **changed}  # without `measured` it does not say what it was measured on
+
+
+def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
+    """Cost whose roles have profiles of their own."""
+    given = {key: setting for key, setting in value.items() if key != "profile"}
+    costs = {}
+    for role, (path, others) in of_role.items():
+        if role in given and others:
+            raise ValueError(f"{role}: profile stands alone, found {', '.join(others)} beside it")
+        costs[role] = read_profile(path)["cost"]
+    found: dict[str, Any] = {}
+    for role, cost in costs.items():
+        model = cost.get(role) or {key: setting for key, setting in cost.items() if key not in _NO_MODEL}
+        found |= {role: model, **{field: cost[field] for field in _OF_ROLE[role] if field in cost}}
+    hosts = {role: cost.get("host") or {} for role, cost in costs.items()}
+    host = {
+        name: time
+        for role, times in hosts.items()
+        for name, time in times.items()
+        if (name in _HOST_OF_DECODE) == (role == "decode")
+    }
+    beside = {
+        "host": {**host, **given.pop("host", {})},
+        "measured": {**_measured(costs), **given.pop("measured", {})},
+    }
+    return {**given, **found, **beside}
+
+
+def _measured(costs: dict[str, Any]) -> dict[str, Any]:
+    """Setups of the roles in one: texts that differ are joined, so that they are no run's."""
+    known = {role: cost.get("measured") or {} for role, cost in costs.items()}
+    found: dict[str, Any] = {} if len(known) == len(_OF_ROLE) else {"role": next(iter(known))}
+    for name in ("model", "weight_dtype", "kv_dtype", "device", "scaled_from"):
+        texts = [str(one[name]) for one in known.values() if one.get(name) is not None]
+        if texts and (name == "scaled_from" or len(texts) == len(known)):
+            found[name] = " and ".join(dict.fromkeys(texts))
+    for name in ("tp", "dp"):
+        sizes = [one.get(name, (1, 1))[list(_OF_ROLE).index(role)] for role, one in known.items()]
+        found[name] = (sizes[0], sizes[-1])
+    for role, one in known.items():
+        found |= {name: bounds for name, bounds in one.items() if name.startswith(f"{role}_")}
+    return found
+
+
+def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
+    """Replaces `profile: FILE` by the fitted values of the transport. Fields beside `profile` override them."""
+    if (named := _named(value, info)) is None:
+        return value
+    path, given = named
+    fitted = dict(read_profile(path).get("network") or {})
+    transports = fitted.pop("transports", {})
+    staging = fitted.pop("staging", {})
+    name = given.get("transport") or (next(iter(transports)) if len(transports) == 1 else None)
+    if name not in transports:
+        hint = did_you_mean(str(name), transports) if name else ""
+        what = f"has no transport {name!r}{hint}" if name else "has more than one transport, or none: name one"
+        raise ValueError(f"profile {path} {what}; there are {', '.join(transports) or 'none'}")
+    found = {"transport": name, **fitted, **transports[name], **given}
+    if isinstance(given.get("staging"), dict):  # whether there is staging is the scenario's choice
+        found["staging"] = {**staging, **given["staging"]}
+    return found
+
+
+def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
+    """Replaces `profile: FILE` by the measured values. Fields beside `profile` override them.
+
+    Real mode, on which profiles are measured, has no gateway.
+    """
+    if (named := _named(value, info)) is None:
+        return value
+    path, given = named
+    measured = read_profile(path).get("front_end")
+    if not measured:
+        raise ValueError(f"profile {path} has no field 'front_end'")
+    return {"waits_for_prefill": False, **measured, **given}
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    profile: dict[str, Any] = read_yaml(path)
+    for field in ("cost", "provenance"):
+        if not isinstance(profile, dict) or field not in profile:
+            raise ConfigError(f"profile {path} has no field {field!r}")
+    return profile

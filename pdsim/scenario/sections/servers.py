@@ -1,0 +1,326 @@
+"""Servers of each role, and how they change their roles. Also the memory and drives behind their caches."""
+
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+
+from pdsim.core.memory.host_cache import PrefetchPolicy, WritePolicy
+from pdsim.inputs import MOST_TOKENS
+from pdsim.policy import protocols
+from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
+from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
+from pdsim.policy.ranks import LoadBalanceMethod
+from pdsim.policy.scaling import LoadThresholds
+from pdsim.scenario.sections.component import Component
+from pdsim.scenario.sections.fields import SIZE, Bandwidth, Duration, Rate, Section, Size
+from pdsim.scenario.sections.speculation import SpeculativeSettings
+from pdsim.system.states import StateStrategy
+
+
+def size_or_auto(value: Any) -> int | Literal["auto"]:
+    """Size in bytes, or auto. Raises ValueError that names the possible values."""
+    if value == "auto":
+        return "auto"
+    if isinstance(value, dict):
+        write = f" and host_cache_write: {value['write']}" if value.get("write") else ""
+        raise ValueError(
+            f"expected a size such as 64 GiB, or auto (twice the pool), found {value!r}: "
+            f"write host_cache: {value.get('size') or 'auto'}{write}"
+        )
+    try:
+        return round(SIZE.parse(value))
+    except ValueError as wrong:
+        raise ValueError(f"{wrong}; auto is twice the pool") from None
+
+
+SizeOrAuto = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(size_or_auto),
+    PlainSerializer(lambda size: size if size == "auto" else SIZE.show(size)),
+    WithJsonSchema({"type": "string", "description": "a size with its unit, or auto", "examples": ["64 GiB", "auto"]}),
+]
+"""Bytes, or auto until they are known."""
+
+
+class StorageSettings(Section):
+    """Drives behind the host caches (--hicache-storage-backend): of each server, or a store such as Mooncake's.
+
+    The defaults are round figures of a fast PCIe 4.0 drive; nothing was measured.
+    """
+
+    shared: bool = False
+    """True: all instances have the same store; false: each server has its own."""
+    drives: int = Field(default=1, ge=1)
+    """Drives of each server; of a shared store, or nodes that lend it memory."""
+    size: Size = 3_840_000_000_000
+    """Capacity of one drive."""
+    read_bandwidth: Bandwidth = Field(default=6.9e9, gt=0)
+    """Read bandwidth of one drive."""
+    write_bandwidth: Bandwidth = Field(default=4.1e9, gt=0)
+    """Write bandwidth of one drive."""
+    io_limit: Rate = Field(default=1e6, gt=0)
+    """Reads and writes per second of one drive; each page of each rank is one operation."""
+    client_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """Bandwidth of one instance in each direction. None: no limit."""
+    latency: Duration = 100_000
+    """Time before the first byte of each batch of up to 128 pages, and time of looking up such a batch."""
+    prefetch: PrefetchPolicy = "timeout"
+    """Rule for waiting for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy)."""
+    prefetch_threshold: int = Field(default=256, ge=1)
+    """Minimum number of tokens to read from storage. Fewer tokens are computed."""
+
+
+class Split(NamedTuple):
+    """Sizes of the groups in which the GPUs of a server share its work."""
+
+    tp: int
+    pp: int = 1
+    cp: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp * self.pp
+
+    @property
+    def words(self) -> str:
+        return " ".join(f"{name.upper()}{size}" for name, size in self._asdict().items() if size > 1 or name == "tp")
+
+
+class ServerSettings(Section):
+    """Servers of every kind."""
+
+    instances: int = Field(default=1, ge=1)
+    """Number of servers. Their names are prefill-0, prefill-1, …; with data-parallel attention prefill-0.dp0,
+    prefill-0.dp1, …"""
+    gpu: str
+    """Name in the catalog (`pdsim catalog` lists the names)."""
+    tp: int = Field(default=1, ge=1)
+    """Number of GPUs of one server (--tp), over as many hosts as it needs. The GPUs of one role's instances must be a
+    multiple of the other role's."""
+    dp: int = Field(default=1, ge=1)
+    """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
+    experts. dp divides tp."""
+    ep: int | None = Field(default=None, ge=1)
+    """Expert parallelism (--ep-size): tp, where each GPU holds whole experts, or 1, where all GPUs share each expert.
+    None: tp with dp > 1, else 1."""
+    load_balance_method: Literal["auto", "router", LoadBalanceMethod] = "auto"
+    """How a server picks the data-parallel rank of a request (--load-balance-method): round_robin,
+    follow_bootstrap_room (a random rank), total_requests or total_tokens. router: the router picks among the ranks of
+    all servers. auto: with engine sglang follow_bootstrap_room for prefill and round_robin for other roles; with vllm
+    router. No effect with dp 1."""
+    expert_skew: float = Field(default=0, ge=0)
+    """Relative excess of the busiest GPU's expert tokens over the mean, with whole experts and without redundant
+    experts."""
+    redundant_experts: int | None = Field(default=None, ge=0)
+    """Number of copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts). None: no
+    balancer."""
+    two_batch_overlap: bool = False
+    """True: one half of a batch is exchanged between hosts while the other half is computed
+    (--enable-two-batch-overlap). No effect on servers within one NVLink domain."""
+    mem_fraction: float | None = Field(default=None, gt=0, le=1)
+    """Share of GPU memory for weights and KV (--mem-fraction-static). None: the engine's rule."""
+    pool_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    """Number of KV tokens of an instance (--max-total-tokens). None: as many as mem_fraction leaves room for."""
+    radix_cache: bool = True
+    """True: keep the KV of earlier prompts in a prefix cache."""
+    eviction: Annotated[protocols.EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
+    """Eviction policy: the order in which unused KV is evicted."""
+    host_cache: SizeOrAuto | None = None
+    """Host memory per GPU that keeps evicted KV (--enable-hierarchical-cache --hicache-size).
+
+    Needs radix_cache. auto: twice the pool (--hicache-ratio 2). None: evicted KV is lost.
+    """
+    host_cache_write: WritePolicy = "write_through"
+    """When KV is copied to the host cache: write_through, write_through_selective or write_back
+    (--hicache-write-policy). No effect without host_cache."""
+    max_running_requests: int | None = Field(default=None, ge=1)
+    """Maximum number of running requests of a server (--max-running-requests). None: the engine's rule."""
+    mamba_radix_cache_strategy: StateStrategy | None = None
+    """States of linear-attention layers that a running request has beside the prefix cache: no_buffer (3) or
+    extra_buffer (5; 4 without overlap). None: extra_buffer; no_buffer with engine_version 0.5.12."""
+
+    @model_validator(mode="after")
+    def _has_something_to_keep(self) -> Self:
+        if self.host_cache is not None and not self.radix_cache:
+            raise ValueError("host_cache needs radix_cache: true")
+        return self
+
+    @property
+    def has_whole_experts(self) -> bool:
+        """True if each GPU holds some experts, and not a part of all."""
+        return self.dp > 1 if self.ep is None else self.ep > 1
+
+    @property
+    def resolved_ep(self) -> int:
+        return self.tp if self.has_whole_experts else 1
+
+    @property
+    def resolved_max_running(self) -> int:
+        assert self.max_running_requests is not None, "the scenario is not resolved"
+        return self.max_running_requests
+
+    @property
+    def host_cache_bytes(self) -> int | None:
+        """Host memory per GPU in resolved settings. None: no host cache."""
+        assert self.host_cache != "auto", "the scenario is not resolved"
+        return self.host_cache
+
+    @property
+    def split(self) -> Split:
+        return Split(self.tp)
+
+    @property
+    def num_server_gpus(self) -> int:
+        return self.split.num_gpus
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all servers together."""
+        return self.instances * self.num_server_gpus
+
+
+class ComputingSettings(ServerSettings):
+    """Servers that compute prompts."""
+
+    chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
+    """Maximum number of tokens of one forward (--chunked-prefill-size), for all data-parallel ranks together. None: by
+    the GPU's memory. 0 or -1: no chunking."""
+    max_prefill_tokens: int = Field(default=16384, ge=1)
+    """Maximum number of new tokens of one forward, except for its first prompt. No effect with engine vllm."""
+    long_prefill_tokens: int | None = Field(default=None, ge=1)
+    """Maximum number of tokens of one prompt in a step, with engine vllm only (--long-prefill-token-threshold). None:
+    no limit."""
+    policy: Annotated[protocols.PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
+    """Prefill policy: which waiting prompt is computed next."""
+
+    @property
+    def rank_chunk_tokens(self) -> int:
+        """Chunk of one data-parallel rank, in resolved settings; 0: no chunking."""
+        return (self.chunked_prefill_tokens or 0) // self.dp
+
+
+class DecodingSettings(SpeculativeSettings, ServerSettings):
+    """Servers that decode. With speculation a step verifies several tokens of each request."""
+
+    preemption: Annotated[protocols.PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
+    """Preemption policy: which running request loses its pages when a step does not fit."""
+
+
+class PrefillSettings(ComputingSettings):
+    """The prefill servers, all alike."""
+
+    pp: int = Field(default=1, ge=1)
+    """Number of pipeline stages (--pp-size). Each stage has its share of the layers on its own tp GPUs. Simulation
+    only."""
+    cp: int = Field(default=1, ge=1)
+    """Context parallelism (--attn-cp-size): number of groups of the server's GPUs that share the tokens of a prompt.
+    Each group holds all KV of the prompt. cp divides tp. Simulation only."""
+    dynamic_chunks: bool = False
+    """True, with pp > 1: later chunks of a prompt are smaller, so that each takes about as long as the first
+    (--enable-dynamic-chunking)."""
+    overlap: bool = True
+    """True: choose a forward while the forward before it runs. False: --disable-overlap-schedule. No effect with pp >
+    1, where one forward per stage is under way."""
+    layer_groups: int = Field(default=0, ge=0)
+    """Number of groups of layers whose KV is sent while the forward computes later layers. Needs equal TP or latent
+    KV. 0: KV is sent after the forward."""
+    transfer: Annotated[protocols.TransferPolicy, Component("every_chunk")] = EveryChunk()
+    """Transfer policy: which KV is sent after each chunk."""
+    optimistic_attempts: int | None = Field(default=None, ge=0)
+    """Number of attempts to compute a prompt before decode has granted it pages (--optimistic-prefill-attempts).
+
+    None: 0, or 1 if decode.allocation is prefill_complete.
+    """
+    hold_timeout: Duration | None = Field(default=None, gt=0)
+    """Time for which prefill holds a computed prompt until decode reads it, with engine vllm
+    (VLLM_NIXL_ABORT_REQUEST_TIMEOUT).
+
+    None: no limit, because decode renews its lease (0.33.0).
+    """
+
+    @property
+    def split(self) -> Split:
+        return Split(self.tp, self.pp, self.cp)
+
+
+class DecodeSettings(DecodingSettings):
+    """The decode servers, all alike."""
+
+    radix_cache: bool = False
+    """True: keep the KV of prompts and outputs in a prefix cache (--disaggregation-decode-enable-radix-cache)."""
+    extra_slots: int | None = Field(default=None, ge=0)
+    """Number of requests that may wait for KV in addition to running requests (--disaggregation-decode-extra-slots).
+    None: 0, or twice max_running_requests if that is given and at most 32."""
+    polling_interval: int = Field(default=1, ge=1)
+    """Number of steps between two checks of queue and transfers (--disaggregation-decode-polling-interval)."""
+    allocation: Literal["early", "prefill_complete"] = "early"
+    """When decode grants pages: before prefill computes a prompt, or when the prompt is computed
+    (--disaggregation-decode-allocation-policy)."""
+    admission: Annotated[protocols.AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
+    """Admission policy: whether the first request of the queue gets its pages."""
+    returns_kv: bool = False
+    """True: decode sends the KV of an ended request back to its prefill instance (vLLM's bidirectional_kv_xfer).
+    Simulation only."""
+    retraction_backup: bool = True
+    """True: copies of retracted KV to host memory and back take time."""
+    retracts_to_host_cache: bool = False
+    """True: retracted KV goes into the host cache's memory, and a request that finds no room there fails
+    (--disaggregation-decode-retraction-backup host_pool). Simulation only."""
+
+    @model_validator(mode="after")
+    def _has_what_servers_accept(self) -> Self:
+        if self.retracts_to_host_cache and self.host_cache is None:
+            raise ValueError("retracts_to_host_cache needs a host_cache")
+        without_kv = self.speculative_draft_layers == 0 or self.speculative_algorithm in ("NGRAM", "STANDALONE")
+        if self.radix_cache and self.acceptance is not None and without_kv:
+            found = self.speculative_algorithm or "speculative_draft_layers: 0"
+            raise ValueError(
+                f"radix_cache: true and {found} exclude each other: with a radix cache SGLang's decode takes EAGLE, "
+                "EAGLE3 and DSPARK (0.5.23, arg_groups/speculative_hook.py:167)"
+            )
+        return self
+
+
+class AggregatedSettings(ComputingSettings, DecodingSettings):
+    """Servers of a cluster without disaggregation, all alike. Each prefills and decodes on the same GPUs.
+
+    In such a cluster cost.host, router.decode, front_end.waits_for_prefill and all of network except message_latency
+    have no effect.
+    """
+
+    schedule_conservativeness: float = Field(default=1.0, gt=0)
+    """Factor on the expected output of running requests (--schedule-conservativeness). With dp > 1 it is multiplied by
+    0.3."""
+    priority_preemption_threshold: int | None = Field(default=None, ge=0)
+    """A request preempts a running request whose priority is lower by more than this
+    (--priority-scheduling-preemption-threshold). None: 10 with priorities; without priorities there is no
+    preemption."""
+    overlap: bool = True
+    """True: choose a step when the step before it begins. False: --disable-overlap-schedule."""
+
+
+class Pair(NamedTuple):
+    """The two roles of a disaggregated cluster."""
+
+    prefill: PrefillSettings
+    decode: DecodeSettings
+
+
+class ElasticSettings(Section):
+    """Servers that change their roles, start and stop. `instances` of prefill and decode are the initial numbers.
+
+    Both roles need the same gpu and tp. dp, staging and faults are not possible.
+    """
+
+    policy: Annotated[protocols.ScalingPolicy, Component("load_thresholds")] = LoadThresholds()
+    """Scaling policy: how many servers each role has."""
+    max_servers: int | None = Field(default=None, ge=2)
+    """Maximum number of servers of both roles together. None: the initial number."""
+    interval: Duration = Field(default=180_000_000_000, gt=0)
+    """Time between two decisions (adjustment_interval of Dynamo's planner)."""
+    start_up: Duration = 120_000_000_000
+    """Time from the decision until a new server serves. Its GPUs are paid for from the decision on."""
+    switch: Duration = 5_000_000_000
+    """Time from the end of draining until the server serves in its new role."""
+    drain_timeout: Duration | None = Field(default=None, gt=0)
+    """Maximum time to drain. A server that is not empty by then keeps its role. None: no limit."""

@@ -1,0 +1,1 @@
+"""Runs, sweeps and plans as pages of one file each."""

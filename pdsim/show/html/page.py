@@ -1,0 +1,171 @@
+"""An HTML page: the answer, then figures, then tables, in one file without external resources."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from pdsim import __version__
+from pdsim.metrics.summary_rows import counted, significant
+from pdsim.show.html.figures import FigureBlock
+from pdsim.study.points.tasks import shown
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table. `order`: the key to sort its column by; None: its text."""
+
+    text: str
+    order: float | None = None
+    tone: str = ""
+    """good, bad, or nothing."""
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    stacks: bool = False
+    """True: on a narrow page each row becomes a list of its columns."""
+
+
+def cell(value: float | None, shown: str = "") -> Cell:
+    """A cell with a number, sorted by its value. None: an empty cell, sorted below all others."""
+    return Cell("") if value is None else Cell(format(value, shown) if shown else significant(value), value)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A number of the answer."""
+
+    title: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TextList:
+    """Sentences one below the other."""
+
+    title: str
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    subtitle: str
+    answer: str
+    """A sentence with the result, or with what limits it."""
+    detail: str
+    cards: Sequence[Card]
+    figures: Sequence[FigureBlock]
+    tables: Sequence[Table]
+    warnings: Sequence[str] = field(default=())
+    lists: Sequence[TextList] = field(default=())
+    """Sentences below the tables."""
+    setup: str = ""
+    """The model and its GPUs; empty: not known."""
+    differences: Table | None = None
+    """The fields in which runs differ."""
+
+
+def render(page: Page) -> str:
+    assets = {name: _asset(name) for name in ("colours.css", "report.css", "report.js")}
+    style = assets["colours.css"] + assets["report.css"]
+    html: str = _template().render(page=page, version=__version__, style=style, script=assets["report.js"])
+    return html
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    return environment.from_string(_asset("report.html.j2"))
+
+
+def _asset(name: str) -> str:
+    return (files("pdsim.show") / "assets" / name).read_text(encoding="utf-8")
+
+
+Fields = Mapping[str, Any]
+"""A resolved scenario as plain data."""
+
+_ROLES = ("prefill", "decode", "aggregated")
+_NOT_SETUP = ("name", "description")
+_MOST_FIELDS = 12
+"""Rows of the table of differences."""
+_MOST_ALTERNATIVES = 2
+
+
+def setup_sentence(scenarios: Sequence[Fields]) -> str:
+    """A sentence on model, servers, pages, costs and load; where scenarios differ, on each scenario."""
+    parts = [_either(scenarios, _model)]
+    parts += [_either([s for s in scenarios if s.get(role)], partial(_servers, role)) for role in _ROLES]
+    parts += [_either(scenarios, lambda s: f"pages of {counted(s['page_size'], 'token')}"), _either(scenarios, _steps)]
+    parts += [_either([s for s in scenarios if "workload" in s], _load)]
+    return "; ".join(part for part in parts if part)
+
+
+def differences(scenarios: Mapping[str, Fields]) -> Table | None:
+    """A table with a row for each field in which scenarios differ, costs last. None: they do not differ."""
+    flat = {name: dict(_flat(fields)) for name, fields in scenarios.items()}
+    paths = list(dict.fromkeys(path for fields in flat.values() for path in fields))
+    found = [path for path in paths if len({fields.get(path) for fields in flat.values()}) > 1]
+    found.sort(key=lambda path: path.startswith("cost."))
+    if not found:
+        return None
+    rows = [[Cell(path), *(Cell(fields.get(path, "—")) for fields in flat.values())] for path in found[:_MOST_FIELDS]]
+    rest = len(found) - len(rows)
+    return Table("What differs", ["field", *flat], rows, f"And {counted(rest, 'field')} more." if rest else "")
+
+
+def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names of fields, and values as files write them. 0.0 becomes 0, as in a scenario that was written and
+    read.
+    """
+    for name, value in fields.items():
+        if prefix + name in _NOT_SETUP or value is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, re.sub(r"(?<=\d)\.0\b", "", shown(value))
+
+
+def _either(scenarios: Sequence[Fields], part: Callable[[Fields], str]) -> str:
+    found = list(dict.fromkeys(part(scenario) for scenario in scenarios))
+    return " or ".join(found) if len(found) <= _MOST_ALTERNATIVES else f"{found[0]} or one of {len(found) - 1} others"
+
+
+def _model(scenario: Fields) -> str:
+    weights = f"{scenario['weight_dtype']} weights, " if scenario.get("weight_dtype") else ""
+    return f"{scenario['model']} ({weights}{scenario['kv_dtype']} KV)"
+
+
+def _servers(role: str, scenario: Fields) -> str:
+    servers = scenario[role]
+    attention = f", DP{servers['dp']}" if servers["dp"] > 1 else ""
+    num_stages, cp = servers.get("pp", 1), servers.get("cp", 1)
+    stages = (f", PP{num_stages}" if num_stages > 1 else "") + (f", CP{cp}" if cp > 1 else "")
+    num_gpus = servers["instances"] * servers["tp"] * num_stages
+    return f"{role} {servers['instances']} x TP{servers['tp']}{attention}{stages} on {num_gpus} {servers['gpu']}"
+
+
+def _steps(scenario: Fields) -> str:
+    uses = dict.fromkeys(_use(scenario["cost"][role]) for role in ("prefill", "decode"))
+    return f"steps timed by {' and '.join(uses)}"
+
+
+def _load(scenario: Fields) -> str:
+    return f"load {_use(scenario['workload'])}, {_use(scenario['client'])}"
+
+
+def _use(component: Any) -> str:
+    """The name of a component with settings, or without."""
+    return str(component["use"] if isinstance(component, Mapping) else component)

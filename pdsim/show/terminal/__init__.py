@@ -1,0 +1,1 @@
+"""Runs, measurements, answers and plans as text."""

@@ -1,0 +1,137 @@
+"""What `pdsim compare` prints first: which differences between runs chance alone does not explain."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pdsim.metrics.explanation.failures import failures_in
+from pdsim.metrics.summary_rows import SummaryRow, counted, percentage, ranges_of, signed
+from pdsim.show.terminal.run import cluster_text, key_rows, load_text, print_numbers, stage_text, value_text
+from pdsim.show.terminal.screen import print_headline, print_sentence, screen_table
+from pdsim.show.terminal.tables import new_console
+from pdsim.study.repetition import Change, ComparedRun, change, value_in
+from pdsim.study.verdict.confidence import NOT_MEASURED
+
+_CHANCE = "chance"
+_IN_HEADLINE = ("request_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "pdsim.failed")
+
+
+def print_comparison(runs: Sequence[ComparedRun]) -> None:
+    """Prints each run against the first; a run alone has no difference."""
+    console, (first, *others) = new_console(), runs
+    for other in others:
+        print_headline(console, _headline(first, other))
+    for line in _settings(runs):
+        print_sentence(console, line)
+    if not others:
+        print_numbers(first.summary, None)
+    for other in others:
+        console.print(_table(first, other))
+    for note in [*_chance(runs), *(note for other in others for note in _at_ends(first, other))]:
+        print_sentence(console, note)
+    for run in runs:
+        for failure in failures_in(run.summary):
+            text = f"{counted(failure.num_requests, 'request')} of {run.name} failed: {failure.text}."
+            print_sentence(console, text)
+        if stages := stage_text(run.records):
+            print_sentence(console, f"Where a request's time goes in {run.name}: {stages}.")
+
+
+def _settings(runs: Sequence[ComparedRun]) -> list[str]:
+    """Cluster and load of each run; one sentence where those of several runs are the same."""
+    named: dict[str, list[str]] = {}
+    for run in runs:
+        if run.scenario is not None:
+            text = f"{run.scenario.model} on {cluster_text(run.scenario)}; {load_text(run.summary, run.scenario)}"
+            named.setdefault(text, []).append(run.name)
+    return [f"{' and '.join(names)}: {text}." for text, names in named.items()]
+
+
+def changes_of(first: ComparedRun, other: ComparedRun) -> dict[str, Change]:
+    """Differences of the key numbers, by field of the summary."""
+    return {row.field: found for row, _, found in _rows(first, other) if found is not None}
+
+
+def _rows(first: ComparedRun, other: ComparedRun) -> list[tuple[SummaryRow, list[float | None], Change | None]]:
+    """Each row with its values and its difference."""
+    found = []
+    for row, values in key_rows([first.summary, other.summary]):
+        repeated = zip(first.repeated, other.repeated, strict=False)
+        runs = [(values[0], values[1]), *((value_in(row, one), value_in(row, two)) for one, two in repeated)]
+        found.append((row, values, change(row, runs)))
+    return found
+
+
+def _headline(first: ComparedRun, other: ComparedRun) -> str:
+    told = [(row, one) for row, _, one in _rows(first, other) if one is not None and one.is_told and row.better]
+    told = [(row, one) for row, one in told if row.field in _IN_HEADLINE] or told
+    if not told:
+        return f"{other.name} cannot be told apart from {first.name}"
+    parts = []
+    for word, sign in (("better", 1), ("worse", -1)):
+        named = [f"{row.title} {percentage(one.own)}" for row, one in told if one.own * row.better * sign > 0]
+        parts += [f"{word}: {', '.join(named)}"] if named else []
+    return f"{other.name} against {first.name}: {'; '.join(parts)}"
+
+
+def _table(first: ComparedRun, other: ComparedRun) -> Any:
+    num_runs = 1 + _num_pairs(first, other)
+    rows = []
+    for row, values, found in _rows(first, other):
+        cells = [row.title, *(value_text(row, value) for value in values)]
+        if found is None:
+            rows.append([*cells, "", *([""] if num_runs > 1 else []), ""])
+            continue
+        shown = _change_text(row, found.own)
+        band = [f"{_change_text(row, found.least)} to {_change_text(row, found.most)}"] if num_runs > 1 else []
+        rows.append([*cells, shown, *band, _verdict(row, found)])
+    band = [f"in {num_runs} runs"] if num_runs > 1 else []
+    return screen_table(["", first.name, other.name, "difference", *band, ""], rows)
+
+
+def _num_pairs(first: ComparedRun, other: ComparedRun) -> int:
+    return min(len(first.repeated), len(other.repeated))
+
+
+def _change_text(row: SummaryRow, value: float) -> str:
+    return f"{signed(100 * value)} pt" if row.kind == "share" else percentage(value)
+
+
+def _verdict(row: SummaryRow, found: Change) -> str:
+    if not found.is_told:
+        return _CHANCE if round(found.own, 4) else ""
+    return "" if not row.better else "better" if found.own * row.better > 0 else "worse"
+
+
+def _chance(runs: Sequence[ComparedRun]) -> list[str]:
+    """What the repetitions are, or that there are none."""
+    first, *others = runs
+    if not others:
+        return []
+    if any(run.summary.get("backend") != "pdsim" for run in runs):
+        return ["Measured runs cannot be repeated here, so nothing says which differences are chance."]
+    if not all(_num_pairs(first, other) for other in others):
+        return ["Not each run was repeated, so nothing says which differences are chance. --repeats 4 repeats runs."]
+    is_chance = any(_verdict(row, found) == _CHANCE for o in others for row, _, found in _rows(first, o) if found)
+    repeated = "with slightly faster and slower messages" if first.is_sample else "with other draws of the load"
+    meaning = f' "{_CHANCE}" marks a difference that the repetitions do not confirm.' if is_chance else ""
+    return [f"Each run was repeated {repeated}.{meaning}"]
+
+
+def _at_ends(first: ComparedRun, other: ComparedRun) -> list[str]:
+    """Says which differences change their direction between the ends of the range."""
+    mine, theirs = ranges_of(first.summary), ranges_of(other.summary)
+    told = [
+        (row, one.own)
+        for row, _, one in _rows(first, other)
+        if one is not None and one.is_told and row.field in mine and row.field in theirs
+    ]
+    turned = [
+        row.title
+        for row, own in told
+        if any(own * (theirs[row.field][end] - mine[row.field][end]) < 0 for end in (0, 1))
+    ]
+    if not told:
+        return []
+    if turned:
+        return [f"{NOT_MEASURED} At one end of the range, {' and '.join(turned)} of {other.name} differ the other way."]
+    return [f"{NOT_MEASURED} The differences have the same direction at both ends of the predicted range."]

@@ -1,0 +1,43 @@
+"""The answer of `pdsim plan` on the terminal, the most important first."""
+
+import shlex
+from pathlib import Path
+
+from pdsim.metrics.run_folder import SCENARIO
+from pdsim.show.terminal.screen import print_command, print_confidence, print_headline, print_sentence, screen_table
+from pdsim.show.terminal.tables import new_console
+from pdsim.study.planning.plan import Plan
+from pdsim.study.planning.screen import Screen
+
+
+def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
+    """Prints a plan. out: the folder with its scenario; None: the scenario was not kept."""
+    screen, console = Screen(plan), new_console()
+    print_headline(console, screen.headline)
+    for line in filter(None, (screen.saving, screen.setting, screen.words)):
+        print_sentence(console, line)
+    if screen.limits.rows:
+        console.print(screen_table(*screen.limits))
+        print_confidence(console, screen.confidence, plan.measure)
+    console.print(screen_table(*screen.clusters))
+    for line in screen.failing:
+        print_sentence(console, line)
+    if details:
+        console.print()
+        for line in screen.details:
+            print_sentence(console, f"- {line}")
+    console.print()
+    for line in _next(plan, out, details=details):
+        print_command(console, line)
+
+
+def _next(plan: Plan, out: Path | None, *, details: bool) -> list[str]:
+    """Commands to run next."""
+    found = []
+    if plan.chosen is not None and out is not None:
+        found += [f"Start it:   pdsim launch {shlex.quote(str(out / SCENARIO))} --engine sglang"]
+    elif plan.chosen is not None:
+        found += ["Start it:   the same command with --out DIR, then pdsim launch DIR/scenario.yaml"]
+    if out is not None:
+        found += [f"As a page:  pdsim report {shlex.quote(str(out))}"]
+    return found if details else [*found, "Say more:   the same command with --details"]

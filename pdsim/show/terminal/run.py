@@ -1,0 +1,208 @@
+"""What `pdsim run` prints first: an answer in one sentence, the numbers that matter, and how sure they are."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pdsim.metrics.explanation.explain import finished, stage_times
+from pdsim.metrics.explanation.failures import failures_in
+from pdsim.metrics.records import Records
+from pdsim.metrics.summary_rows import (
+    SUMMARY_ROWS,
+    SummaryRow,
+    between,
+    counted,
+    range_note,
+    ranges_of,
+    significant,
+    time_text,
+)
+from pdsim.scenario.schema import Scenario
+from pdsim.show.terminal.screen import print_command, print_confidence, print_headline, print_sentence, screen_table
+from pdsim.show.terminal.tables import new_console, print_stages, print_summaries
+from pdsim.study.measurement import Measurement, measurement, sizes_of
+from pdsim.study.space import Server, label_of
+from pdsim.study.verdict.confidence import Examined, confidence_in_numbers, limit_rows
+from pdsim.workload.client import ClosedLoop
+
+KEY_FIELDS = (
+    "request_throughput",
+    "output_throughput",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_tpot_ms",
+    "median_e2e_latency_ms",
+    "p99_e2e_latency_ms",
+    "pdsim.retries",
+    "pdsim.failed",
+)
+"""Fields of a summary on the first screen; --details has all. The last two are left out where they are 0."""
+_NUM_STAGES = 3
+_IN_STAGE = {
+    "front_end": "front end",
+    "decode_bootstrap": "waiting for decode memory",
+    "prefill_waiting": "waiting for prefill",
+    "prefill_forward": "prefill",
+    "prefill_transfer_kv_cache": "sending KV",
+    "decode_transferred": "waiting to join the batch",
+    "response": "passing the gateway",
+    "decode_forward": "decode",
+}
+"""Words for what a request does in each stage."""
+_KERNELS_ALONE = ": only kernels of "
+"""Words of the warning that the confidence says in other words."""
+
+
+def print_run(
+    name: str,
+    summary: Mapping[str, Any],
+    records: Records,
+    scenario: Scenario,
+    examined: Examined | None,
+    *,
+    explain: str,
+    details: bool,
+) -> None:
+    """explain: the command that explains the run; empty: the run was not kept, and nothing else can explain it."""
+    console = new_console()
+    print_headline(console, _headline(summary, scenario, examined))
+    print_sentence(console, f"{load_text(summary, scenario)}.")
+    if hint := _start_text(scenario):
+        print_sentence(console, hint)
+    print_numbers(summary, examined)
+    if stages := stage_text(records):
+        print_sentence(console, f"Where a request's time goes: {stages}.")
+    for failure in failures_in(summary):
+        print_sentence(console, f"{counted(failure.num_requests, 'request')} failed: {failure.text}.")
+    for warning in summary["pdsim"].get("warnings", ()):
+        if details or not is_of_kernels(warning):
+            print_command(console, f"warning: {name}: {warning}")
+    console.print()
+    found = confidence_in_numbers(scenario) if examined is None else examined.confidence(scenario)
+    print_confidence(console, found, measure_of(scenario, summary))
+    if note := range_note(summary):
+        print_sentence(console, f"{note[0].upper()}{note[1:]}.")
+    console.print()
+    if details:
+        print_summaries({name: summary})
+        print_stages({name: records})
+    for line in _next(explain, details=details):
+        print_command(console, line)
+
+
+def is_of_kernels(warning: str) -> bool:
+    """True if it says that kernels alone were measured, which the confidence says, too."""
+    return _KERNELS_ALONE in warning
+
+
+def cluster_text(scenario: Scenario) -> str:
+    """Servers and GPUs, such as "2 x H100 (1P1D of TP1)"."""
+    roles = [Server(servers.gpu, servers.split) for servers in scenario.roles.values()]
+    label = label_of(roles, [servers.instances for servers in scenario.roles.values()], names_gpu=False)
+    gpus = " and ".join(dict.fromkeys(servers.gpu.upper() for servers in scenario.roles.values()))
+    return f"{scenario.num_gpus} x {gpus} ({label})"
+
+
+def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
+    """The requests that count: how many, of which lengths, from where and when they are sent."""
+    count = max(1, summary["completed"])
+    tokens = [summary[f"total_{what}_tokens"] / count for what in ("input", "output")]
+    path = getattr(scenario.workload, "path", None)
+    source = f" of {path.name}" if path is not None else ""
+    text = f"{counted(summary['completed'], 'request')}{source} (mean {tokens[0]:,.0f} tokens in, {tokens[1]:,.0f} out)"
+    left_out = summary["pdsim"].get("warm_up_requests", 0)
+    warm_up = f"; {counted(left_out, 'request')} before them warmed up and do not count" if left_out else ""
+    return f"{text}, sent {_pace(scenario)}{warm_up}"
+
+
+def _start_text(scenario: Scenario) -> str:
+    """Says that the burst at the start of a closed loop counts; empty: there is none."""
+    client = scenario.client
+    if not isinstance(client, ClosedLoop) or client.warm_up_requests or client.concurrency == 1:
+        return ""
+    field = f"client.warm_up_requests={client.concurrency}"
+    return f"All clients send at once at the start, and these requests count; --set {field} leaves them out."
+
+
+def _pace(scenario: Scenario) -> str:
+    if isinstance(scenario.client, ClosedLoop):
+        return f"by {counted(scenario.client.concurrency, 'client')} that each wait for their answer"
+    rate = getattr(scenario.client.arrivals, "rate_per_s", None)
+    return "at their own times" if rate is None else f"{rate:g} a second"
+
+
+def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | None:
+    """The measurement that would narrow a run's range; None: it has none."""
+    return measurement(scenario.uncertain, scenario, sizes_of(scenario, {**summary, **summary["pdsim"]}))
+
+
+def stage_text(records: Records) -> str:
+    """The stages in which requests spend most of their time; empty: none finished."""
+    if not len(finished(records)["request_id"]):
+        return ""
+    longest = sorted(stage_times(records), key=lambda one: -one.share)[:_NUM_STAGES]
+    return ", ".join(f"{one.share:.0%} {_IN_STAGE[one.stage]}" for one in longest if round(one.share, 2))
+
+
+def _headline(summary: Mapping[str, Any], scenario: Scenario, examined: Examined | None) -> str:
+    cluster = f"{scenario.model} on {cluster_text(scenario)}"
+    if examined is not None and examined.outcome.meets:
+        return f"{cluster} meets your SLO"
+    if examined is not None:
+        return f"{cluster} misses your SLO: {examined.outcome.lack}"
+    if not summary["completed"]:
+        return f"{cluster}: no request finished"
+    ttft = time_text(summary["p99_ttft_ms"])
+    tpot = summary["p99_tpot_ms"]
+    between_tokens = f", TPOT p99 {time_text(tpot)}" if tpot else ""
+    return f"{cluster}: {significant(summary['request_throughput'])} requests/s, TTFT p99 {ttft}{between_tokens}"
+
+
+def key_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
+    """Rows of the first screen, with the value of each run, without rows in which no run has a value."""
+    rows = [row for field in KEY_FIELDS for row in SUMMARY_ROWS if row.field == field]
+    found = [(row, [row.value(summary) for summary in summaries]) for row in rows]
+    is_optional = ("pdsim.retries", "pdsim.failed")
+    return [
+        (row, values)
+        for row, values in found
+        if any(values) or (row.field not in is_optional and any(value is not None for value in values))
+    ]
+
+
+def value_text(row: SummaryRow, value: float | None) -> str:
+    """The value with its unit, where its title has none."""
+    if value is None:
+        return ""
+    return time_text(value) if row.kind == "time" else row.cells([value])[1][0]
+
+
+def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None:
+    """Prints limits of an SLO, then key numbers, each with its range where there is one."""
+    ranges = ranges_of(summary)
+    limits = []
+    if examined is not None:
+        limits = limit_rows(examined.outcome.readings, [one.readings for one in examined.ends.values()])
+    rows = [*limits]
+    has_ranges = bool(ranges or (examined is not None and examined.ends))
+    for row, (value,) in key_rows([summary]):
+        if row.title not in {name for name, *_ in limits}:
+            limit = [] if examined is None else [""]
+            rows.append([row.title, *limit, value_text(row, value), *([between(row.field, ranges)] if ranges else [])])
+    source = "predicted" if summary.get("backend") == "pdsim" else "measured"
+    head = ["", *([] if examined is None else ["limit"]), source]
+    new_console().print(screen_table([*head, *(["range: fast to slow servers"] if has_ranges else [])], rows))
+
+
+def _next(explain: str, *, details: bool) -> list[str]:
+    """Commands to run next."""
+    found = [f"What limits it:  {explain} --tornado"] if explain else []
+    return found if details else [*found, "Say more:        the same command with --details"]
+
+
+def explain_command(path: Path, changes: Sequence[str] = (), profile: Sequence[str] = ()) -> str:
+    given = [word for file in profile for word in ("--profile", file)]
+    given += [word for change in changes for word in ("--set", change)]
+    return shlex.join(["pdsim", "explain", str(path), *given])

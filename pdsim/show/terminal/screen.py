@@ -1,0 +1,53 @@
+"""Parts of the first screen that commands print: sentences, a table of few columns, and confidence."""
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from pdsim.show.terminal.tables import new_table
+from pdsim.study.measurement import Measurement
+from pdsim.study.verdict.confidence import Confidence
+
+_WORDS = ("cluster", "why not", "")
+"""Columns with words, which may wrap. Other columns have numbers."""
+_HEAD = 14
+"""Characters of a line of a column head, where words allow it."""
+
+
+def print_headline(console: Console, text: str) -> None:
+    console.print(text, style="bold", highlight=False, markup=False)
+
+
+def print_sentence(console: Console, text: str) -> None:
+    """Prints below a headline, indented."""
+    console.print(Padding(text, (0, 0, 0, 2)), highlight=False, markup=False)
+
+
+def print_command(console: Console, text: str) -> None:
+    """Prints without line breaks of our own, so that it can be copied."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_confidence(console: Console, confidence: Confidence, measure: Measurement | None) -> None:
+    """measure: a measurement that would raise the confidence; None: there is none."""
+    print_headline(console, f"Confidence: {confidence.word}")
+    print_sentence(console, confidence.reason)
+    if measure is not None:
+        print_sentence(console, f"To be sure, measure a server ({measure.minutes} minutes):")
+        print_command(console, f"    {measure.command}")
+
+
+def screen_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = new_table("")
+    table.padding = (0, 1, 0, 0)
+    for i, column in enumerate(columns):
+        is_number = column not in _WORDS
+        head = "\n".join(wrap(column, _HEAD)) if is_number else column
+        width = max((len(row[i]) for row in rows), default=0) if is_number else None
+        table.add_column(head, justify="right" if is_number else "left", vertical="bottom", min_width=width)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,204 @@
+"""Answers, plans and sweeps on the terminal: the best points, why, and what failed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import fill, wrap
+
+from rich.console import JustifyMethod
+from rich.table import Table
+
+from pdsim.metrics.summary import STATISTICS
+from pdsim.metrics.summary_rows import counted
+from pdsim.show.terminal.run import is_of_kernels
+from pdsim.show.terminal.screen import print_command, print_confidence, print_headline, print_sentence, screen_table
+from pdsim.show.terminal.tables import new_console, new_table, print_first_that_fits, print_ranges
+from pdsim.study.points.estimate import Estimate
+from pdsim.study.points.result import PointResult, SweepResult
+from pdsim.study.points.tasks import shown
+from pdsim.study.questions.answer import Answer
+from pdsim.study.verdict.slo import Slo
+
+_CAPTION = 78
+"""Characters of a line below a table."""
+_LIMITS = ("", "limit", "predicted")
+_LEAST = 4
+"""Minimum number of columns with numbers; intervals are left out first."""
+_TITLE = 8
+"""Characters of a line of a column head, where words allow it."""
+
+EXAMPLE = "pdsim ask pd-ratio --set model=qwen3-8b --set client.concurrency=32"
+
+
+def print_questions(asks: Mapping[str, str]) -> None:
+    """Prints each question with its name, then an example."""
+    console = new_console()
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, what in asks.items():
+        table.add_row(name, what)
+    console.print(table)
+    console.print(f"\nFor example: {EXAMPLE}", highlight=False, soft_wrap=True)
+
+
+def print_answer(made: Answer, *, details: bool = False) -> None:
+    """Prints the answer, the winner's limits, all arms, and how sure the answer is."""
+    console = new_console()
+    print_headline(console, made.text)
+    print_sentence(console, made.load)
+    if made.limits:
+        has_ranges = len(made.limits[0]) > len(_LIMITS)
+        columns = [*_LIMITS, *(["range: fast to slow servers"] if has_ranges else [])]
+        console.print(screen_table(columns, made.limits))
+    most = len(made.columns)
+    sizes = [(count, True) for count in range(most, _LEAST - 1, -1)] + [(count, False) for count in range(most, 0, -1)]
+    print_first_that_fits([_table(made, count, spread=spread)] for count, spread in sizes)
+    if made.as_good:
+        print_sentence(console, f"As good, within chance: {', '.join(made.as_good)}.")
+    if made.limit is not None:
+        print_sentence(console, f"'{made.winner}': {made.limit}.")
+    for warning in made.warnings:
+        if not is_of_kernels(warning):
+            print_sentence(console, f"Warning: {warning}.")
+    console.print()
+    print_confidence(console, made.confidence, made.measure)
+    if details:
+        console.print()
+        for note in made.remarks():
+            print_sentence(console, f"- {note}")
+    else:
+        console.print()
+        print_command(console, "Say more:   the same command with --details")
+
+
+def _table(made: Answer, count: int, *, spread: bool) -> Table:
+    """A table with the first columns, without intervals if there is no room. Titles have several lines."""
+    rows = [
+        [arm, *(cell if spread else cell.partition(" ±")[0] for cell in cells[:count]), remark or _mark(made, arm)]
+        for arm, *cells, remark in map(made.cells, made.rows)
+    ]
+    table = _tight([*made.titles[: count + 1], made.titles[-1]], rows)
+    _name_left_out(table, [made.title(name).replace(",", "") for name in made.columns[count:]])
+    return table
+
+
+def _mark(made: Answer, arm: str) -> str:
+    return "the answer" if made.is_recommended and arm == made.winner else ""
+
+
+def _name_left_out(table: Table, columns: Sequence[str]) -> None:
+    if columns:
+        table.caption_justify = "left"
+        text = f"Left out at this width (--json has all): {', '.join(columns)}."
+        table.caption = fill(text, _CAPTION, initial_indent="  ", subsequent_indent="  ")
+
+
+def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Words in the first column and the last, numbers between them; titles in several lines."""
+    table = new_table("")
+    table.padding = (0, 1, 0, 0)
+    for i, title in enumerate(titles):
+        lines = wrap(title.replace(",", ""), _TITLE, break_long_words=False)
+        justify: JustifyMethod = "right" if 0 < i < len(titles) - 1 else "left"
+        table.add_column("\n".join(lines), justify=justify, vertical="bottom")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+_MOST = 10
+"""Maximum number of points of one table."""
+_NARROW = 9
+"""Characters of a line of a narrow column head: "instances" fits."""
+_POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
+"""Columns that are left out on a narrow terminal, the last first. `point` links a row to its range."""
+
+
+def print_sweep(result: SweepResult) -> None:
+    console = new_console()
+    for warning in result.warnings:
+        console.print(f"warning: {warning}", highlight=False, markup=False)
+    for name, slo in result.slos.items():
+        best = result.best(name)
+        num_met = sum(point.meets(name) for point in best)
+        title = f"{name}: {slo}; {num_met} of {counted(len(result.points), 'point')} meet it"
+        _print(title, best, name, slo)
+    if not result.slos:
+        _print(counted(len(result.points), "point"), [point for point in result.points if not point.error])
+    print_ranges({str(point.number): point.ranges for point in result.points}, _POINT)
+    for reason, count in result.failures.most_common():
+        console.print(f"{count} failed: {reason}", highlight=False, markup=False)
+    runs = f"{counted(result.num_computed, 'run')} computed, {result.num_kept} kept from before"
+    if result.num_damaged:
+        runs += f", {result.num_damaged} damaged and computed again"
+    console.print(f"{runs}: {result.folder}", highlight=False, markup=False)
+
+
+def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo | None = None) -> None:
+    """Prints a table. On a narrow terminal: fewer columns, then narrower heads, then no intervals."""
+    points, num_more = points[:_MOST], len(points) - _MOST
+    fields = list(dict.fromkeys(field for point in points for field in point.changes))
+    more = f", {_MOST} of them shown" if num_more > 0 else ""
+    percentile = _percentile(wanted)
+    left_out = (_RATE, _GPUS) if any(point.ranges for point in points) else (_RATE, _GPUS, _POINT)
+
+    def table(count: int, *, is_tight: bool = False, spread: bool = True) -> Table:
+        made = new_table(title + more)
+        if is_tight:
+            made.padding = (0, 0)
+        rows = [_cells(point, fields, slo, percentile) for point in points]
+        columns = [column for column in rows[0] if column not in left_out[:count]] if rows else []
+        for column in columns:
+            head = _narrow(column) if is_tight else column
+            made.add_column(head, justify="right" if column else "left", vertical="bottom")
+        for row in rows:
+            made.add_row(*(row[column] if spread else row[column].partition(" ±")[0] for column in columns))
+        _name_left_out(made, [column.replace("\n", " ") for column in left_out[:count]])
+        return made
+
+    counts = range(len(left_out) + 1)
+    forms: list[dict[str, bool]] = [{}, {"is_tight": True}, {"is_tight": True, "spread": False}]
+    print_first_that_fits([table(count, **form)] for form in forms for count in counts)
+
+
+def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str) -> dict[str, str]:
+    """Cells by column. A saturated point shows no latencies, because they grow with the length of the run."""
+    cells = {_POINT: str(point.number)}
+    cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}
+    cells[_GPUS] = str(point.num_gpus)
+    if slo:
+        cells["goodput/s\nper GPU"] = _number(point.goodput_per_gpu(slo), 3)
+        cells["attained"] = _percent(point.attainment(slo))
+    cells[_RATE] = _number(point.per_gpu("request_throughput"), 3)
+    for name, decimals in (("ttft", 0), ("tpot", 1)):
+        latency = point.metric(f"{percentile}_{name}_ms")
+        cells[f"{name.upper()}\n{percentile}, ms"] = (
+            "-" if point.is_saturated or not latency.mean else _number(latency, decimals)
+        )
+    return {**cells, "": _note(point, slo)}
+
+
+def _narrow(head: str) -> str:
+    """A column head, wrapped to short lines."""
+    parts = head.replace("_", "_\n").split("\n")
+    return "\n".join(line for part in parts for line in wrap(part, _NARROW) or [""])
+
+
+def _percentile(wanted: Slo | None) -> str:
+    """The percentile of the SLO if summaries have it; otherwise p99."""
+    asked = f"p{wanted.terms[0].percentile:.4g}" if wanted is not None else ""
+    return asked if asked in STATISTICS else "p99"
+
+
+def _note(point: PointResult, slo: str) -> str:
+    if point.is_saturated:
+        return "saturated"
+    if point.failures:
+        return "requests failed"
+    return "" if not slo or point.meets(slo) else "missed"
+
+
+def _number(value: Estimate, decimals: int) -> str:
+    return value.text(lambda number: f"{number:,.{decimals}f}")
+
+
+def _percent(value: Estimate) -> str:
+    mean = f"{value.mean:.1%}"
+    return mean if value.half_width is None else f"{mean} ± {100 * value.half_width:.1f}"

@@ -1,0 +1,381 @@
+"""Drives one instance in simulated time: runs the steps that its scheduling loop asks for, and returns their
+results.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from math import ceil
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from simpy.events import EventPriority
+
+from pdsim.core import messages as m
+from pdsim.core.decode.decode_instance import DecodeInstance
+from pdsim.core.instance import Instance, instance_loop
+from pdsim.core.invariants import AnyInstance
+from pdsim.core.prefill.prefill_instance import PrefillInstance
+from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.cost.copies import HostMemory
+from pdsim.scenario.sections.cost import HostSettings
+from pdsim.sim.instances.executor import DecodeRun, prefill_record
+from pdsim.sim.links.cache_copies import CacheCopies
+from pdsim.sim.timeline import CHOICES, FIRST, Alarm, Callback, Timeline
+
+if TYPE_CHECKING:
+    from pdsim.sim.simulation import Simulation
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A callback that is due at a time of the host's clock."""
+
+    due_ns: int
+    callback: Callback
+    payload: Any
+    order: EventPriority
+    alarm: Alarm | None = None
+
+
+class Host:
+    """CPU of one instance's scheduling loop. Its clock runs slower than simulated time while other threads use
+    the CPU.
+    """
+
+    def __init__(self, timeline: Timeline, settings: HostSettings) -> None:
+        self.settings = settings
+        self.free_ns = 0
+        """Time of the host's clock when the loop has finished launching forwards, sending KV and processing results."""
+        self._timeline = timeline
+        self._pace = 1.0
+        self._since_ns = self._lost_ns = 0
+        self._waiting: list[Waiting] = []
+
+    @property
+    def lost_ns(self) -> int:
+        """Time in ns that other threads have taken from the host so far."""
+        elapsed_ns = self._timeline.now_ns - self._since_ns
+        return self._lost_ns + (0 if self._pace == 1 else elapsed_ns - int(elapsed_ns * self._pace))
+
+    @property
+    def now_ns(self) -> int:
+        return self._timeline.now_ns - self.lost_ns
+
+    @property
+    def is_busy(self) -> bool:
+        return self.free_ns > self.now_ns
+
+    def work(self, duration_ns: int) -> None:
+        self.free_ns = max(self.free_ns, self.now_ns) + duration_ns
+
+    def wait_until(self, time_ns: int) -> None:
+        """Keeps the host busy until this time of the timeline."""
+        self.free_ns = max(self.free_ns, time_ns - self.lost_ns)
+
+    def when_free(self, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> None:
+        self.at(self.free_ns, callback, payload, order)
+
+    def at(self, due_ns: int, callback: Callback, payload: Any, order: EventPriority) -> None:
+        """Schedules a callback at this time of the host's clock."""
+        waiting = Waiting(due_ns, callback, payload, order)
+        self._waiting.append(waiting)
+        self._set_alarm(waiting)
+
+    def go_at(self, pace: float) -> None:
+        self._lost_ns, self._since_ns, self._pace = self.lost_ns, self._timeline.now_ns, pace
+        for waiting in self._waiting:
+            assert waiting.alarm is not None
+            waiting.alarm.cancel()
+            self._set_alarm(waiting)
+
+    def _set_alarm(self, waiting: Waiting) -> None:
+        delay_ns = ceil(max(0, waiting.due_ns - self.now_ns) / self._pace)
+        waiting.alarm = self._timeline.after(delay_ns, self._on_time, waiting, waiting.order)
+
+    def _on_time(self, waiting: Waiting) -> None:
+        self._waiting.remove(waiting)
+        waiting.callback(waiting.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunForward:
+    """A prefill forward on the GPU. The forward ends no earlier than the host has launched it."""
+
+    step: m.PrefillStep
+    start_ns: int
+    launched_ns: int
+    """Time when the host has launched the forward, by the host's clock."""
+    lost_ns: int
+    """Time in ns that the host had lost to other threads before the launch."""
+    first_ns: int | None
+    """Time in ns on the first pipeline stage. None: there is a single stage."""
+
+
+class Actor:
+    """Runs one instance: the instance waits, runs a forward, or runs a number of decode steps.
+
+    The actor simulates as many decode steps at once as the instance allows, until a sequence ends. When a message
+    arrives, the actor finishes the step in progress and asks the instance again. With single_steps each decode step is
+    simulated alone, with the same result.
+    """
+
+    def __init__(self, simulation: "Simulation", instance: AnyInstance) -> None:
+        instance_id, cluster, timeline = instance.instance_id, simulation.cluster, simulation.timeline
+        copies = cluster.host_copies if isinstance(instance, DecodeInstance) else None
+        host = cluster.hosts.get(instance_id, HostSettings())
+        self.instance: Instance = simulation.recorded(instance)
+        self._simulation = simulation
+        self._timeline = timeline
+        self._cost = cluster.costs[instance_id]
+        self._cost.restart()
+        self._executor = simulation.executor_of(instance)
+        self._carry_out = simulation.carry_out
+        self._on_step = simulation.recorder.on_step
+        self._on_choice = simulation.on_levels
+        self._layer_groups = 0 if cluster.interconnect is None else cluster.interconnect.layer_groups
+        self._order = EventPriority(CHOICES + simulation.order[instance_id])
+        self._host = Host(timeline, host)
+        self._host_memory = None if copies is None else HostMemory(copies)
+        self._cache_copies = cache_copies = simulation.cache_copies_of(instance)
+        self._pipeline = cluster.pipeline if isinstance(instance, PrefillInstance) else None
+        """Pipeline stages of a prefill instance. The loop gets the result of a forward that has left the last stage."""
+        self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.shares)
+        self._decode = DecodeRun(
+            timeline, instance_id, self._order, self._cost, self._executor, self._on_step, self._on_result
+        )
+        self._inbox: list[m.Message] = []
+        carry_out = self._carry_out if host.is_none else self._hand_on
+        hand_on = carry_out if copies is None else self._copy
+        self._loop = instance_loop(
+            self.instance,
+            drain=self._drain,
+            carry_out=hand_on if cache_copies is None else partial(self._copy_pages, copies=cache_copies, then=hand_on),
+            now_ns=partial(attrgetter("now_ns"), timeline),
+            pauses=not host.is_none,
+        )
+        self._is_dead = False
+        self._waits = False
+        self._is_pausing = False
+        """True while the loop waits for the host."""
+        self._held: list[m.Result] = []
+        """Results that arrived during a pause although the host was free: alarms of a slowed clock are rounded up."""
+        self._timer: Alarm | None = None
+        self._num_in_flight = 0
+        self._max_in_flight = instance.max_steps_in_flight
+        self._gpu_free_ns = 0
+        """Time when the last begun forward ends. The next forward begins no earlier."""
+
+    def start(self) -> None:
+        self._advance(None)
+
+    def post(self, message: m.Message) -> None:
+        """Delivers a message. A dead instance ignores it."""
+        self._inbox.append(message)
+        if self._waits:
+            self._waits = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._timeline.is_last_now:
+                self._advance(None)
+            else:  # more may come in this instant
+                self._timeline.after(0, self._advance, order=self._order)
+        elif self._decode.num_steps > 1:
+            self._decode.cut_short()
+
+    @property
+    def num_steps_done(self) -> int:
+        return self._decode.num_done
+
+    def kill(self) -> None:
+        """Kills the instance. Its running steps produce no result."""
+        self._decode.kill()
+        if self._cache_copies is not None:
+            self._cache_copies.kill()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_dead, self._waits = True, False
+        self._loop.close()
+
+    def _drain(self) -> list[m.Message]:
+        inbox, self._inbox = self._inbox, []
+        if self._host_memory is not None:
+            for message in inbox:
+                if isinstance(message, m.Cancel):
+                    self._host_memory.forget(message.request_id)
+        return inbox
+
+    def _advance(self, answer: m.Result | None) -> None:
+        """Begins the steps that the loop asks for, until the loop must wait for a result or a message."""
+        self._is_pausing = False
+        for result in self._held:
+            self._timeline.after(0, self._see_result, result, self._order)
+        self._held = []
+        while not self._is_dead:
+            asked = self._loop.send(answer)
+            if self._on_choice is not None:
+                self._on_choice(self.instance)
+            if isinstance(asked, m.DecodeStep):
+                if self._cache_copies is not None:
+                    self._decode.copying_ns += max(0, self._cache_copies.blocked_until_ns - self._timeline.now_ns)
+                self._begin_decode(asked)
+            elif isinstance(asked, m.PrefillStep):
+                self._begin_prefill(asked)
+            elif isinstance(asked, m.MixedStep):
+                self._begin_mixed(asked)
+            elif isinstance(asked, m.Wait):
+                if not self._num_in_flight:
+                    self._begin_wait(asked)
+                return
+            else:
+                self._is_pausing = True
+                self._advance_later()
+                return
+            self._num_in_flight += 1
+            if self._num_in_flight == self._max_in_flight:
+                return
+            if self._host.is_busy:
+                self._advance_later()
+                return
+            answer = None
+
+    def _advance_later(self) -> None:
+        """Continues the loop when the host is free."""
+        self._host.when_free(self._advance, None, self._order)
+
+    def go_at(self, pace: float) -> None:
+        """Sets the loop's speed, as a share of its normal speed."""
+        self._host.go_at(pace)
+
+    def _on_result(self, result: m.Result) -> None:
+        self._num_in_flight -= 1
+        if self._host.settings.result:
+            self._host.work(self._host.settings.result)
+        self._advance(result)
+
+    def _begin_wait(self, wait: m.Wait) -> None:
+        if self._inbox:  # what it told another state machine had an answer at once
+            self._timeline.after(0, self._advance, order=self._order)
+            return
+        self._waits = True
+        if wait.until_ns is not None:
+            delay_ns = max(0, wait.until_ns - self._timeline.now_ns)
+            self._timer = self._timeline.after(delay_ns, self._on_time, order=self._order)
+
+    def _on_time(self, _: None) -> None:
+        self._waits = False
+        self._timer = None
+        self._advance(None)
+
+    # Commands that take the instance's time.
+
+    def _hand_on(self, commands: list[m.Command]) -> None:
+        """Hands the KV of requests to the transfer workers one request after another, and sends all other messages at
+        once.
+
+        A transfer worker starts when the loop releases the interpreter's lock (GIL): at its next request or after its
+        last. A direct write needs the lock once, a gather into the staging buffer twice.
+        """
+        units = [command for command in commands if isinstance(command, TransferUnit)]
+        self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
+        handed: list[tuple[int, list[TransferUnit]]] = []
+        for _, group in groupby(units, attrgetter("request_id")):
+            self._host.work(self._host.settings.send)
+            handed.append((self._host.free_ns, list(group)))
+        for handed_ns, own in handed:
+            num_waits = 2 if any(unit.cell is not None for unit in own) else 1
+            start_ns = min(self._host.free_ns, handed_ns + num_waits * self._host.settings.send)
+            for unit in own:
+                self._host.at(start_ns, self._send_unit, unit, FIRST)
+
+    def _send_unit(self, unit: TransferUnit) -> None:
+        if not self._is_dead:
+            self._carry_out([unit])
+
+    def _copy(self, commands: list[m.Command]) -> None:
+        """Copies the KV of retracted requests to host memory or back. The loop waits for these copies."""
+        assert self._host_memory is not None
+        for command in commands:
+            if isinstance(command, m.SaveKv):
+                self._decode.copying_ns += self._host_memory.save_ns(command.request_id, len(command.pages))
+            elif isinstance(command, m.LoadKv):
+                self._decode.copying_ns += self._host_memory.load_ns(command.request_id)
+        self._carry_out([command for command in commands if not isinstance(command, m.SaveKv | m.LoadKv)])
+
+    def _copy_pages(
+        self, commands: list[m.Command], *, copies: CacheCopies, then: Callable[[list[m.Command]], None]
+    ) -> None:
+        others = copies.begin(commands)
+        self._host.wait_until(copies.blocked_until_ns)
+        then(others)
+
+    def _begin_decode(self, step: m.DecodeStep) -> None:
+        self._decode.begin(step, single=self._simulation.single_steps or bool(self._inbox))
+
+    def _begin_mixed(self, step: m.MixedStep) -> None:
+        start_ns = self._timeline.now_ns + self._decode.copying_ns
+        self._decode.begin_one(step.decode, start_ns, self._cost.mixed_ns(step, start_ns), step.prefill)
+
+    # Prefill.
+
+    def _begin_prefill(self, step: m.PrefillStep) -> None:
+        start_ns = self._prefill_start_ns()
+        duration_ns = self._cost.prefill_ns(step, start_ns)
+        if self._pipeline is None:
+            self._run_prefill(step, start_ns, self._prefill_end_ns(start_ns, duration_ns))
+        else:
+            end_ns = self._pipeline.pass_on(start_ns, duration_ns, step.num_tokens, self._stage_free_ns)
+            self._run_prefill(step, start_ns, end_ns, self._stage_free_ns[0] - start_ns)
+            self._gpu_free_ns = self._stage_free_ns[0]
+
+    def _prefill_start_ns(self) -> int:
+        start_ns = max(self._timeline.now_ns + self._host.settings.start, self._gpu_free_ns)
+        return start_ns if self._cache_copies is None else max(start_ns, self._cache_copies.blocked_until_ns)
+
+    def _prefill_end_ns(self, start_ns: int, duration_ns: int) -> int:
+        if self._cache_copies is None:
+            return start_ns + duration_ns
+        return self._cache_copies.forward_end_ns(start_ns, duration_ns)
+
+    def _run_prefill(self, step: m.PrefillStep, start_ns: int, end_ns: int, first_ns: int | None = None) -> None:
+        now_ns = self._timeline.now_ns
+        self._gpu_free_ns = end_ns
+        begun = self._launched(step, start_ns, first_ns)
+        for group in range(1, self._layer_groups + 1):  # layers take equally long
+            done_ns = start_ns + (end_ns - start_ns) * group // self._layer_groups
+            self._timeline.after(done_ns - now_ns, self._on_computed, m.LayersComputed(step.step_id, group))
+        self._timeline.after(end_ns - now_ns, self._end_prefill, begun, self._order)
+
+    def _launched(self, step: m.PrefillStep, start_ns: int, first_ns: int | None) -> BegunForward:
+        if self._host.settings.launch:
+            self._host.work(self._host.settings.launch)
+        return BegunForward(step, start_ns, self._host.free_ns, self._host.lost_ns, first_ns)
+
+    def _on_computed(self, computed: m.LayersComputed) -> None:
+        if not self._is_dead:
+            self._simulation.on_layers(self.instance.instance_id, computed)
+
+    def _end_prefill(self, begun: BegunForward) -> None:
+        if self._is_dead:
+            return
+        step, start_ns = begun.step, begun.start_ns
+        if self._host.lost_ns > begun.lost_ns and self._host.now_ns < begun.launched_ns:
+            self._host.at(begun.launched_ns, self._end_prefill, begun, self._order)
+            return
+        duration_ns = self._timeline.now_ns - start_ns
+        record = prefill_record(self.instance.instance_id, step, start_ns, duration_ns, begun.first_ns)
+        self._on_step(step, record, None)
+        self._see_result(self._executor.prefill(step))
+
+    def _see_result(self, result: m.Result) -> None:
+        """Gives a result to the loop. A host that still launches a forward or processes an earlier result
+        delays this.
+        """
+        if self._host.is_busy:
+            self._host.when_free(self._see_result, result, self._order)
+        elif self._is_pausing:
+            self._held.append(result)
+        else:
+            self._on_result(result)

@@ -1,0 +1,295 @@
+"""Copies of cached KV in simulated time: to host memory, and to the storage behind it."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pdsim.core import messages as m
+from pdsim.core.decode.decode_instance import DecodeInstance
+from pdsim.core.invariants import AnyInstance
+from pdsim.core.memory.page_store import PageStore
+from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
+from pdsim.metrics.records import HostCopyRecord
+from pdsim.sim.links.flows import Flows
+from pdsim.sim.timeline import Timeline
+from pdsim.system.transport import Path
+
+if TYPE_CHECKING:
+    from pdsim.sim.simulation import Simulation
+
+BATCH_PAGES = 128
+"""Pages per batch of storage reads and writes (SGLang 0.5.12, cache_controller.py, storage_batch_size)."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Pages that are read from storage, or written to storage, together."""
+
+    client: "StorageClient"
+    kind: Literal["read", "store"]
+    num_pages: int
+    num_bytes: int
+    start_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """A running prefetch of KV from storage."""
+
+    command: m.PrefetchKv
+    num_found: int = 0
+    num_read: int = 0
+    is_stopped: bool = False
+
+
+class Storage:
+    """The KV storage of a cluster, one store per server or one shared store, and the links to the stores."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        costs: StorageCosts,
+        *,
+        shared: bool,
+        page_size: int,
+        record: Callable[[HostCopyRecord], None],
+        tell: Callable[[m.Tell], None],
+    ) -> None:
+        self.timeline = timeline
+        self.costs = costs
+        self.page_size = page_size
+        self.record = record
+        self.tell = tell
+        self.flows = Flows(timeline, {}, lambda batch: batch.client.on_moved(batch))
+        self._shared = shared
+        self._stores: dict[str, PageStore] = {}
+
+    def store_of(self, server: str) -> tuple[str, PageStore]:
+        """Name and store of a server. A store survives restarts of instances."""
+        name = "" if self._shared else server
+        if name not in self._stores:
+            self._stores[name] = PageStore(self.costs.num_pages, self.page_size)
+            links = {"read": self.costs.read_bandwidth, "store": self.costs.write_bandwidth}
+            links["objects"] = self.costs.objects_per_s
+            self.flows.set_capacity({f"{link} {name}": capacity for link, capacity in links.items()})
+        return name, self._stores[name]
+
+
+class StorageClient:
+    """Storage threads of one instance: one thread looks up prompts, one reads batches, one writes radix-tree nodes.
+    Each thread serves one request at a time.
+    """
+
+    def __init__(self, storage: Storage, instance_id: str, server: str) -> None:
+        self._storage = storage
+        self._timeline = storage.timeline
+        self._costs = storage.costs
+        self._instance_id = instance_id
+        name, self._store = storage.store_of(server)
+        self._paths: dict[str, Path] = {}
+        for kind in ("read", "store"):
+            own = f"{kind} by {instance_id}"
+            storage.flows.set_capacity({own: self._costs.client_bandwidth})
+            links = ((f"{kind} {name}", 1.0), (f"objects {name}", self._costs.objects_per_byte(kind)), (own, 1.0))
+            self._paths[kind] = links
+        self._lookups: deque[Reading] = deque()
+        self._reads: deque[Reading] = deque()
+        self._by_id: dict[int, Reading] = {}
+        self._writes: deque[m.StoreKv] = deque()
+        self._is_dead = False
+
+    def kill(self) -> None:
+        self._is_dead = True
+        self._storage.flows.drop(lambda batch: batch.client is self)
+
+    # Writing.
+
+    def store(self, command: m.StoreKv, due_ns: int) -> None:
+        """Queues a write, which begins at due_ns or later, after earlier writes."""
+        self._timeline.after(due_ns - self._timeline.now_ns, self._enqueue, command)
+
+    def _enqueue(self, command: m.StoreKv) -> None:
+        self._writes.append(command)
+        if len(self._writes) == 1:
+            self._begin_write()
+
+    def _begin_write(self) -> None:
+        """Begins the first queued write that has pages which storage lacks."""
+        while self._writes and not self._is_dead:
+            command = self._writes[0]
+            if num_pages := self._store.num_missing(command.sequence, command.start_tokens, self._stop(command)):
+                self._begin("store", num_pages)
+                return
+            self._writes.popleft()
+
+    def _stop(self, command: m.StoreKv) -> int:
+        return command.start_tokens + len(command.host_pages) * self._storage.page_size
+
+    # Reading.
+
+    def prefetch(self, command: m.PrefetchKv) -> None:
+        """Queues the lookup of a prompt. Its reads follow the reads of earlier prefetches."""
+        reading = Reading(command)
+        self._by_id[command.request_id] = reading
+        self._lookups.append(reading)
+        if len(self._lookups) == 1:
+            self._look_up()
+
+    def stop(self, command: m.StopPrefetch) -> None:
+        """Stops a prefetch. The prefetch ends when the queue reaches it, and its message may already be on the way."""
+        if (reading := self._by_id.get(command.request_id)) is not None:
+            reading.is_stopped = True
+
+    def _look_up(self) -> None:
+        """Looks up the pages of the first queued prompt, batch by batch, until a batch has a missing page."""
+        while self._lookups and not self._is_dead:
+            reading, num_pages = self._lookups[0], len(self._lookups[0].command.host_pages)
+            if not reading.is_stopped:
+                num_found = min(num_pages, self._num_there(reading))
+                num_batches = min(num_found // BATCH_PAGES + 1, -(-num_pages // BATCH_PAGES))
+                self._timeline.after(num_batches * self._costs.latency_ns, self._on_looked_up, num_found)
+                return
+            self._end(self._lookups.popleft())
+
+    def _on_looked_up(self, num_found: int) -> None:
+        reading = self._lookups.popleft()
+        reading.num_found = num_found
+        if reading.is_stopped or num_found < reading.command.least_pages:
+            self._end(reading)
+        else:
+            self._tell(reading)
+            self._reads.append(reading)
+            if len(self._reads) == 1:
+                self._read_on()
+        self._look_up()
+
+    def _num_there(self, reading: Reading) -> int:
+        return self._store.num_found(reading.command.prompt, reading.command.start_tokens)
+
+    def _read_on(self) -> None:
+        """Reads the next batch of the first queued prefetch. Pages that storage has dropped since the lookup are not
+        read.
+        """
+        while self._reads and not self._is_dead:
+            reading = self._reads[0]
+            there = min(reading.num_found, self._num_there(reading))
+            num_pages = min(BATCH_PAGES, there - reading.num_read)
+            if num_pages > 0 and not reading.is_stopped:
+                self._begin("read", num_pages)
+                return
+            self._reads.popleft()
+            self._end(reading)
+
+    def _end(self, reading: Reading) -> None:
+        self._by_id.pop(reading.command.request_id, None)
+        self._tell(reading, is_over=True)
+
+    def _tell(self, reading: Reading, *, is_over: bool = False) -> None:
+        if not self._is_dead:
+            request_id = reading.command.request_id
+            prefetched = m.Prefetched(request_id, reading.num_found, reading.num_read, is_over)
+            self._storage.tell(m.Tell(self._instance_id, prefetched))
+
+    # Moving.
+
+    def _begin(self, kind: Literal["read", "store"], num_pages: int) -> None:
+        page_bytes = self._costs.read_page_bytes if kind == "read" else self._costs.write_page_bytes
+        batch = Batch(self, kind, num_pages, num_pages * page_bytes, self._timeline.now_ns)
+        latency_ns = -(-num_pages // BATCH_PAGES) * self._costs.latency_ns
+        self._timeline.after(latency_ns, self._move, batch)
+
+    def _move(self, batch: Batch) -> None:
+        if not self._is_dead:
+            self._storage.flows.begin(batch, batch.num_bytes, self._paths[batch.kind])
+
+    def on_moved(self, batch: Batch) -> None:
+        span_ns = batch.start_ns, self._timeline.now_ns
+        self._storage.record(HostCopyRecord(self._instance_id, batch.kind, *span_ns, batch.num_pages, batch.num_bytes))
+        if batch.kind == "read":
+            reading = self._reads[0]
+            reading.num_read += batch.num_pages
+            if reading.num_read < reading.num_found and not reading.is_stopped:
+                self._tell(reading)
+            self._read_on()
+        else:
+            command = self._writes.popleft()
+            self._store.write(command.sequence, command.start_tokens, self._stop(command))
+            self._begin_write()
+
+
+class CacheCopies:
+    """Copies KV between one instance's GPU pages, its host cache and storage.
+
+    A forward waits for the loads of the pages that it reads. The loop waits for those writes that block it.
+    """
+
+    def __init__(self, simulation: "Simulation", instance: AnyInstance, storage: StorageClient | None) -> None:
+        """Decode instances get a message when cached KV is loaded. Prefill forwards wait on the GPU for their loads."""
+        self.blocked_until_ns = 0
+        """Time until which the loop waits for write-backs and for copies of retracted requests."""
+        self._timeline = simulation.timeline
+        self._instance_id = instance.instance_id
+        self._link = HostLink(simulation.cluster.host_links[instance.instance_id])
+        self._num_layers = simulation.cluster.num_layers
+        self._record = simulation.recorder.on_host_copy
+        self._tell = simulation.deliver if isinstance(instance, DecodeInstance) else None
+        self._storage = storage
+        self._written_ns = 0
+        """Time when the last write to host memory ends."""
+        self._load: tuple[int, int] | None = None
+        """Start and end in ns of the loads that the next forward reads."""
+
+    def begin(self, commands: list[m.Command]) -> list[m.Command]:
+        """Begins the copies among the commands. Returns the other commands."""
+        others: list[m.Command] = []
+        for command in commands:
+            if isinstance(command, m.WriteBackup):
+                _, self._written_ns = self._copy("write", len(command.pages))
+                if command.blocks:
+                    self._block_until(self._written_ns)
+            elif isinstance(command, m.LoadRetracted):
+                self._block_until(self._copy("load", len(command.pages))[1])
+            elif isinstance(command, m.LoadBack):
+                self._on_load(command, *self._copy("load", len(command.pages)))
+            elif isinstance(command, m.StoreKv | m.PrefetchKv | m.StopPrefetch):
+                self._on_storage(command)
+            else:
+                others.append(command)
+        return others
+
+    def _block_until(self, time_ns: int) -> None:
+        self.blocked_until_ns = max(self.blocked_until_ns, time_ns)
+
+    def kill(self) -> None:
+        if self._storage is not None:
+            self._storage.kill()
+
+    def forward_end_ns(self, start_ns: int, duration_ns: int) -> int:
+        """End in ns of a forward that begins at start_ns and reads the pages loaded since the last forward."""
+        load, self._load = self._load, None
+        return (
+            start_ns + duration_ns if load is None else end_behind_load(start_ns, duration_ns, load, self._num_layers)
+        )
+
+    def _on_storage(self, command: m.StoreKv | m.PrefetchKv | m.StopPrefetch) -> None:
+        assert self._storage is not None
+        if isinstance(command, m.StoreKv):
+            self._storage.store(command, max(self._written_ns, self._timeline.now_ns))
+        elif isinstance(command, m.PrefetchKv):
+            self._storage.prefetch(command)
+        else:
+            self._storage.stop(command)
+
+    def _on_load(self, command: m.LoadBack, start_ns: int, end_ns: int) -> None:
+        if self._tell is None:
+            self._load = (start_ns if self._load is None else self._load[0], end_ns)
+        else:
+            loaded = m.Tell(self._instance_id, m.LoadedBack(command.request_id))
+            self._timeline.after(end_ns - self._timeline.now_ns, self._tell, loaded)
+
+    def _copy(self, kind: Literal["load", "write"], num_pages: int) -> tuple[int, int]:
+        start_ns, end_ns = self._link.copy(kind, num_pages, self._timeline.now_ns)
+        num_bytes = self._link.num_bytes(num_pages)
+        self._record(HostCopyRecord(self._instance_id, kind, start_ns, end_ns, num_pages, num_bytes))
+        return start_ns, end_ns

@@ -1,0 +1,331 @@
+"""Transfer engines that send KV over links.
+
+A transfer first takes the engine's time per batch and per descriptor, and with staging the time of the gather. Then its
+bytes share the links with all other running transfers.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf, prod
+from typing import TYPE_CHECKING
+
+from pdsim.core import messages as m
+from pdsim.core.messages import receiver_of
+from pdsim.core.transfer.sender import Sender
+from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.metrics.recorder import transfer_record
+from pdsim.metrics.records import TransferRecord
+from pdsim.scenario.building.wiring import Interconnect
+from pdsim.sim.links.flows import Flows
+from pdsim.sim.links.host_exchange import HostExchange
+from pdsim.sim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from pdsim.sim.simulation import Simulation
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A running transfer of one unit of KV."""
+
+    unit: TransferUnit
+    num_bytes: int
+    """Bytes that one source rank sends to all its targets."""
+    start_ns: int
+    since_ns: int
+    """Time when the current stage of the transfer began."""
+    setup_ns: int
+    least_ns: float
+    """Minimum time in ns for moving the bytes: the engine posts descriptors at the same time."""
+    line_ns: int = 0
+    posting_ns: int = 0
+    unposted_ns: int = 0
+    """Time in ns that a worker alone needs for posting the remaining descriptors."""
+    takes_turns: bool = False
+    """True if posting the descriptors takes longer than one turn of the engine."""
+    is_stuck: bool = False
+    """True if the target has died: no bytes move, and the engine waits for its timeout."""
+    is_over: bool = False
+    """True if the transfer is finished, has failed, or died with its source."""
+
+    def took(self, now_ns: int) -> int:
+        """Ends the current stage and begins the next. Returns the duration of the ended stage in ns."""
+        duration_ns, self.since_ns = now_ns - self.since_ns, now_ns
+        return duration_ns
+
+
+class Network:
+    """Carries transfer units over links, and reports the end of each unit."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        interconnect: Interconnect,
+        *,
+        on_done: Callable[[Transfer], None],
+        on_failed: Callable[[Transfer], None] | None = None,
+        on_posting: Callable[[str, float], None] | None = None,
+        timeout_ns: int | None = None,
+    ) -> None:
+        """timeout_ns: time after which an engine gives up a transfer. None: never."""
+        self._timeline = timeline
+        self._topology = interconnect.topology
+        self._transport = interconnect.transport
+        self._wire = interconnect.wire
+        self._staging = interconnect.staging
+        self._on_done = on_done
+        self._on_failed = on_failed
+        self._on_posting = on_posting
+        self._timeout_ns = timeout_ns
+        self._factors: dict[str, list[float]] = {}
+        """Slowdown factors of links, by link, while faults last."""
+        self._dead: set[str] = set()
+        self._under_way: list[Transfer] = []
+        """Running transfers; kept only if faults are possible."""
+        self.flows = Flows(timeline, interconnect.topology.capacity, self._on_arrived)
+        self._lines: dict[str, deque[Transfer]] = {}
+        """For serial engines: transfers of each prefill instance that post or wait to post, in order."""
+
+    def start(self, command: m.StartTransfer) -> None:
+        unit = command.unit
+        num_targets = self._wire.num_targets
+        setup_ns = num_targets * self._batch_ns(unit)
+        if unit.cell is not None:
+            assert self._staging is not None
+            setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
+        now_ns, least_ns = self._timeline.now_ns, self._transport.least_moving_ns(unit.num_descriptors * num_targets)
+        transfer = Transfer(unit, unit.num_bytes * num_targets, now_ns, now_ns, setup_ns, least_ns)
+        if self._timeout_ns is not None:
+            self._watch(transfer, self._timeout_ns)
+        if self._transport.serial:
+            self._timeline.after(setup_ns, self._stand_in_line, transfer)
+        else:
+            transfer.since_ns += setup_ns
+            transfer.posting_ns = self._posting_ns(transfer)
+            self._timeline.after(setup_ns + transfer.posting_ns, self._move, transfer)
+
+    def _batch_ns(self, unit: TransferUnit) -> int:
+        """Time in ns that the engine takes per batch. The last unit of a staged request may have neither cell nor
+        pages.
+        """
+        is_staged = self._staging is not None and (unit.cell is not None or not unit.source_pages)
+        staged_ns = self._transport.staged_batch_ns
+        return staged_ns if is_staged and staged_ns is not None else self._transport.batch_ns
+
+    def _stand_in_line(self, transfer: Transfer) -> None:
+        transfer.since_ns = self._timeline.now_ns
+        if transfer.is_over:
+            return
+        source, transfer.unposted_ns = transfer.unit.source, self._posting_ns(transfer)
+        transfer.takes_turns = 0 < self._transport.turn_ns < transfer.unposted_ns
+        line = self._lines.setdefault(source, deque())
+        line.append(transfer)
+        if transfer.takes_turns:
+            self._tell_loop(source)
+        if len(line) == 1:
+            self._post(transfer)
+
+    def _post(self, transfer: Transfer) -> None:
+        """Posts descriptors for one turn, or all remaining descriptors."""
+        duration_ns = part_ns = transfer.unposted_ns
+        if transfer.takes_turns:
+            whole_ns, num_posting = self._transport.turn_alone_ns, self._num_in_turns(transfer.unit.source)
+            part_ns = min(part_ns, whole_ns)
+            duration_ns = round(part_ns * self._transport.turn_beside_ns(num_posting) / whole_ns)
+        transfer.unposted_ns -= part_ns
+        transfer.posting_ns += duration_ns
+        self._timeline.after(duration_ns, self._end_turn, transfer)
+
+    def _end_turn(self, transfer: Transfer) -> None:
+        line = self._lines.get(transfer.unit.source)
+        if transfer.unposted_ns and line and line[0] is transfer:
+            line.rotate(-1)
+            self._post(line[0])
+        else:
+            self._move(transfer)
+
+    def _num_in_turns(self, source: str) -> int:
+        return sum(transfer.takes_turns for transfer in self._lines.get(source, ()))
+
+    def _tell_loop(self, source: str) -> None:
+        if self._on_posting is not None:
+            self._on_posting(source, self._transport.loop_pace(self._num_in_turns(source)))
+
+    def _posting_ns(self, transfer: Transfer) -> int:
+        return self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
+
+    def _move(self, transfer: Transfer) -> None:
+        if transfer.is_over or transfer.is_stuck:
+            return
+        transfer.line_ns = transfer.took(self._timeline.now_ns) - transfer.posting_ns
+        if not transfer.num_bytes:
+            self._finish(transfer)
+            return
+        unit = transfer.unit
+        limit = 1e9 * transfer.num_bytes / transfer.least_ns if transfer.least_ns else inf
+        self.flows.begin(transfer, transfer.num_bytes, self._topology.path(unit.source, unit.target), limit)
+
+    def _on_arrived(self, owner: Transfer | HostExchange) -> None:
+        if isinstance(owner, Transfer):
+            self._finish(owner)
+        else:
+            owner.arrived()
+
+    def _finish(self, transfer: Transfer) -> None:
+        if self._under_way:
+            self._under_way.remove(transfer)
+            transfer.is_over = True
+        moving_ns = transfer.took(self._timeline.now_ns)
+        if moving_ns - transfer.least_ns <= 1:  # its descriptors set the pace
+            transfer.posting_ns += moving_ns
+        if self._transport.serial:
+            self._leave_line(transfer)
+        self._on_done(transfer)
+
+    def _leave_line(self, transfer: Transfer) -> None:
+        """Removes a transfer from the queue of a serial engine. If the transfer was first, the next one posts."""
+        line = self._lines.get(transfer.unit.source)
+        if not line or transfer not in line:
+            return
+        was_first = line[0] is transfer
+        line.remove(transfer)
+        if transfer.takes_turns:
+            self._tell_loop(transfer.unit.source)
+        if was_first and line:
+            self._post(line[0])
+
+    # What goes wrong.
+
+    def slow(self, links: Iterable[str], factor: float) -> None:
+        """Slows these links by a factor, in addition to earlier factors."""
+        for link in links:
+            self._factors.setdefault(link, []).append(factor)
+        self._change_capacity(links)
+
+    def unslow(self, links: Iterable[str], factor: float) -> None:
+        for link in links:
+            self._factors[link].remove(factor)
+        self._change_capacity(links)
+
+    def _change_capacity(self, links: Iterable[str]) -> None:
+        whole = self._topology.capacity
+        self.flows.set_capacity({link: whole[link] * prod(self._factors[link]) for link in links})
+
+    def kill(self, instance_id: str) -> None:
+        """Ends the transfers from a dead instance. Transfers to it make no progress until their engine times out."""
+        self._dead.add(instance_id)
+        for transfer in self._under_way:
+            transfer.is_over = transfer.unit.source == instance_id
+            transfer.is_stuck |= transfer.unit.target == instance_id
+        self._under_way = [transfer for transfer in self._under_way if not transfer.is_over]
+        self._lines.pop(instance_id, None)
+        self._drop_flows()
+
+    def revive(self, instance_id: str) -> None:
+        self._dead.discard(instance_id)
+
+    def _watch(self, transfer: Transfer, timeout_ns: int) -> None:
+        transfer.is_stuck = transfer.unit.target in self._dead
+        self._under_way.append(transfer)
+        self._timeline.after(timeout_ns, self._on_timeout, transfer)
+
+    def _on_timeout(self, transfer: Transfer) -> None:
+        if transfer.is_over:
+            return
+        transfer.is_over = True
+        self._under_way.remove(transfer)
+        self._drop_flows()
+        self._leave_line(transfer)
+        assert self._on_failed is not None
+        self._on_failed(transfer)
+
+    def _drop_flows(self) -> None:
+        """Drops the flows of failed or stuck transfers, so that other flows get their bandwidth."""
+        self.flows.drop(lambda owner: isinstance(owner, Transfer) and (owner.is_over or owner.is_stuck))
+
+
+class Transfers:
+    """The interconnect of a disaggregated cluster: starts transfers, and tells senders and receivers how they ended."""
+
+    def __init__(self, simulation: "Simulation", interconnect: Interconnect) -> None:
+        cluster, health = simulation.cluster, simulation.cluster.scenario.health
+        self._simulation = simulation
+        self._timeline = simulation.timeline
+        self._interconnect = interconnect
+        self._kv_reads = {name: cost.kv_reads for name, cost in cluster.costs.items() if cost.kv_reads is not None}
+        self._senders = {agent.instance_id: agent for agent in cluster.agents if isinstance(agent, Sender)}
+        self._scatter_free_ns: dict[str, int] = {}
+        self.network = Network(
+            self._timeline,
+            interconnect,
+            on_done=self._on_done,
+            on_failed=self._on_failed,
+            on_posting=self._on_posting if interconnect.transport.loop_turn_ns else None,
+            timeout_ns=None if health is None else health.transfer_timeout,
+        )
+
+    def scatter(self, command: m.Scatter) -> None:
+        """Scatters the cells of a decode instance one after another. Scatters run beside forwards."""
+        assert self._interconnect.staging is not None
+        now_ns = self._timeline.now_ns
+        start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))
+        end_ns = start_ns + self._interconnect.staging.scatter_ns(command.num_bytes)
+        self._scatter_free_ns[command.decode_id] = end_ns
+        self._timeline.after(end_ns - now_ns, self._on_scattered, command)
+
+    def _on_done(self, transfer: Transfer) -> None:
+        unit = transfer.unit
+        sender_id = self._simulation.sender_ids[unit.source]
+        sender = self._senders.get(sender_id)
+        if unit.source in self._kv_reads:
+            self._kv_reads[unit.source].ended(transfer.start_ns, self._timeline.now_ns)
+        worker = 0 if sender is None else sender.worker(unit)
+        row = transfer_record(
+            unit,
+            self._interconnect.wire,
+            worker,
+            transfer.start_ns,
+            self._timeline.now_ns,
+            setup_ns=transfer.setup_ns,
+            line_ns=transfer.line_ns,
+            posting_ns=transfer.posting_ns,
+        )
+        if sender is None:
+            self._on_returned(row)
+            return
+        self._simulation.recorder.on_transfer(row)
+        self._simulation.tell_agent(sender_id, m.UnitSent(unit))
+
+    def give_back(self, command: m.ReturnKv) -> None:
+        self.network.start(m.StartTransfer(command.unit, None))
+
+    def _on_returned(self, row: TransferRecord) -> None:
+        """Tells the sending and the receiving instance that KV has returned to prefill."""
+        self._simulation.recorder.on_returned(row)
+        for name in (row.target, row.source):
+            self._simulation.send(m.Send(name, m.KvReturned(row.request_id)))
+
+    def _on_failed(self, transfer: Transfer) -> None:
+        unit, health = transfer.unit, self._simulation.cluster.scenario.health
+        assert health is not None, "only watched transfers time out"
+        limit = f"transfer_timeout {health.transfer_timeout / 1e9:g} s"
+        reason = f"no transfer from {unit.source} to {unit.target} within {limit}"
+        self._simulation.tell_agent(self._simulation.sender_ids[unit.source], m.TransferFailed(unit, reason))
+
+    def _on_scattered(self, command: m.Scatter) -> None:
+        self._simulation.tell_agent(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
+
+    def _on_posting(self, instance_id: str, pace: float) -> None:
+        """Sets the speed of an instance's loop while threads post descriptors on its host."""
+        self._simulation.actors[instance_id].go_at(pace)
+
+    def kill(self, instance_id: str) -> None:
+        self.network.kill(instance_id)
+        self._scatter_free_ns.pop(instance_id, None)
+
+    def links_of(self, name: str) -> list[str]:
+        """First link of an instance in each direction, or the shared link of this name."""
+        topology = self._interconnect.topology
+        paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
+        return [link for path in paths for link, _ in path[:1]] or [name]

@@ -1,0 +1,228 @@
+"""The range of a run whose costs were not measured on a server: the same load with the fastest and slowest durations.
+
+The two ends of the range are simulated in processes of their own if a CPU core is free. For a long load, an end is
+first simulated only until a part of its requests has ended, and the change of this part is extrapolated to the whole
+load. If the part differs from the whole, or its change drifts, the end is simulated to its last request.
+"""
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple
+
+from pdsim.scenario.building.cluster import build
+from pdsim.scenario.schema import Scenario
+from pdsim.sim.result import RunResult
+from pdsim.sim.simulation import Observation, Simulation
+from pdsim.sim.uncertainty.part import LEAST_REQUESTS, Numbers, Part, PartWatch, change_of, numbers_of, part_size
+from pdsim.workload.request_spec import RequestSpec
+
+Ranging = Literal["part", "whole", "none"]
+"""How much of a long load is simulated at the ends of the range. For a short load, `part` means the whole."""
+_TOLERANCE = 0.02
+"""Largest accepted standard error, and largest accepted drift, of a change that is extrapolated from a part."""
+
+Judge = Callable[[Part], Numbers | None]
+"""Estimates the numbers of an end for the whole load from its part. None: the part does not suffice."""
+VerdictOf = Callable[[RunResult], Any]
+
+
+class _Found(NamedTuple):
+    """Result of simulating one end of the range."""
+
+    numbers: Numbers
+    verdict: Any = None
+
+
+class Ends:
+    """The ends of a run's range. Forked processes start before the run and proceed beside it."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        requests: Sequence[RequestSpec],
+        *,
+        whole: bool = False,
+        verdict_of: VerdictOf | None = None,
+        own_itl: bool = False,
+    ) -> None:
+        """whole: simulate all requests at each end, however many there are.
+
+        verdict_of: function that judges the whole run of each end.
+        own_itl: the runs compute percentiles of each request's own gaps between tokens.
+        """
+        size = None if whole or verdict_of else part_size(len(requests))
+        self.watch = PartWatch(size)
+        """Observes the run itself."""
+        self.part_requests: int | None = None
+        """Number of requests of the part that an end was simulated for. None: all requests."""
+        self.error = 0.0
+        """Largest relative standard error of a change that was extrapolated from a part."""
+        self._size = size
+        self._is_long = len(requests) >= LEAST_REQUESTS
+        self.verdicts: list[Any] = []
+        """Results of `verdict_of` at each end, in order. Empty before `numbers` is called, and without `verdict_of`."""
+        self._ends = [_End(end, requests, size, verdict_of, own_itl=own_itl) for end in scenario.ends]
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """Context in which forked processes simulate the ends, if CPU cores are free. The processes end with the
+        context.
+        """
+        with ExitStack() as stack:
+            if self._is_long and _can_fork():
+                self._ends = [stack.enter_context(_forked(end)) for end in self._ends]
+            yield
+
+    def numbers(self, summary: Mapping[str, Any]) -> list[Numbers]:
+        """Numbers of each end for the whole load. summary: the run's own summary."""
+        judge = self._judge_by(summary)
+        for end in self._ends:
+            end.look(judge)  # all, so that those that go on do so together
+        found = [end.found() for end in self._ends]
+        self.verdicts = [one.verdict for one in found if one.verdict is not None]
+        return [one.numbers for one in found]
+
+    def _judge_by(self, summary: Mapping[str, Any]) -> Judge:
+        run, whole = self.watch.part, numbers_of(summary)
+
+        def judge(part: Part) -> Numbers | None:
+            change = change_of(part, run) if run is not None and run.is_like(whole) else None
+            if change is None or max(change.error, change.drift) > _TOLERANCE:
+                return None
+            self.part_requests, self.error = self._size, max(self.error, change.error)
+            return {field: value and value * change.ratios.get(field, 1.0) for field, value in whole.items()}
+
+        return judge
+
+
+def _undecided(_part: Part) -> None:
+    """Judge that needs the whole load."""
+
+
+class _Told(Exception):  # noqa: N818  no error: the part tells all
+    def __init__(self, numbers: Numbers) -> None:
+        self.numbers = numbers
+
+
+class _End:
+    """An end of the range, which this process simulates on demand."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        requests: Sequence[RequestSpec],
+        part_requests: int | None,
+        verdict_of: VerdictOf | None,
+        *,
+        own_itl: bool,
+    ) -> None:
+        self._scenario = scenario
+        self._own_itl = own_itl
+        self._verdict_of = verdict_of
+        self._requests = requests
+        self._part_requests = part_requests
+        self._judge: Judge = _undecided
+
+    def look(self, judge: Judge) -> None:
+        """Sets the judge of this end's part. A forked end also judges its part at once."""
+        self._judge = judge
+
+    def found(self) -> _Found:
+        return self.simulated(self._judge)
+
+    def simulated(self, judge: Judge) -> _Found:
+        def seen(part: Part) -> None:
+            if (numbers := judge(part)) is not None:
+                raise _Told(numbers)
+
+        watch = PartWatch(self._part_requests, seen)
+        observation = Observation(ended=watch, own_itl=self._own_itl)
+        watch.simulation = Simulation(build(self._scenario, self._requests), observation)
+        try:
+            result = watch.simulation.run()
+        except _Told as told:
+            return _Found(told.numbers)
+        verdict = None if self._verdict_of is None else self._verdict_of(result)
+        return _Found(numbers_of(result.summary()), verdict)
+
+
+class _ForkedEnd(_End):
+    """An end of the range in a forked process: sends its part, waits for the judgement, then sends its numbers."""
+
+    def __init__(self, end: _End) -> None:
+        self._end = end
+        self._judge = _undecided
+        from_parent, to_child = os.pipe()
+        from_child, to_parent = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            _answer(end, from_parent, to_parent)
+        os.close(from_parent)
+        os.close(to_parent)
+        self._input, self._output = os.fdopen(from_child, "rb"), os.fdopen(to_child, "wb")
+        self._said: Any = None
+
+    def look(self, judge: Judge) -> None:
+        self._judge = judge
+        try:
+            self._said = pickle.load(self._input)  # noqa: S301  our own process
+            if isinstance(self._said, Part):
+                _say(judge(self._said), self._output)
+        except (EOFError, OSError):
+            self._said = None
+
+    def found(self) -> _Found:
+        """Numbers of the end. If the forked process died, this process simulates the end and raises its errors here."""
+        if isinstance(self._said, Part):
+            self.look(self._judge)
+        found: _Found | None = self._said
+        return self._end.simulated(self._judge) if found is None else found
+
+    def stop(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        self._input.close()
+        self._output.close()
+
+
+@contextmanager
+def _forked(end: _End) -> Iterator[_ForkedEnd]:
+    forked = _ForkedEnd(end)
+    try:
+        yield forked
+    finally:
+        forked.stop()
+
+
+def _answer(end: _End, from_parent: int, to_parent: int) -> None:
+    """Main function of a forked process. It neither closes files of its parent nor writes to them."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent that is interrupted, and stops this
+        with os.fdopen(from_parent, "rb") as source, os.fdopen(to_parent, "wb") as target:
+
+            def judged(part: Part) -> Numbers | None:
+                _say(part, target)
+                numbers: Numbers | None = pickle.load(source)  # noqa: S301  our own process
+                return numbers
+
+            _say(end.simulated(judged), target)
+    finally:
+        os._exit(0)
+
+
+def _say(what: Any, target: Any) -> None:
+    pickle.dump(what, target)
+    target.flush()
+
+
+def _can_fork() -> bool:
+    """True if a CPU core is free and this process has one thread. A forked child would never get locks that other
+    threads hold.
+    """
+    if not hasattr(os, "fork") or threading.active_count() > 1:
+        return False
+    return len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) > 1

@@ -1,0 +1,58 @@
+"""Noise of a run's numbers: the same requests are simulated with slightly faster and slower messages.
+
+Routers read loads, and requests narrowly miss a batch, so one microsecond changes the order of events. A difference
+within this noise says nothing about its cause.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pdsim.metrics.summary_rows import significant
+from pdsim.scenario.building.cluster import Cluster
+
+JITTERS = (-0.1, -0.05, 0.05, 0.1)
+"""Relative changes of the message latency: some microseconds, as between two runs on one host."""
+UNSTABLE = 0.02
+"""Relative width from which a band is reported as unstable."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Smallest and largest value of one number, over a run and its repetitions with other message latencies."""
+
+    base: float
+    """Value in the run itself."""
+    least: float
+    most: float
+
+    @property
+    def width(self) -> float:
+        """Width of the band relative to the run's own value; 0 if that value is 0."""
+        return (self.most - self.least) / self.base if self.base else 0.0
+
+    @property
+    def is_unstable(self) -> bool:
+        return self.width >= UNSTABLE
+
+    def hides(self, change: float) -> bool:
+        """True if a relative change is at most the band's width."""
+        return abs(change) <= self.width
+
+    def __str__(self) -> str:
+        return f"{significant(self.least)} to {significant(self.most)}"
+
+
+def bands(base: Mapping[str, float], repeated: Sequence[Mapping[str, float]]) -> dict[str, Band]:
+    """Bands of a run's numbers, over the run and its repetitions."""
+    found = {}
+    for name, value in base.items():
+        values = [value, *(one[name] for one in repeated)]
+        found[name] = Band(value, min(values), max(values))
+    return found
+
+
+def jittered(build: Callable[[], Cluster]) -> Iterator[Cluster]:
+    """Yields one cluster per repetition. If messages take no time, all clusters are equal."""
+    for jitter in JITTERS:
+        cluster = build()
+        yield replace(cluster, message_latency_ns=max(0, round(cluster.message_latency_ns * (1 + jitter))))

@@ -1,0 +1,274 @@
+"""Simulates the same requests with 10 % more of one resource at a time.
+
+The resource whose increase improves a metric most limits this metric, unless chance alone moves the metric as much.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from pdsim.metrics.explanation.relief import AGGREGATED_RELIEF, RELIEF
+from pdsim.scenario.building.cluster import Cluster, build
+from pdsim.scenario.building.sizing import resolve
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.network import StagingSettings
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.result import RunResult
+from pdsim.sim.simulation import Observation, Simulation
+from pdsim.sim.uncertainty.noise import JITTERS, Band, bands, jittered
+
+GAIN = 0.1
+MEASURES = {
+    "request_throughput": "throughput",
+    "mean_ttft_ms": "TTFT mean",
+    "p99_ttft_ms": "TTFT p99",
+    "mean_tpot_ms": "TPOT mean",
+    "p99_tpot_ms": "TPOT p99",
+}
+"""Summary fields and their titles. Higher throughput is better; for all other fields lower is better."""
+
+Measure = Callable[[RunResult], Mapping[str, float]]
+Numbers = Callable[[Cluster], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Relative changes of a run's metrics with GAIN more of one resource."""
+
+    resource: str
+    changes: Mapping[str, float]
+    """Relative change of each metric."""
+    relief: str
+    """Fields of the scenario that increase the resource."""
+    noise: Mapping[str, Band] = field(default_factory=dict)
+    """Range of each metric by chance."""
+
+    def by_chance(self, metric: str) -> bool:
+        """True if chance alone moves the metric as much as the resource does."""
+        return metric in self.noise and self.noise[metric].hides(self.changes[metric])
+
+    @property
+    def effect(self) -> float:
+        """The largest relative change of any metric, in absolute value."""
+        return max(map(abs, self.changes.values()))
+
+
+class Limit(NamedTuple):
+    """The resource whose increase by GAIN improves a metric most."""
+
+    metric: str
+    resource: str
+    """Name of the limiting resource. Empty: no resource improves the metric."""
+    change: float
+    """Relative change of the metric."""
+    relief: str
+    unstable: str = ""
+    """Smallest and largest value of an unstable metric, as text. Empty: the metric is stable."""
+
+    def __str__(self) -> str:
+        if not self.resource and self.unstable:
+            return (
+                f"what limits {self.metric}: not known. The metric is unstable: {self.unstable} as messages take up to "
+                f"{JITTERS[-1]:.0%} more or less, and {GAIN:.0%} more of any resource changes it by no more than that"
+            )
+        if not self.resource:
+            return f"what limits {self.metric}: no resource ({GAIN:.0%} more of any does not improve it)"
+        change = f"{GAIN:.0%} more of it: {self.change:+.1%}"
+        relief = f"relieved by {self.relief}" if self.relief else "and no field that was tried gives more of it"
+        return f"what limits {self.metric}: {self.resource} ({change}), {relief}"
+
+
+def limits(found: Sequence[Sensitivity]) -> list[Limit]:
+    """The limiting resource of each measured metric."""
+    return [_limit(found, metric) for metric in found[0].changes]
+
+
+def _limit(found: Sequence[Sensitivity], metric: str) -> Limit:
+    title = MEASURES.get(metric, metric)
+    most = max(found, key=lambda one: _better(metric, one.changes[metric]))
+    unstable = _unstable(found[0].noise.get(metric), metric)
+    if round(_better(metric, most.changes[metric]), 3) <= 0 or most.by_chance(metric):
+        return Limit(title, "", 0.0, "", unstable)
+    return Limit(title, most.resource, most.changes[metric], most.relief, unstable)
+
+
+def _unstable(band: Band | None, metric: str) -> str:
+    """The band of an unstable metric, as text. Empty: the metric is stable."""
+    if band is None or not band.is_unstable:
+        return ""
+    unit = "requests/s" if metric == "request_throughput" else "%" if "within " in metric else "ms"
+    return f"{band} {unit}"
+
+
+def _summary(result: RunResult) -> dict[str, float]:
+    summary = result.summary()
+    return {name: summary[name] or 0.0 for name in MEASURES}
+
+
+def sensitivities(
+    scenario: Scenario,
+    *,
+    measure: Measure = _summary,
+    own_itl: bool = False,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Sensitivity]:
+    """Sensitivities of a scenario, the largest effect first. Raises ConfigError as build does. Calls progress after
+    each run.
+
+    own_itl: the runs compute percentiles of each request's own gaps between tokens.
+    """
+
+    def numbers(cluster: Cluster) -> Mapping[str, float]:
+        return measure(Simulation(cluster, Observation(own_itl=own_itl)).run())
+
+    relief = RELIEF if scenario.aggregated is None else AGGREGATED_RELIEF
+    base = numbers(build(scenario))
+    progress()
+    repeated = []
+    for cluster in jittered(lambda: build(scenario)):
+        repeated.append(numbers(cluster))
+        progress()
+    noise = bands(base, repeated)
+    found = []
+    for resource, variant in _variants(scenario, 1 + GAIN).items():
+        changed = numbers(variant())
+        changes = {name: changed[name] / base[name] - 1 if base[name] else 0.0 for name in base}
+        found.append(Sensitivity(resource, changes, relief[resource], noise))
+        progress()
+    limiting = {limit.resource for limit in limits(found)}
+    found = [
+        replace(one, relief=_tried(scenario, one, base, numbers)) if one.resource in limiting & _TRIED.keys() else one
+        for one in found
+    ]
+    return sorted(found, key=lambda one: -one.effect)
+
+
+def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Changes that may reduce descriptors: larger pages, and with unequal tensor-parallel sizes staging instead of
+    slices, or equal sizes.
+    """
+    prefill, decode = scenario.pair
+    size = max(_LARGE_PAGE, 2 * scenario.page_size)
+    changes: dict[str, dict[str, Any]] = {f"page_size: {size}": {"page_size": size}}
+    if prefill.tp != decode.tp:
+        tp = max(prefill.tp, decode.tp)
+        role, smaller = ("prefill", prefill) if prefill.tp < tp else ("decode", decode)
+        changes[f"{role}.tp: {tp}"] = {role: smaller.model_copy(update={"tp": tp})}
+        if scenario.network.staging is None and scenario.engine == "sglang":
+            staged = scenario.network.model_copy(update={"staging": StagingSettings()})
+            changes["network.staging: {}"] = {"network": staged}
+    return changes
+
+
+_LARGE_PAGE = 64
+"""Smallest page size to try, in tokens."""
+_TRIED = {"descriptor cost": _fewer_descriptors}
+"""Resources whose relief depends on the scenario, with functions that return the changes to try."""
+
+
+def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numbers: Numbers) -> str:
+    """Changes that improve the metric most affected by the resource, as text with their simulated gains, best first."""
+    metric = max(one.changes, key=lambda name: _better(name, one.changes[name]))
+    gains: dict[str, float] = {}
+    for name, update in _TRIED[one.resource](scenario).items():
+        try:
+            cluster = build(scenario.model_copy(update=update))
+        except ConfigError:  # no such cluster
+            continue
+        gains[name] = numbers(cluster)[metric] / base[metric] - 1
+    useful = {name: gain for name, gain in gains.items() if _better(metric, gain) > _USEFUL}
+    ranked = sorted(useful, key=lambda name: -_better(metric, useful[name]))
+    title = MEASURES.get(metric, metric)
+    return ", ".join(f"{name} ({title} {useful[name]:+.1%})" for name in ranked)
+
+
+_USEFUL = 0.01
+"""Smallest relative gain of a change that is proposed."""
+
+
+def _better(metric: str, change: float) -> float:
+    """Relative change of a metric; positive means improvement."""
+    is_more_better = metric == "request_throughput" or "within " in metric  # a share of requests
+    return change if is_more_better else -change
+
+
+def num_runs(scenario: Scenario) -> int:
+    return 1 + len(JITTERS) + len(_variants(scenario, 1 + GAIN))
+
+
+def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Cluster]]:
+    """Functions that build a cluster with more of one resource, by the resource's name."""
+    scenario = resolve(scenario)
+
+    def of_cluster(change: Callable[[Cluster], Cluster]) -> Callable[[], Cluster]:
+        return lambda: change(build(scenario))
+
+    def of_field(section: str, **fields: Any) -> Callable[[], Cluster]:
+        settings = getattr(scenario, section).model_copy(update=fields)
+        return lambda: build(scenario.model_copy(update={section: settings}))
+
+    variants = {
+        "prefill compute": of_cluster(lambda cluster: _computing(cluster, prefill=factor)),
+        "decode steps": of_cluster(lambda cluster: _computing(cluster, decode=factor)),
+        "messages": of_cluster(
+            lambda cluster: replace(cluster, message_latency_ns=max(1, round(cluster.message_latency_ns / factor)))
+        ),
+    }
+    roles = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
+    for role in roles:
+        server = getattr(scenario, role)
+        more_tokens = round(server.pool_tokens * factor / scenario.page_size) * scenario.page_size
+        more_slots = round(server.max_running_requests * factor + 0.5)
+        variants[f"{role} KV"] = of_field(role, pool_tokens=more_tokens)
+        variants[f"{role} slots"] = of_field(role, max_running_requests=more_slots)
+        if (host_bytes := server.host_cache_bytes) is not None:
+            variants[f"{role} host memory"] = of_field(role, host_cache=round(host_bytes * factor))
+            variants["host link"] = of_cluster(lambda cluster: _host_linked(cluster, factor))
+    if scenario.storage is not None:
+        variants["storage"] = of_cluster(lambda cluster: _stored(cluster, factor))
+    if scenario.aggregated is None:
+        variants["link"] = of_cluster(lambda cluster: _linked(cluster, factor))
+        variants["descriptor cost"] = of_cluster(lambda cluster: _transport(cluster, descriptor=factor))
+        variants["transfer set-up"] = of_cluster(lambda cluster: _transport(cluster, batch=factor))
+        if (staging := scenario.network.staging) is not None:
+            more = staging.model_copy(update={"ring": round(staging.ring * factor)})
+            variants["staging ring"] = of_field("network", staging=more)
+    return variants
+
+
+def _computing(cluster: Cluster, *, prefill: float = 1.0, decode: float = 1.0) -> Cluster:
+    costs = {name: replace(times, speedup=(prefill, decode)) for name, times in cluster.costs.items()}
+    return replace(cluster, costs=costs)
+
+
+def _linked(cluster: Cluster, factor: float) -> Cluster:
+    assert cluster.interconnect is not None
+    topology = cluster.interconnect.topology
+    faster = replace(topology, capacity={link: rate * factor for link, rate in topology.capacity.items()})
+    return replace(cluster, interconnect=replace(cluster.interconnect, topology=faster))
+
+
+def _host_linked(cluster: Cluster, factor: float) -> Cluster:
+    links = {
+        name: replace(link, save_bandwidth=link.save_bandwidth * factor, load_bandwidth=link.load_bandwidth * factor)
+        for name, link in cluster.host_links.items()
+    }
+    return replace(cluster, host_links=links)
+
+
+def _stored(cluster: Cluster, factor: float) -> Cluster:
+    costs = cluster.storage
+    assert costs is not None
+    more = {
+        name: factor * getattr(costs, name)
+        for name in ("read_bandwidth", "write_bandwidth", "objects_per_s", "client_bandwidth")
+    }
+    return replace(cluster, storage=replace(costs, num_pages=round(factor * costs.num_pages), **more))
+
+
+def _transport(cluster: Cluster, *, batch: float = 1.0, descriptor: float = 1.0) -> Cluster:
+    assert cluster.interconnect is not None
+    transport = cluster.interconnect.transport
+    batch_ns, descriptor_ns = round(transport.batch_ns / batch), transport.descriptor_ns / descriptor
+    quicker = replace(transport, batch_ns=batch_ns, descriptor_ns=descriptor_ns)
+    return replace(cluster, interconnect=replace(cluster.interconnect, transport=quicker))

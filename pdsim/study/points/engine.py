@@ -1,0 +1,284 @@
+"""Engines compute tasks: in this process, in a pool of processes, or on a Ray cluster."""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout, suppress
+from itertools import islice
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.points.result import PointResult, Replication, replication
+from pdsim.study.points.store import DAMAGED, Store
+from pdsim.study.points.tasks import Done, Point, Task
+from pdsim.study.points.worker import compute, crashed
+from pdsim.study.verdict.slo import Slo
+
+_ATTEMPTS = 2
+_COMPUTED_AGAIN = ("crashed", DAMAGED)
+"""Statuses of runs that are computed again: a worker may have died for a reason outside its point."""
+
+Progress = Callable[[int, int], None]
+"""Callback: receives the number of finished runs and the number of all runs known so far."""
+_PATIENCE_S = 5.0
+_LEAST_PENDING = 64
+"""Fewest tasks that Ray holds at a time, so that an autoscaled cluster sees work to grow for."""
+_LET_IN = (
+    "a cluster that answers but lets nobody in asks for a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+    "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
+)
+
+
+class Engine(Protocol):
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        """Yields the result of each task, in any order."""
+
+    def close(self) -> None: ...
+
+
+class InProcessEngine:
+    """Computes tasks in this process. A crash ends the whole command."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        return map(compute, tasks)
+
+    def close(self) -> None:
+        """Do nothing: this engine holds no resources."""
+
+
+class WorkerDiedError(Exception):
+    """A worker process died; the message says how."""
+
+
+class Pool:
+    """Worker processes, started when there is work for them and kept until the pool is closed."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._idle: list[_Worker] = []
+        self._busy: dict[Any, tuple[_Worker, Task, int]] = {}
+        """Busy workers by their output stream, each with its task and the number of the attempt."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        waiting = deque((task, 1) for task in tasks)
+        while waiting or self._busy:
+            self._hand_out(waiting)
+            for stream in wait(list(self._busy)):
+                worker, task, attempt = self._busy.pop(stream)
+                try:
+                    done = worker.answer()
+                except WorkerDiedError as death:
+                    if attempt < _ATTEMPTS:
+                        waiting.appendleft((task, attempt + 1))
+                    else:
+                        yield crashed(task, f"{_ATTEMPTS} times, the last time of {death}")
+                else:
+                    self._idle.append(worker)
+                    self._hand_out(waiting)  # it goes on while its answer is kept
+                    yield done
+
+    def close(self) -> None:
+        """Stop all workers and drop unfinished tasks."""
+        for worker in [*self._idle, *(worker for worker, _, _ in self._busy.values())]:
+            worker.stop()
+        self._idle.clear()
+        self._busy.clear()
+
+    def _hand_out(self, waiting: deque[tuple[Task, int]]) -> None:
+        while waiting and len(self._busy) < self._num_workers:
+            task, attempt = waiting.popleft()
+            worker = self._idle.pop() if self._idle else _Worker()
+            worker.send(task)
+            self._busy[worker.answers] = (worker, task, attempt)
+
+
+class _Worker:
+    """A process that runs pdsim.study.points.worker. It finds modules where this process finds them."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pdsim.study.points.worker"],  # -P: not the folder that it starts in, too
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._tasks, self.answers = self._process.stdin, self._process.stdout
+
+    def send(self, task: Task) -> None:
+        with suppress(BrokenPipeError):  # it has died, which its answer will show
+            pickle.dump(task, self._tasks)
+            self._tasks.flush()
+
+    def answer(self) -> Done:
+        try:
+            done: Done = pickle.load(self.answers)  # noqa: S301  it is our own process
+        except (EOFError, pickle.UnpicklingError):
+            code = self.stop()
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise WorkerDiedError(how) from None
+        return done
+
+    def stop(self) -> int:
+        """Closes its input, which ends it. Returns its exit code."""
+        with suppress(BrokenPipeError):
+            self._tasks.close()
+        self.answers.close()
+        return self._process.wait()
+
+
+class RayCluster:
+    """A Ray cluster at an address; without an address Ray chooses RAY_ADDRESS or this machine."""
+
+    def __init__(self, address: str | None) -> None:
+        try:
+            import ray  # noqa: PLC0415  an extra
+        except ImportError:
+            raise ConfigError("engine ray needs Ray, which is not installed: pip install 'pdsim[ray]'") from None
+        self._ray: Any = ray
+        if address is not None:
+            _check_listens(address)
+        self._prints = ExitStack()
+        self._prints.enter_context(redirect_stdout(sys.stderr))  # Ray's own, of workers that die
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except Exception as wrong:  # noqa: BLE001  Ray has many kinds of them
+            self._prints.close()
+            where = address or os.environ.get("RAY_ADDRESS") or "this machine"
+            raise ConfigError(f"engine ray: {where}: {str(wrong).splitlines()[0]}; {_LET_IN}") from None
+        self._compute = ray.remote(max_retries=1, num_cpus=1)(compute)
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        waiting, pending = iter(tasks), dict[Any, Task]()
+        most = max(_LEAST_PENDING, 4 * int(self._ray.cluster_resources().get("CPU", 1)))
+        while True:
+            for task in islice(waiting, most - len(pending)):
+                pending[self._compute.remote(task)] = task
+            if not pending:
+                return
+            (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)  # looks at each of them
+            task = pending.pop(ready)
+            try:
+                yield self._ray.get(ready)
+            except self._ray.exceptions.RayError as death:
+                yield crashed(task, f"twice: {str(death).splitlines()[0]}")
+
+    def close(self) -> None:
+        self._ray.shutdown()
+        self._prints.close()
+
+
+def _check_listens(address: str) -> None:
+    """Check that a Ray server listens at the address, because Ray waits minutes before it fails. Raises ConfigError."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--engine ray:{address}: expected HOST:PORT or ray://HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
+    except OSError as wrong:
+        raise ConfigError(
+            f"--engine ray:{address}: cannot be reached: {wrong}; is it running (ray start --head --port {port})?"
+        ) from None
+
+
+def open_engine(name: str, num_workers: int | None) -> Engine:
+    """pool, here, ray or ray:ADDRESS. Raises ConfigError.
+
+    num_workers is the pool's, None: one for each CPU; a cluster knows its own.
+    """
+    kind, _, address = name.partition(":")
+    if kind == "ray":
+        from pdsim.study.points.engine import RayCluster  # noqa: PLC0415
+
+        return RayCluster(address or None)
+    if name == "here":
+        return InProcessEngine()
+    if name != "pool":
+        raise ConfigError(f"--engine {name}: there are pool, here, ray and ray:ADDRESS")
+    if num_workers is not None and num_workers < 1:
+        raise ConfigError(f"--jobs {num_workers}: at least 1")
+    return Pool(num_workers or os.cpu_count() or 1)
+
+
+class Work:
+    """Computes the tasks that a store lacks, and counts them."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        progress: Progress | None = None,
+        slos: Mapping[str, Slo] | None = None,
+    ) -> None:
+        """slos: limits that results are judged by; None: nobody asks for results."""
+        self.store = store
+        self._engine = engine
+        self._progress = progress
+        self._slos = slos
+        self._answers: dict[str, Replication] = {}
+        """Results by key, each read or computed once."""
+        self._rows: dict[str, dict[str, Any]] = {}
+        """Rows that the last call of `compute` read."""
+        self._seen: set[str] = set()
+        self.num_computed = 0
+        self.num_kept = 0
+        self.num_damaged = 0
+
+    def compute(self, points: Iterable[Point]) -> None:
+        """Compute what is missing of these points. Rows that are read are kept until the next call."""
+        self._rows.clear()
+        tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
+        new = [task for key, task in tasks.items() if key not in self._seen]
+        missing = [task for task in new if self._lacks(task.key)]
+        self._seen |= tasks.keys()
+        self.num_kept += len(new) - len(missing)
+        total = self.num_computed + len(missing)
+        for done in self._engine.run(missing):
+            self.store.keep(done)
+            if self._slos is not None:
+                self._answers[done.key] = replication(done.row, self._slos)
+            self.num_computed += 1
+            if self._progress is not None:
+                self._progress(self.num_computed, total)
+
+    def _lacks(self, key: str) -> bool:
+        """True if a run must be computed. Otherwise its row is read from the store, once."""
+        row = self.store.kept(key)
+        if row is None:
+            return True
+        self.num_damaged += row["status"] == DAMAGED
+        if row["status"] in _COMPUTED_AGAIN:
+            return True
+        if self._slos is None:
+            self._rows[key] = row
+        else:
+            self._answers[key] = replication(row, self._slos)
+        return False
+
+    def forget(self, points: Iterable[Point]) -> None:
+        """Remove the results of points from memory and from the store. The caller owns the store's folder."""
+        for key in {task.key for point in points for task in point.tasks.values()}:
+            self._seen.discard(key)
+            self._answers.pop(key, None)
+            self._rows.pop(key, None)
+            self.store.remove(key)
+
+    def result(self, point: Point) -> PointResult:
+        """The result of a computed point."""
+        keys = [task.key for task in point.tasks.values()]
+        runs = [self._answers.get(key) or replication(self.store.read(key), self._slos or {}) for key in keys]
+        return PointResult(point.number, point.changes, runs)
+
+    def rows(self, point: Point) -> list[dict[str, Any]]:
+        """The rows of a computed point, one for each seed."""
+        keys = [task.key for task in point.tasks.values()]
+        return [self._rows.get(key) or self.store.read(key) for key in keys]

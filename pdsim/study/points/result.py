@@ -1,0 +1,226 @@
+"""A sweep's result: each point's estimates over its replications, and how SLOs judge it."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pdsim.metrics.run_folder import load_pandas
+from pdsim.metrics.summary_rows import Ranges, ranges
+from pdsim.scenario.loading import Changes
+from pdsim.study.points.estimate import Estimate, estimate
+from pdsim.study.points.tasks import described, metrics
+from pdsim.study.verdict.readings import Attainment, Times
+from pdsim.study.verdict.slo import Judgement, Slo, mean_judgement
+
+_OF_REQUESTS = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "classes", "identity")
+"""Columns that are no number of the run."""
+
+
+@dataclass(frozen=True)
+class Replication:
+    """One run: its row, and the judgement of each SLO."""
+
+    row: Mapping[str, Any]
+    slos: Mapping[str, Judgement]
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+    """Resolved, without its workload; empty: the run has no result."""
+    classes: Mapping[str, Mapping[str, Attainment]] = field(default_factory=dict)
+    """Attainment by SLO and class, where requests have classes."""
+
+
+@dataclass(frozen=True)
+class PointResult:
+    number: int
+    changes: Changes
+    replications: Sequence[Replication]
+    ends: "Sequence[PointResult]" = ()
+    """The point at its fastest and its slowest times, where no server was measured and the sweep simulated both."""
+
+    @property
+    def error(self) -> str:
+        """Reason why it has no result; empty if it has one."""
+        return next((str(r.row["message"]) for r in self.replications if r.row["status"] != "ok"), "")
+
+    @property
+    def is_saturated(self) -> bool:
+        """True if the load exceeds what the cluster can serve. Latencies are then meaningless."""
+        return any(r.row["saturated"] for r in self.replications)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Parts of all its runs that lie outside what was measured."""
+        return list(dict.fromkeys(warning for r in self.replications for warning in r.row.get("warnings") or ()))
+
+    @property
+    def failures(self) -> str:
+        """Requests that failed though the scenario asks for no failure, of one run, and why; empty: none did."""
+        return next((r.row["failures"] for r in self.replications if r.row.get("failures")), "")
+
+    @property
+    def num_gpus(self) -> int:
+        return int(self.replications[0].row["gpus"])
+
+    def metric(self, name: str) -> Estimate:
+        """A number of the summary, such as p99_ttft_ms; 0 of a time that no request had. The point has a result."""
+        return estimate([r.row[name] or 0.0 for r in self.replications])
+
+    def per_gpu(self, name: str) -> Estimate:
+        return self.metric(name).divided(self.num_gpus)
+
+    @property
+    def ranges(self) -> Ranges:
+        """Least and most of the means, over the point and its ends."""
+        return ranges([point.means for point in (self, *self.ends)]) if self.ends else {}
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Means of the numbers that it has; none of one without a result."""
+        return {} if self.error else {name: self.metric(name).mean for name in metrics() if self._has(name)}
+
+    def attainment(self, slo: str) -> Estimate:
+        return estimate([r.slos[slo].attained.share for r in self.replications])
+
+    def goodput_per_gpu(self, slo: str) -> Estimate:
+        return estimate([r.slos[slo].attained.goodput_per_s for r in self.replications]).divided(self.num_gpus)
+
+    def judgement(self, slo: str) -> Judgement:
+        """How an SLO judges all its runs. The point has a result."""
+        return mean_judgement([r.slos[slo] for r in self.replications])
+
+    def meets(self, slo: str) -> bool:
+        return not self.error and not self.is_saturated and self.judgement(slo).meets
+
+    def to_json(self) -> dict[str, Any]:
+        head = {"point": self.number, "fields": self.changes}
+        if self.error:
+            return {**head, "error": self.error}
+        slos = {
+            name: {
+                "attainment": self.attainment(name)._asdict(),
+                "goodput_per_gpu": self.goodput_per_gpu(name)._asdict(),
+                "meets": self.meets(name),
+                "terms": [one.to_json() for one in self.judgement(name).readings.values()],
+            }
+            for name in self.replications[0].slos
+        }
+        numbers = {name: self.metric(name)._asdict() for name in metrics() if self._has(name)}
+        state = {"saturated": self.is_saturated, "gpus": self.num_gpus, "warnings": self.warnings}
+        ranged = {"ranges": self.ranges} if self.ends else {}
+        return {**head, **state, "slos": slos, "metrics": numbers, **ranged}
+
+    def _has(self, name: str) -> bool:
+        return all(r.row[name] is not None for r in self.replications)
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Points in the order of the sweep file. The folder has points/*.json, plan.jsonl and log.jsonl."""
+
+    name: str
+    folder: Path
+    points: Sequence[PointResult]
+    slos: Mapping[str, Slo]
+    num_computed: int = 0
+    num_kept: int = 0
+    """Runs that were in the folder before."""
+    num_damaged: int = 0
+    """Damaged runs in the folder. A sweep computes them again; a reader leaves out their points."""
+
+    @property
+    def warnings(self) -> list[str]:
+        return [*warnings_of(self.points), *failures_of_points(self.points)]
+
+    @property
+    def failures(self) -> Counter[str]:
+        """Numbers of points without a result, by why they have none."""
+        return Counter(point.error for point in self.points if point.error)
+
+    def best(self, slo: str) -> list[PointResult]:
+        """Points with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""
+
+        def rank(point: PointResult) -> tuple[bool, bool, float, int]:
+            goodput = point.goodput_per_gpu(slo).mean
+            return (point.is_saturated, not point.meets(slo), -goodput, point.number)
+
+        return sorted((point for point in self.points if not point.error), key=rank)
+
+    def leading(self, count: int) -> list[PointResult]:
+        """The best points of each SLO, up to a count; without SLOs, those with the most requests per GPU."""
+        if self.slos:
+            return list({p.number: p for slo in self.slos for p in self.best(slo)[:count]}.values())
+        return sorted((point for point in self.points if not point.error), key=rate_per_gpu, reverse=True)[:count]
+
+    @property
+    def table(self) -> Any:
+        """A pandas DataFrame with a row for each point and seed: the sweep's fields, and the columns of the shards.
+
+        Points with a range have its ends beside their numbers: mean_ttft_ms_least and mean_ttft_ms_most.
+
+        Raises PandasMissingError without pandas.
+        """
+        rows = [
+            {"point": point.number, **point.changes, **run.row, **_columns(point.ranges)}
+            for point in self.points
+            for run in point.replications
+        ]
+        return load_pandas().DataFrame(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sweep": self.name,
+            "folder": str(self.folder),
+            "computed": self.num_computed,
+            "kept": self.num_kept,
+            "damaged": self.num_damaged,
+            "warnings": self.warnings,
+            "best": {slo: [point.number for point in self.best(slo)] for slo in self.slos},
+            "points": [point.to_json() for point in self.points],
+        }
+
+
+def _columns(found: Ranges) -> dict[str, float]:
+    return {
+        f"{name}_{end}": value
+        for name, ends in found.items()
+        for end, value in zip(("least", "most"), ends, strict=True)
+    }
+
+
+def rate_per_gpu(point: PointResult) -> float:
+    return point.per_gpu("request_throughput").mean
+
+
+def warnings_of(points: Sequence[PointResult]) -> list[str]:
+    """A line for all points: how many lie outside what was measured, and the first of them."""
+    warned = [point for point in points if point.warnings]
+    if not warned:
+        return []
+    first = warned[0].warnings[0]
+    if all(point.warnings == [first] for point in points if not point.error):
+        return [first]
+    return [f"{len(warned)} of {len(points)}, such as {described(warned[0].changes)}: {first}"]
+
+
+def failures_of_points(points: Sequence[PointResult]) -> list[str]:
+    """A line for all points in which requests failed: how many, and the first of them."""
+    failed = [point for point in points if point.failures]
+    if not failed:
+        return []
+    return [f"{len(failed)} of {len(points)}, such as {described(failed[0].changes)}: {failed[0].failures}"]
+
+
+def replication(row: Mapping[str, Any], slos: Mapping[str, Slo]) -> Replication:
+    """A run by its shard's row."""
+    fields = {name: value for name, value in row.items() if name not in _OF_REQUESTS}
+    if row["status"] != "ok":
+        return Replication(fields, {})
+    scenario = json.loads(row["identity"])["scenario"]
+    if not slos:
+        return Replication(fields, {}, scenario)
+    times = Times.of_row(row)
+    names = dict.fromkeys(row["classes"] or ())
+    by_class = {slo: {name: one.attained(times, name) for name in names} for slo, one in slos.items()} if names else {}
+    return Replication(fields, {name: slo.judge([times]) for name, slo in slos.items()}, scenario, by_class)

@@ -1,0 +1,116 @@
+"""A sweep's folder: one shard for each computed task, which task is which point, and a log of the work.
+
+points/KEY.json   results, each written whole or not at all
+plan.jsonl        one line for each point and seed: its fields, and the key of its shard
+sweep.json        the sweep's name, and its SLOs
+log.jsonl         one line for each computed shard: CPU and wall seconds
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pdsim.files import LOCK, own_lock, require_empty_or_own, temporary_folder, write_whole
+from pdsim.inputs import read_json
+from pdsim.metrics.run_folder import require_out
+from pdsim.metrics.tables import RunFolderError
+from pdsim.study.points.tasks import Done, Point
+from pdsim.study.verdict.slo import Slo
+
+PLAN = "plan.jsonl"
+HEAD = "sweep.json"
+POINTS = "points"
+_LOG = "log.jsonl"
+DAMAGED = "damaged"
+"""Status of a shard that cannot be read: it was cut short or is no shard."""
+
+
+@contextmanager
+def opened_folder(out: Path | str | None) -> Iterator[Path]:
+    """The folder `out`, made if need be; None: one that is gone afterwards. Raises RunFolderError."""
+    if out is None:
+        with temporary_folder("pdsim-") as folder:
+            yield folder
+    else:
+        with locked_folder(Path(out)) as folder:
+            yield folder
+
+
+@contextmanager
+def locked_folder(out: Path) -> Iterator[Path]:
+    """The folder `out`, for this process alone. Raises RunFolderError if that cannot be, and ForeignFileError for a
+    folder of other files.
+    """
+    require_out(out)
+    is_own = has_points(out) and any((out / name).is_file() for name in (LOCK, HEAD, _LOG))
+    require_empty_or_own(out, "runs of a sweep, plan or question", is_own=is_own)
+    (out / POINTS).mkdir(parents=True, exist_ok=True)
+    try:
+        with own_lock(out):
+            yield out
+    except BlockingIOError:
+        raise RunFolderError(f"--out {out}: another pdsim command is writing there; wait, or name another") from None
+
+
+def has_points(folder: Path) -> bool:
+    return (folder / POINTS).is_dir()
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._points = folder / POINTS
+        self._points.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def num_kept(self) -> int:
+        """Shards that are there."""
+        return sum(1 for _ in self._points.glob("*.json"))
+
+    def read(self, key: str) -> dict[str, Any]:
+        """The row of a shard. Raises ValueError if it is damaged."""
+        row: dict[str, Any] = read_json(self._path(key))
+        return row
+
+    def kept(self, key: str) -> dict[str, Any] | None:
+        """The row of a shard, whose status is ok, failed, crashed (its worker died) or DAMAGED; None: there is none."""
+        if not self._path(key).is_file():
+            return None
+        try:
+            row = self.read(key)
+            return row if isinstance(row["status"], str) else {"status": DAMAGED}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {"status": DAMAGED}
+
+    def keep(self, done: Done) -> None:
+        """The shard, and then a line in the log."""
+        write_whole(self._path(done.key), f"{json.dumps(done.row)}\n")
+        line = {"key": done.key, "cpu_s": round(done.cpu_s, 3), "wall_s": round(done.wall_s, 3)}
+        with (self.folder / _LOG).open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+
+    def remove(self, key: str) -> None:
+        """Remove a shard, if it exists."""
+        self._path(key).unlink(missing_ok=True)
+
+    def write_head(self, name: str, slos: Mapping[str, Slo]) -> None:
+        head = {"name": name, "slos": {slo: str(wanted) for slo, wanted in slos.items()}}
+        write_whole(self.folder / HEAD, f"{json.dumps(head, indent=2)}\n")
+
+    def write_plan(self, points: Sequence[Point]) -> None:
+        fields = dict.fromkeys(name for point in points for name in point.changes)
+        lines = [
+            json.dumps(
+                {"point": point.number, "range_end": point.end, "seed": seed, "key": task.key}
+                | {name: point.changes.get(name) for name in fields},
+                default=str,
+            )
+            for point in points
+            for seed, task in point.tasks.items()
+        ]
+        write_whole(self.folder / PLAN, "".join(f"{line}\n" for line in lines))
+
+    def _path(self, key: str) -> Path:
+        return self._points / f"{key}.json"

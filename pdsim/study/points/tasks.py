@@ -1,0 +1,246 @@
+"""Tasks: one for each point and seed, checked before anything runs. Tasks of equal identity are computed once."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pdsim.metrics.explanation.stages import STAGES
+from pdsim.metrics.records import RunRecords
+from pdsim.metrics.summary import summarize
+from pdsim.scenario.building.cluster import requests_of
+from pdsim.scenario.building.sizing import resolve
+from pdsim.scenario.loading import Changes, apply_change, load_scenario, parse_scenario, set_field
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.component import describe_component
+from pdsim.scenario.sections.cost import ENDS, GROUPS
+from pdsim.scenario.yaml_file import ConfigError, read_yaml
+from pdsim.study.verdict.slo import Slo
+from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, lookups_remembered, own_entries
+
+_ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
+"""Packages whose code decides results."""
+_HEAD = ("key", "status", "message", "saturated", "gpus", "warnings", "failures")
+_TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "identity", "classes")
+"""Lists over the requests that finished, so that other SLOs need no new run; what the key is a digest of; and the
+classes of all requests, if there are any: those that finished come first.
+"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Work to compute one point with one seed."""
+
+    key: str
+    identity: str
+    data: dict[str, Any]
+    """A scenario as plain data, in which paths are relative to base."""
+    base: Path
+    slo: Slo | None = None
+    """The run ends when it is sure that it misses it."""
+    own_itl: bool = False
+    """True: its row has percentiles of each request's own gaps between tokens."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """The user's own entries of the catalog, for workers on other machines."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task's result, and what it took to compute."""
+
+    key: str
+    row: Mapping[str, Any]
+    """Its shard's."""
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Point:
+    number: int
+    changes: Changes
+    tasks: dict[int, Task]
+    """Tasks by seed."""
+    end: str = ""
+    """End of the times that nobody measured, at which it is simulated; empty: at their best known."""
+
+
+class Planner:
+    """Assigns numbers to points. Points with equal fields are one point."""
+
+    def __init__(
+        self, where: str, scenario: Path, *, changes: Sequence[str], seeds: Sequence[int] | None, own_itl: bool = False
+    ) -> None:
+        """own_itl: rows have percentiles of each request's own gaps between tokens."""
+        self._where = where
+        self._own_itl = own_itl
+        base = load_scenario(scenario, changes)  # so that its own mistakes are named as such
+        self._base = scenario.parent.absolute()
+        self._data: dict[str, Any] = read_yaml(scenario)
+        for change in changes:
+            apply_change(self._data, change)
+        self._seeds = (base.seed,) if seeds is None else tuple(dict.fromkeys(seeds))
+        self._digests: dict[str, str] = {}
+        """Digests of workloads, which most points share, by what describes them."""
+        self._points: dict[str, Point] = {}
+        """Points by their fields."""
+        self._first_error: ConfigError | None = None
+        self._any_is_possible = False
+
+    @property
+    def points(self) -> list[Point]:
+        return list(self._points.values())
+
+    def forget(self) -> None:
+        """Forget all points; the next one is the first."""
+        self._points.clear()
+
+    @lookups_remembered()
+    def plan(self, designed: Iterable[Changes]) -> list[Point]:
+        """Raises ConfigError for a field or value that is wrong, and if no point at all is possible."""
+        planned = [self._point(changes) for changes in designed]
+        if self._first_error is not None and not self._any_is_possible:
+            raise ConfigError(f"{self._where}: no point is possible; the first: {self._first_error}")
+        return planned
+
+    def at_ends(self, point: Point) -> list[Point]:
+        """The point at its fastest and its slowest step times; empty where a server was measured."""
+        task = next(iter(point.tasks.values()))
+        if not parse_scenario(task.data, base=self._base).uncertain:
+            return []
+        found = []
+        for end in ENDS:
+            changes = {**point.changes, **{f"corner.{group}": end for group in GROUPS}}
+            where = f"{self._where}, point {point.number}, {end}"
+            tasks = {seed: self._task(changes, seed, where) for seed in point.tasks}
+            found.append(replace(point, tasks=tasks, end=end))
+        return found
+
+    def _point(self, changes: Changes) -> Point:
+        fields = json.dumps(changes, sort_keys=True, default=str)
+        if fields not in self._points:
+            number = len(self._points) + 1
+            where = f"{self._where}, point {number} ({described(changes)})"
+            tasks = {seed: self._task(changes, seed, where) for seed in self._seeds}
+            self._points[fields] = Point(number, changes, tasks)
+        return self._points[fields]
+
+    def _task(self, changes: Changes, seed: int, where: str) -> Task:
+        data = deepcopy(self._data)
+        for path, value in {**changes, "seed": seed}.items():
+            set_field(data, path, deepcopy(value), where=where)
+        scenario = parse_scenario(data, base=self._base, where=where)
+        try:
+            identity = _identity(scenario, self._digest(scenario), resolve(scenario))
+            self._any_is_possible = True
+        except ConfigError as impossible:  # its row says why; it is only told apart
+            identity = _identity(scenario, json.dumps(describe_component(scenario.workload)), scenario)
+            self._first_error = self._first_error or impossible
+        try:
+            entries = own_entries(scenario.entries)
+        except CatalogError:  # its row says why
+            entries = {}
+        key = key_of(f"{identity} own ITL" if self._own_itl else identity)
+        return Task(key, identity, data, self._base, own_itl=self._own_itl, entries=entries)
+
+    def _digest(self, scenario: Scenario) -> str:
+        """The digest of its requests. Raises ConfigError if they cannot be made."""
+        described = json.dumps([describe_component(scenario.workload), scenario.seed])
+        if described not in self._digests:
+            digest = sha256()
+            for spec in requests_of(scenario):
+                digest.update(repr(spec).encode())
+            self._digests[described] = digest.hexdigest()
+        return self._digests[described]
+
+
+def described(changes: Changes) -> str:
+    """Changes as --set takes them."""
+    return ", ".join(f"{path}={shown(value)}" for path, value in changes.items()) or "the base scenario"
+
+
+def shown(value: Any) -> str:
+    """A value as a file has it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def key_of(identity: str) -> str:
+    return sha256(identity.encode()).hexdigest()[:32]
+
+
+def _identity(scenario: Scenario, workload: str, resolved: Scenario) -> str:
+    """Everything that the result of a point depends on, as JSON."""
+    fields = resolved.model_dump(mode="json", exclude={"name", "description", "workload"})
+    parts = {
+        "pdsim": _revision(),
+        "scenario": fields,
+        "workload": workload,
+        "catalog": _catalog(scenario),
+        "modules": {name: _file_digest(name) for name in sorted(set(_modules(fields)))},
+    }
+    return json.dumps(parts, sort_keys=True)
+
+
+@cache
+def _revision() -> str:
+    """Version and a digest of the code: a change that moves numbers is often made before the version is."""
+    digest = sha256()
+    folder = Path(__file__).parent.parent
+    for room in _ROOMS:
+        for path in sorted((folder / room).rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return f"{version('pdsim')}+{digest.hexdigest()[:16]}"
+
+
+def _catalog(scenario: Scenario) -> dict[str, str]:
+    """The entries that it names, as they stand; those that are missing are left out."""
+    loaders: dict[str, Any] = {"models": load_model, "transports": load_transport, "gpus": load_gpu}
+    found: dict[str, str] = {}
+    for kind, name in scenario.entries:
+        try:
+            found[name] = sha256(repr(loaders[kind](name)).encode()).hexdigest()[:16]
+        except CatalogError:
+            continue
+    return found
+
+
+def _modules(described: Any) -> Iterator[str]:
+    """Modules of a user's own components: "my_policies:Mine" in what describes a scenario."""
+    if isinstance(described, dict):
+        described = list(described.values())
+    if isinstance(described, list):
+        for part in described:
+            yield from _modules(part)
+    elif isinstance(described, str) and ":" in described:
+        module = described.partition(":")[0]
+        if module in sys.modules and not module.startswith("pdsim."):
+            yield module
+
+
+@cache
+def _file_digest(module: str) -> str:
+    path = getattr(sys.modules[module], "__file__", None)
+    return sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
+
+
+@cache
+def metrics() -> dict[str, type]:
+    """The numbers of a summary, ours too, the mean of each stage and descriptors, and their types."""
+    summary = summarize(RunRecords(), extra={"events": 0})
+    numbers = summary | summary.pop("pdsim")
+    found: dict[str, type] = {name: int if isinstance(value, int) else float for name, value in numbers.items()}
+    found["gpu_hours"] = float
+    return {**found, "descriptors": int, **{f"mean_{stage}_ms": float for stage in STAGES}}
+
+
+def with_all_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with None for the columns that it does not have, and columns of floats as floats."""
+    found: dict[str, Any] = {name: row.get(name) for name in (*_HEAD, *metrics(), *_TAIL)}
+    floats = {name for name, kind in metrics().items() if kind is float and found[name] is not None}
+    return found | {name: float(found[name]) for name in floats}

@@ -1,0 +1,120 @@
+"""Says how sure a verdict on an SLO is: one word with its reason, and what chance alone changes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pdsim.scenario.schema import Scenario
+from pdsim.sim.uncertainty.noise import JITTERS
+from pdsim.study.verdict.outcome import Outcome
+from pdsim.study.verdict.readings import Reading
+
+END = {"fastest": "fast", "slowest": "slow"}
+"""Words for the ends of a range."""
+NOT_MEASURED = "No server of this kind was measured; step times come from single kernels."
+
+
+class Confidence(NamedTuple):
+    word: str
+    """high, medium or low"""
+    reason: str
+
+
+def confidence(
+    subject: str,
+    runs: Sequence[Outcome],
+    ends: Mapping[str, Outcome],
+    *,
+    foreign_setup: Sequence[str],
+    is_measured: bool,
+    instead: str = "",
+) -> Confidence:
+    """Confidence in the verdict on a cluster.
+
+    runs: outcomes of the cluster, and of its repetitions with slightly faster and slower messages.
+    ends: outcomes at the ends of its range; empty where a server was measured.
+    instead: a sentence on what would be better where the ends differ from the cluster.
+    """
+    meets = runs[0].meets
+    if any(one.meets != meets for one in runs):
+        return Confidence("low", f"The verdict depends on chance. {by_chance(runs)}")
+    if foreign_setup:
+        return _of_setup(foreign_setup)
+    if not ends:
+        return without_range(is_measured=is_measured)
+    says = f"{subject} {'meets' if meets else 'misses'} the SLO"
+    others = [end for end, one in ends.items() if one.meets != meets]
+    if not others:
+        return Confidence("medium", f"{NOT_MEASURED} {says} at both ends of the predicted range.")
+    opposite = f"{subject} {'misses' if meets else 'meets'} the SLO"
+    where = " and ".join(f"at the {END[end]} end of the range" for end in others)
+    return Confidence("low", f"{NOT_MEASURED} {opposite} {where}. {instead}".rstrip())
+
+
+def confidence_in_numbers(scenario: Scenario) -> Confidence:
+    """Confidence in the numbers of a run that has no SLO."""
+    if scenario.foreign_setup:
+        return _of_setup(scenario.foreign_setup)
+    if scenario.uncertain:
+        return Confidence(
+            "medium", f"{NOT_MEASURED} The range goes from the fastest to the slowest server that these times allow."
+        )
+    return without_range(is_measured=scenario.cost.measured is not None)
+
+
+def _of_setup(foreign_setup: Sequence[str]) -> Confidence:
+    return Confidence("medium", f"The profile was measured on another setup: {'; '.join(foreign_setup)}.")
+
+
+def without_range(*, is_measured: bool) -> Confidence:
+    """Confidence in numbers that have no range."""
+    if is_measured:
+        return Confidence("high", "Step times were measured on a server.")
+    return Confidence("low", "Step times were not measured on a server, and there is no range.")
+
+
+def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -> list[list[str]]:
+    """Rows of a table: each limit's name, the limit, what is predicted, and its range if there are ends."""
+    return [
+        [one.name, one.limit_text, one.value_text, *([range_of([end[place] for end in ends])] if ends else [])]
+        for place, one in enumerate(readings)
+    ]
+
+
+def by_chance(runs: Sequence[Outcome]) -> str:
+    """The least and the largest value of each limited number over repeated runs, and how many runs meet the SLO."""
+    bands = []
+    for same in zip(*(one.readings for one in runs), strict=False):
+        ranked = sorted(same, key=lambda one: one.value)
+        bands.append(f"{ranked[0].name} is {range_of(ranked)}")
+    meeting = f"{sum(one.meets for one in runs)} of {len(runs)} runs meet the SLO"
+    return f"With messages up to {max(JITTERS):.0%} faster or slower, {', '.join(bands)}: {meeting}."
+
+
+def range_of(ranked: Sequence[Reading]) -> str:
+    """Text from the first value to the last; one value if their texts are equal."""
+    first, last = (one.value_text for one in (ranked[0], ranked[-1]))
+    return first if first == last else f"{first} to {last}"
+
+
+class Examined(NamedTuple):
+    """One run, judged by an SLO."""
+
+    outcome: Outcome
+    ends: Mapping[str, Outcome]
+    """Outcomes at the ends of its range; empty where a server was measured, or where no range is wanted."""
+    repeated: Sequence[Outcome]
+    """Outcomes with slightly faster and slower messages; empty where the limit is far."""
+
+    @property
+    def runs(self) -> list[Outcome]:
+        return [self.outcome, *self.repeated]
+
+    def confidence(self, scenario: Scenario) -> Confidence:
+        foreign, is_measured = scenario.foreign_setup, scenario.cost.measured is not None
+        return confidence("The cluster", self.runs, self.ends, foreign_setup=foreign, is_measured=is_measured)
+
+    def to_json(self) -> dict[str, Any]:
+        found = {**self.outcome.to_json(), "ends": {end: one.to_json() for end, one in self.ends.items()}}
+        if self.repeated:
+            found |= {"runs": len(self.runs), "runs_that_meet": sum(one.meets for one in self.runs)}
+        return found

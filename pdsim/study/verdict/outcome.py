@@ -1,0 +1,124 @@
+"""The outcome of a cluster: whether it meets an SLO, the numbers found, and what it lacks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import inf, isfinite
+from typing import Any
+
+from pdsim.metrics.records import RequestRecord
+from pdsim.metrics.summary import is_saturated
+from pdsim.study.verdict.readings import Attainment, Reading, Times, mean_attainment
+from pdsim.study.verdict.slo import Judgement, Slo, Term
+from pdsim.workload.client import Client, OpenLoop
+
+SATURATED = "cannot take the load"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a cluster over all seeds."""
+
+    meets: bool
+    reason: str
+    """Reason why the cluster misses the SLO; empty if it meets the SLO."""
+    num_ended: int
+    """Requests that had ended when the verdict was certain."""
+    judgement: Judgement | None = field(default=None, kw_only=True)
+    """The SLO's judgement; None: the run stopped early or failed."""
+    classes: Mapping[str, Attainment] = field(default_factory=dict, kw_only=True)
+    """Attainment of each class that requests have."""
+
+    @property
+    def attained(self) -> Attainment | None:
+        return None if self.judgement is None else self.judgement.attained
+
+    @property
+    def readings(self) -> list[Reading]:
+        """Readings of all terms, the limits of a count before the count."""
+        return [] if self.judgement is None else self.judgement.listed
+
+    @property
+    def ratios(self) -> Mapping[Term, float]:
+        """Value divided by limit for each term of the SLO; empty if the run stopped early or failed."""
+        return {} if self.judgement is None else self.judgement.ratios
+
+    @property
+    def ratio(self) -> float:
+        """The largest ratio of a value to its limit; infinite if the ratios are not known."""
+        return max(self.ratios.values(), default=inf)
+
+    @property
+    def why(self) -> str:
+        """The reason as a sentence."""
+        return f"it {SATURATED}" if self.reason == SATURATED else self.reason
+
+    @property
+    def lack(self) -> str:
+        """Text of the missed terms and their values; the reason if no values are known."""
+        if self.judgement is None or self.reason == SATURATED or not self.judgement.missed:
+            return self.why
+        return " and ".join(self.judgement.lacks)
+
+    @property
+    def shortfall(self) -> str:
+        """The term that is missed most, in a few words."""
+        judged = self.judgement
+        if judged is None or self.reason == SATURATED:
+            return self.reason
+        term = max(judged.missed, key=judged.ratios.__getitem__)
+        worst = max(judged.details_of(term), key=lambda one: one.value / one.limit, default=judged.readings[term])
+        if worst.value == inf:
+            return "requests fail"
+        return judged.readings[term].short if worst.is_met or worst.is_share else f"{worst.name} is {worst.value_text}"
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"meets": self.meets, "reason": self.reason, "terms": [], "limits": []}
+        if self.judgement is None:
+            return {**found, "attained": None, "goodput_per_s": None}
+        found["terms"] = [
+            one.to_json() | {"of_limit": finite(self.judgement.ratios[term])}
+            for term, one in self.judgement.readings.items()
+        ]
+        found["limits"] = [one.to_json() for one in self.judgement.details]
+        attained = self.judgement.attained
+        joint = {"attained": attained.share, "goodput_per_s": attained.goodput_per_s}
+        classes = {name: asdict(one) for name, one in self.classes.items()}
+        return {**found, **joint, **({"classes": classes} if classes else {})}
+
+
+def finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo) -> Outcome:
+    """The outcome of a cluster from its rows, one for each seed. A queue that grows under generated arrivals misses
+    the SLO.
+    """
+    num_ended = sum(row["completed"] or 0 for row in rows)
+    bad = [row for row in rows if row["status"] != "ok"]
+    if bad:
+        return Outcome(meets=False, reason=bad[0]["message"], num_ended=num_ended)
+    runs = [Times.of_row(row) for row in rows]
+    failures = next((row["failures"] for row in rows if row["failures"]), "")
+    return _judged(slo, runs, num_ended, failures, is_overloaded=any(row["saturated"] for row in rows))
+
+
+def outcome_of_run(requests: Sequence[RequestRecord], client: Client, slo: Slo, failures: str = "") -> Outcome:
+    """The outcome of one run by its records. failures: how many requests failed, and why."""
+    num_ended = sum(request.outcome == "finished" for request in requests)
+    is_overloaded = cannot_take_load(client, requests)
+    return _judged(slo, [Times.of_requests(requests)], num_ended, failures, is_overloaded=is_overloaded)
+
+
+def cannot_take_load(client: Client, requests: Sequence[RequestRecord]) -> bool:
+    """True if the queue grows under generated arrivals. A trace with its own times is not tested for this."""
+    return isinstance(client, OpenLoop) and client.arrivals is not None and is_saturated(requests)
+
+
+def _judged(slo: Slo, runs: Sequence[Times], num_ended: int, failures: str, *, is_overloaded: bool) -> Outcome:
+    judged = slo.judge(runs)
+    missed = [*(term.missed for term in judged.missed), *([failures] if judged.missed and failures else [])]
+    reason = SATURATED if is_overloaded else " and ".join(missed)
+    names = sorted({str(name) for times in runs if times.classes is not None for name in times.classes})
+    classes = {name: mean_attainment([slo.attained(times, name) for times in runs]) for name in names}
+    return Outcome(meets=not reason, reason=reason, num_ended=num_ended, judgement=judged, classes=classes)

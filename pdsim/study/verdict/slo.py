@@ -1,0 +1,438 @@
+"""Service level objectives: "ttft p99 < 2 s, tpot p99 < 50 ms", or "ttft < 2 s and tpot < 50 ms for 95 %".
+
+Runs, plans, answers, sweeps and the web page all judge by these classes, and print the numbers that they find.
+
+- `pNN` is the percentile that clients of servers print: numpy's, linear between two order statistics.
+- `itl_p50`, `itl_p90`, `itl_p95`, `itl_p99` are percentiles of gaps between a request's own tokens, `itl_max` is the
+  longest: "itl_p99 p95 < 60 ms" limits the p95, over requests, of each request's own p99.
+- `for NN %` counts requests that are within all limits named.
+- A request that fails counts as endless. A request of a single token has no TPOT and no gaps: percentiles leave it
+  out, counts take it as within.
+- Several runs of one cluster (seeds) are judged by the mean of their numbers.
+
+Classes of requests have limits of their own: "chat: ttft p99 < 1 s; batch: e2e p95 < 60 s".
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import groupby
+from math import ceil, floor, inf
+from statistics import fmean
+from typing import Any
+
+from pdsim.metrics.own_gaps import OWN_ITL
+from pdsim.metrics.records import RequestRecord
+from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.metrics.summary_rows import significant
+from pdsim.scenario.sections.fields import DURATION
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.study.verdict.readings import (
+    OF_GAPS,
+    Attainment,
+    Reading,
+    Times,
+    attainment_of,
+    mean_attainment,
+    mean_reading,
+    own_itl_ms,
+    time_limit,
+)
+from pdsim.workload.request_spec import RequestSpec, classes_of
+
+DEFAULT_SLO = "ttft p99 < 2 s, tpot p99 < 50 ms"
+
+_METRICS: Mapping[str, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms} | {
+    metric: partial(own_itl_ms, metric) for metric in OWN_ITL
+}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One condition: a percentile below its limit, or enough requests within all limits."""
+
+    limits_ms: tuple[tuple[str, float], ...]
+    """Limits by metric: ttft, tpot, e2e, or one of a request's own gaps."""
+    percentile: float
+    """Percentile that has the limit; of a count, the percent of requests that must be within."""
+    request_class: str = ""
+    """The class of the requests; empty: all requests."""
+    is_share: bool = False
+    """It counts requests."""
+
+    def __str__(self) -> str:
+        return f"{self._prefix}{self.name_in_class}"
+
+    @property
+    def goal(self) -> str:
+        return f"{self._prefix}{self.goal_in_class}"
+
+    @property
+    def goal_in_class(self) -> str:
+        if self.is_share:
+            return f"{self.limits} for {self.percentile:g} %"
+        return f"{self.name_in_class} < {time_limit(self._limit_ms)}"
+
+    @property
+    def name_in_class(self) -> str:
+        names = " and ".join(metric.upper() for metric, _ in self.limits_ms)
+        return f"within {names}" if self.is_share else f"{names} p{self.percentile:g}"
+
+    @property
+    def limits(self) -> str:
+        return " and ".join(f"{metric.upper()} < {time_limit(limit_ms)}" for metric, limit_ms in self.limits_ms)
+
+    @property
+    def missed(self) -> str:
+        """Text about the requests that miss the limit."""
+        if not self.is_share:
+            return f"{self} is above {time_limit(self._limit_ms)}"
+        requests = f" of {self.request_class}" if self.request_class else ""
+        return f"fewer than {self.percentile:g} %{requests} have {self.limits}"
+
+    def lack(self, value: float) -> str:
+        """Words for requests that miss it, and what was found: ms, or percent of the requests."""
+        if self.is_share:
+            of_class = f"of class {self.request_class} " if self.request_class else ""
+            return f"{significant(value)} % of the requests {of_class}have {self.limits} ({self.percentile:g} % asked)"
+        if value == inf:
+            return self.missed
+        reading = Reading(str(self), value, self._limit_ms, is_share=False)
+        return f"{self} is {reading.value_text} (limit {reading.limit_text})"
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.request_class} " if self.request_class else ""
+
+    @property
+    def _limit_ms(self) -> float:
+        return self.limits_ms[0][1]
+
+    def covers(self, request_class: str) -> bool:
+        return self.request_class in ("", request_class)
+
+    def is_about(self, num_output_tokens: int) -> bool:
+        """True if the limit applies to a request. A request with one token has no TPOT and no gaps."""
+        return num_output_tokens > 1 or not self._is_of_gaps
+
+    @cached_property
+    def _is_of_gaps(self) -> bool:
+        return not self.is_share and self.limits_ms[0][0] in OF_GAPS
+
+    def is_missed(self, request: RequestRecord) -> bool:
+        """True if an ended request misses the limit."""
+        if request.outcome != "finished":
+            return True
+        if not self.is_about(request.num_output_tokens):
+            return False
+        return any(_time_ms(metric, request) > limit_ms for metric, limit_ms in self.limits_ms)
+
+    def reading(self, times: Times) -> Reading:
+        covered = self._covered(times)
+        if not self.is_share:
+            ((metric, limit_ms),) = self.limits_ms
+            value = covered.percentile(metric, self.percentile)
+            return Reading(str(self), value, limit_ms, is_share=False, request_class=self.request_class)
+        within = int(covered.within(self.limits_ms).sum())
+        share = 100 * within / covered.num_sent if covered.num_sent else 100.0
+        return Reading(str(self), share, self.percentile, is_share=True, request_class=self.request_class)
+
+    def readings_of_limits(self, times: Times) -> list[Reading]:
+        """Each limit of a count at its percentile: "TTFT p90" of "ttft < 2 s and tpot < 50 ms for 90 %"."""
+        covered = self._covered(times)
+        return [
+            Reading(
+                f"{self._prefix}{metric.upper()} p{self.percentile:g}",
+                covered.percentile(metric, self.percentile),
+                limit_ms,
+                is_share=False,
+                request_class=self.request_class,
+            )
+            for metric, limit_ms in self.limits_ms
+        ]
+
+    def ratio(self, times: Times) -> float:
+        """What is found over the limit: above 1 misses it. Infinite: too many requests have no end.
+
+        A count takes each request at the limit nearest to it, and then the request that decides.
+        """
+        if not self.is_share:
+            reading = self.reading(times)
+            return reading.value / reading.limit
+        import numpy as np  # noqa: PLC0415
+
+        covered = self._covered(times)
+        values = np.max([covered.by_metric[metric] / limit_ms for metric, limit_ms in self.limits_ms], axis=0)
+        ranked = sorted(values.tolist()) + [inf] * covered.num_lost
+        return ranked[_num_needed(self.percentile, len(ranked)) - 1] if ranked else 0.0
+
+    def _covered(self, times: Times) -> Times:
+        return times.of_class(self.request_class) if self.request_class else times
+
+    def num_allowed(self, num_requests: int) -> int:
+        """Most requests that may be above a limit: with more it is missed, whatever the times are."""
+        if self.is_share:
+            return num_requests - _num_needed(self.percentile, num_requests)
+        return num_requests - 1 - floor(_position(self.percentile, num_requests))
+
+    def num_lost_allowed(self, num_requests: int) -> int:
+        """Most requests that may have no end: a percentile between the last time and no end is none."""
+        if self.is_share:
+            return self.num_allowed(num_requests)
+        return num_requests - 1 - ceil(_position(self.percentile, num_requests))
+
+
+def _position(percentile: float, num_requests: int) -> float:
+    """The place of a percentile among sorted values; numpy's."""
+    return max(0, num_requests - 1) * percentile / 100
+
+
+def _num_needed(percent: float, num_requests: int) -> int:
+    """Number of requests that make up a percentage, rounded up."""
+    return ceil(round(percent / 100 * num_requests, 6))
+
+
+def _time_ms(metric: str, request: RequestRecord) -> float:
+    """A single token has no gaps."""
+    return 0.0 if metric in OF_GAPS and request.num_output_tokens < 2 else _METRICS[metric](request)  # noqa: PLR2004
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an SLO finds in the runs of one cluster."""
+
+    readings: Mapping[Term, Reading]
+    ratios: Mapping[Term, float]
+    """What was found over the limit, by term."""
+    details: tuple[Reading, ...]
+    """Limits of counts, each at its percentile."""
+    attained: Attainment
+
+    @property
+    def meets(self) -> bool:
+        return all(reading.is_met for reading in self.readings.values())
+
+    @property
+    def listed(self) -> list[Reading]:
+        """Readings of all terms, the limits of a count before the count."""
+        return [one for term, found in self.readings.items() for one in (*self.details_of(term), found)]
+
+    @property
+    def missed(self) -> list[Term]:
+        return [term for term, reading in self.readings.items() if not reading.is_met]
+
+    @property
+    def lacks(self) -> list[str]:
+        """What was found and what is asked, in words, for each term that is missed."""
+        return [term.lack(self.readings[term].value) for term in self.missed]
+
+    @property
+    def worst(self) -> Term:
+        """The term that is missed most, or that is nearest to its limit."""
+        return max(self.ratios, key=self.ratios.__getitem__)
+
+    @property
+    def worst_percentile(self) -> Term:
+        """The same as a percentile of one metric: of a count, the limit that is nearest."""
+        worst = self.worst
+        if not worst.is_share:
+            return worst
+        own = self.details_of(worst)
+        place = max(range(len(own)), key=lambda i: own[i].value / own[i].limit)
+        return Term((worst.limits_ms[place],), worst.percentile, worst.request_class)
+
+    def details_of(self, count: Term) -> list[Reading]:
+        """Readings of a count's limits, in their order; none of a percentile."""
+        skipped = 0
+        for term in self.readings:
+            if term == count:
+                return list(self.details[skipped : skipped + len(term.limits_ms)]) if term.is_share else []
+            skipped += len(term.limits_ms) if term.is_share else 0
+        raise KeyError(count)
+
+    def tail_ms(self, metric: str) -> float | None:
+        """The metric at the percentile of the first term that limits it; None: none does."""
+        for term, reading in self.readings.items():
+            names = [name for name, _ in term.limits_ms]
+            if metric in names:
+                return self.details_of(term)[names.index(metric)].value if term.is_share else reading.value
+        return None
+
+
+def mean_judgement(runs: Sequence[Judgement]) -> Judgement:
+    """The judgement of several runs of one cluster."""
+    first = runs[0]
+    return Judgement(
+        readings={term: mean_reading([one.readings[term] for one in runs]) for term in first.readings},
+        ratios={term: fmean(one.ratios[term] for one in runs) for term in first.ratios},
+        details=tuple(mean_reading(readings) for readings in zip(*(one.details for one in runs), strict=True)),
+        attained=mean_attainment([one.attained for one in runs]),
+    )
+
+
+class MissedError(Exception):
+    """Raised as soon as a run can no longer meet its SLO."""
+
+    def __init__(self, term: Term, num_ended: int) -> None:
+        super().__init__(term.missed)
+        self.num_ended = num_ended
+
+
+class Tally:
+    """Called with each request that has ended. Raises MissedError as soon as too many miss a term."""
+
+    def __init__(self, slo: "Slo", requests: Sequence[RequestSpec]) -> None:
+        self._missed_left: dict[Term, int] = {}
+        self._lost_left: dict[Term, int] = {}
+        for term in slo.terms:
+            count = sum(term.covers(s.request_class) and term.is_about(len(s.output)) for s in requests)
+            self._missed_left[term] = term.num_allowed(count)
+            self._lost_left[term] = term.num_lost_allowed(count)
+        self._classes = classes_of(requests)
+        self._num_ended = 0
+
+    def __call__(self, request: RequestRecord) -> None:
+        self._num_ended += 1
+        request_class = self._classes.get(request.request_id, "")
+        for term in self._missed_left:
+            if term.covers(request_class) and term.is_missed(request):
+                self._missed_left[term] -= 1
+                self._lost_left[term] -= request.outcome != "finished"
+                if self._missed_left[term] < 0 or self._lost_left[term] < 0:
+                    raise MissedError(term, self._num_ended)
+
+
+@dataclass(frozen=True)
+class Slo:
+    terms: tuple[Term, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(
+            (f"{name}: " if name else "") + ", ".join(term.goal_in_class for term in terms)
+            for name, terms in groupby(self.terms, key=lambda term: term.request_class)
+        )
+
+    def judge(self, runs: Sequence[Times]) -> Judgement:
+        """Judges the runs of one cluster, one for each seed, by the means of their numbers."""
+        return mean_judgement([self._judge(times) for times in runs])
+
+    def _judge(self, times: Times) -> Judgement:
+        return Judgement(
+            readings={term: term.reading(times) for term in self.terms},
+            ratios={term: term.ratio(times) for term in self.terms},
+            details=tuple(one for term in self.terms if term.is_share for one in term.readings_of_limits(times)),
+            attained=attainment_of(int(self.kept(times).sum()), times.num_sent, times.duration_s),
+        )
+
+    def judge_requests(self, requests: Sequence[RequestRecord]) -> Judgement:
+        return self.judge([Times.of_requests(requests)])
+
+    def kept(self, times: Times) -> Any:
+        """A mask of the finished requests: true where all limits that cover one are kept."""
+        kept = times.has_tpot | True
+        for term in self.terms:
+            within = times.within(term.limits_ms)
+            kept = kept & (within | ~times.is_of_class(term.request_class))
+        return kept
+
+    def attained(self, times: Times, request_class: str) -> Attainment:
+        """Attainment of the requests of one class."""
+        is_of = times.classes == request_class
+        num_kept = int((self.kept(times) & is_of[: len(times.has_tpot)]).sum())
+        return attainment_of(num_kept, int(is_of.sum()), times.duration_s)
+
+    def limit_ms(self, metric: str, request_class: str = "") -> float | None:
+        """The tightest limit of a metric; None: there is none."""
+        found = [
+            ms for term in self.terms if term.covers(request_class) for name, ms in term.limits_ms if name == metric
+        ]
+        return min(found, default=None)
+
+    def percentile_of(self, metric: str) -> float:
+        """The percentile of the first term that limits a metric; 99 if none does."""
+        found = (term.percentile for term in self.terms if metric in dict(term.limits_ms))
+        return next(found, 99.0)
+
+    @property
+    def needs_own_itl(self) -> bool:
+        """True if it limits a request's own gaps, which runs find only if they are told to."""
+        return any(name in OWN_ITL for term in self.terms for name, _ in term.limits_ms)
+
+    @property
+    def share(self) -> float:
+        """Share of the requests that must be within their limits: of several terms, the largest."""
+        return max(term.percentile for term in self.terms) / 100
+
+    def require_classes(self, requests: Sequence[RequestSpec]) -> None:
+        """Raises ConfigError if no request has one of its classes."""
+        known = dict.fromkeys(classes_of(requests).values())
+        for name in dict.fromkeys(term.request_class for term in self.terms):
+            if name and name not in known:
+                found = f"there are {', '.join(known)}" if known else "they have no classes"
+                raise ConfigError(f"--slo: no request of class {name!r}{did_you_mean(name, known)}; {found}")
+
+    @classmethod
+    def parse(cls, text: str, where: str = "--slo") -> "Slo":
+        """Raises ConfigError, whose message begins with `where`."""
+        try:
+            return cls.of_text(text)
+        except ValueError as wrong:
+            raise ConfigError(f"{where} {text!r}: {wrong}") from None
+
+    @classmethod
+    def of_text(cls, text: str) -> "Slo":
+        """Raises ValueError."""
+        terms = tuple(term for group in text.split(";") for term in _terms(group))
+        names = [f"{term}" for term in terms]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise ValueError(f"{twice} stands there twice")
+        return cls(terms)
+
+
+_PERCENTILE = re.compile(r"(?P<metric>\w+)\s+p(?P<percentile>[\d.]+)\s*<=?\s*(?P<limit>.+)")
+_SHARE = re.compile(r"(?P<limits>.+?)\s+for\s+(?P<percentile>[\d.]+)\s*%")
+_LIMIT = re.compile(r"(?P<metric>\w+)\s*<=?\s*(?P<limit>.+)")
+_EXAMPLE = "METRIC pNN < DURATION, such as 'ttft p99 < 2 s', nor 'ttft < 2 s and tpot < 50 ms for 95 %'"
+
+
+def _terms(group: str) -> list[Term]:
+    """Terms of "chat: ttft p99 < 2 s, tpot p99 < 50 ms", or of the same without a class."""
+    name, colon, terms = group.partition(":") if ":" in group else ("", "", group)
+    if colon and not name.strip():
+        raise ValueError(f"{group.strip()!r} has no class before its colon")
+    return [replace(_term(part.strip()), request_class=name.strip()) for part in terms.split(",")]
+
+
+def _term(part: str) -> Term:
+    if (one := _PERCENTILE.fullmatch(part)) is not None:
+        return Term((_limit(one),), _percentile(one))
+    share = _SHARE.fullmatch(part)
+    limits = [_LIMIT.fullmatch(limit.strip()) for limit in share["limits"].split(" and ")] if share else [None]
+    if share is None or None in limits:
+        raise ValueError(f"{part!r} is no {_EXAMPLE}")
+    found = [_limit(limit) for limit in limits if limit is not None]
+    if len(dict(found)) < len(found):
+        raise ValueError(f"{part!r} has two limits of one metric")
+    return Term(tuple(found), _percentile(share), is_share=True)
+
+
+def _percentile(found: re.Match[str]) -> float:
+    try:
+        percentile = float(found["percentile"])
+    except ValueError:
+        raise ValueError(f"p{found['percentile']} is no percentile, above 0 and at most 100") from None
+    if not 0 < percentile <= 100:  # noqa: PLR2004
+        raise ValueError(f"p{percentile:g} is no percentile, above 0 and at most 100")
+    return percentile
+
+
+def _limit(found: re.Match[str]) -> tuple[str, float]:
+    metric = found["metric"].lower()
+    if metric not in _METRICS:
+        known = ", ".join(_METRICS)
+        raise ValueError(f"no latency {metric!r}{did_you_mean(metric, _METRICS)}; there are {known}")
+    limit_ns = DURATION.parse(found["limit"])
+    if limit_ns <= 0:
+        raise ValueError("a limit is above 0")
+    return metric, limit_ns / 1e6
