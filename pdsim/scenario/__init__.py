@@ -1,1 +1,3 @@
-"""A study as a value: its schema, its file, and the objects it describes. Knows neither SimPy nor torch."""
+"""Scenarios: their fields, their files, and the objects that they describe. This package imports neither SimPy nor
+torch.
+"""

@@ -1,4 +1,4 @@
-"""A model and a load as flags say them, in place of a file."""
+"""Model and load of a scenario as command-line flags."""
 
 import json
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from pdsim.inputs import MOST_CONTEXT_TOKENS, shown
 from pdsim.scenario.yaml_file import ConfigError
 
 _SPREAD = 0.5
-"""Standard deviation over mean of lengths of which only the mean is known."""
+"""Standard deviation relative to the mean, for lengths of which only the mean is given."""
 _LONGEST = 4
 """Longest of these lengths, as a multiple of the mean."""
 _NUM_REQUESTS = 1000
-"""Made-up requests at a rate: the p99 is above the tenth slowest."""
+"""Number of generated requests at a rate. The p99 then lies above all but ten requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """Model and load, where they are not the scenario's."""
+    """Model and load that replace those of the scenario."""
 
     model: str | None = None
     """Model, by its name in pdsim catalog."""
@@ -39,7 +39,7 @@ class LoadOptions:
 
     @property
     def lengths(self) -> dict[str, Any]:
-        """Fields of a made-up workload."""
+        """Length fields of a generated workload."""
         num_requests = _NUM_REQUESTS if self.requests is None and self.rate is not None else self.requests
         given = {"num_requests": num_requests, "input_tokens": spread(self.isl), "output_tokens": spread(self.osl)}
         return {field: value for field, value in given.items() if value is not None}
@@ -53,7 +53,7 @@ class LoadOptions:
         return {"use": "closed_loop", "concurrency": self.concurrency, "warm_up_requests": self.concurrency}
 
     def changes(self, *, has_own_load: bool) -> tuple[str, ...]:
-        """Changes as --set takes them. has_own_load: a file or a trace says how many requests there are."""
+        """Changes in the notation of --set. has_own_load: a file or a trace sets the number of requests."""
         lengths = self.lengths
         if has_own_load and self.requests is None:
             lengths.pop("num_requests", None)
@@ -63,7 +63,7 @@ class LoadOptions:
 
 
 def spread(mean: int | None) -> dict[str, Any] | None:
-    """Lengths around a mean, of which nothing else is known."""
+    """Lognormal lengths around a mean, with an assumed standard deviation."""
     if mean is None:
         return None
     if not 1 <= mean <= MOST_CONTEXT_TOKENS:

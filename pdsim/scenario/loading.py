@@ -1,4 +1,4 @@
-"""Reads a scenario file and --set changes; every mistake with its file, line and field."""
+"""Reads a scenario file and --set changes. Every mistake is reported with its file, line and field."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ Changes = dict[str, Any]
 
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
-    """Read a scenario file; each change is "dotted.path=value". Raises ConfigError."""
+    """Reads a scenario file; each change is "dotted.path=value". Raises ConfigError."""
     path = Path(path)
     data = _fields_in(path)
     for change in changes:
@@ -50,7 +50,7 @@ def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario",
 
 
 def read_section(path: Path, kind: type[SectionT]) -> SectionT:
-    """A file whose fields are those of the section. Raises ConfigError with every mistake and its line."""
+    """Reads a file whose fields are those of the section. Raises ConfigError with every mistake and its line."""
     return _validated(kind, _fields_in(path), str(path), path.read_text(encoding="utf-8"))
 
 
@@ -80,7 +80,7 @@ def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base
 
 
 MOST = 2**63 - 1
-"""The largest number of a file, either way: tables of runs have 64 bits."""
+"""Largest absolute value of a number in a file: tables of runs have 64 bits."""
 
 
 def _numbers(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int | float]]:
@@ -93,11 +93,11 @@ def _numbers(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 _MOST_SHOWN = 200
-"""Characters of a --set that a message repeats."""
+"""Maximum number of characters of a --set that a message repeats."""
 
 
 def apply_change(data: dict[str, Any], change: str) -> None:
-    """Set one field of plain data: "decode.radix_cache=true". The value is YAML."""
+    """Sets one field of plain data: "decode.radix_cache=true". The value is YAML."""
     path, equals, value = change.partition("=")
     flag = f"--set {change if len(change) <= _MOST_SHOWN else f'{change[:_MOST_SHOWN]}...'}"
     if not equals or not path.strip():
@@ -106,7 +106,7 @@ def apply_change(data: dict[str, Any], change: str) -> None:
 
 
 def set_field(data: dict[str, Any], path: str, value: Any, *, where: str) -> None:
-    """Set one field of plain data by its dotted path, such as decode.admission.reserved_tokens."""
+    """Sets one field of plain data by its dotted path, such as decode.admission.reserved_tokens."""
     *parents, last = path.split(".")
     at = data
     for key in parents:
@@ -147,7 +147,7 @@ def _fields_at(section: type[Section], path: tuple[Any, ...]) -> list[str]:
 
 
 class SchemaWithMeanings(GenerateJsonSchema):
-    """Describes each field in the words of the code, which editors show."""
+    """JSON schema whose field descriptions are the docstrings of the code. Editors show them."""
 
     def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
         made = super().model_schema(schema)

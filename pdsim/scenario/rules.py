@@ -22,17 +22,17 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
         "aggregated": {"preemption": "last_admitted_first"},
     }
 }
-"""Defaults of an engine where they are not those of the fields (page_size: vLLM 0.33.0, config/cache.py)."""
+"""Defaults of an engine that differ from those of the fields (page_size: vLLM 0.33.0, config/cache.py)."""
 
 VLLM_VICTIMS = {"use": "lowest_priority_first", "last_arrived": True}
-"""Who gives way where vLLM schedules by priority (0.33.0, Scheduler.schedule)."""
+"""Preemption policy of vLLM with priority scheduling (0.33.0, Scheduler.schedule)."""
 PREEMPTION_THRESHOLD = 10
-"""SGLang's default."""
+"""SGLang's default of --priority-scheduling-preemption-threshold."""
 
 
 def with_priority_policy(data: Any) -> Any:
-    """Prompts are computed by priority where requests have one, unless the scenario says otherwise. In vLLM they give
-    way by priority, too.
+    """Sets policy priority as the default of prompts if request classes have priorities. With engine vllm, also a
+    preemption by priority.
     """
     if not isinstance(data, dict) or not data.get("priorities"):
         return data
@@ -61,7 +61,7 @@ def with_defaults_of_engine(data: Any) -> Any:
 
 
 def with_drafts_of_engine(data: Any) -> Any:
-    """Fills in steps, branches and verified tokens of drafts."""
+    """Fills in speculative steps, branches and verified tokens."""
     if not isinstance(data, dict):
         return data
     roles = {role: data[role] for role in ("decode", "aggregated") if isinstance(data.get(role), dict)}
@@ -69,7 +69,7 @@ def with_drafts_of_engine(data: Any) -> Any:
 
 
 def _filled(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given fields, with defaults for missing or null ones."""
+    """The given fields, with defaults for missing or null fields."""
     return {**given, **{name: default for name, default in defaults.items() if given.get(name) is None}}
 
 
@@ -221,7 +221,7 @@ def _of_roles(scenario: "Scenario") -> str:
 
 
 def _of_costs(scenario: "Scenario") -> str:
-    """A cost whose lines have no times would make every step free."""
+    """Refuses costs without any time, which would make every step free."""
     costs = {"prefill": scenario.cost.prefill, "decode": scenario.cost.decode}
     empty = [role for role, cost in costs.items() if isinstance(cost, Affine) and not cost.has_terms]
     what = "it has no term, so that every step would take no time; give it its times"
@@ -239,4 +239,4 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_roles,
     _of_costs,
 )
-"""The first that is broken is reported."""
+"""Rules that a scenario must satisfy. The first broken rule is reported."""

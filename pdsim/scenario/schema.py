@@ -1,4 +1,6 @@
-"""The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
+"""The fields of a scenario. Names and defaults are those of SGLang where it has them. `pdsim.schema.json` is made from
+this module.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -62,7 +64,7 @@ def a_name(value: Any) -> Any:
 
 
 def by_role(value: Any) -> Any:
-    """Lets one component set both roles. Measured sizes may stand beside it."""
+    """Lets one component set both roles. `measured` may stand beside it."""
     if isinstance(value, dict) and "use" in value:
         one = {key: setting for key, setting in value.items() if key != "measured"}
         beside = {"measured": value["measured"]} if "measured" in value else {}
@@ -71,7 +73,7 @@ def by_role(value: Any) -> Any:
 
 
 def of_all_groups(value: Any) -> Any:
-    """Lets one end stand for all groups of times."""
+    """Lets one end of the range stand for all groups of times."""
     if not isinstance(value, str):
         return value
     if value not in ENDS:
@@ -85,7 +87,7 @@ def of_kind(value: Any) -> Any:
 
 
 class OrShort:
-    """Marks a section that something shorter may stand for, in the JSON schema: a name, or an object with a key."""
+    """Marks a section that a short form may replace in the JSON schema: a name, or an object with a key."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = keys
@@ -96,11 +98,11 @@ class OrShort:
 
 
 SHORTHANDS = {"router": by_role, "cost": by_role, "corner": of_all_groups, "front_end": of_kind}
-"""Fields that a plain value may stand for."""
+"""Fields for which a plain value may stand, with the functions that expand the value."""
 
 
 def with_kv_of_checkpoint(data: Any) -> Any:
-    """Fill in the type of KV that a checkpoint says, as engines do with --kv-cache-dtype auto."""
+    """Fills in the data type of KV that the checkpoint names, as engines do with --kv-cache-dtype auto."""
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, str) or "kv_dtype" in data:
         return data
@@ -121,18 +123,19 @@ class Scenario(Section):
     name: FolderName = "scenario"
     """Name of the scenario in tables, and of its run folder in a comparison."""
     description: str = ""
-    """Free text."""
+    """Description of the scenario, as free text."""
     seed: Seed = 0
     """Seed of workload, arrivals, aborts and backoffs. Policies have their own seeds."""
     model: Annotated[str, BeforeValidator(a_name)]
-    """Name in the catalog (`pdsim catalog` lists the names)."""
+    """Model by its name in the catalog (`pdsim catalog` lists the names)."""
     weight_dtype: Dtype | None = None
-    """Type of the weights: bf16, fp8, fp4, or int4 and int8 (computed in bf16); None: the checkpoint's."""
+    """Data type of the weights: bf16, fp8, fp4, or int4 and int8 (computed in bf16). None: the checkpoint's type."""
     kv_dtype: KvDtype = "bf16"
-    """Type of the KV: bf16, fp8, fp4, or fp32 for CPUs. If left out: the checkpoint's KV type if it has one, otherwise
-    bf16."""
+    """Data type of the KV: bf16, fp8, fp4, or fp32 for CPUs. If left out: the checkpoint's KV type if it has one,
+    otherwise bf16.
+    """
     state_dtype: StateDtype = "fp32"
-    """Type of the state of linear-attention layers: fp32, fp16 or bf16 (--mamba-ssm-dtype)."""
+    """Data type of the state of linear-attention layers: fp32, fp16 or bf16 (--mamba-ssm-dtype)."""
     context_tokens: int | None = Field(default=None, ge=1, le=MOST_CONTEXT_TOKENS)
     """Maximum number of tokens of prompt and output together (--context-length). None: the model's context. Larger
     values need scaled RoPE."""
@@ -147,7 +150,7 @@ class Scenario(Section):
     engine_version: str | None = None
     """Release of the engine whose rules the schedulers follow: 0.5.23 or 0.5.12 of sglang, 0.33.0 of vllm.
 
-    None: the newest.
+    None: the newest release of these.
     """
     prefill: PrefillSettings | None = None
     """Prefill servers. A cluster with prefill also needs decode."""
@@ -172,8 +175,9 @@ class Scenario(Section):
     """File of a profile, whose step times, host, transfers and front end replace those of `cost`, `network` and
     `front_end`. {prefill: FILE, decode: FILE} gives each role its own."""
     corner: Annotated[dict[Group, End] | None, BeforeValidator(of_all_groups), OrShort()] = None
-    """End of the range of step times to simulate, where no server was measured: `slowest`, `fastest`, or by group
-    {prefill: slowest}. The groups are prefill, decode, and outside (time outside the GPUs)."""
+    """End of the range of step times to simulate, if they were not measured on a server: `slowest`, `fastest`, or by
+    group {prefill: slowest}. The groups are prefill, decode, and outside (time outside the GPUs).
+    """
     workload: Annotated[Workload, Component()]
     """Workload: the requests and their lengths."""
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
@@ -182,8 +186,9 @@ class Scenario(Section):
     """Clients send ignore_eos with requests that use their longest output, as bench_serving and `pdsim launch` do. An
     aggregated instance then expects this length."""
     priorities: dict[str, int] = Field(default={})
-    """Priorities of classes of requests: {chat: 1, batch: 0}. Higher priorities go first; other classes have 0. With
-    priorities the default of `policy` is priority, and that of vLLM's `preemption` lowest_priority_first."""
+    """Priorities of request classes: {chat: 1, batch: 0}. Higher priorities go first; other classes have 0. With
+    priorities the default of `policy` is priority, and that of vLLM's `preemption` lowest_priority_first.
+    """
     storage: StorageSettings | None = None
     """Storage behind the host caches. None: KV that host caches evict is lost."""
     elastic: ElasticSettings | None = None
@@ -208,13 +213,13 @@ class Scenario(Section):
 
     @property
     def engine_rules(self) -> EngineRules:
-        """Rules of the release that it follows."""
+        """Rules of the engine's release that the scenario follows."""
         releases = RELEASES[self.engine]
         return releases[self.engine_version or next(iter(releases))]
 
     @property
     def engine_warnings(self) -> list[str]:
-        """Ends of a real server of this release that a run does not have."""
+        """Ways in which a real server of this release dies, but the simulation goes on. As text for warnings."""
         if self.decode is None or not self.decode.radix_cache or self.engine_rules != RELEASES["sglang"]["0.5.12"]:
             return []
         dies = "decode.radix_cache: a server of SGLang 0.5.12 dies when a retracted request comes back"
@@ -222,28 +227,28 @@ class Scenario(Section):
 
     @property
     def roles(self) -> dict[Role, ServerSettings]:
-        """Servers of the roles that it has."""
+        """Servers of each role that the scenario has."""
         roles: dict[Role, ServerSettings | None]
         roles = {"prefill": self.prefill, "decode": self.decode, "aggregated": self.aggregated}
         return {role: servers for role, servers in roles.items() if servers is not None}
 
     @property
     def max_servers(self) -> int:
-        """Servers of prefill and decode together, at most."""
+        """Maximum number of prefill and decode servers together."""
         prefill, decode = self.pair
         at_first = prefill.instances + decode.instances
         return at_first if self.elastic is None else self.elastic.max_servers or at_first
 
     @property
     def pair(self) -> Pair:
-        """The roles of a disaggregated cluster."""
+        """The servers of both roles of a disaggregated cluster."""
         assert self.prefill is not None
         assert self.decode is not None
         return Pair(self.prefill, self.decode)
 
     @property
     def entries(self) -> list[tuple[Kind, str]]:
-        """Entries of the catalog that it names."""
+        """Catalog entries that the scenario names."""
         gpus: list[tuple[Kind, str]] = [("gpus", servers.gpu) for servers in self.roles.values()]
         return [("models", self.model), ("transports", self.network.transport), *gpus]
 
@@ -260,19 +265,21 @@ class Scenario(Section):
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """Acceptance of those who decode; None: a step gives each request one token."""
+        """Acceptance of drafted tokens on the decoding servers. None: a step gives each request one token."""
         return self.servers[1].acceptance
 
     @property
     def num_draft_layers(self) -> int:
-        """Layers of the draft model that have KV; 0: there are no drafts, or they have none."""
+        """Number of the draft model's layers with KV. 0: there is no speculation, or the draft model has no such
+        layers.
+        """
         decoding = self.servers[1]
         named = decoding.speculative_draft_model
         return num_draft_layers(decoding, None if named is None else load_model(named))
 
     @property
     def setup(self) -> Setup:
-        """The model, and what the instances run on."""
+        """The model, with the hardware and sizes of the instances."""
         prefill: ServerSettings
         decode: ServerSettings
         prefill, decode = self.servers
@@ -293,7 +300,7 @@ class Scenario(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """Groups of times that have a range; none where all were measured, or on another setup."""
+        """Groups of times that have a range. Empty if all times were measured, or measured on another setup."""
         outside: tuple[Group, ...] = ("outside",) if self.uncertain_front_end else ()
         found = tuple(group for group in (*self.cost.uncertain, *outside) if group not in (self.corner or {}))
         if found and self.foreign_setup:
@@ -303,7 +310,7 @@ class Scenario(Section):
 
     @property
     def ends(self) -> "tuple[Scenario, ...]":
-        """This scenario at its fastest and at its slowest; none where its times are certain."""
+        """This scenario at the fastest and at the slowest end of its range. Empty if its times have no range."""
         return tuple(self.at({**dict.fromkeys(GROUPS, end), **(self.corner or {})}) for end in ENDS if self.uncertain)
 
     def at(self, corner: Mapping[Group, End]) -> "Scenario":
@@ -321,31 +328,31 @@ class Scenario(Section):
 
     @property
     def uncertain_front_end(self) -> FrontEndSettings | None:
-        """What stands before the router, where only its kind is known."""
+        """The front end, if only its kind is known and its times have a range. None: otherwise."""
         if self.front_end is None:
             return FrontEndSettings(kind="engine") if self.cost.is_of_kernels else None
         return self.front_end if self.front_end.is_uncertain else None
 
     @property
     def device(self) -> str:
-        """The device whose step times a run has."""
+        """The device whose step times the run uses."""
         measured = self.cost.measured
         gpus = dict.fromkeys(servers.gpu for servers in self.servers)
         return (measured and measured.role is None and measured.device) or " and ".join(gpus)
 
     @property
     def foreign_setup(self) -> list[str]:
-        """Parts of the setup that the profile was not measured on."""
+        """Parts of the scenario's setup on which its cost was not measured."""
         measured = self.cost.measured
         return [] if measured is None or measured.model is None else measured.differences(self.setup)
 
     @property
     def servers(self) -> tuple[ComputingSettings, DecodingSettings]:
-        """The servers that prefill, and those that decode."""
+        """The servers that prefill, and the servers that decode."""
         return (self.aggregated, self.aggregated) if self.aggregated else self.pair
 
     def benchmark_fields(self, backend: str) -> dict[str, Any]:
-        """The arguments that SGLang's bench_serving writes in front of its results."""
+        """Arguments of the benchmark, as SGLang's bench_serving writes them before its results."""
         closed = self.client.concurrency if isinstance(self.client, ClosedLoop) else None
         arrivals = None if isinstance(self.client, ClosedLoop) else self.client.arrivals
         trace_rate = "inf" if closed else "trace"

@@ -1,4 +1,4 @@
-"""YAML 1.2 files: reading, writing, and where a field stands."""
+"""YAML 1.2 files: reads and writes them, and finds the line of a field."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -40,12 +40,14 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def write_yaml(data: Any, path: Path) -> None:
-    """Writes a YAML file. Raises OSError; then an earlier file stays."""
+    """Writes a YAML file. If OSError is raised, an earlier file stays."""
     write_whole(path, to_yaml(data))
 
 
 def _represent_text(representer: Any, text: str) -> Any:
-    """Line breaks of Unicode are escaped: a reader takes them for spaces anywhere but between double quotes."""
+    """Represents a text. Unicode line breaks are escaped, because a YAML reader takes them for spaces outside double
+    quotes.
+    """
     style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
     return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -61,7 +63,7 @@ def to_yaml(data: Any) -> str:
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
-    """The line of the field at this path, or of the innermost field around it that stands in the file."""
+    """The line of the field at this path, or of the innermost enclosing field that the file contains."""
     node = YAML(typ="safe", pure=True).compose(text)
     line = None
     for key in path:
@@ -77,6 +79,8 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 
 def did_you_mean(word: object, among: Iterable[str]) -> str:
-    """A word of a file may be a number, a date or null."""
+    """A suggestion such as " (did you mean 'fcfs'?)", or an empty text. word: a text, number, date or null from
+    a file.
+    """
     close = get_close_matches(str(word), list(among), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,4 +1,6 @@
-"""Builds the pure objects that a scenario describes: instances, router, cost models, requests."""
+"""Builds the objects that a scenario describes: instances, router, cost models, requests. They contain no clock and no
+I/O.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,31 +48,31 @@ from pdsim.workload.trace_file import TraceError
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The objects that a driver runs. Each build makes new instances."""
+    """The objects that the simulation runs. Each build makes new instances."""
 
     scenario: Scenario
-    """Resolved."""
+    """The resolved scenario, with all defaults filled in."""
     instances: Sequence[AnyInstance]
     agents: Sequence[Sender | Receiver]
     router: Router
     monitor: HealthMonitor | None
-    """Health monitor; None: instances are not watched."""
+    """Health monitor. None: instances are not watched."""
     autoscaler: Autoscaler | None
-    """Autoscaler of a resolved scenario. None: servers keep their roles."""
+    """Autoscaler of an elastic cluster. None: servers keep their roles."""
     costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
     """Host times of the loops of prefill instances."""
     host_copies: HostCopies | None
-    """Copies of KV that decode instances retract; None: they take no time."""
+    """Copies of KV that decode instances retract. None: these copies take no time."""
     host_links: Mapping[str, HostCopies]
-    """Links of the instances that have host caches."""
+    """Host links of the instances that have host caches."""
     storage: StorageCosts | None
-    """Storage behind the host caches, if there is any."""
+    """Storage behind the host caches. None: there is no storage."""
     front_end: FrontEndSettings
     interconnect: wiring.Interconnect | None
     """Network between prefill and decode. None: the cluster is aggregated and sends no KV."""
     host_nics: wiring.HostNics
-    """NICs between the hosts of servers that have several."""
+    """NICs between the hosts of servers that span several hosts."""
     num_layers: int
     pipeline: PipelineTimes | None
     """Pipeline stages of each prefill instance. None: a single stage."""
@@ -159,7 +161,7 @@ def _check_faults(scenario: Scenario, num_requests: int) -> None:
 
 
 def _step_times(scenario: Scenario, role: Role) -> StepTimes:
-    """Times of one instance, in a resolved scenario; an aggregated one computes prompts and decodes."""
+    """Step times of one instance in a resolved scenario. An aggregated instance computes prompts and decodes."""
     cost, host, settings, layout = scenario.cost, scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
     prefill = prefill_model(scenario, role)
     if not isinstance(settings, DecodingSettings):

@@ -1,4 +1,4 @@
-"""Cost models of roles, and step times made of them."""
+"""Makes cost models of each role, and step times, from a scenario's settings."""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
@@ -20,20 +20,20 @@ from pdsim.system.memory import Layout, Role
 from pdsim.system.model import ModelSpec
 
 _PROFILED_LENGTHS, _PROFILED_SHARE = 128, 1.25
-"""Prompts whose times SGLang profiles, and the longest of them over the chunk."""
+"""Number of prompt lengths that SGLang profiles, and the longest length relative to the chunk size."""
 
 
 def prefill_model(scenario: Scenario, role: Role) -> CostModel:
-    """Times of forwards of one instance; with pipeline stages, of the largest."""
+    """Cost model of one instance's forwards. With pipeline stages: of the largest stage."""
     layout = layout_of(scenario, role)
     return timed(_of_stage(scenario, scenario.cost.prefill, layout), scenario.cost.host.slowdown, layout)
 
 
 def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
-    """Times of the draft model on an instance; None: there is no model, or its times were measured.
+    """Times of the draft model on an instance. None: there is no draft model, or its times were measured.
 
-    They are the cost model's own, and those of kernels where it has none of single layers. Draft forwards are part of a
-    step: the host's time between steps counts once.
+    The times come from the scenario's cost model, or from kernels if that model has no times of single layers. Draft
+    forwards are part of a step, so host time between steps counts once.
     """
     layout, decoding = layout_of(scenario, role), scenario.servers[1]
     if layout.draft is None or decoding.speculative_drafting is not None:
@@ -59,7 +59,9 @@ def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
 
 
 def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:
-    """Fitted to the times of prompts alone, in a resolved scenario; None: all chunks are as large."""
+    """Chunk sizes for dynamic chunking, fitted to the times of single prompts in a resolved scenario. None: all chunks
+    have one size.
+    """
     prefill = scenario.pair.prefill
     if not prefill.dynamic_chunks:
         return None
@@ -79,7 +81,7 @@ def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:
 
 
 def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """Quadratic and linear coefficient of the least squares, of lengths that are equally far from each other."""
+    """Quadratic and linear coefficient of the least-squares parabola through times. lengths: equally spaced."""
     mean = fmean(lengths)
     offsets = [length - mean for length in lengths]
     mean_square = fmean([offset * offset for offset in offsets])
@@ -89,14 +91,14 @@ def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[flo
 
 
 def _share(part: Sequence[float], times: Sequence[float]) -> float:
-    """Coefficient of one part in the times."""
+    """Least-squares coefficient of one orthogonal component of the times."""
     found: float = sum(map(mul, part, times)) / sum(map(mul, part, part))
     return found
 
 
 def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostSettings:
-    """Costs of the largest pipeline stage: rooflines with its layers, straight lines scaled by its share of the
-    layers.
+    """Costs of the largest pipeline stage. Rooflines use the stage's own layers; linear costs are scaled by the stage's
+    share of the layers.
     """
     if layout.pp == 1 or isinstance(settings, Kernels | Roofline):
         return settings
@@ -109,7 +111,9 @@ def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> Cos
 
 
 def timed(settings: CostSettings, slowdown: float, layout: Layout) -> CostModel:
-    """Host work is slowed: a class of settings names its fields in HOST_FIELDS."""
+    """Cost model of a layout, with host work multiplied by the slowdown. A settings class names its fields with host
+    work in HOST_FIELDS.
+    """
     host_fields = getattr(settings, "HOST_FIELDS", ())
     if slowdown != 1 and is_dataclass(settings):
         settings = replace(settings, **{name: slowdown * getattr(settings, name) for name in host_fields})

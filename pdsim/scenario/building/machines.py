@@ -1,4 +1,6 @@
-"""The state machines of a resolved scenario: instances, senders, receivers, router, health monitor."""
+"""Builds the state machines of a resolved scenario: instances, senders, receivers, router, health monitor,
+autoscaler.
+"""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -36,7 +38,7 @@ DP_CONSERVATIVENESS = 0.3
 
 
 def state_machines(scenario: Scenario) -> dict[str, Any]:
-    """New state machines of a resolved scenario by name, on which its journal can be replayed."""
+    """New state machines of a resolved scenario by name. A journal of the scenario can be replayed on them."""
     machines: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
     machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
     watching = [one for one in (build_autoscaler(scenario), build_monitor(scenario)) if one is not None]
@@ -44,17 +46,17 @@ def state_machines(scenario: Scenario) -> dict[str, Any]:
 
 
 def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
-    """A state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
+    """New state machine for a restarted instance, sender or receiver of a resolved scenario. Its memory is empty."""
     return build_machine(scenario, name, has_restarted=True)
 
 
 def build_instances(scenario: Scenario) -> list[AnyInstance]:
-    """Fresh instances of a resolved scenario."""
+    """New instances of a resolved scenario."""
     return [_instance(scenario, role, i) for role, ids in roles(scenario).items() for i in ids]
 
 
 def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
-    """The state machines beside the loops of the instances: senders, and with staging receivers."""
+    """New senders of the prefill instances, and with staging receivers of the decode instances."""
     if scenario.aggregated is not None:
         return []
     ids_by_role = roles(scenario)
@@ -64,7 +66,7 @@ def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
 
 
 def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
-    """An instance, sender or receiver of a resolved scenario by its name, and nothing else."""
+    """One instance, sender or receiver of a resolved scenario, by name."""
     ids_by_role = roles(scenario)
     for role, ids in ids_by_role.items():
         for instance_id in ids:
@@ -78,7 +80,7 @@ def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False)
 
 
 def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
-    """It has its own copy of its policies: they may keep state."""
+    """An instance with its own copy of its policies, because policies may keep state."""
     health = scenario.health
     waiting_timeout_ns = None if health is None else health.waiting_timeout
     if (aggregated := scenario.aggregated) is not None:
@@ -206,7 +208,9 @@ def _receiver(
 
 
 def build_monitor(scenario: Scenario) -> HealthMonitor | None:
-    """It tells the router, the instances of the other role if there is one and, of prefill, the receivers."""
+    """The health monitor. It reports to the router, to the instances of the other role, and reports prefill's state to
+    receivers. None: the scenario has no health section.
+    """
     if (health := scenario.health) is None:
         return None
     ids_by_role = roles(scenario)
@@ -239,7 +243,9 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
 
 
 def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
-    """The router picks instances, or servers that pick their ranks."""
+    """Part of the router for one role. It picks instances; or servers, if these pick among their data-parallel
+    ranks.
+    """
     ids, policy, memory = roles(scenario)[role], deepcopy(given), REMEMBERED
     servers: ServerSettings = getattr(scenario, role)
     method = balance_method(scenario, role)
@@ -257,7 +263,7 @@ def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRou
 
 
 def build_router(scenario: Scenario) -> Router:
-    """It tries nothing again without a health section."""
+    """The router. Without a health section it retries no request."""
     settings, health = scenario.router, scenario.health
     limits = NO_RETRIES
     if health is not None:

@@ -1,6 +1,6 @@
-"""Room: whether each request fits the model's context and the pools, and a run the memory of this machine.
+"""Checks that each request fits the model's context and the KV pools, and that a run fits this machine's memory.
 
-Programs refuse a run that would not fit this machine, but for `--yes`; in Python nothing is refused.
+Commands refuse a run that does not fit this machine unless `--yes` is given; the Python API refuses none.
 """
 
 import os
@@ -28,17 +28,17 @@ _LIMITED: ContextVar[bool] = ContextVar("extent_limited", default=False)
 _REQUEST_BYTES, _REQUEST_S = 7_000, 200e-6
 _INSTANCE_BYTES, _INSTANCE_S = 13_000, 800e-6
 _PAIR_BYTES = 50
-"""Memory that a prefill and a decode instance keep of each other."""
+"""Memory in bytes that a prefill and a decode instance need for each other."""
 POINT_BYTES, POINT_S = 6_000, 2e-3
-"""Memory and time of a sweep's point and seed, before its run."""
+"""Memory and time of one point and seed of a sweep, without its run."""
 _LONG_S = 20
 _COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
-"""Fields of generated workloads whose product is the least number of requests."""
+"""Fields of generated workloads. Their product is the minimum number of requests."""
 
 
 @contextmanager
 def limited(is_limited: bool, /) -> Iterator[None]:
-    """Runs that do not fit this machine are refused, or not, for as long as this lasts."""
+    """Context in which runs that do not fit this machine are refused, or not refused."""
     token = _LIMITED.set(is_limited)
     try:
         yield
@@ -47,7 +47,7 @@ def limited(is_limited: bool, /) -> Iterator[None]:
 
 
 def require_room_for_run(scenario: Scenario) -> None:
-    """Raises ConfigError for more instances or requests than fit this machine's memory. For a trace, its requests are
+    """Raises ConfigError for more instances or requests than fit this machine's memory. The requests of a trace are not
     counted.
     """
     counts = [servers.instances * servers.dp for servers in scenario.roles.values()]
@@ -60,7 +60,7 @@ def require_room_for_run(scenario: Scenario) -> None:
 
 
 def require_room(what: str, num_bytes: float, time_s: float) -> None:
-    """Raises ConfigError if a run does not fit this machine's memory, and warns if it takes long."""
+    """Raises ConfigError if a run does not fit this machine's memory. Warns if the run takes long."""
     if not _LIMITED.get():
         return
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -77,8 +77,8 @@ def _shown(time_s: float) -> str:
 
 
 def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Raises ConfigError if a single request does not fit the model's context or the pools of a resolved scenario, or
-    if there is no request.
+    """Raises ConfigError if the workload has no request, or if a request does not fit the model's context or the pools
+    of a resolved scenario.
     """
     if not requests:
         raise ConfigError("workload: it has no requests")
@@ -119,7 +119,7 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
 @dataclass(frozen=True)
 class _Lone:
-    """A request that an idle decode instance is asked to take."""
+    """A request by itself, which an idle decode instance is asked to admit."""
 
     request_id: int
     num_prompt_tokens: int
@@ -149,7 +149,7 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
     """Raises ConfigError for a request to which an idle decode instance never grants pages, because all later requests
     would wait.
 
-    Users' own policies are not asked, since they may answer otherwise later.
+    Users' own admission policies are not checked, since their answer may change over time.
     """
     decode, page = scenario.pair.decode, scenario.page_size
     policy = decode.admission
@@ -175,7 +175,7 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
 
 def _check_ring(scenario: Scenario, prompt_tokens: int) -> None:
-    """Raises ConfigError for a staging ring that is too small for a cell of the shortest prompt, and so for every
+    """Raises ConfigError if the staging ring is too small for a cell of the shortest prompt, and so for every
     request.
     """
     if (staging := scenario.network.staging) is None:

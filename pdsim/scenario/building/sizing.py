@@ -1,4 +1,6 @@
-"""Sizes of instances: layout, pool, slots, chunk, with the engine's defaults where the scenario is silent."""
+"""Sizes of instances: layout, KV pool, running requests, chunk. The engine's defaults apply where the scenario sets
+nothing.
+"""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -24,28 +26,28 @@ from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
 from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 
 HOST_RATIO = 2
-"""Host memory for each byte of the GPU's pool, where it is auto (SGLang's --hicache-ratio)."""
+"""Host memory in bytes per byte of the GPU's pool, if host_cache is auto (SGLang's --hicache-ratio)."""
 PREFETCH_SHARE = 0.8
-"""Share of what host memory has more than the GPU that prefetches may hold (SGLang 0.5.12, cache_controller.py)."""
+"""Share of the host memory beyond the GPU pool's size that prefetches may hold (SGLang 0.5.12, cache_controller.py)."""
 _SMALL_BATCH = 32
-"""The largest max_running_requests for which a decode instance gets two extra slots for each."""
+"""Largest max_running_requests with which a decode instance gets two extra slots per running request."""
 
 
 def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
-    """Names of the servers, or of the data-parallel ranks of each."""
+    """Names of the servers of a role, or of the data-parallel ranks of each server."""
     if settings.dp == 1:
         return [f"{role}-{i}" for i in range(settings.instances)]
     return [f"{role}-{i}.dp{rank}" for i in range(settings.instances) for rank in range(settings.dp)]
 
 
 def server_of(instance_id: str) -> str:
-    """Name of the server of an instance, which may be one of several ranks."""
+    """Name of the server of an instance. The instance may be one of the server's data-parallel ranks."""
     return instance_id.partition(".dp")[0]
 
 
 def balance_method(scenario: Scenario, role: memory.Role) -> LoadBalanceMethod | None:
-    """The method by which a server of this role picks the rank of a request. None: a server has one rank, or the
-    router picks ranks.
+    """The method by which a server of this role picks the rank of a request. None: a server has one rank, or the router
+    picks ranks.
 
     Source of auto: SGLang 0.5.23, arg_groups/serving_hook.py, handle_load_balance_method.
     """
@@ -60,7 +62,7 @@ def balance_method(scenario: Scenario, role: memory.Role) -> LoadBalanceMethod |
 
 
 def roles(scenario: Scenario) -> dict[memory.Role, list[str]]:
-    """The roles of a cluster, and the instances of each."""
+    """The roles of a cluster, with the names of each role's instances."""
     if scenario.elastic is not None:  # any server may have any role
         return {role: [f"{role}-{i}" for i in range(scenario.max_servers)] for role in scenario.roles}
     return {role: instance_ids(servers, role) for role, servers in scenario.roles.items()}
@@ -113,7 +115,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
 
 
 def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> float:
-    """Excess of the busiest GPU of a server over the mean, with redundant experts or without."""
+    """Relative excess of the busiest GPU's expert tokens over the mean, with redundant experts if there are any."""
     settings: ServerSettings = getattr(scenario, role)
     skew, redundant, num_gpus = settings.expert_skew, settings.redundant_experts, settings.tp
     if skew == 0 and redundant is None:
@@ -140,7 +142,7 @@ def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> flo
 
 
 def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | None:
-    """Waves of an instance's decode attention, where its cost has them: that of kernels wherever they are known."""
+    """Waves of an instance's decode attention. None: the cost has no waves."""
     cost, layout = scenario.cost, layout_of(scenario, role)
     bandwidth, attention, num_sms = cost.attention_sm_bandwidth, layout.model.attention, layout.gpu.num_sms
     unknown = ""
@@ -166,7 +168,7 @@ def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | N
 
 
 def resolve(scenario: Scenario) -> Scenario:
-    """Fill in every default that follows from model and GPU."""
+    """The scenario with every default filled in that follows from model and GPU."""
     scenario = scenario.at_corner
     health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
     update: dict[str, Any] = {"health": health, "front_end": _resolved_front_end(scenario)}
@@ -181,7 +183,7 @@ def resolve(scenario: Scenario) -> Scenario:
 
 
 def _resolved_front_end(scenario: Scenario) -> FrontEndSettings:
-    """The front end of the scenario; the engine over HTTP where costs are kernels, else none."""
+    """The front end of the scenario. If none is given: the engine over HTTP with cost kernels, else no front end."""
     front_end = scenario.front_end
     if front_end is None and not scenario.cost.is_of_kernels:
         return FrontEndSettings(waits_for_prefill=False)
@@ -219,9 +221,9 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
 def _resolved_memory(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, fraction: float, role: memory.Role
 ) -> dict[str, Any]:
-    """Pool, and requests that one data-parallel rank runs: no more than there are states of linear-attention layers.
+    """Pool and running requests of one data-parallel rank, limited by the state slots of linear-attention layers.
 
-    fraction: what SGLang would leave for weights and KV.
+    fraction: share of GPU memory that SGLang would use for weights and KV.
     """
     fraction = settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else fraction)
     page, pool, rule = scenario.page_size, settings.pool_tokens, _state_rule(scenario, settings, layout, role)
@@ -249,7 +251,7 @@ def _resolved_memory(
 
 
 def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
-    """Running requests of a server that are known before its memory is divided."""
+    """Running requests of a server that are known before its memory is divided. None: not known yet."""
     has_drafts = scenario.acceptance is not None
     return settings.max_running_requests or (DEFAULT_RUNNING if has_drafts else None)
 
@@ -257,7 +259,7 @@ def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
 def _state_rule(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, role: memory.Role
 ) -> StateRule | None:
-    """Slots for states of linear attention; None with vLLM."""
+    """Rule for state slots of linear-attention layers. None with vLLM."""
     if scenario.engine == "vllm":
         return None
     given, has_drafts = _given_running(scenario, settings), scenario.acceptance is not None
@@ -286,7 +288,7 @@ def _wrong_strategy(scenario: Scenario, settings: ServerSettings) -> str:
 
 
 def slots_of_request(scenario: Scenario, settings: ServerSettings) -> int:
-    """Slots for states of linear attention that a running request has."""
+    """State slots of linear-attention layers that a running request has."""
     overlap = getattr(settings, "overlap", True)
     return slots_per_request(_strategy(scenario, settings), radix_cache=settings.radix_cache, overlap=overlap)
 
@@ -314,13 +316,13 @@ def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> in
 
 
 def host_caches(scenario: Scenario) -> list[tuple[memory.Role, str]]:
-    """Instances with host memory behind their prefix cache, and their roles."""
+    """Instances with host memory behind their prefix cache, each with its role."""
     caches = {role: ids for role, ids in roles(scenario).items() if getattr(scenario, role).host_cache is not None}
     return [(role, i) for role, ids in caches.items() for i in ids]
 
 
 def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
-    """Pages of host memory behind the prefix cache of each instance, of a resolved scenario."""
+    """Number of host memory pages behind the prefix cache of each instance, in a resolved scenario."""
     settings: ServerSettings = getattr(scenario, role)
     if (host_bytes := settings.host_cache_bytes) is None:
         return 0
@@ -329,7 +331,7 @@ def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
 
 
 def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
-    """A fresh one, of a resolved scenario."""
+    """A new KV cache of one instance of a resolved scenario."""
     settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)

@@ -1,4 +1,4 @@
-"""Makes transports, topologies and planners from layouts and network settings."""
+"""Makes transports, topologies and transfer planners from layouts and network settings."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -29,7 +29,7 @@ class Interconnect:
     topology: Topology
     staging: StagingCost | None
     layer_groups: int
-    """Groups in which the KV of a forward is sent; 0: when it is done."""
+    """Number of layer groups in which the KV of a forward is sent. 0: KV is sent when the forward is done."""
 
 
 def interconnect(scenario: Scenario) -> Interconnect:
@@ -44,7 +44,7 @@ def interconnect(scenario: Scenario) -> Interconnect:
 
 
 def transport(scenario: Scenario) -> Transport:
-    """The transport of the catalog with the scenario's changes."""
+    """The catalog's transport with the scenario's changes."""
     network, slowdown = scenario.network, scenario.cost.host.slowdown
     try:
         found = load_transport(network.transport)
@@ -69,7 +69,9 @@ def transport(scenario: Scenario) -> Transport:
 
 
 def wire_of(scenario: Scenario) -> RankPairLayout:
-    """The KV between the ranks of both roles. Raises ConfigError where they do not divide."""
+    """Layout of KV between the ranks of both roles. Raises ConfigError if one role's ranks are not a multiple of the
+    other's.
+    """
     prefill, decode, engine = layout_of(scenario, "prefill"), layout_of(scenario, "decode"), transport(scenario)
     found = wire(prefill, decode, scenario.page_size, engine.coalesces, scenario.engine)
     found = replace(found, pushes=engine.pushes)
@@ -80,7 +82,7 @@ def wire_of(scenario: Scenario) -> RankPairLayout:
 
 
 def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engine: str = "sglang") -> RankPairLayout:
-    """KV wire between two layouts. Raises ConfigError if their ranks do not divide."""
+    """Layout of KV between two instances' ranks. Raises ConfigError if their ranks are not multiples."""
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
@@ -132,7 +134,7 @@ def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
 
 
 def staging_plan(scenario: Scenario) -> StagingPlan | None:
-    """Plan of staging. None: nothing is staged."""
+    """Plan of staging. None: KV is not staged."""
     if (staging := scenario.network.staging) is None:
         return None
     chunk = scenario.pair.prefill.rank_chunk_tokens or 8192
@@ -155,15 +157,15 @@ def staging_cost(scenario: Scenario, staging: StagingSettings, wire: RankPairLay
 
 
 def host_copies(scenario: Scenario) -> HostCopies | None:
-    """Copies of retracted KV; None: they take no time."""
+    """Costs of copying retracted KV. None: these copies take no time."""
     return copies_over_host_link(scenario, "decode") if scenario.pair.decode.retraction_backup else None
 
 
 def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
-    """Copies over the host link of a role's GPUs.
+    """Costs of copies over the host link of a role's GPUs.
 
-    Measured: one H200, PyTorch 2.11, Qwen3-8B's KV in bf16, 64 to 64,000 tokens in pages of 64. Copies into memory
-    that the process had pinned before reached 51 of 64 GB/s out and 47 back.
+    Measured: one H200, PyTorch 2.11, Qwen3-8B's KV in bf16, 64 to 64,000 tokens in pages of 64. Copies into memory that
+    the process had pinned before reached 51 of 64 GB/s out and 47 back.
     """
     layout = layout_of(scenario, role)
     attention = layout.model.attention
@@ -180,7 +182,7 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
 
 
 def storage_costs(scenario: Scenario) -> StorageCosts | None:
-    """Costs of storage. Raises ConfigError for a store in which two roles could share no page."""
+    """Costs of storage. Raises ConfigError for a shared store in which two roles cannot share pages."""
     if (storage := scenario.storage) is None:
         return None
     layouts = {role: layout_of(scenario, role) for role, _ in host_caches(scenario)}
@@ -207,19 +209,20 @@ def storage_costs(scenario: Scenario) -> StorageCosts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class HostNics:
-    """NICs over which servers of several hosts exchange."""
+    """NICs through which the hosts of one server exchange bytes."""
 
     traffic: Mapping[str, HostTraffic]
-    """Traffic of each instance of such servers."""
+    """Traffic of each instance whose server spans several hosts."""
     paths: Mapping[str, tuple[Path, Path]]
-    """Links out and in of one GPU of the instance."""
+    """Outgoing and incoming links of one GPU of the instance."""
     capacity: Mapping[str, float]
-    """Bytes per second."""
+    """Bandwidth of each link in bytes per second."""
 
 
 def host_nics(scenario: Scenario) -> HostNics:
-    """KV crosses the same links if the transport moves it over NICs. An exchange alone reaches NIC_SHARE of the NIC, or
-    the network's bandwidth where that is given.
+    """NICs between the hosts of servers. Exchanges and KV transfers share them if the transport uses NICs.
+
+    An exchange alone reaches NIC_SHARE of the NIC, or the network's bandwidth if that is given.
     """
     network, engine, first_gpus = scenario.network, transport(scenario), placed(scenario)
     traffic: dict[str, HostTraffic] = {}
@@ -240,7 +243,7 @@ def host_nics(scenario: Scenario) -> HostNics:
 
 
 def placed(scenario: Scenario) -> dict[str, int]:
-    """Number of the first GPU of each instance. A server over several hosts shares none of them."""
+    """Number of the first GPU of each instance. A server that spans several hosts shares none of these hosts."""
     found: dict[str, int] = {}
     next_gpu = 0
     for role, ids in roles(scenario).items():
@@ -257,9 +260,10 @@ def placed(scenario: Scenario) -> dict[str, int]:
 
 
 def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
-    """GPUs are numbered through, prefill first, and gpus_per_nic neighbours share a NIC; instances share those too.
+    """Links of the cluster. GPUs are numbered consecutively, prefill first, and gpus_per_nic neighbours share a NIC,
+    even across instances.
 
-    Where decode returns KV, it sends to as many ranks.
+    If decode returns KV, it sends from as many ranks.
     """
     network, engine = scenario.network, transport(scenario)
     gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1
@@ -289,7 +293,7 @@ def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
 
 
 def link_bandwidth(network: NetworkSettings, engine: Transport, layout: Layout) -> float:
-    """Bytes per second of one link, in one direction."""
+    """Bandwidth of one link in one direction, in bytes per second."""
     if network.bandwidth is not None:
         return network.bandwidth
     nominal = {

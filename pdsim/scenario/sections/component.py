@@ -1,7 +1,7 @@
 """Policies, cost models, workloads and clients by name: `fcfs`, or `{use: "my_module:MyPolicy", patience: 5 s}`.
 
-A component is a dataclass whose fields are its settings. There is no registry: a name is a built-in one from the
-tables below or an import path. In a file a field with a unit goes without its suffix: patience_ns is `patience: 5 s`.
+A component is a dataclass whose fields are its settings. There is no registry: a name is a built-in name from the
+tables below, or an import path. A field with a unit has no unit suffix in a file: patience_ns is `patience: 5 s`.
 """
 
 import importlib
@@ -47,7 +47,9 @@ def imports_are_allowed() -> bool:
 
 
 def require_trust(name: str, module: str) -> None:
-    """Raises ValueError that names the file to import. The file is found without importing anything."""
+    """Raises ValueError if imports are not allowed. The message names the file to import, which is found without
+    importing anything.
+    """
     if imports_are_allowed():
         return
     package = module.partition(".")[0]
@@ -166,7 +168,7 @@ class Component:
     """
 
     def __init__(self, default: str | None = None, *, by_field: bool = False) -> None:
-        """by_field: True: instead of `use`, a field that only this component has may name it."""
+        """by_field: True: instead of `use`, a field that only one component has may name that component."""
         self.default, self.by_field = default, by_field
 
     def __get_pydantic_core_schema__(self, seam: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -196,7 +198,7 @@ class Component:
 
 
 def build_component(seam: Any, spec: Any, base: Path) -> Any:
-    """The object that a name, or a mapping with `use` and its fields, stands for. Objects stand for themselves."""
+    """The component for a name, or for a mapping with `use` and its fields. An object is returned as it is."""
     if seam is Lengths and isinstance(spec, int) and not isinstance(spec, bool):
         spec = {"use": "fixed", "tokens": spec}
     if is_dataclass(spec) and not isinstance(spec, type):
@@ -239,7 +241,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def default_of(field: Field[Any], dimension: Dimension | None) -> Any:
-    """A field's default as a file has it; MISSING: it has none."""
+    """A field's default in the notation of files. MISSING: the field has no default."""
     if field.default is MISSING and field.default_factory is MISSING:
         return MISSING
     return _describe(field.default, dimension)
@@ -316,7 +318,7 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
 
 
 def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
-    """A table by sizes: {256: 11.8 ms, 1024: 20 ms}."""
+    """Quantities by size, from a mapping such as {256: 11.8 ms, 1024: 20 ms}."""
     if not isinstance(value, Mapping) or not all(isinstance(key, int) and key >= 0 for key in value):
         raise ValueError(
             f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {shown(value)}"

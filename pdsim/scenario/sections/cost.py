@@ -20,7 +20,7 @@ ENDS: tuple[End, ...] = get_args(End)
 Group = Literal["prefill", "decode", "outside"]
 
 GROUPS: tuple[Group, ...] = get_args(Group)
-"""Times that are off together: forwards, decode steps, and those outside the GPUs."""
+"""Groups of times that share one uncertainty: prefill forwards, decode steps, and times outside the GPUs."""
 
 
 _TITLES = {
@@ -41,22 +41,22 @@ Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
 class Setup(Section):
-    """A model, its types, its GPU and its sizes."""
+    """A model with its data types, its GPU and its parallel sizes."""
 
     model: str | None = None
-    """Model; None: the setup is not known."""
+    """Model by name. None: the setup is not known."""
     weight_dtype: str | None = None
-    """Type of the weights."""
+    """Data type of the weights."""
     kv_dtype: str | None = None
-    """Type of the KV."""
+    """Data type of the KV."""
     device: str | None = None
     """GPU of the catalog, or a CPU's name."""
     tp: tuple[int, int] = (1, 1)
-    """Sizes of prefill and of decode."""
+    """Tensor-parallel sizes of prefill and of decode."""
     dp: tuple[int, int] = (1, 1)
-    """Sizes of prefill and of decode."""
+    """Data-parallel sizes of prefill and of decode."""
     ep: tuple[int, int] | None = None
-    """Sizes of prefill and of decode; None: not known."""
+    """Expert-parallel sizes of prefill and of decode. None: not known."""
     pp: int = 1
     """Pipeline stages of prefill."""
     cp: int = 1
@@ -66,13 +66,13 @@ class Setup(Section):
         return ", ".join(part for part in self.parts().values() if part)
 
     def differences(self, run: "Setup") -> list[str]:
-        """Parts of a run's setup that are not this one's."""
+        """Parts of a run's setup that differ from this setup, as text."""
         mine, theirs = self.parts(), run.parts()
         known = (name for name in mine if getattr(self, name) is not None)
         return [theirs[name] or f"no {name}" for name in known if mine[name] != theirs[name]]
 
     def parts(self) -> dict[str, str | None]:
-        """A text for each field; nothing where there is nothing to say."""
+        """A text for each field. Empty: the field has its default value. None: the value is not known."""
         return {
             "model": self.model,
             "weight_dtype": f"{self.weight_dtype} weights" if self.weight_dtype else "",
@@ -94,7 +94,7 @@ def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
 class MeasuredSettings(Setup):
     """Setup and step sizes [least, most] that times were measured on, from `pdsim calibrate`.
 
-    Commands print a line about a run that leaves these sizes; its times are extrapolated. None: not known.
+    Commands print a warning about a run that exceeds these sizes, because its times are extrapolated. None: not known.
     """
 
     role: Literal["prefill", "decode"] | None = None
@@ -104,11 +104,11 @@ class MeasuredSettings(Setup):
     prefill_new_tokens: Bounds | None = None
     """New tokens of one forward."""
     prefill_context_tokens: Bounds | None = None
-    """Tokens cached or computed before, of all prompts of a forward."""
+    """Tokens cached or computed before, over all prompts of a forward."""
     decode_batch: Bounds | None = None
-    """Requests of a step."""
+    """Requests of a decode step."""
     decode_context_tokens: Bounds | None = None
-    """KV tokens of a step."""
+    """KV tokens that a decode step reads."""
 
     def __str__(self) -> str:
         of_role = "" if self.role is None else f" of {self.role}"
@@ -119,7 +119,7 @@ class MeasuredSettings(Setup):
         return f"profile{of_role} measured on {super().__str__()}"
 
     def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
-        """Fields whose bounds the steps exceed, each with the value farthest outside."""
+        """Fields whose bounds the steps exceed, as text with the value farthest outside."""
         found = []
         for name, (least, most) in reached(steps).items():
             bounds = getattr(self, name)
@@ -130,7 +130,7 @@ class MeasuredSettings(Setup):
 
 
 def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:
-    """Least and largest sizes of steps, by the field that bounds them."""
+    """Smallest and largest sizes of the steps, by the field that bounds them."""
     extremes: dict[str, tuple[float, float]] = {}
     for step in steps:
         for name, low, high in _sizes(step):
@@ -140,7 +140,7 @@ def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:
 
 
 def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
-    """Fields of the settings, each with the least and the most of it in a record."""
+    """Names of the size fields of a step record, each with the smallest and the largest value in the record."""
     if step.kind == "decode":
         grown = step.num_requests * (step.num_steps - 1)
         yield "decode_batch", step.num_requests, step.num_requests
@@ -151,37 +151,38 @@ def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
 
 
 class HostSettings(Section):
-    """CPU time of the instances' loops. Fields without `decode` in their name are of prefill."""
+    """CPU time of the instances' loops. Fields without `decode` in their name belong to prefill."""
 
     start: Duration = 0
     """Time from choosing a forward to its first kernel, on an idle GPU."""
     launch: Duration = 0
     """Time of launching a forward, during which the loop processes no result."""
     result: Duration = 0
-    """Time of processing a result."""
+    """Time of processing the result of a forward."""
     send: Duration = 0
     """Time of handing one request's KV to the transfer workers. A worker begins when the loop has handed on the next
-    request or the last one; with staging, one request later."""
+    request or the last one; with staging, one request later.
+    """
     decode_step: Duration = 0
     """Time between two steps of a decode loop, while its GPU is idle."""
     decode_request: Duration = 0
-    """Additional time for each request of the batch."""
+    """Additional time between two decode steps, for each request of the batch."""
     slowdown: float = Field(default=1, gt=0)
     """Factor on all host work: loops, launches of forwards, batches and descriptors of transfers."""
 
     @property
     def is_none(self) -> bool:
-        """True if a prefill loop takes no time."""
+        """True if a prefill loop takes no host time."""
         return not (self.start or self.launch or self.result or self.send)
 
     def slowed(self) -> "HostSettings":
-        """Times of a prefill loop with the slowdown applied to them."""
+        """These settings with all times of a prefill loop multiplied by the slowdown."""
         times = {name: round(self.slowdown * getattr(self, name)) for name in ("start", "launch", "result", "send")}
         return self.model_copy(update={**times, "slowdown": 1})
 
 
 class CostChoice(Section):
-    """Times of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
+    """Costs of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
     prefill: Annotated[CostSettings, Component("kernels")] = Kernels()
     """Cost model of prefill forwards."""
@@ -194,23 +195,26 @@ class CostChoice(Section):
     host: HostSettings = HostSettings()
     """CPU time of the instances' loops."""
     graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
-    """Batch sizes with CUDA graphs (--cuda-graph-bs-decode); larger batches run without graphs.
+    """Batch sizes with CUDA graphs (--cuda-graph-bs-decode). Larger batches run without graphs.
 
-    sglang: SGLang's sizes. None: a decode step has exactly its batch. Fitted profiles have their own sizes.
+    sglang: SGLang's sizes. None: every batch runs at exactly its size. Fitted profiles have their own sizes.
     """
     graph_empty_row_kv: float = Field(default=0, ge=0)
-    """Time of each empty row of a CUDA graph, as a share of the time in which a row reads its KV, because kernels
-    divide the context as if all rows had one."""
+    """Time of each empty row of a CUDA graph, as a share of the time in which a row reads its KV. Empty rows take time
+    because attention kernels divide the context as if every row had a request.
+    """
     eager_layer: Duration = 310_000
-    """Minimum time of a layer without a CUDA graph. Default: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
+    """Minimum time of a layer without a CUDA graph. Default: Qwen3-8B on H200, as prefill_layer of the roofline."""
     attention_sm_bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """Maximum KV bandwidth of one SM. Decode attention then runs in waves of one thread block per SM, and reads a
-    shared prefix once per wave. None: an H200's with kernels, otherwise no waves."""
+    """Maximum KV bandwidth of one SM. If set, decode attention runs in waves of one thread block per SM, and reads a
+    shared prefix once per wave. None: with cost kernels an H200's value, otherwise no waves.
+    """
     attention_merge: Duration = 0
-    """Additional time of a layer in which contexts are split among SMs."""
+    """Additional time per layer of a decode step that splits contexts over several SMs."""
     cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
     """Additional time of an instance's n-th decode step with several requests, by n. Four of seven servers with SGLang
-    0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200)."""
+    0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200).
+    """
     measured: MeasuredSettings | None = None
     """Setup and step sizes that the times were measured on. None: no warnings about other sizes."""
 
@@ -222,7 +226,7 @@ class CostChoice(Section):
         return self
 
     def at(self, corner: Mapping[Group, End]) -> "CostChoice":
-        """This cost with roles at one end of their range, if they have a range."""
+        """These costs with the given groups of times at one end of their range. Groups without a range stay."""
         update: dict[str, Any] = {}
         for role, end in corner.items():
             if role != "outside" and (ends := self._ends(role)):
@@ -231,7 +235,7 @@ class CostChoice(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """Roles whose times have an interval."""
+        """Roles whose times have a range."""
         return tuple(role for role in GROUPS if role != "outside" and self._ends(role))
 
     def _ends(self, role: str) -> Interval | None:
@@ -241,5 +245,5 @@ class CostChoice(Section):
 
     @property
     def is_of_kernels(self) -> bool:
-        """True if no server was measured."""
+        """True if a role's cost comes from kernels and was not measured on a server."""
         return isinstance(self.prefill, Kernels) or isinstance(self.decode, Kernels)

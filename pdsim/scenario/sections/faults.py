@@ -14,7 +14,7 @@ class Kill:
     at_ns: int
     """Time since the run began."""
     kill: str
-    """An instance, such as prefill-0."""
+    """Name of the instance, such as prefill-0."""
     restart_after_ns: int | None = None
     """Time until the instance restarts with empty memory. None: the instance stays down."""
 
@@ -25,8 +25,8 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLink:
-    """The bandwidth of an instance's links is lower for a while. Messages are not affected. Aggregated clusters have
-    no links.
+    """The bandwidth of an instance's links is lower for a while. Messages are not affected. Aggregated clusters have no
+    links.
     """
 
     at_ns: int
@@ -45,7 +45,9 @@ class SlowLink:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientAbort:
-    """A client aborts one request. Nothing happens before the request is sent or after its answer is complete."""
+    """A client aborts one request. An abort before the request is sent, or after its answer is complete, has no
+    effect.
+    """
 
     at_ns: int
     """Time since the run began."""

@@ -1,4 +1,6 @@
-"""Sections of a file, and quantities: their unit stands with the value in a file (5 ms), in code in the name (_ns)."""
+"""Sections of a file, and quantities. A quantity has its unit beside its value in a file (5 ms), and in its name in
+code (_ns).
+"""
 
 import ast
 import re
@@ -50,7 +52,7 @@ class Section(BaseModel):
 
 
 def require_no_boolean(hint: Any, value: Any, where: str = "") -> None:
-    """Raises ValueError for true and false where a number is expected: Python takes them for 1 and 0."""
+    """Raises ValueError for true and false where a number is expected. Python would take them for 1 and 0."""
     found = next((one for one in (value if isinstance(value, list) else [value]) if isinstance(one, bool)), None)
     kinds = [] if found is None else _kinds(hint)
     if bool not in kinds and (int in kinds or float in kinds):
@@ -58,12 +60,12 @@ def require_no_boolean(hint: Any, value: Any, where: str = "") -> None:
 
 
 def _kinds(hint: Any) -> list[Any]:
-    """A type and all that stand inside of it, such as int in tuple[int, ...] | None."""
+    """A type and all types inside it, such as int in tuple[int, ...] | None."""
     return [hint, *(kind for inside in get_args(hint) for kind in _kinds(inside))]
 
 
 def names_a_folder(name: str) -> str:
-    """Raises ValueError for a name that is no plain folder name, such as one with slashes."""
+    """Raises ValueError for a name that cannot be a folder's name, such as one with slashes."""
     if name in {".", ".."} or not name.isprintable():
         raise ValueError(f"expected a name that a folder can have, without control characters, found {name!r}")
     return name
@@ -77,7 +79,7 @@ Seed = Annotated[int, Field(ge=0)]
 
 
 def meanings(kind: type[Any]) -> dict[str, str]:
-    """The strings below the fields of a class and of its bases, by field."""
+    """Docstrings of the fields of a class and of its bases, by field."""
     found = {}
     for base in reversed(kind.__mro__):
         for field, below in pairwise(_body(base)):
@@ -88,7 +90,7 @@ def meanings(kind: type[Any]) -> dict[str, str]:
 
 
 def in_words(docstring: str | None) -> str:
-    """A docstring as one paragraph, with a file's null."""
+    """A docstring as one paragraph, with null in place of None, as in files."""
     return re.sub(r"\bNone\b", "null", " ".join((docstring or "").split()))
 
 
@@ -127,9 +129,9 @@ class Dimension(NamedTuple):
     units: dict[str, float]
     example: str
     least: float
-    """Smallest value above 0, in base units. Smaller values are mistakes, and their inverse would overflow."""
+    """Smallest accepted value above 0, in base units. Smaller values are mistakes, and their inverse would overflow."""
     most: float
-    """Largest value, in base units. Larger values are mistakes, and their sums would overflow 64 bits."""
+    """Largest accepted value, in base units. Larger values are mistakes, and their sums would overflow 64 bits."""
 
     def parse(self, value: Any) -> float:
         """The amount in base units. Raises ValueError that names the possible units."""
@@ -158,7 +160,7 @@ class Dimension(NamedTuple):
         return amount
 
     def show(self, value: float) -> str:
-        """The amount in the largest unit that leaves a whole number, or else exactly, in the base unit."""
+        """The amount as text in the largest unit that gives a whole number, or else exactly, in the base unit."""
         for unit, factor in sorted(self.units.items(), key=lambda item: -item[1]):
             if value and value % factor == 0:
                 return f"{int(value / factor)} {unit}".replace(" /", "/")
@@ -172,7 +174,7 @@ BANDWIDTH = Dimension("bandwidth", "_bytes_per_s", _BANDWIDTHS, "50 GB/s", 1.0, 
 RATE = Dimension("rate", "_per_s", _RATES, "4/s", 1e-12, 1e15)
 
 DIMENSIONS = (DURATION, BANDWIDTH, SIZE, RATE)
-"""A field's dimension is the first whose suffix its name ends with: _bytes_per_s comes before _per_s."""
+"""All dimensions. A field has the first dimension whose suffix ends its name: _bytes_per_s comes before _per_s."""
 
 
 class Quantity:
@@ -198,12 +200,12 @@ class Quantity:
 
 
 Duration = Annotated[int, Quantity(DURATION)]
-"""Nanoseconds."""
+"""A duration in ns."""
 FineDuration = Annotated[float, Quantity(DURATION)]
-"""Nanoseconds with fractions: the time of one token, for instance."""
+"""A duration in ns with fractions, such as the time of one token."""
 Size = Annotated[int, Quantity(SIZE)]
-"""Bytes."""
+"""A size in bytes."""
 Bandwidth = Annotated[float, Quantity(BANDWIDTH)]
-"""Bytes per second."""
+"""A bandwidth in bytes per second."""
 Rate = Annotated[float, Quantity(RATE)]
-"""Times a second."""
+"""A rate in events per second."""

@@ -1,4 +1,4 @@
-"""What stands between clients and the router, by kind, and the times that each kind was seen to take."""
+"""Front ends between clients and the router, by kind, with the delays measured for each kind."""
 
 from typing import Any, Literal, NamedTuple, Self, get_args
 
@@ -14,7 +14,8 @@ class FrontEndSettings(Section):
 
     kind: FrontEndKind | None = None
     """Kind of server before the router: in_process, engine (over HTTP), sglang_gateway, vllm_router, dynamo, llm_d or
-    nim. Fields that are not set have the times of the kind. None: fields that are not set are 0."""
+    nim. Fields that are not set have the times of the kind. None: fields that are not set are 0.
+    """
     service: Duration = 0
     """Time of each request; requests are served one after another."""
     service_per_token: FineDuration = 0
@@ -26,11 +27,13 @@ class FrontEndSettings(Section):
     ending: Duration = 0
     """Time of the end of each answer; ends are served one after another. Needs holds_client."""
     holds_client: bool = False
-    """True: client and server share a thread, so what the client sends and receives waits until the request before is
-    served."""
+    """True: client and server share a thread, so requests and answers at the client wait until the server has served
+    the request before.
+    """
     waits_for_prefill: bool | None = None
     """True: the first token waits until prefill has seen its transfer end, as in SGLang's Rust gateway. None: as the
-    kind does; without a kind, and with kind engine, true with engine sglang, false with vllm."""
+    kind does; without a kind, and with kind engine, true with engine sglang, false with vllm.
+    """
     stall: Duration = 0
     """Delay of a first token on a connection that was used less than 40 ms before (Nagle's algorithm and delayed
     acknowledgements)."""
@@ -47,12 +50,12 @@ class FrontEndSettings(Section):
 
     @property
     def is_uncertain(self) -> bool:
-        """True if its times are those of a kind, which have a range."""
+        """True if the times are those of a kind, which have a range."""
         return self.kind is not None and self.of_times(self) == self.of_times(FrontEndSettings(kind=self.kind))
 
     @property
     def ends(self) -> tuple[Self, Self]:
-        """The fastest and the slowest of its kind."""
+        """Front ends of this kind with the fastest and with the slowest times."""
         assert self.kind is not None
         kind = KINDS[self.kind]
         times = ({**kind.usual, **end, "waits_for_prefill": self.waits_for_prefill} for end in (kind.fast, kind.slow))
@@ -61,14 +64,15 @@ class FrontEndSettings(Section):
 
     @staticmethod
     def of_times(front_end: "FrontEndSettings") -> "FrontEndSettings":
-        """Its times alone."""
+        """The times alone, without `kind` and `waits_for_prefill`."""
         return front_end.model_copy(update={"kind": None, "waits_for_prefill": None})
 
 
 class SeenTimes(NamedTuple):
-    """Fields of a front end as servers were seen to have them, and those of the fastest and the slowest that differ.
+    """Measured fields of a kind of front end: usual values, and the values of the fastest and slowest servers where
+    they differ.
 
-    experiments/front-ends says on what each was seen.
+    experiments/front-ends names the source of each measurement.
     """
 
     usual: dict[str, Any]
@@ -77,7 +81,7 @@ class SeenTimes(NamedTuple):
 
 
 def _delay(usual_ms: int, fast_ms: int, slow_ms: int, **fields: Any) -> SeenTimes:
-    """A delay of all requests in parallel."""
+    """Times of a front end that delays all requests in parallel, and has no other times but `fields`."""
     usual, fast, slow = ({"latency_in": f"{ms} ms"} for ms in (usual_ms, fast_ms, slow_ms))
     return SeenTimes(usual | fields, fast, slow)
 

@@ -1,4 +1,4 @@
-"""The ways between instances, and between clients and the router."""
+"""Settings of the network between instances, and of staging buffers."""
 
 from pydantic import Field
 
@@ -18,11 +18,12 @@ class StagingSettings(Section):
     """Host time of one scatter."""
     gather_efficiency: float = Field(default=0.65, gt=0, le=1)
     """Share of GPU memory bandwidth that a gather reaches; each byte is read and written once (SGLang's kernels on
-    H200)."""
+    H200).
+    """
     scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
     """Share of GPU memory bandwidth that a scatter reaches."""
     transfer_latency: Duration | None = None
-    """Time of a staged batch before its first byte. None: the transport's (0 for nixl-cuda-ipc-sglang)."""
+    """Time of a staged batch before its first byte. None: the transport's value (0 for nixl-cuda-ipc-sglang)."""
 
 
 class NetworkSettings(Section):
@@ -38,15 +39,16 @@ class NetworkSettings(Section):
     gpus_per_nic: int = Field(default=1, ge=1)
     """Number of neighbouring GPUs that share a NIC. GPUs are numbered prefill first."""
     transfer_latency: Duration | None = None
-    """Time of each batch before its first byte. None: the transport's. Staging has its own latency."""
+    """Time of each batch before its first byte. None: the transport's value. Staging has its own latency."""
     descriptor_latency: Duration | None = None
-    """Time of each descriptor. None: the transport's."""
+    """Time of each descriptor. None: the transport's value."""
     serial: bool | None = None
     """True: a prefill rank's workers post descriptors and move bytes one at a time. None: as the transport does."""
     staging: StagingSettings | None = None
     """Staging between unequal TP sizes; `{}` takes the defaults. None: slices of each token's heads are sent."""
     message_latency: Duration = Field(default=50_000, ge=1)
     """Time of every message between instances. The default is half of a ZeroMQ round trip between two Python processes
-    (105 us)."""
+    (105 us).
+    """
     handover: Duration = 0
-    """Time from the end of a transfer until decode has accepted the KV, beyond the message's time."""
+    """Additional time from the end of a transfer until decode has accepted the KV, beyond the time of the message."""

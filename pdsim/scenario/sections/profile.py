@@ -1,4 +1,4 @@
-"""Settings that were fitted to measurements, in a file of their own with where they come from.
+"""Settings that were fitted to measurements, in a file of their own that also says where they come from.
 
 name: qwen3-32b-b200-tp2
 cost: {use: affine, ..., measured: {model: ..., ...}}   or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
@@ -27,7 +27,7 @@ from pdsim.workload.trace_file import InputNote
 _BESIDE = ("host", "cold_start")
 """Sections of a profile's cost that a scenario may change."""
 _NO_MODEL = (*_BESIDE, "measured")
-"""Sections of a profile's cost that are not those of a cost model."""
+"""Sections of a profile's cost that do not belong to a cost model."""
 _OF_ROLE = {
     "prefill": ("prefill_interval",),
     "decode": (
@@ -45,12 +45,12 @@ _HOST_OF_DECODE = ("decode_step", "decode_request")
 
 
 def origin(command: str) -> dict[str, str]:
-    """The end of a profile's provenance: the command that made it, when, and by which version."""
+    """The end of a profile's provenance: the command that made the profile, the date, and pdsim's version."""
     return {"command": command, "date": datetime.now(UTC).date().isoformat(), "pdsim": version("pdsim")}
 
 
 def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]] | None:
-    """The profile that a section names, and the fields beside it; None: it names none."""
+    """The profile that a section names, and the fields beside it. None: the section names no profile."""
     if not (isinstance(value, dict) and "profile" in value):
         return None
     beside = {key: setting for key, setting in value.items() if key != "profile"}
@@ -58,10 +58,10 @@ def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]]
 
 
 def with_profile(data: Any, base: Path) -> Any:
-    """Replaces the field `profile` of a scenario by the sections that the profile measured, and says which in a note.
+    """Replaces the field `profile` of a scenario by the sections that the profile measured, and lists them in a note.
 
-    One file serves both roles; {prefill: FILE, decode: FILE} gives each role its own. Transfers and front end are of
-    the first file that has them. Raises ValueError if the scenario has step times beside it.
+    One file serves both roles; {prefill: FILE, decode: FILE} gives each role its own. Transfers and front end come from
+    the first file that has them. Raises ValueError if the scenario also has step times.
     """
     given = data.get("profile") if isinstance(data, dict) else None
     if given is None:
@@ -83,7 +83,7 @@ def with_profile(data: Any, base: Path) -> Any:
 
 
 _Section = tuple[dict[str, Any], str, bool]
-"""A section of the scenario, what it is in words, and whether a profile has it."""
+"""A section of the scenario, its name in words, and whether the profile has this section."""
 
 
 def _cost_beside(cost: Any, files: Mapping[str, str]) -> dict[str, Any]:
@@ -114,7 +114,9 @@ def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by the file's cost. Only changes of the sections in _BESIDE may stand beside it."""
+    """Replaces {profile: FILE} by the file's cost. Beside `profile`, only changes of the sections in _BESIDE
+    may stand.
+    """
     of_role = {role: its for role in _OF_ROLE if isinstance(value, dict) and (its := _named(value.get(role), info))}
     named = _named(value, info)
     if of_role:
@@ -135,7 +137,7 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
-    """Cost whose roles have profiles of their own."""
+    """Costs whose roles have separate profiles."""
     given = {key: setting for key, setting in value.items() if key != "profile"}
     costs = {}
     for role, (path, others) in of_role.items():
@@ -161,7 +163,7 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
 
 
 def _measured(costs: dict[str, Any]) -> dict[str, Any]:
-    """Setups of the roles in one: texts that differ are joined, so that they are no run's."""
+    """The setups of both roles in one. Where they differ, texts are joined, so that no run matches them."""
     known = {role: cost.get("measured") or {} for role, cost in costs.items()}
     found: dict[str, Any] = {} if len(known) == len(_OF_ROLE) else {"role": next(iter(known))}
     for name in ("model", "weight_dtype", "kv_dtype", "device", "scaled_from"):
@@ -198,7 +200,7 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
 def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
     """Replaces `profile: FILE` by the measured values. Fields beside `profile` override them.
 
-    Real mode, on which profiles are measured, has no gateway.
+    waits_for_prefill is false by default, because profiles are measured in real mode, which has no gateway.
     """
     if (named := _named(value, info)) is None:
         return value

@@ -1,4 +1,4 @@
-"""Servers of each role, and how they change their roles. Also the memory and drives behind their caches."""
+"""Servers of each role, how they change their roles, and the host memory and drives behind their caches."""
 
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -39,19 +39,20 @@ SizeOrAuto = Annotated[
     PlainSerializer(lambda size: size if size == "auto" else SIZE.show(size)),
     WithJsonSchema({"type": "string", "description": "a size with its unit, or auto", "examples": ["64 GiB", "auto"]}),
 ]
-"""Bytes, or auto until they are known."""
+"""A size in bytes, or auto until the scenario is resolved."""
 
 
 class StorageSettings(Section):
-    """Drives behind the host caches (--hicache-storage-backend): of each server, or a store such as Mooncake's.
+    """Drives behind the host caches (--hicache-storage-backend): each server's own, or a shared store such as
+    Mooncake's.
 
     The defaults are round figures of a fast PCIe 4.0 drive; nothing was measured.
     """
 
     shared: bool = False
-    """True: all instances have the same store; false: each server has its own."""
+    """True: all instances share one store. False: each server has its own."""
     drives: int = Field(default=1, ge=1)
-    """Drives of each server; of a shared store, or nodes that lend it memory."""
+    """Number of drives of each server, or of the shared store. For a memory store: number of nodes that lend memory."""
     size: Size = 3_840_000_000_000
     """Capacity of one drive."""
     read_bandwidth: Bandwidth = Field(default=6.9e9, gt=0)
@@ -67,7 +68,7 @@ class StorageSettings(Section):
     prefetch: PrefetchPolicy = "timeout"
     """Rule for waiting for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy)."""
     prefetch_threshold: int = Field(default=256, ge=1)
-    """Minimum number of tokens to read from storage. Fewer tokens are computed."""
+    """Minimum number of tokens worth reading from storage. Fewer tokens are computed."""
 
 
 class Split(NamedTuple):
@@ -87,36 +88,40 @@ class Split(NamedTuple):
 
 
 class ServerSettings(Section):
-    """Servers of every kind."""
+    """Servers of any role."""
 
     instances: int = Field(default=1, ge=1)
     """Number of servers. Their names are prefill-0, prefill-1, …; with data-parallel attention prefill-0.dp0,
     prefill-0.dp1, …"""
     gpu: str
-    """Name in the catalog (`pdsim catalog` lists the names)."""
+    """GPU by its name in the catalog (`pdsim catalog` lists the names)."""
     tp: int = Field(default=1, ge=1)
-    """Number of GPUs of one server (--tp), over as many hosts as it needs. The GPUs of one role's instances must be a
-    multiple of the other role's."""
+    """Number of GPUs of one server (--tp), over as many hosts as needed. The GPUs of one role's instances must be a
+    multiple of the other role's.
+    """
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
     experts. dp divides tp."""
     ep: int | None = Field(default=None, ge=1)
-    """Expert parallelism (--ep-size): tp, where each GPU holds whole experts, or 1, where all GPUs share each expert.
-    None: tp with dp > 1, else 1."""
+    """Expert parallelism (--ep-size). tp: each GPU holds whole experts. 1: all GPUs share each expert. None: tp with dp
+    > 1, else 1.
+    """
     load_balance_method: Literal["auto", "router", LoadBalanceMethod] = "auto"
     """How a server picks the data-parallel rank of a request (--load-balance-method): round_robin,
     follow_bootstrap_room (a random rank), total_requests or total_tokens. router: the router picks among the ranks of
     all servers. auto: with engine sglang follow_bootstrap_room for prefill and round_robin for other roles; with vllm
     router. No effect with dp 1."""
     expert_skew: float = Field(default=0, ge=0)
-    """Relative excess of the busiest GPU's expert tokens over the mean, with whole experts and without redundant
-    experts."""
+    """Tokens of the busiest GPU's experts relative to the mean, minus 1, with whole experts and without redundant
+    experts.
+    """
     redundant_experts: int | None = Field(default=None, ge=0)
     """Number of copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts). None: no
     balancer."""
     two_batch_overlap: bool = False
-    """True: one half of a batch is exchanged between hosts while the other half is computed
-    (--enable-two-batch-overlap). No effect on servers within one NVLink domain."""
+    """True: half of a batch exchanges tokens between hosts while the other half computes (--enable-two-batch-overlap).
+    No effect on servers within one NVLink domain.
+    """
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
     """Share of GPU memory for weights and KV (--mem-fraction-static). None: the engine's rule."""
     pool_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
@@ -132,12 +137,14 @@ class ServerSettings(Section):
     """
     host_cache_write: WritePolicy = "write_through"
     """When KV is copied to the host cache: write_through, write_through_selective or write_back
-    (--hicache-write-policy). No effect without host_cache."""
+    (--hicache-write-policy). No effect without host_cache.
+    """
     max_running_requests: int | None = Field(default=None, ge=1)
     """Maximum number of running requests of a server (--max-running-requests). None: the engine's rule."""
     mamba_radix_cache_strategy: StateStrategy | None = None
-    """States of linear-attention layers that a running request has beside the prefix cache: no_buffer (3) or
-    extra_buffer (5; 4 without overlap). None: extra_buffer; no_buffer with engine_version 0.5.12."""
+    """State slots of linear-attention layers that a running request has besides the prefix cache's: no_buffer (3) or
+    extra_buffer (5; 4 without overlap). None: extra_buffer; no_buffer with engine_version 0.5.12.
+    """
 
     @model_validator(mode="after")
     def _has_something_to_keep(self) -> Self:
@@ -147,7 +154,7 @@ class ServerSettings(Section):
 
     @property
     def has_whole_experts(self) -> bool:
-        """True if each GPU holds some experts, and not a part of all."""
+        """True if each GPU holds whole experts instead of a part of every expert."""
         return self.dp > 1 if self.ep is None else self.ep > 1
 
     @property
@@ -161,7 +168,7 @@ class ServerSettings(Section):
 
     @property
     def host_cache_bytes(self) -> int | None:
-        """Host memory per GPU in resolved settings. None: no host cache."""
+        """Host memory per GPU in bytes, in resolved settings. None: no host cache."""
         assert self.host_cache != "auto", "the scenario is not resolved"
         return self.host_cache
 
@@ -175,7 +182,7 @@ class ServerSettings(Section):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all servers together."""
+        """Number of GPUs of all servers together."""
         return self.instances * self.num_server_gpus
 
 
@@ -184,7 +191,8 @@ class ComputingSettings(ServerSettings):
 
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
     """Maximum number of tokens of one forward (--chunked-prefill-size), for all data-parallel ranks together. None: by
-    the GPU's memory. 0 or -1: no chunking."""
+    the GPU's memory. 0 or -1: no chunking.
+    """
     max_prefill_tokens: int = Field(default=16384, ge=1)
     """Maximum number of new tokens of one forward, except for its first prompt. No effect with engine vllm."""
     long_prefill_tokens: int | None = Field(default=None, ge=1)
@@ -195,7 +203,7 @@ class ComputingSettings(ServerSettings):
 
     @property
     def rank_chunk_tokens(self) -> int:
-        """Chunk of one data-parallel rank, in resolved settings; 0: no chunking."""
+        """Chunk size in tokens of one data-parallel rank, in resolved settings. 0: no chunking."""
         return (self.chunked_prefill_tokens or 0) // self.dp
 
 
@@ -207,7 +215,7 @@ class DecodingSettings(SpeculativeSettings, ServerSettings):
 
 
 class PrefillSettings(ComputingSettings):
-    """The prefill servers, all alike."""
+    """The prefill servers, which are all equal."""
 
     pp: int = Field(default=1, ge=1)
     """Number of pipeline stages (--pp-size). Each stage has its share of the layers on its own tp GPUs. Simulation
@@ -216,11 +224,13 @@ class PrefillSettings(ComputingSettings):
     """Context parallelism (--attn-cp-size): number of groups of the server's GPUs that share the tokens of a prompt.
     Each group holds all KV of the prompt. cp divides tp. Simulation only."""
     dynamic_chunks: bool = False
-    """True, with pp > 1: later chunks of a prompt are smaller, so that each takes about as long as the first
-    (--enable-dynamic-chunking)."""
+    """True, with pp > 1: later chunks of a prompt are smaller, so that each chunk takes about as long as the first
+    (--enable-dynamic-chunking).
+    """
     overlap: bool = True
-    """True: choose a forward while the forward before it runs. False: --disable-overlap-schedule. No effect with pp >
-    1, where one forward per stage is under way."""
+    """True: the loop chooses a forward while the forward before runs. False: --disable-overlap-schedule. No effect with
+    pp > 1, where one forward per stage is under way.
+    """
     layer_groups: int = Field(default=0, ge=0)
     """Number of groups of layers whose KV is sent while the forward computes later layers. Needs equal TP or latent
     KV. 0: KV is sent after the forward."""
@@ -244,7 +254,7 @@ class PrefillSettings(ComputingSettings):
 
 
 class DecodeSettings(DecodingSettings):
-    """The decode servers, all alike."""
+    """The decode servers, which are all equal."""
 
     radix_cache: bool = False
     """True: keep the KV of prompts and outputs in a prefix cache (--disaggregation-decode-enable-radix-cache)."""
@@ -260,12 +270,14 @@ class DecodeSettings(DecodingSettings):
     """Admission policy: whether the first request of the queue gets its pages."""
     returns_kv: bool = False
     """True: decode sends the KV of an ended request back to its prefill instance (vLLM's bidirectional_kv_xfer).
-    Simulation only."""
+    Simulation only.
+    """
     retraction_backup: bool = True
-    """True: copies of retracted KV to host memory and back take time."""
+    """True: copies of retracted KV to host memory and back take time. False: they take none."""
     retracts_to_host_cache: bool = False
-    """True: retracted KV goes into the host cache's memory, and a request that finds no room there fails
-    (--disaggregation-decode-retraction-backup host_pool). Simulation only."""
+    """True: retracted KV goes into the host cache's memory, and a request fails if there is no room
+    (--disaggregation-decode-retraction-backup host_pool). Simulation only.
+    """
 
     @model_validator(mode="after")
     def _has_what_servers_accept(self) -> Self:
@@ -282,7 +294,8 @@ class DecodeSettings(DecodingSettings):
 
 
 class AggregatedSettings(ComputingSettings, DecodingSettings):
-    """Servers of a cluster without disaggregation, all alike. Each prefills and decodes on the same GPUs.
+    """Servers of a cluster without disaggregation, which are all equal. Each server prefills and decodes on the same
+    GPUs.
 
     In such a cluster cost.host, router.decode, front_end.waits_for_prefill and all of network except message_latency
     have no effect.
@@ -296,7 +309,7 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     (--priority-scheduling-preemption-threshold). None: 10 with priorities; without priorities there is no
     preemption."""
     overlap: bool = True
-    """True: choose a step when the step before it begins. False: --disable-overlap-schedule."""
+    """True: the loop chooses a step when the step before begins. False: --disable-overlap-schedule."""
 
 
 class Pair(NamedTuple):

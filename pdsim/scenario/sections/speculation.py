@@ -1,4 +1,4 @@
-"""Speculative decoding of the servers that decode: fields, SGLang's defaults, and the draft model that they mean."""
+"""Speculative decoding: its fields, SGLang's defaults, and the draft model."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -12,29 +12,32 @@ from pdsim.system.model import ModelSpec
 from pdsim.workload.lengths import Acceptance
 
 DEFAULT_RUNNING = 48
-"""Running requests of a server with drafts where their number is not given (SGLang 0.5.23,
-arg_groups/speculative_hook.py:1078)."""
+"""Maximum running requests of a server with speculation, if not given (SGLang 0.5.23,
+arg_groups/speculative_hook.py:1078).
+"""
 DSPARK_TOKENS = 8
-"""Tokens that DSPARK verifies: a block of 7, and the last token (DEFAULT_DSPARK_GAMMA)."""
+"""Number of tokens that DSPARK verifies: a block of 7, and the last token (DEFAULT_DSPARK_GAMMA)."""
 NGRAM_TOKENS = 12
 _CHAIN, _LLAMA_TREE = (3, 1, 4), (5, 4, 8)
-"""Steps, branches and verified tokens (_auto_choose_speculative_params)."""
+"""Numbers of draft steps, branches and verified tokens (_auto_choose_speculative_params)."""
 
 Algorithm = Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DSPARK", "NGRAM"]
 
 
 class DraftError(ValueError):
-    """A draft that its target does not have."""
+    """Raised if a target model has no draft of the chosen kind."""
 
 
 def named(value: Any) -> Any:
-    """SGLang takes small letters too; MTP is the name that other engines have for NEXTN."""
+    """The algorithm's name in capital letters, which SGLang does not require. MTP, the name in other engines, becomes
+    NEXTN.
+    """
     name = value.upper() if isinstance(value, str) else value
     return "NEXTN" if name == "MTP" else name
 
 
 class SpeculativeSettings(Section):
-    """Drafts: a step verifies several tokens of each request and keeps one or more."""
+    """Speculative decoding: a step verifies several tokens of each request and keeps one or more."""
 
     speculative_algorithm: Annotated[Algorithm, BeforeValidator(named)] | None = None
     """Kind of draft (--speculative-algorithm): EAGLE (the checkpoint's own MTP layers, else an EAGLE head), NEXTN or
@@ -49,7 +52,7 @@ class SpeculativeSettings(Section):
     """Number of tokens that a step verifies for each request, including its last token
     (--speculative-num-draft-tokens). None, without speculative_algorithm: no speculation."""
     speculative_accept_length: float | None = Field(default=None, ge=1)
-    """Mean number of tokens that a speculative step gives a request."""
+    """Mean number of tokens that a speculative step yields for a request."""
     speculative_draft_model: str | None = None
     """Draft model of STANDALONE: its name in the catalog (--speculative-draft-model-path)."""
     speculative_draft_layers: int | None = Field(default=None, ge=0)
@@ -58,8 +61,9 @@ class SpeculativeSettings(Section):
     speculative_draft_vocabulary: int = Field(default=EAGLE3_VOCABULARY, ge=1)
     """Number of tokens that an EAGLE3 head can propose (draft_vocab_size of its config.json)."""
     speculative_drafting: Duration | None = None
-    """Time of all draft forwards of one decode step, where it is measured. 0: measured steps include it. Then drafts
-    take no time in prefill. None: the time of the draft's layers on this GPU."""
+    """Measured time of all draft forwards of one decode step. 0: the measured step times include drafting. With a
+    value, drafts take no time in prefill. None: the time of the draft's layers on this GPU.
+    """
 
     @model_validator(mode="after")
     def _accepts_what_is_drafted(self) -> Self:
@@ -82,7 +86,7 @@ class SpeculativeSettings(Section):
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """Acceptance of drafts. None: a step gives each request one token."""
+        """Acceptance of drafted tokens. None: a step gives each request one token."""
         if self.speculative_draft_tokens is None or self.speculative_accept_length is None:
             return None
         return Acceptance(draft_tokens=self.speculative_draft_tokens, accept_length=self.speculative_accept_length)
@@ -94,13 +98,13 @@ class SpeculativeSettings(Section):
 
     @property
     def num_draft_steps(self) -> int:
-        """Draft forwards of a decode step, the one over accepted tokens included; 0: nothing drafts."""
+        """Number of draft forwards of a decode step, including the forward over accepted tokens. 0: no speculation."""
         if self.speculative_draft_tokens is None:
             return 0
         return self.speculative_num_steps or self.speculative_draft_tokens - 1
 
     def drafts(self, page_size: int) -> Drafts | None:
-        """Tokens that a step verifies, and those that it may need pages for: with pages of several tokens each branch
+        """Tokens that a step verifies, and tokens that it may need pages for. With pages of several tokens each branch
         of a tree begins on a copy of the last page (0.5.23, mem_cache/allocation_sizing.py, get_alloc_len_per_decode).
         """
         verified, branches = self.speculative_draft_tokens, self.speculative_eagle_topk or 1
@@ -113,14 +117,16 @@ class SpeculativeSettings(Section):
         return Drafts(verified, max(verified, drafted))
 
     def num_ahead_tokens(self, page_size: int) -> int:
-        """Tokens beyond its KV for which a request needs pages before a decode step: drafts of two steps."""
+        """Number of tokens beyond its KV for which a request needs pages before a decode step: 1, or the drafts of two
+        steps.
+        """
         drafts = self.drafts(page_size)
         return 1 if drafts is None else 2 * drafts.num_reserved
 
 
 def with_chosen_drafts(servers: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """The fields of servers with steps, branches and verified tokens where some are missing, as SGLang chooses them
-    (0.5.23, arg_groups/speculative_hook.py: _handle_eagle_family, _auto_choose_speculative_params).
+    """The fields of servers, with missing numbers of steps, branches and verified tokens filled in as SGLang chooses
+    them (0.5.23, arg_groups/speculative_hook.py: _handle_eagle_family, _auto_choose_speculative_params).
     """
     given = {name: servers.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk", "draft_tokens")}
     algorithm = named(servers.get("speculative_algorithm"))
@@ -140,7 +146,9 @@ def with_chosen_drafts(servers: Mapping[str, Any], model: Any) -> dict[str, Any]
 
 
 def num_draft_layers(settings: SpeculativeSettings, draft: ModelSpec | None) -> int:
-    """Layers of the draft model that have KV; 0: there are no drafts, or they have none. draft: a STANDALONE one."""
+    """Number of the draft model's layers with KV. 0: no speculation, or no such layers. draft: the model of
+    STANDALONE.
+    """
     if settings.acceptance is None:
         return 0
     if settings.speculative_draft_layers is not None:
@@ -153,7 +161,7 @@ def num_draft_layers(settings: SpeculativeSettings, draft: ModelSpec | None) -> 
 def draft_model(
     settings: SpeculativeSettings, target: ModelSpec, load: Callable[[str], ModelSpec]
 ) -> DraftModel | None:
-    """The draft model beside a target; None: nothing drafts, or no model does. Raises DraftError."""
+    """The draft model of a target. None: there is no speculation, or its drafts need no model. Raises DraftError."""
     named_draft = settings.speculative_draft_model
     small = None if named_draft is None else load(named_draft)
     if not (num_layers := num_draft_layers(settings, small)):
