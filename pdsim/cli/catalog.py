@@ -1,4 +1,4 @@
-"""Commands of the catalog: what scenarios can name, and models of the user's own."""
+"""Commands of the catalog: names that scenarios can use, and the user's own models."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parts that the commands of every program share: options, JSON, and how they fail."""
+"""Parts that the commands of all programs share: options, JSON output, and error handling."""
 
 import json
 import sys
@@ -26,12 +26,12 @@ from pdsim.workload.trace_file import InputNote, InputWarning
 
 
 def out_at(what: str) -> Parameter:
-    """The flag --out, with a help on what is written."""
+    """The flag --out. what: its help text."""
     return Parameter(name=("--out", "-o"), help=what)
 
 
 _FULL = {ENOSPC, EDQUOT, EFBIG}
-"""Errors of a full disk, or of a used-up quota."""
+"""Error numbers of a full disk, or of an exhausted quota."""
 ScenarioFile = Annotated[Path, Parameter(help="Scenario file (YAML).")]
 Set = Annotated[
     tuple[str, ...],
@@ -71,7 +71,7 @@ Force = Annotated[bool, Parameter(help="Overwrite an earlier run in --out.")]
 
 
 def profile_changes(files: Sequence[str]) -> tuple[str, ...]:
-    """Changes as --set takes them, that replace costs and front end by those of profiles. Raises ConfigError."""
+    """Changes in the notation of --set that replace costs and front end by those of profiles. Raises ConfigError."""
     if not files:
         return ()
     of_role = dict(file.split("=", 1) for file in files if file.startswith(("prefill=", "decode=")))
@@ -84,7 +84,7 @@ def profile_changes(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def program(name: str, purpose: str) -> App:
-    """An app whose commands all have the options of reading strangers' files."""
+    """An app whose commands all have the options for trusting strangers' files."""
     version = f"{__version__} ({'compiled' if is_compiled() else 'interpreted'})"
     app = App(name=name, help=purpose, version=version, default_parameter=Parameter(negative=()))  # no --no-flags
 
@@ -117,7 +117,7 @@ def program(name: str, purpose: str) -> App:
 
 
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:
-    """Mistakes give one message, with exit code 2."""
+    """Runs the command of the arguments. A mistake prints one message and gives exit code 2."""
     known: tuple[type[Exception], ...] = (
         CycloptsError,
         InputError,  # of which are ConfigError and RunFolderError
@@ -150,7 +150,7 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
 
 @contextmanager
 def _warnings_shown(name: str) -> Iterator[None]:
-    """Context that prints pdsim's own warnings as messages, each once."""
+    """Context that prints pdsim's own warnings as messages, each message once."""
     shown: set[str] = set()
     with warnings.catch_warnings():
         show: Any = warnings.showwarning

@@ -1,4 +1,4 @@
-"""A run on the terminal and on disk: its progress, and the folder that it leaves when it ends."""
+"""A run on the terminal and on disk: its progress, and the folder that it writes when it ends."""
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -30,13 +30,13 @@ class FinishedRun:
     stall: list[str] = field(default_factory=list)
     interrupted: bool = False
     scenario: Scenario | None = None
-    """What was simulated; None: another tool ran it."""
+    """The simulated scenario. None: another tool made the run."""
     examined: Examined | None = None
-    """The run judged by an SLO; None: none is given."""
+    """The run judged by an SLO. None: no SLO is given."""
 
     @property
     def is_observed(self) -> bool:
-        """A run of ours: another tool's result is a summary and no more."""
+        """True for a run of pdsim. Another tool's result has a summary and no records."""
         return "pdsim" in self.summary
 
     @property
@@ -45,14 +45,16 @@ class FinishedRun:
 
 
 def print_warnings(finished: FinishedRun, besides: Callable[[str], bool] | None = None) -> None:
-    """Prints which parts of a run were not measured. besides: says which of them the screen has said."""
+    """Prints warnings about parts of a run that were not measured. besides: tells which of them the screen has printed
+    already.
+    """
     for message in finished.warnings:
         if besides is None or not besides(message):
             print(f"warning: {finished.name}: {message}")
 
 
 def fail_if_incomplete(*runs: FinishedRun, program: str = "pdsim") -> None:
-    """Ends the command with its reason and a code: 130 for an interrupted run, 1 for a stalled run, and 1 if requests
+    """Ends the command if a run is incomplete: with 130 if interrupted, with 1 if it stalled, and with 1 if requests
     failed though the scenario asks for no failure.
     """
     for finished in runs:
@@ -61,7 +63,7 @@ def fail_if_incomplete(*runs: FinishedRun, program: str = "pdsim") -> None:
 
 
 def fail_for_requests(failures: Mapping[str, str], program: str = "pdsim") -> None:
-    """Prints what failed in each run, by its name, and ends the command with code 1 if there is any."""
+    """Prints the failures of each run, by the run's name. Ends the command with code 1 if there are any."""
     failed = {name: text for name, text in failures.items() if text}
     for name, text in failed.items():
         print(f"{program}: {name}: {text}", file=sys.stderr)
@@ -87,8 +89,8 @@ def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
 def write_run(
     folder: Path, scenario: Scenario, run: FinishedRun, journal: JournalProof, *, keep: Collection[Kept], quiet: bool
 ) -> None:
-    """Writes a run folder except its journal, whose proof is in the summary. keep: files that can also be made later
-    from the tables.
+    """Writes a run folder except its journal; the summary keeps the journal's proof. keep: optional files, which can
+    also be made later from the tables.
     """
     summary = {**run.summary, "pdsim": {**run.summary["pdsim"], "journal": journal.fields()}}
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
@@ -113,9 +115,9 @@ def write_scenario(folder: Path, scenario: Scenario) -> None:
 
 @contextmanager
 def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """A bar with rate and time left on a terminal, and nothing elsewhere.
+    """Context with a progress bar on a terminal, and without output elsewhere.
 
-    Call without an argument to advance by one, or with the new count and, if it has changed, the new total.
+    Call its value without an argument to advance by one, or with the new count and, if it has changed, the new total.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda _done=None, _total=None: None
@@ -142,7 +144,7 @@ def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Call
 
 @contextmanager
 def saying(what: str, *, quiet: bool) -> Iterator[None]:
-    """A line on a terminal for as long as it takes, and nothing elsewhere."""
+    """Context that shows a line on a terminal while it lasts, and prints nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""The command that reads deployments."""
+"""The command that imports deployments."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,5 @@
-"""A matrix: runs its missing variants for real, simulates all variants, and compares; or a campaign with these steps.
+"""A validation matrix: runs its missing variants for real, simulates all variants, and compares. A campaign does these
+steps in a folder.
 
 Each step of a campaign is a command of its own. Steps with a result are skipped, so an interrupted campaign resumes.
 """
@@ -47,10 +48,10 @@ from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 _CANNOT = 2
 """Exit code of pdreal if this machine or the scenario lacks something."""
 _LOG = "pdreal.log"
-"""Name of the log of a run."""
+"""Name of the log of a real run."""
 _PART_FILES = (*RUN_FILES, _LOG)
 _NOT_COMPARED = (TIMELINE, OVERVIEW, JOURNAL)
-"""Files of a run folder that the comparison does not read: left out of kept folders, which may be many."""
+"""Files of a run folder that the comparison does not read. They are removed, because a matrix may have many folders."""
 
 
 def validate_suite(
@@ -62,8 +63,8 @@ def validate_suite(
     real_only: bool,
     quiet: bool,
 ) -> None:
-    """Exits with 1 if a real run or simulated request failed, or if real and simulated runs differ in anything but
-    times.
+    """Validates a matrix. Exits with 1 if a real run or simulated request failed, or if real and simulated runs differ
+    in anything but times.
     """
     suite = load_suite(name, experiments)
     suite = replace(suite if profile is None else suite.with_profile(profile), runs=runs or suite.runs)
@@ -123,8 +124,9 @@ def missing(suite: ValidationSuite) -> list[Variant]:
 
 
 def run_missing(suite: ValidationSuite) -> list[str]:
-    """Runs variants for real and returns those that failed. An interruption keeps finished runs. Raises ConfigError if
-    this machine cannot run them.
+    """Runs missing variants for real. Returns the names of the variants that failed.
+
+    An interruption keeps finished runs. Raises ConfigError if this machine cannot run them.
     """
     variants = missing(suite)
     if variants and find_spec("pdreal") is None:
@@ -149,7 +151,9 @@ def run_missing(suite: ValidationSuite) -> list[str]:
 
 
 def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
-    """Runs a variant for real. Returns its summary; None: it failed, which is printed and written beside its folder."""
+    """Runs a variant for real. Returns its summary. None: the run failed; the reason is printed and written beside its
+    folder.
+    """
     folder, part = suite.runs / variant.name, suite.runs / f".{variant.name}.part"
     for own in (folder, part):
         require_own(own, _PART_FILES)
@@ -197,7 +201,7 @@ PairRanks = tuple[Ranks, Ranks]
 class Step:
     command: tuple[str, ...]
     makes: str
-    """A file of the folder."""
+    """Name of the file that the step writes into the folder."""
 
 
 def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) -> ValidationSuite:
@@ -251,7 +255,7 @@ def _profile_name(ranks: PairRanks, first: PairRanks) -> str:
 
 
 def _size(ranks: Ranks) -> str:
-    """A part of a file's name: 2, or 2ep2."""
+    """Sizes of ranks as part of a file name: 2, or 2ep2."""
     return str(ranks.tp) if ranks.ep == 1 else f"{ranks.tp}ep{ranks.ep}"
 
 
@@ -261,7 +265,7 @@ def _ranks(scenario: Scenario) -> PairRanks:
 
 
 def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Step]:
-    """num_gpus: of this host, 0 on a CPU."""
+    """Steps of a campaign. num_gpus: GPUs of this host; 0 on a CPU."""
     scenario = suite.real_scenario(suite.variants[0])
     by_ranks = {_ranks(suite.real_scenario(variant)): variant for variant in suite.variants}
     rows = []
@@ -311,7 +315,7 @@ def carry_out(
     num_gpus: int,
     tell: Callable[[str], None],
 ) -> Path:
-    """Returns the archive. Raises ConfigError, also if a step fails."""
+    """Carries out a campaign. Returns its archive. Raises ConfigError, also if a step fails."""
     suite = prepare(matrix, out, changes, hosts)
     commands = []
     for step in steps(suite, rounds=rounds, num_gpus=num_gpus):
@@ -332,7 +336,7 @@ def carry_out(
 
 
 def _run_step(step: Step, out: Path) -> None:
-    """Run a step; its output is kept where that is the result."""
+    """Runs a step. If the step's output is its result, the output is written to the result file."""
     program, *arguments = step.command
     is_printed = step.makes == _ERRORS
     try:

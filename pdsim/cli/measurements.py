@@ -1,4 +1,4 @@
-"""Commands of measurements: observe a server, fit a profile, derive one for another GPU, print errors."""
+"""Commands of measurements: observe a server, fit a profile, derive a profile for another GPU, print errors."""
 
 import shlex
 import sys
@@ -150,7 +150,7 @@ def calibrate(
 
 
 def _write_profile(profile: Any, out: Path, notes: Iterable[str], show: Callable[[], None] | None) -> None:
-    """Writes a profile and shows it; without `show` as JSON."""
+    """Writes a profile and calls `show`; without `show` prints the profile as JSON."""
     from pdsim.scenario.yaml_file import write_yaml
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,7 @@ def validate(
 
 
 def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
-    """Prints the errors of a simulation against a server's clients, and where the simulated time went."""
+    """Prints the errors of a simulation against a server's clients, and the stages of the simulated time."""
     from pdsim.calibration.validate.observed import compare_load
     from pdsim.cli.finished import fail_for_requests
     from pdsim.metrics.explanation.explain import mean_stage_ms

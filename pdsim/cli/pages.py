@@ -1,4 +1,4 @@
-"""Saved pages of a server's metrics, alone, two of them, and beside a simulation."""
+"""Shows saved pages of a server's metrics: one page, two pages, or pages beside a simulation."""
 
 from pathlib import Path
 from typing import Any

@@ -41,7 +41,9 @@ from pdsim.workload.client import ClosedLoop
 
 COMPARISON = "compare.png"
 _NEAR = 1.5
-"""Factor between a limit and what was found, up to which a run is repeated: chance moves a p99 by a quarter."""
+"""Ratio of a measured value to its limit, in either direction, within which a run is repeated: chance moves a p99 by a
+quarter.
+"""
 
 
 @garbage_collection_paused()
@@ -57,11 +59,11 @@ def run_scenario(
     slo: Slo | None = None,
     keep: Collection[Kept] = (),
 ) -> FinishedRun:
-    """Simulate; with `out`, write the run folder as well, with journal and levels.
+    """Simulates a scenario. With `out`, also writes the run folder, with journal and levels.
 
-    ranging: what of the load to simulate with the fastest and the slowest times, too, where no server was measured.
-    keep: what the folder has besides tables and journal.
-    slo: limits that the run is judged by, under pdsim.slo of its summary. Raises ConfigError for classes that it lacks.
+    ranging: part of the load to simulate also with the fastest and the slowest times, if they were not measured on a
+    server. keep: optional files of the folder. slo: limits that judge the run, written under pdsim.slo of its summary.
+    Raises ConfigError for classes that the workload lacks.
     """
     if out is None:
         return _simulate(path, changes, None, quiet=quiet, levels=levels, ranging=ranging, slo=slo)
@@ -137,7 +139,7 @@ def _repeated(scenario: Scenario, slo: Slo, *, quiet: bool) -> list[Outcome]:
 
 
 def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple[RunResult, bool]:
-    """Runs to the end or to an interruption. Returns the result so far, and True if it was interrupted."""
+    """Runs to the end or to an interruption. Returns the result so far, and True if the run was interrupted."""
     if watch is not None:
         watch.simulation = simulation
     try:
@@ -147,7 +149,7 @@ def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple
 
 
 def _interval(summary: Mapping[str, Any], ends: Ends) -> dict[str, Any]:
-    """Least and largest value of each metric over the run and both ends of its range, and the part of the load that
+    """Smallest and largest value of each metric over the run and both ends of its range, and the part of the load that
     they come from.
     """
     found = {"interval": ranges([summary, *ends.numbers(summary)])}
@@ -159,7 +161,7 @@ def _interval(summary: Mapping[str, Any], ends: Ends) -> dict[str, Any]:
 def obtain_runs(
     paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool, force: bool = False
 ) -> list[FinishedRun]:
-    """Folders and other tools' results are read, scenario files simulated."""
+    """Reads run folders and other tools' results, and simulates scenario files."""
     from pdsim.metrics.columns import StoredRecords
 
     folders = {} if out is None else _folders(paths, changes, out, force=force)
@@ -188,9 +190,9 @@ def obtain_runs(
 def compared_runs(
     runs: Sequence[FinishedRun], paths: Sequence[Path], changes: Sequence[str], repeats: int | None, *, quiet: bool
 ) -> list[ComparedRun]:
-    """Runs with their repetitions, where each can be repeated.
+    """Runs with repetitions, if all of them can be repeated.
 
-    repeats: repetitions of each; None: as many as loads of that length have.
+    repeats: number of repetitions of each run; None: by the length of the loads.
     """
     sources = [(path, () if path.is_dir() else changes) for path in paths]
     is_long = any(run.summary.get("completed", 0) > MOST_REQUESTS for run in runs)
@@ -212,7 +214,7 @@ def _is_simulated(run: FinishedRun) -> bool:
 
 
 def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
-    """Run folder of each scenario file, checked before the first of them is simulated."""
+    """Run folder of each scenario file, checked before the first scenario is simulated."""
     folders: dict[Path, Path] = {}
     run_folder.require_out(out)
     there = [path.name == COMPARISON or run_folder.holds_run(path) for path in (out.iterdir() if out.is_dir() else ())]
@@ -229,7 +231,7 @@ def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force:
 
 
 def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
-    """Warns in the run's summary where one ran on a CPU or has its times, and the other has a GPU's."""
+    """Warns in the run's summary if one of the two runs has the times of a CPU, and the other those of a GPU."""
     devices = [str(one.summary.get("pdsim", {}).get("device", "")) for one in (run, first)]
     on_gpus = {device == "cuda" or device.partition(" and ")[0] in names("gpus") for device in devices}
     if all(devices) and len(on_gpus) > 1:
@@ -239,7 +241,7 @@ def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
 
 
 def _scenario_in(folder: Path) -> Scenario | None:
-    """The scenario of a run folder; None: it has none that this version reads."""
+    """The scenario of a run folder. None: the folder has no scenario that this version reads."""
     try:
         return load_scenario(folder / run_folder.SCENARIO)
     except ConfigError:
@@ -257,7 +259,7 @@ def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
 
 
 def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
-    """Sensitivities of a scenario file, or of the scenario in a run folder; real runs are simulated, too."""
+    """Sensitivities of a scenario file, or of the scenario in a run folder. The scenario of a real run is simulated."""
     scenario = scenario_of(path, changes)
     with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:
         return sensitivities(scenario, progress=advance)
@@ -268,16 +270,18 @@ class StepTerms(NamedTuple):
     instance_id: str
     num_requests: int
     new_tokens: int
-    """Tokens that the step computes, of all its requests."""
+    """Number of tokens that the step computes, over all its requests."""
     context_tokens: int
-    """Tokens of KV that the step reads, of all its requests."""
+    """Number of KV tokens that the step reads, over all its requests."""
     terms_ms: dict[str, float]
 
 
 def typical_steps(scenario: Scenario) -> list[StepTerms]:
-    """A prefill forward of one prompt of mean length without cached tokens, and a decode step in the midst of outputs.
+    """A prefill forward over one prompt of mean length without cached tokens, and a decode step of requests in the
+    middle of their outputs.
 
-    The decode step has as many requests as its instance may run, as its KV has room for, and as clients wait for.
+    The decode step has as many requests as its instance may run, as its KV has room for, and as clients wait for,
+    whichever is fewest.
     """
     cluster = build(scenario)
     scenario, requests = cluster.scenario, cluster.requests
@@ -304,7 +308,7 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
 
 
 def kernels_of(scenario: Scenario) -> dict[str, dict[str, str]]:
-    """Origin of the times of each role's operators, if its cost is of kernels."""
+    """Origin of the times of each role's operators, if the role's cost comes from kernels."""
     costs = {role: scenario.cost.decode if role == "decode" else scenario.cost.prefill for role in roles(scenario)}
     return {role: origins(layout_of(scenario, role)) for role, cost in costs.items() if isinstance(cost, Kernels)}
 

@@ -109,7 +109,7 @@ def run(
 def _file_or_starter(
     scenario: Path | None, load: "LoadOptions", changes: tuple[str, ...]
 ) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """The scenario file and its changes; without a file, a starter of that load. Raises ConfigError."""
+    """The scenario file and its changes. Without a file: a generated scenario for the load. Raises ConfigError."""
     if scenario is not None:
         yield scenario, (*load.changes(has_own_load=True), *changes)
         return
@@ -392,7 +392,7 @@ def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bo
 
 
 def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
-    """The resolved scenario of a run; None for results without a scenario."""
+    """The resolved scenario of a run. None: a result without a scenario."""
     from pdsim.metrics.run_folder import SCENARIO
     from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario

@@ -56,7 +56,7 @@ def init(
 
 
 def _summary(data: dict[str, Any]) -> str:
-    """The cluster, such as qwen3-8b on 1P3D, each of 1 h100."""
+    """The cluster as text, such as qwen3-8b on 1P3D, each of 1 h100."""
     prefill, decode = data.get("prefill"), data.get("decode")
     if not prefill or not decode:
         return str(data["model"])
@@ -66,7 +66,7 @@ def _summary(data: dict[str, Any]) -> str:
 
 
 def _asked(options: StarterOptions) -> StarterOptions:
-    """The options, with an answer for each that is missing."""
+    """Asks on the terminal for each missing option. Returns the options with the answers."""
     from pdsim.system.catalog import load_gpu, load_model, names
 
     start = starting_point()
@@ -194,11 +194,15 @@ def launch(
 
 
 _LONGEST_TRACE, _BLOCK_TOKENS = 20_000, 512
-"""Requests above which a trace is not tried for a Job: it would be too large, and its simulation long."""
+"""Maximum number of requests of a trace in a Kubernetes Job, and tokens per hash id. A longer trace would be too large,
+and its simulation too slow.
+"""
 
 
 def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, model: str) -> None:
-    """Simulates the load, as `pdsim export` does, for the times at which it is sent."""
+    """Adds the load as a Job that replays a trace. The load is simulated, as in `pdsim export`, to find the times of
+    sending.
+    """
     from pdsim.cli.runner import obtain_runs
     from pdsim.launch.kubernetes import replay_in_job
     from pdsim.scenario.building.cluster import requests_of
@@ -217,7 +221,9 @@ def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, mo
 
 
 def _printed(made: "Launch") -> str:
-    """Scripts that a shell runs as they are printed, or manifests where they start the cluster; the others by name."""
+    """Text of the scripts, which a shell runs as printed, or of the manifests, if they start the cluster. Other files
+    are named.
+    """
     from pdsim.launch.words import comment
 
     files = _files(made)
@@ -249,7 +255,7 @@ def _is_of_launch(path: Path) -> bool:
 
 
 def _files(made: "Launch") -> dict[str, str]:
-    """Scripts or manifests, and notes."""
+    """Scripts or manifests, and notes, by file name."""
     from pdsim.launch.words import comment
 
     files = {f"{what}.sh": f"{command}\n" for what, command in made.commands.items()}

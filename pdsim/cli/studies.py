@@ -183,7 +183,7 @@ def plan(
 
 
 def prices_of(gpus: Iterable[str]) -> dict[str, float]:
-    """Prices of "h100=2.5", or of a single "h100" without a price, which gets 1. Raises ConfigError."""
+    """Prices by GPU, from texts such as "h100=2.5". A single GPU needs no price and gets 1. Raises ConfigError."""
     found: dict[str, float] = {}
     unpriced = []
     for gpu in gpus:
@@ -205,7 +205,7 @@ def prices_of(gpus: Iterable[str]) -> dict[str, float]:
 
 
 def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
-    """Fields and values of "page_size=[1, 64]". Raises ConfigError."""
+    """Fields and values from texts such as "page_size=[1, 64]". Raises ConfigError."""
     found: dict[str, list[Any]] = {}
     for one in tried:
         path, equals, text = one.partition("=")

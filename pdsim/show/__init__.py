@@ -1,1 +1,1 @@
-"""Runs, sweeps and plans on the terminal and as HTML pages."""
+"""Shows runs, sweeps and plans on the terminal and as HTML pages."""

@@ -1,4 +1,4 @@
-"""Reference of the fields of scenarios and run folders, made of the docstrings of the code."""
+"""Reference of the fields of scenarios and run folders, made from the docstrings of the code."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,7 @@ def _by_name() -> dict[str, ReferenceEntry]:
 
 
 def entry(name: str) -> ReferenceEntry:
-    """An entry of that name, or one component. Raises ConfigError."""
+    """The reference entry of this name, or of one component. Raises ConfigError."""
     known = _by_name()
     if name in known:
         return known[name]
@@ -116,7 +116,7 @@ def _section(name: str, section: type[Section]) -> Iterator[ReferenceEntry]:
 
 
 def _component(seam: Any, name: str) -> list[tuple[str, ...]]:
-    """A row for a component, and one for each of its settings that earlier built-in components lack."""
+    """A row for the component, and a row for each of its settings that no built-in base class has."""
     module, _, kind = BUILT_IN[seam][name].partition(":")
     component = getattr(import_module(module), kind)
     said = meanings(component)
@@ -143,7 +143,7 @@ def _columns(record: type[Any]) -> list[tuple[str, ...]]:
 
 
 def default_in(field: FieldInfo) -> str:
-    """Default of a field as files write it; empty: a section with its own defaults."""
+    """Default of a field as files write it. Empty: a section with its own defaults."""
     if field.default is PydanticUndefined:
         return REQUIRED
     if isinstance(field.default, Section):

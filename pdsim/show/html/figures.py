@@ -19,7 +19,7 @@ from pdsim.metrics.summary_rows import signed
 
 INK, MUTED, GRID = "#1f2328", "#6b7280", "#d5d9e0"
 FULL, HALF = 11.0, 5.4
-"""Widths, inches: of a figure that takes the page's width, and of one beside another."""
+"""Widths in inches: of a figure over the page's width, and of a figure beside another."""
 SERIES = COLORS[:6]
 """Colours that are visible on white and on black."""
 
@@ -35,7 +35,7 @@ _VARIABLES = {
 """Colours that the page defines for its light and its dark theme."""
 _LETTERS_AN_INCH, _LETTERS_OF_A_HANDLE = 13, 5
 _MANY = 24
-"""Number of points from which labels are left out."""
+"""Number of points from which a figure has no labels."""
 _MARKS = "osD^vPX*"
 
 _LITTLE = 0.01
@@ -44,10 +44,10 @@ _LITTLE = 0.01
 
 @dataclass(frozen=True)
 class FigureBlock:
-    """A figure with one line on how to read it."""
+    """A figure, with one line on how to read it."""
 
     name: str
-    """Unique on its page: letters, digits and hyphens."""
+    """Name of the figure, unique on its page: letters, digits and hyphens."""
     title: str
     caption: str
     figure: Figure
@@ -66,7 +66,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def tidy(ax: Any, x_title: str = "", y_title: str = "", *, grid: str = "both") -> None:
-    """Titles, a light grid and no box."""
+    """Sets titles, a light grid and no box."""
     ax.set_xlabel(x_title, color=MUTED, fontsize=8.5)
     ax.set_ylabel(y_title, color=MUTED, fontsize=8.5)
     ax.tick_params(colors=MUTED, labelsize=8, length=0)
@@ -98,7 +98,9 @@ def percent_axis(axis: Any, *, decimals: int = 0) -> None:
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """An <svg> element to be written into a page. Equal figures give equal text; `name` keeps its ids apart."""
+    """The figure as an <svg> element for a page. Equal figures give equal text. `name` makes its ids unique on the
+    page.
+    """
     text = StringIO()
     figure.patch.set_alpha(0)
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -132,13 +134,13 @@ _TRADES = (
     ("latency-throughput", "latency", "median latency, s", "median_e2e_latency_ms", False),
     ("ttft-throughput", "TTFT", "p99 TTFT, s", "p99_ttft_ms", False),
 )
-"""Name, title, title of x, its field in summaries, and whether more of it is better."""
+"""For each figure: name, title, title of x, summary field of x, and whether a larger x is better."""
 
 
 def trade_offs(dots: Callable[[str], Sequence[Dot]], y_title: str, joined: str) -> list[FigureBlock]:
     """Figures of throughput against latencies that all dots have.
 
-    dots: by the summary field of their x, in ms. joined: points that a line joins.
+    dots: for a summary field with the latency in ms, the dots. joined: what the line of the caption joins.
     """
     made = []
     for name, title, x_title, field, more_x in _TRADES:
@@ -152,7 +154,7 @@ def trade_offs(dots: Callable[[str], Sequence[Dot]], y_title: str, joined: str) 
 
 
 def _trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool) -> Figure:
-    """Points, and a line through the Pareto front. More y is better; with more_x, more x is better, too."""
+    """Points, and a line through the Pareto front. Larger y is better; with more_x, larger x is better, too."""
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
     best = sorted(frontier(dots, more_x=more_x), key=lambda dot: dot.x)
@@ -184,7 +186,7 @@ def frontier(dots: Sequence[Dot], *, more_x: bool) -> list[Dot]:
 
 
 def lines(dots: Sequence[Dot], x_title: str, y_title: str, *, shares: bool = False) -> Figure:
-    """Lines of all series, with bars of 95 % where there are replications."""
+    """Lines of all series, with 95 % confidence bars where there are replications."""
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
     for i, name in enumerate(dict.fromkeys(dot.series for dot in dots)):
@@ -238,7 +240,7 @@ def heat_map(
 
 @dataclass(frozen=True)
 class Bar:
-    """Influence of one field on a metric: low and high are its relative changes."""
+    """Influence of one field on a metric. low and high are the metric's relative changes."""
 
     name: str
     low: float
@@ -246,7 +248,7 @@ class Bar:
 
 
 def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
-    """Bars from low to high around no change, the longest on top, in a panel for each metric."""
+    """Horizontal bars from low to high around zero change, the longest on top, in one panel per metric."""
     longest = max(len(bars) for bars in panels.values())
     figure = new_figure(FULL, 1.6 + 0.28 * longest)
     axes: Any = figure.subplots(1, len(panels), squeeze=False)

@@ -17,12 +17,12 @@ from pdsim.study.points.tasks import shown
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table. `order`: the key to sort its column by; None: its text."""
+    """A cell of a table. order: sort key for its column; None: the text is the key."""
 
     text: str
     order: float | None = None
     tone: str = ""
-    """good, bad, or nothing."""
+    """Colour of the cell: good, bad, or empty."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Table:
 
 
 def cell(value: float | None, shown: str = "") -> Cell:
-    """A cell with a number, sorted by its value. None: an empty cell, sorted below all others."""
+    """A cell with a number, which is its sort key. None: an empty cell, sorted below all others."""
     return Cell("") if value is None else Cell(format(value, shown) if shown else significant(value), value)
 
 
 @dataclass(frozen=True)
 class Card:
-    """A number of the answer."""
+    """A highlighted number with its title."""
 
     title: str
     value: str
@@ -51,7 +51,7 @@ class Card:
 
 @dataclass(frozen=True)
 class TextList:
-    """Sentences one below the other."""
+    """A list of sentences."""
 
     title: str
     items: Sequence[str]
@@ -62,18 +62,18 @@ class Page:
     title: str
     subtitle: str
     answer: str
-    """A sentence with the result, or with what limits it."""
+    """A sentence with the result, or with the reason why there is none."""
     detail: str
     cards: Sequence[Card]
     figures: Sequence[FigureBlock]
     tables: Sequence[Table]
     warnings: Sequence[str] = field(default=())
     lists: Sequence[TextList] = field(default=())
-    """Sentences below the tables."""
+    """Lists of sentences below the tables."""
     setup: str = ""
-    """The model and its GPUs; empty: not known."""
+    """The model and its GPUs. Empty: not known."""
     differences: Table | None = None
-    """The fields in which runs differ."""
+    """Table of the fields in which runs differ."""
 
 
 def render(page: Page) -> str:
@@ -99,12 +99,14 @@ Fields = Mapping[str, Any]
 _ROLES = ("prefill", "decode", "aggregated")
 _NOT_SETUP = ("name", "description")
 _MOST_FIELDS = 12
-"""Rows of the table of differences."""
+"""Maximum number of rows in the table of differences."""
 _MOST_ALTERNATIVES = 2
 
 
 def setup_sentence(scenarios: Sequence[Fields]) -> str:
-    """A sentence on model, servers, pages, costs and load; where scenarios differ, on each scenario."""
+    """A sentence on model, servers, pages, costs and load. Where scenarios differ, the sentence lists all of their
+    values.
+    """
     parts = [_either(scenarios, _model)]
     parts += [_either([s for s in scenarios if s.get(role)], partial(_servers, role)) for role in _ROLES]
     parts += [_either(scenarios, lambda s: f"pages of {counted(s['page_size'], 'token')}"), _either(scenarios, _steps)]
@@ -113,7 +115,7 @@ def setup_sentence(scenarios: Sequence[Fields]) -> str:
 
 
 def differences(scenarios: Mapping[str, Fields]) -> Table | None:
-    """A table with a row for each field in which scenarios differ, costs last. None: they do not differ."""
+    """A table with a row for each field in which scenarios differ, costs last. None: the scenarios do not differ."""
     flat = {name: dict(_flat(fields)) for name, fields in scenarios.items()}
     paths = list(dict.fromkeys(path for fields in flat.values() for path in fields))
     found = [path for path in paths if len({fields.get(path) for fields in flat.values()}) > 1]
@@ -126,8 +128,8 @@ def differences(scenarios: Mapping[str, Fields]) -> Table | None:
 
 
 def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names of fields, and values as files write them. 0.0 becomes 0, as in a scenario that was written and
-    read.
+    """Dotted names of fields, and their values as files write them. 0.0 becomes 0, as in a scenario that was written
+    and read.
     """
     for name, value in fields.items():
         if prefix + name in _NOT_SETUP or value is None:
@@ -167,5 +169,5 @@ def _load(scenario: Fields) -> str:
 
 
 def _use(component: Any) -> str:
-    """The name of a component with settings, or without."""
+    """The name of a component given by name, or by `use` and settings."""
     return str(component["use"] if isinstance(component, Mapping) else component)

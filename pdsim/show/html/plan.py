@@ -14,7 +14,7 @@ FILE = "plan.json"
 
 _PLAN, _MEETS, _MISSES = "#117733", "#0072B2", "#882255"
 _WIDTH, _HEIGHT = 4.2, 3.0
-"""Width and height in inches: half of a laptop's page, which a telephone shows completely."""
+"""Width and height in inches of a figure that takes half of a laptop's page, or a phone's whole width."""
 
 Row = Mapping[str, Any]
 
@@ -70,7 +70,7 @@ def _rows(plan: Row) -> list[Row]:
 
 
 def _prices(plan: Row) -> list[FigureBlock]:
-    """A figure for each percentile that is limited: what each cluster costs, and how long requests take."""
+    """A figure for each limited percentile: price of each cluster against this percentile of its latency."""
     names = list(dict.fromkeys(one.name for row in _rows(plan) for one in _readings(row) if not one.is_share))
     figures = []
     for place, name in enumerate(names):
@@ -113,7 +113,7 @@ def _price_figure(plan: Row, known: Sequence[tuple[Row, Reading]]) -> Any:
 
 
 def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points that are faster than all cheaper points, by price."""
+    """Points (price, latency) with a lower latency than all cheaper points, by price."""
     found: list[tuple[float, float]] = []
     for x, y in sorted(points):
         if not found or y < found[-1][1]:
@@ -122,7 +122,7 @@ def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _figures(plan: Row) -> list[FigureBlock]:
-    """An even number of figures, because two stand side by side."""
+    """Figures of prices, load and queue. Their number is even, because two stand side by side."""
     prices, found = _prices(plan), plan["busiest"]
     if found is None:
         return prices
@@ -185,7 +185,7 @@ def _value(one: Reading | None) -> Cell:
 
 
 def _classes(chosen: Row | None) -> list[Table]:
-    """Classes of requests with their results."""
+    """Tables of the results of each request class, if requests have classes."""
     rows = [
         [
             Cell(name or "none"),

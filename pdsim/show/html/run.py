@@ -28,7 +28,7 @@ from pdsim.show.html.page import Card, Cell, Page, Table, cell, differences, set
 from pdsim.sim.uncertainty.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200
-"""Rows of the table of the slowest."""
+"""Maximum number of rows in the table of the slowest requests."""
 _VISIBLE = 0.001
 """Smallest relative change that is shown."""
 _TORNADO = {name: MEASURES[name] for name in ("request_throughput", "p99_ttft_ms", "p99_tpot_ms")}
@@ -41,11 +41,11 @@ class ReportedRun:
     name: str
     summary: Mapping[str, Any]
     records: Records
-    """Records of the run; empty for results of other tools."""
+    """Records of the run. Empty for results of other tools."""
     scenario: Scenario | None = None
-    """Resolved; None: not known."""
+    """The resolved scenario. None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
-    """Sensitivities, if they were asked for."""
+    """Sensitivities of the run, if the user asked for them."""
 
     @property
     def num_gpus(self) -> int | None:
@@ -57,7 +57,7 @@ class ReportedRun:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The scenario as plain data; empty: not known."""
+        """The scenario as plain data. Empty: not known."""
         return {} if self.scenario is None else self.scenario.model_dump()
 
     @property
@@ -74,7 +74,7 @@ class ReportedRun:
 
 
 def run_page(runs: Sequence[ReportedRun]) -> Page:
-    """The page of one run, or of several runs with the figures that compare them."""
+    """The page of one run, or of several runs with figures that compare them."""
     return _single(runs[0]) if len(runs) == 1 else _comparison(runs)
 
 
@@ -126,7 +126,7 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
 
 
 def _longest_stages(run: ReportedRun) -> str:
-    """A sentence on the longest stages: on average, and of requests that waited longest for their first token."""
+    """A sentence on the longest stages: on average, and for the 1 % of requests with the largest TTFT."""
     stages = stage_times(run.records)
     longest = max(stages, key=lambda stage: stage.mean_ms)
     tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
@@ -152,7 +152,7 @@ def _subtitle(run: ReportedRun) -> str:
 
 
 def _cards(run: ReportedRun) -> list[Card]:
-    """Cards with the known numbers; other tools may not report all."""
+    """Cards with the known numbers. Results of other tools may lack some of them."""
     summary, ranged = run.summary, run.ranges
     cards = []
     if "request_throughput" in summary:
@@ -221,7 +221,7 @@ def _tornado(found: Sequence[Sensitivity]) -> list[FigureBlock]:
 
 
 def _trade(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
-    """The trade-offs between the runs."""
+    """Figures of the trade-offs between the runs."""
 
     def dots(field: str) -> list[Dot]:
         return [Dot(run.summary.get(field, 0.0), run.output_rate, run.name) for run in runs]
@@ -249,7 +249,7 @@ def _summary_table(runs: Sequence[ReportedRun]) -> Table:
 
 
 def _class_table(run: ReportedRun) -> list[Table]:
-    """Latencies by class, where requests have classes."""
+    """A table of latencies by request class, if requests have classes."""
     latencies = {
         f"{statistic} {name}, ms": f"{statistic}_{name.lower()}_ms"
         for name in ("TTFT", "TPOT")

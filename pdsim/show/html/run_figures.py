@@ -15,7 +15,7 @@ from pdsim.metrics.summary_rows import significant
 from pdsim.show.html.figures import FULL, INK, MUTED, SERIES, FigureBlock, legend, new_figure, percent_axis, tidy
 
 Runs = Mapping[str, Sequence[RequestRecord]]
-"""Requests by the run's name."""
+"""Requests of each run, by the run's name."""
 
 _MOST_ROWS = 60
 """Maximum number of requests in a chart with a row per request."""
@@ -23,7 +23,7 @@ _MOST_POINTS = 400
 """Maximum number of points of a line."""
 _SLICES = 60
 _FEW = 5
-"""Minimum number of requests of a slice with percentiles."""
+"""Minimum number of requests of a time slice that shows percentiles."""
 _PERCENTILES = (50, 90, 99)
 
 
@@ -32,7 +32,7 @@ def finished(requests: Iterable[RequestRecord]) -> list[RequestRecord]:
 
 
 def latency_distributions(runs: Runs) -> FigureBlock:
-    """TTFT, time per output token and latency: fractions of requests, percentiles marked."""
+    """Distributions of TTFT, time per output token and latency over requests, with percentiles marked."""
     figure = new_figure(FULL, 3.3)
     panels: Any = figure.subplots(1, 3, sharey=True)
     measures = (("TTFT, s", ttft_ms, 1e3), ("time per output token, ms", tpot_ms, 1.0), ("latency, s", e2e_ms, 1e3))
@@ -73,7 +73,7 @@ def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None
 
 
 def ttft_over_time(requests: Sequence[RequestRecord]) -> FigureBlock:
-    """TTFT of requests by arrival: each one, and percentiles of slices of time."""
+    """TTFT of requests by arrival: each request as a point, and percentiles over slices of time."""
     figure = new_figure(FULL, 3.0)
     ax: Any = figure.subplots()
     done = finished(requests)
@@ -96,8 +96,8 @@ def ttft_over_time(requests: Sequence[RequestRecord]) -> FigureBlock:
 
 
 def request_stages(requests: Sequence[RequestRecord]) -> FigureBlock:
-    """A row for each request with its stages from its arrival on. Of many requests, only those that arrived in the
-    middle.
+    """A row for each request with its stages since its arrival. A long run shows the requests in the middle by
+    arrival.
     """
     done = finished(requests)
     first = max(0, (len(done) - _MOST_ROWS) // 2)
@@ -134,7 +134,7 @@ def stage_bars(runs: Runs) -> FigureBlock:
 
 
 def critical_path(mean_ms: Mapping[str, float]) -> FigureBlock:
-    """Mean milliseconds by part, longest first."""
+    """Bars of the mean time of each part in ms, the longest on top."""
     parts = sorted(mean_ms.items(), key=lambda part: part[1])
     figure = new_figure(FULL, 0.9 + 0.25 * len(parts))
     ax: Any = figure.subplots()
@@ -150,7 +150,7 @@ def critical_path(mean_ms: Mapping[str, float]) -> FigureBlock:
 
 
 def occupancy(records: Records) -> FigureBlock:
-    """Occupancy of every instance over time: requests in its batch, those that wait, and its KV pages in use."""
+    """Occupancy of every instance over time: running requests, waiting requests, and used KV pages."""
     figure = new_figure(FULL, 5.2)
     panels: Any = figure.subplots(3, 1, sharex=True)
     measures = (
@@ -169,7 +169,9 @@ def occupancy(records: Records) -> FigureBlock:
 
 
 def transfers(records: Records) -> FigureBlock:
-    """Speed of transfers by size, coloured by their main delay; use of links and staging rings over time."""
+    """Speed of transfers by size, coloured by their longest part. Beside it, over time: transfers in flight, and units
+    waiting for the staging ring.
+    """
     figure = new_figure(FULL, 3.4)
     speed, links = figure.subplots(1, 2, width_ratios=(1, 1.25))
     sent = [t for t in records.transfers if t.num_bytes and t.end_ns > t.start_ns]
@@ -208,12 +210,12 @@ def _draw_speed(ax: Any, sent: Sequence[TransferRecord]) -> None:
 
 
 def _sizes_and_speeds(sent: Sequence[TransferRecord]) -> tuple[list[float], list[float]]:
-    """Sizes in MB, and speeds in GB/s."""
+    """Sizes in MB and speeds in GB/s of transfers."""
     return [t.num_bytes / 1e6 for t in sent], [t.num_bytes / (t.end_ns - t.start_ns) for t in sent]
 
 
 def held_by(transfer: TransferRecord) -> str:
-    """The part in which a transfer spent most of its time."""
+    """Name of the part in which a transfer spent most of its time."""
     moving_ns = transfer.end_ns - moving_span(transfer)[0]
     parts = {
         "bytes move": moving_ns,

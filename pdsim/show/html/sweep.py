@@ -17,7 +17,7 @@ _RATIO = "P:D"
 _CACHE_SIZES = ("pool_tokens", "mem_fraction")
 _MOST_SERIES = 6
 _MOST_CELLS = 12
-"""Cells on a side of the heat map."""
+"""Maximum number of rows, and of columns, of a heat map."""
 
 Value = Callable[[PointResult], float]
 
@@ -76,9 +76,10 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
 
 
 def _best(result: SweepResult, points: Sequence[PointResult]) -> PointResult:
-    """The best point by the first SLO, or by requests per GPU, among those that have the first point's requests.
+    """The best point by the first SLO, or by requests per GPU, among the points with the same requests as the first
+    point.
 
-    Points with shorter prompts serve more requests on the same cluster, which does not make them better.
+    Points with shorter prompts are not comparable: they serve more requests on any cluster.
     """
     requests = _requests(points[0])
     alike = {point.number for point in points if _requests(point) == requests}
@@ -126,7 +127,9 @@ def _estimate(value: Estimate) -> Cell:
 
 
 def _varied(points: Iterable[PointResult]) -> dict[str, list[Any]]:
-    """Fields with more than one value, and their values in order. The numbers of servers are also one field, P:D."""
+    """Fields with more than one value, and their values in order. The numbers of servers are also combined into one
+    field, P:D.
+    """
     values: dict[str, list[Any]] = {}
     for point in points:
         for field, value in _labelled(point).items():
@@ -151,13 +154,13 @@ def _load_of(fields: Iterable[str]) -> str | None:
 
 
 def _knobs(fields: dict[str, list[Any]]) -> list[str]:
-    """Fields of the cluster, not of the load; without the two numbers of servers."""
+    """Fields of the cluster, without fields of the load. If P:D is a field, it replaces the two numbers of servers."""
     parts = (_PREFILL, _DECODE) if _RATIO in fields else ()
     return [field for field in fields if field not in (*_LOADS, *parts)]
 
 
 def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
-    """The series of a point, by as many fields as leave few series; the ratio first."""
+    """Name of a point's series, made from fields as long as there are few series; P:D comes first."""
     knobs = sorted(_knobs(fields), key=lambda field: field != _RATIO)
     name: list[str] = []
     count = 1
@@ -201,7 +204,7 @@ def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> 
 
 
 def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo: str) -> list[FigureBlock]:
-    """Figures of the share of requests that meets the SLO as the load grows, and of how many that are."""
+    """Figures over growing load: the share of requests that meet the SLO, and the goodput."""
     load = _load_of(fields)
     if load is None:
         return []
@@ -237,7 +240,7 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
 
 
 def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Maps over the two roles' instances, or the first two fields that are chosen."""
+    """Heat maps over the numbers of servers of both roles, or over the first two other fields of the cluster."""
     pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
     if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004
         return []
@@ -262,7 +265,7 @@ def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, 
 
 
 def _value(slo: str) -> Value:
-    """Goodput for an SLO, or throughput if there is no SLO."""
+    """Function for goodput under an SLO, or for throughput if there is no SLO."""
     return (lambda point: point.goodput_per_gpu(slo).mean) if slo else rate_per_gpu
 
 
@@ -304,7 +307,7 @@ def _bar(points: Sequence[PointResult], field: str, values: Sequence[Any], value
 
 
 def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Cache hits where the size of a cache is a field."""
+    """Figures of cache hit rates, if the size of a cache is a field."""
     found = []
     for field in fields:
         role, _, what = field.rpartition(".")
@@ -336,7 +339,7 @@ def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[F
 
 
 def _swept(points: Sequence[PointResult]) -> Table:
-    """The values of each field that the sweep sets."""
+    """A table of the values of each field that the sweep sets."""
     values: dict[str, dict[str, None]] = {}
     for point in points:
         for field, value in point.changes.items():
@@ -356,7 +359,7 @@ def _table(result: SweepResult, points: Sequence[PointResult]) -> Table:
 
 
 def _range_table(points: Sequence[PointResult]) -> list[Table]:
-    """Table of the points whose ends were simulated."""
+    """A table of the points that were simulated at both ends of their ranges."""
     rows = [
         [cell(point.number, "d"), *(Cell(range_text(row, point.ranges), point.ranges[row.field][0]) for row in RANGED)]
         for point in points

@@ -1,4 +1,4 @@
-"""What `pdsim compare` prints first: which differences between runs chance alone does not explain."""
+"""First screen of `pdsim compare`: which differences between runs are larger than chance."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _IN_HEADLINE = ("request_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_tpo
 
 
 def print_comparison(runs: Sequence[ComparedRun]) -> None:
-    """Prints each run against the first; a run alone has no difference."""
+    """Prints each run's differences from the first run. A single run is printed alone."""
     console, (first, *others) = new_console(), runs
     for other in others:
         print_headline(console, _headline(first, other))
@@ -37,7 +37,7 @@ def print_comparison(runs: Sequence[ComparedRun]) -> None:
 
 
 def _settings(runs: Sequence[ComparedRun]) -> list[str]:
-    """Cluster and load of each run; one sentence where those of several runs are the same."""
+    """Sentences on cluster and load. Runs with the same cluster and load share one sentence."""
     named: dict[str, list[str]] = {}
     for run in runs:
         if run.scenario is not None:
@@ -52,7 +52,7 @@ def changes_of(first: ComparedRun, other: ComparedRun) -> dict[str, Change]:
 
 
 def _rows(first: ComparedRun, other: ComparedRun) -> list[tuple[SummaryRow, list[float | None], Change | None]]:
-    """Each row with its values and its difference."""
+    """Rows of key numbers, each with the values of both runs and their difference."""
     found = []
     for row, values in key_rows([first.summary, other.summary]):
         repeated = zip(first.repeated, other.repeated, strict=False)
@@ -103,7 +103,7 @@ def _verdict(row: SummaryRow, found: Change) -> str:
 
 
 def _chance(runs: Sequence[ComparedRun]) -> list[str]:
-    """What the repetitions are, or that there are none."""
+    """Sentences on the repetitions, or on why there are none."""
     first, *others = runs
     if not others:
         return []
@@ -118,7 +118,7 @@ def _chance(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _at_ends(first: ComparedRun, other: ComparedRun) -> list[str]:
-    """Says which differences change their direction between the ends of the range."""
+    """Sentences on the differences that change their direction between the ends of the range."""
     mine, theirs = ranges_of(first.summary), ranges_of(other.summary)
     told = [
         (row, one.own)

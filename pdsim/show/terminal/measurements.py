@@ -18,7 +18,7 @@ from pdsim.show.terminal.tables import new_console, new_table, print_first_that_
 
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:
-    """Prints one table; if that is too wide, one for each arm."""
+    """Prints all errors as one table, or if that is too wide, one table for each measured configuration."""
     columns = ("metric", "measured", "simulated", "error", "asked for")
     whole = new_table("", "case", "arm", *columns)
     by_arm = []
@@ -71,7 +71,7 @@ def _host_table(profile: Mapping[str, Any]) -> Table:
 
 
 def print_scaling(scaling: GpuScaling, cost: Mapping[str, Any]) -> None:
-    """Prints how much longer operators take on the other GPU, and the coefficients there."""
+    """Prints how the operators' times change on the other GPU, and the coefficients there."""
     new = f"{scaling.target.name} / {scaling.source.name}"
     ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
     for operator, ratio in scaling.ratios.items():
@@ -94,7 +94,7 @@ def print_scaling(scaling: GpuScaling, cost: Mapping[str, Any]) -> None:
 
 
 def _coefficient(value: Any) -> str:
-    """A coefficient: a time with four digits in a suitable unit, or a number without a unit as it is."""
+    """A coefficient as text: a time with four digits in a suitable unit, or a number without a unit as it is."""
     if not isinstance(value, str):
         return str(value)
     time_ns = DURATION.parse(value)
@@ -141,7 +141,7 @@ def _percentiles(validation: Validation) -> Table:
 
 
 def _variant_stages(validation: Validation) -> Table:
-    """A table of the stages that take time."""
+    """A table of the stages that take at least 0.05 ms."""
     stages = dict.fromkeys(
         name
         for one in validation.comparisons

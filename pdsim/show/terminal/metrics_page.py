@@ -1,4 +1,4 @@
-"""A saved page of metrics on the terminal."""
+"""Prints a saved page of a server's metrics."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _SHARES = ("cache_usage", "hit_share")
 def print_page(
     observed: Mapping[str, float], told: Mapping[str, Any], simulated: Mapping[str, float] | None, notes: Sequence[str]
 ) -> None:
-    """Observed, and where something is simulated, that and its difference."""
+    """Prints the observed values. With a simulation, also the simulated values and their differences."""
     console = new_console()
     columns = ("", "observed") if simulated is None else ("", "observed", "simulated", "difference")
     table = new_table("metrics", *columns)

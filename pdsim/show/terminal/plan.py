@@ -11,7 +11,7 @@ from pdsim.study.planning.screen import Screen
 
 
 def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
-    """Prints a plan. out: the folder with its scenario; None: the scenario was not kept."""
+    """Prints a plan. out: the folder with the plan's scenario; None: the scenario was not kept."""
     screen, console = Screen(plan), new_console()
     print_headline(console, screen.headline)
     for line in filter(None, (screen.saving, screen.setting, screen.words)):

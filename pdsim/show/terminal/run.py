@@ -1,4 +1,4 @@
-"""What `pdsim run` prints first: an answer in one sentence, the numbers that matter, and how sure they are."""
+"""First screen of `pdsim run`: an answer in one sentence, the key numbers, and how certain they are."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ KEY_FIELDS = (
     "pdsim.retries",
     "pdsim.failed",
 )
-"""Fields of a summary on the first screen; --details has all. The last two are left out where they are 0."""
+"""Fields of a summary on the first screen; --details has all. The last two are left out if they are 0."""
 _NUM_STAGES = 3
 _IN_STAGE = {
     "front_end": "front end",
@@ -52,7 +52,7 @@ _IN_STAGE = {
 }
 """Words for what a request does in each stage."""
 _KERNELS_ALONE = ": only kernels of "
-"""Words of the warning that the confidence says in other words."""
+"""Words that identify the warning that kernels alone were measured. The confidence states the same."""
 
 
 def print_run(
@@ -65,7 +65,10 @@ def print_run(
     explain: str,
     details: bool,
 ) -> None:
-    """explain: the command that explains the run; empty: the run was not kept, and nothing else can explain it."""
+    """Prints the first screen of a run.
+
+    explain: the command that explains the run; empty: the run was not kept, so no command can explain it.
+    """
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))
     print_sentence(console, f"{load_text(summary, scenario)}.")
@@ -93,12 +96,12 @@ def print_run(
 
 
 def is_of_kernels(warning: str) -> bool:
-    """True if it says that kernels alone were measured, which the confidence says, too."""
+    """True if the warning says that kernels alone were measured, which the confidence states as well."""
     return _KERNELS_ALONE in warning
 
 
 def cluster_text(scenario: Scenario) -> str:
-    """Servers and GPUs, such as "2 x H100 (1P1D of TP1)"."""
+    """Servers and GPUs as text, such as "2 x H100 (1P1D of TP1)"."""
     roles = [Server(servers.gpu, servers.split) for servers in scenario.roles.values()]
     label = label_of(roles, [servers.instances for servers in scenario.roles.values()], names_gpu=False)
     gpus = " and ".join(dict.fromkeys(servers.gpu.upper() for servers in scenario.roles.values()))
@@ -106,7 +109,7 @@ def cluster_text(scenario: Scenario) -> str:
 
 
 def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
-    """The requests that count: how many, of which lengths, from where and when they are sent."""
+    """The requests that count, as text: number, lengths, source, and when they are sent."""
     count = max(1, summary["completed"])
     tokens = [summary[f"total_{what}_tokens"] / count for what in ("input", "output")]
     path = getattr(scenario.workload, "path", None)
@@ -118,7 +121,7 @@ def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
 
 
 def _start_text(scenario: Scenario) -> str:
-    """Says that the burst at the start of a closed loop counts; empty: there is none."""
+    """A hint that the burst of requests at the start of a closed loop counts. Empty: there is no such burst."""
     client = scenario.client
     if not isinstance(client, ClosedLoop) or client.warm_up_requests or client.concurrency == 1:
         return ""
@@ -134,12 +137,12 @@ def _pace(scenario: Scenario) -> str:
 
 
 def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | None:
-    """The measurement that would narrow a run's range; None: it has none."""
+    """The measurement that would narrow a run's range. None: the run has no range."""
     return measurement(scenario.uncertain, scenario, sizes_of(scenario, {**summary, **summary["pdsim"]}))
 
 
 def stage_text(records: Records) -> str:
-    """The stages in which requests spend most of their time; empty: none finished."""
+    """The stages in which requests spend most of their time, as text. Empty: no request finished."""
     if not len(finished(records)["request_id"]):
         return ""
     longest = sorted(stage_times(records), key=lambda one: -one.share)[:_NUM_STAGES]
@@ -161,7 +164,7 @@ def _headline(summary: Mapping[str, Any], scenario: Scenario, examined: Examined
 
 
 def key_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
-    """Rows of the first screen, with the value of each run, without rows in which no run has a value."""
+    """Rows of the first screen with the value of each run, without rows that no run has a value for."""
     rows = [row for field in KEY_FIELDS for row in SUMMARY_ROWS if row.field == field]
     found = [(row, [row.value(summary) for summary in summaries]) for row in rows]
     is_optional = ("pdsim.retries", "pdsim.failed")
@@ -173,14 +176,14 @@ def key_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[SummaryRow, l
 
 
 def value_text(row: SummaryRow, value: float | None) -> str:
-    """The value with its unit, where its title has none."""
+    """The value with its unit, if it is a time. Empty for None."""
     if value is None:
         return ""
     return time_text(value) if row.kind == "time" else row.cells([value])[1][0]
 
 
 def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None:
-    """Prints limits of an SLO, then key numbers, each with its range where there is one."""
+    """Prints the limits of an SLO, then the key numbers, each with its range if it has one."""
     ranges = ranges_of(summary)
     limits = []
     if examined is not None:

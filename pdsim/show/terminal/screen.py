@@ -14,7 +14,7 @@ from pdsim.study.verdict.confidence import Confidence
 _WORDS = ("cluster", "why not", "")
 """Columns with words, which may wrap. Other columns have numbers."""
 _HEAD = 14
-"""Characters of a line of a column head, where words allow it."""
+"""Maximum characters per line of a column head, unless a word is longer."""
 
 
 def print_headline(console: Console, text: str) -> None:
@@ -22,17 +22,19 @@ def print_headline(console: Console, text: str) -> None:
 
 
 def print_sentence(console: Console, text: str) -> None:
-    """Prints below a headline, indented."""
+    """Prints an indented sentence below a headline."""
     console.print(Padding(text, (0, 0, 0, 2)), highlight=False, markup=False)
 
 
 def print_command(console: Console, text: str) -> None:
-    """Prints without line breaks of our own, so that it can be copied."""
+    """Prints a command without inserting line breaks, so that it can be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_confidence(console: Console, confidence: Confidence, measure: Measurement | None) -> None:
-    """measure: a measurement that would raise the confidence; None: there is none."""
+    """Prints the confidence and its reason. measure: a measurement that would raise the confidence; None: there is
+    none.
+    """
     print_headline(console, f"Confidence: {confidence.word}")
     print_sentence(console, confidence.reason)
     if measure is not None:

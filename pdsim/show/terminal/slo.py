@@ -8,7 +8,7 @@ from pdsim.study.verdict.readings import Reading
 
 
 def print_slo(judged: Mapping[str, Any]) -> None:
-    """judged: an outcome as JSON, with the SLO as text."""
+    """Prints a verdict. judged: the run's outcome under the SLO, as in JSON."""
     verdict = "meets the SLO" if judged["meets"] else f"misses the SLO: {judged['reason']}"
     table = new_table("", "", "limit", "found")
     for reading in map(Reading.from_json, [*judged["limits"], *judged["terms"]]):

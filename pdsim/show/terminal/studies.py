@@ -1,4 +1,4 @@
-"""Answers, plans and sweeps on the terminal: the best points, why, and what failed."""
+"""Answers and sweeps on the terminal: the best points, the reasons, and what failed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill, wrap
@@ -18,18 +18,18 @@ from pdsim.study.questions.answer import Answer
 from pdsim.study.verdict.slo import Slo
 
 _CAPTION = 78
-"""Characters of a line below a table."""
+"""Maximum characters of a line below a table."""
 _LIMITS = ("", "limit", "predicted")
 _LEAST = 4
-"""Minimum number of columns with numbers; intervals are left out first."""
+"""Minimum number of columns with numbers. Confidence intervals are left out before columns."""
 _TITLE = 8
-"""Characters of a line of a column head, where words allow it."""
+"""Maximum characters per line of a column head, unless a word is longer."""
 
 EXAMPLE = "pdsim ask pd-ratio --set model=qwen3-8b --set client.concurrency=32"
 
 
 def print_questions(asks: Mapping[str, str]) -> None:
-    """Prints each question with its name, then an example."""
+    """Prints the name and the text of each question, then an example."""
     console = new_console()
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, what in asks.items():
@@ -39,7 +39,7 @@ def print_questions(asks: Mapping[str, str]) -> None:
 
 
 def print_answer(made: Answer, *, details: bool = False) -> None:
-    """Prints the answer, the winner's limits, all arms, and how sure the answer is."""
+    """Prints the answer, the limits of the recommended candidate, all candidates, and the confidence."""
     console = new_console()
     print_headline(console, made.text)
     print_sentence(console, made.load)
@@ -69,7 +69,7 @@ def print_answer(made: Answer, *, details: bool = False) -> None:
 
 
 def _table(made: Answer, count: int, *, spread: bool) -> Table:
-    """A table with the first columns, without intervals if there is no room. Titles have several lines."""
+    """A table with the first `count` columns. spread: with confidence intervals."""
     rows = [
         [arm, *(cell if spread else cell.partition(" ±")[0] for cell in cells[:count]), remark or _mark(made, arm)]
         for arm, *cells, remark in map(made.cells, made.rows)
@@ -91,7 +91,9 @@ def _name_left_out(table: Table, columns: Sequence[str]) -> None:
 
 
 def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Words in the first column and the last, numbers between them; titles in several lines."""
+    """A compact table: words in the first and the last column, numbers between them, and column heads of
+    several lines.
+    """
     table = new_table("")
     table.padding = (0, 1, 0, 0)
     for i, title in enumerate(titles):
@@ -106,7 +108,7 @@ def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 _MOST = 10
 """Maximum number of points of one table."""
 _NARROW = 9
-"""Characters of a line of a narrow column head: "instances" fits."""
+"""Maximum characters per line of a narrow column head: "instances" fits."""
 _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
 """Columns that are left out on a narrow terminal, the last first. `point` links a row to its range."""
 
@@ -132,7 +134,9 @@ def print_sweep(result: SweepResult) -> None:
 
 
 def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo | None = None) -> None:
-    """Prints a table. On a narrow terminal: fewer columns, then narrower heads, then no intervals."""
+    """Prints a table of points. A narrow terminal gets fewer columns, then narrower heads, then no confidence
+    intervals.
+    """
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))
     more = f", {_MOST} of them shown" if num_more > 0 else ""

@@ -36,14 +36,14 @@ from pdsim.sim.uncertainty.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
-"""Width if the output is no terminal and COLUMNS is not set: wide enough for every column."""
+"""Width in characters if the output is no terminal and COLUMNS is not set: wide enough for every column."""
 _LEFT = ("", "what happens", "asked for", "arm", "metric", "form", "coefficients, ns", "settings", "in variant")
-"""Columns of words, besides the first."""
+"""Columns of words, besides the first column."""
 _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "latency"}
 _VISIBLE_LOAD = 1.5
-"""Factor over the usual arrivals from which arrivals count as a burst."""
+"""Ratio to the usual arrival rate from which arrivals count as a burst."""
 _REASON = 26
-"""Characters of a line with the reason of a failure."""
+"""Maximum characters per line of a failure's reason."""
 _FEW = 3
 """Minimum number of requests of a burst."""
 
@@ -59,7 +59,7 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> Table:
-    """Rows of summaries. A single run has its range beside it."""
+    """A table of summaries. A single run has its range beside it."""
     first = next(iter(summaries))
     shown = [first, *others]
     interval = ranges_of(summaries[first]) if len(summaries) == 1 else {}
@@ -83,7 +83,7 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
 
 
 def _add_failures(table: Table, summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Failed requests of each run by reason."""
+    """Adds the failed requests of each run, by reason."""
     counts = [{failure.reason: failure.num_requests for failure in failures_in(summary)} for summary in summaries]
     for reason in dict.fromkeys(reason for found in counts for reason in found):
         title = "\n".join(f"  {line}" for line in wrap(reason, _REASON))
@@ -92,7 +92,9 @@ def _add_failures(table: Table, summaries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_failures(summary: Mapping[str, Any], command: str) -> None:
-    """Failed requests by reason, and how to look at one of each; `command` explains the run."""
+    """Prints failed requests by reason, with a command to look at one request of each. command: command that explains
+    the run.
+    """
     failures = failures_in(summary)
     if not failures:
         return
@@ -113,7 +115,7 @@ def _colored(difference: Difference) -> str:
 
 
 def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
-    """Prints the ranges of runs without a measured server, with fewer numbers on a narrow terminal."""
+    """Prints the ranges of runs that were not measured on a server, with fewer numbers on a narrow terminal."""
     known = {name: found for name, found in intervals.items() if found}
     if not known:
         return
@@ -166,9 +168,10 @@ _STAGE_COLUMNS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("mean", "slowest 1%", "share")),
     (0, ("mean", "share")),
 )
-"""Forms of the table from wide to narrow: letters of a line that explains a stage, and what is said of each run.
+"""Variants of the table of stages from wide to narrow: characters per line of a stage's explanation, and columns of
+each run.
 
-What happens in a stage is the last that is left out: names of stages alone say little.
+The explanation is left out last, because names of stages alone say little.
 """
 
 
@@ -223,7 +226,7 @@ def print_usage(runs: Mapping[str, Records]) -> None:
 
 
 def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
-    """Prints the parts of the time of one request, or of the mean of many."""
+    """Prints the parts of the time of one request, or of the mean over many requests."""
     total = sum(parts_ms.values())
 
     def table(*columns: str) -> Table:
@@ -238,7 +241,7 @@ def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
 
 
 def print_step_terms(step: Mapping[str, Any]) -> None:
-    """Prints the terms of the time of one step, without those that round to 0."""
+    """Prints the terms of one step's time, without terms that round to 0."""
     total = sum(step["terms_ms"].values())
     work = [counted(step["num_requests"], "request"), counted(step["new_tokens"], "new token")]
     if step["context_tokens"]:
@@ -303,7 +306,7 @@ def print_request(request: RequestRecord) -> None:
 
 
 def tail_json(tail: Tail, command: str) -> dict[str, Any]:
-    """The tail's fields; each group has `relief` and `explain`, the command for its example."""
+    """The tail's fields as JSON. Each group has `relief`, and `explain`: the command for its example."""
     groups = [
         {
             **asdict(group),
@@ -316,7 +319,7 @@ def tail_json(tail: Tail, command: str) -> dict[str, Any]:
 
 
 def print_tail(tail: Tail, command: str) -> None:
-    """A table of the groups, then a paragraph on each; `command` explains the run."""
+    """Prints a table of the groups, then a paragraph on each. command: command that explains the run."""
     console = new_console()
     title, unit = _TITLES[tail.metric], " a token" * (tail.metric == "tpot")
     size = f"{tail.num_requests:,} of {counted(tail.num_all, 'request')}"
@@ -406,7 +409,7 @@ def _folded(name: str) -> str:
 
 
 def print_first_that_fits(variants: Iterable[Sequence[Table]]) -> None:
-    """Prints the tables of the first variant that fits the width, or of the last."""
+    """Prints the tables of the first variant that fits the width. If none fits, prints the last variant."""
     console = new_console()
     for tables in variants:
         if all(fits(console, table) for table in tables):
