@@ -283,6 +283,24 @@ class InstanceSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceMetrics:
+    """What an instance says of itself, as vLLM's num_requests_waiting and kv_cache_usage_perc."""
+
+    instance_id: str
+    num_queued: int
+    """Requests that wait, retracted ones included."""
+    page_use: float
+    """Share of its pages that requests hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSeen:
+    """Metrics of living instances; sent to a router whose policies read them."""
+
+    instances: tuple[InstanceMetrics, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSeen:
     """The instances, and counts since the run began; sent to the autoscaler."""
 
@@ -461,7 +479,7 @@ CopyMessage = LoadedBack | Prefetched | KvOffered | KvWanted | KvReturned
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
-ScalingMessage = ClusterSeen | Serve | Drain
+ScalingMessage = ClusterSeen | MetricsSeen | Serve | Drain
 Message = (
     RequestMessage | CopyMessage | TransferMessage | StagingMessage | FaultMessage | ScalingMessage | Woken | FlushCache
 )

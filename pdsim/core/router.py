@@ -124,6 +124,8 @@ class Router:
             self._decode.num_picked_cached_tokens = 0
         self.hears_first_tokens = limits.max_retries > 0 or shedding is not None or prefill.hears_first_tokens
         """True if it must be told of first tokens."""
+        self.metrics_interval_ns = min((i for one in self.roles.values() if (i := one.metrics_interval_ns)), default=0)
+        """How often it must be told of metrics. 0: never."""
         self._backing_off: list[tuple[int, int, int]] = []
         """(when, request, retry), as a heap; entries of requests that were cancelled are stale."""
         self._draws = Draws()
@@ -160,6 +162,9 @@ class Router:
                 return [command for instances in self.roles.values() for command in instances.forget()]
             case m.Woken():
                 return self._try_due(now_ns)
+            case m.MetricsSeen():
+                for instances in self.roles.values():
+                    instances.read(message.instances)
             case m.Serve() | m.Drain() | m.PeerUp():
                 for instances in self.roles.values():
                     instances.note(message)

@@ -138,7 +138,10 @@ class QueueLimit:
 
 @dataclass
 class PrefixBased:
-    """Prompts with this many tokens that decode has not cached go to prefill (llm-d's prefix-based-pd-decider)."""
+    """Prompts with this many tokens that decode has not cached go to prefill.
+
+    llm-d's prefix-based-pd-decider (pkg/epp/framework/plugins/scheduling/profilehandler/disagg).
+    """
 
     non_cached_tokens: int
     """0: all stay on decode."""
@@ -155,7 +158,10 @@ class PrefixBased:
 
 @dataclass
 class LengthAndQueue:
-    """Prompts with more uncached tokens go to prefill, unless too many wait there (Dynamo's PyDisaggregatedRouter)."""
+    """Prompts with more uncached tokens go to prefill, unless too many wait there.
+
+    Dynamo's PyDisaggregatedRouter (examples/llm/components/disagg_router.py).
+    """
 
     max_local_prefill_length: int = 1000
     """Uncached tokens that decode computes itself."""

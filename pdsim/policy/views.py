@@ -179,12 +179,21 @@ class InstanceLoad(Protocol):
     def num_pages(self) -> int:
         """Whole pages of their prompts. 0 unless the policy is KV-aware."""
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that waited there as its metrics were last read. 0 unless the policy has a metrics_interval_ns."""
+
+    @property
+    def page_use(self) -> float:
+        """Share of its pages that requests held then."""
+
 
 class RoutingView(Protocol):
     """View of the instances of one role for routing policies.
 
     A policy whose class says `is_kv_aware = True` may use `num_uncached_tokens` and `num_pages_with`. For such a policy
-    the router remembers prompts in pages of the instances' size, and as many tokens as their pools hold.
+    the router remembers prompts in pages of the instances' size, and as many tokens as their pools hold. A policy with
+    a `metrics_interval_ns` above 0 has the metrics of instances read so often.
     """
 
     @property

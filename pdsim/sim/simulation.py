@@ -8,7 +8,7 @@ from typing import Any
 from simpy.events import EventPriority
 
 from pdsim.core import messages as m
-from pdsim.core.instance import Instance
+from pdsim.core.instance import Instance, Levels
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
@@ -33,6 +33,7 @@ from pdsim.sim.links.host_exchange import HostExchange, ServerNics
 from pdsim.sim.links.network import Transfers
 from pdsim.sim.result import RunResult
 from pdsim.sim.scaling import Scaling
+from pdsim.sim.scraping import Scraping
 from pdsim.sim.timeline import CHOICES, Timeline
 from pdsim.workload.request_spec import Streams
 
@@ -171,6 +172,8 @@ class Simulation:
             self._faults.start()
         if self._scaling is not None:
             self._scaling.start()
+        interval_ns = self.cluster.router.metrics_interval_ns
+        Scraping(self.timeline, interval_ns, self._living_levels, self._tell_metrics).start()
         with garbage_collection_paused():
             self.timeline.run_all()
         return self.result()
@@ -196,6 +199,15 @@ class Simulation:
         living = [self.instance(name) for name in self.actors if name not in self._dead]
         agents = [getattr(agent, "inner", agent) for agent in self._agents.values()]
         return [*living, *agents, self.cluster.router]
+
+    def _living_levels(self) -> dict[str, Levels] | None:
+        """None: all requests have ended."""
+        if self.clients.num_ended == len(self.cluster.requests):
+            return None
+        return {name: self.instance(name).levels() for name in self.order if name not in self._dead}
+
+    def _tell_metrics(self, seen: m.MetricsSeen) -> None:
+        self.send(m.Send(self.cluster.router.instance_id, seen))
 
     # Messages and commands.
 

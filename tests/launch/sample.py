@@ -105,6 +105,7 @@ OTHER = {
             ),
             *(f"{{use: dynamo_kv, {setting}}}" for setting in ("decode_active_request_weight: 2", "seed: 7")),
             "{use: dynamo_kv, router_temperature: 0.5}",
+            "llm_d",
         ]
         for role in ("prefill", "decode")
     },

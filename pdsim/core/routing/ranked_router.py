@@ -49,6 +49,20 @@ class RankedRouter(RoleRouter):
         if ranks.all_down != was_down:
             super().note(replace(message, instance_id=server))
 
+    def read(self, metrics: Sequence[m.InstanceMetrics]) -> None:
+        """A server has the queues of its ranks together, and their mean page use."""
+        of_servers: dict[str, list[m.InstanceMetrics]] = {}
+        for one in metrics:
+            if (server := self._server_of.get(one.instance_id)) is not None:
+                of_servers.setdefault(server, []).append(one)
+        means = [
+            m.InstanceMetrics(
+                server, sum(one.num_queued for one in ones), sum(one.page_use for one in ones) / len(ones)
+            )
+            for server, ones in of_servers.items()
+        ]
+        super().read(means)
+
     def forget(self) -> list[m.Command]:
         super().forget()
         return [command for ranks in self._ranks.values() for command in ranks.forget()]

@@ -30,6 +30,8 @@ class RoutedLoad:
     num_requests: int = 0
     num_tokens: int = 0
     num_pages: int = 0
+    num_queued: int = 0
+    page_use: float = 0.0
 
     def add(self, num_requests: int, num_tokens: int) -> None:
         self.num_requests += num_requests
@@ -57,6 +59,7 @@ class RoleRouter:
         self._down: set[str] = set()
         self._memory = memory
         self._remembered: PromptMemories | None = None
+        self.metrics_interval_ns: int = getattr(policy, "metrics_interval_ns", 0)
         self._work = RoutedWork(self._loads, memory.page_size) if getattr(policy, "is_kv_aware", False) else None
         self.num_picked_cached_tokens: int | None = None
         """Tokens of the last prompt that its instance had seen; None: nobody asks."""
@@ -135,6 +138,12 @@ class RoleRouter:
             self._down.discard(instance_id)
         if self._remembered is not None and isinstance(message, m.Serve | m.PeerDown):
             self._remembered.forget(instance_id)
+
+    def read(self, metrics: Sequence[m.InstanceMetrics]) -> None:
+        """The metrics of instances of all roles."""
+        for one in metrics:
+            if (load := self._loads.get(one.instance_id)) is not None:
+                load.num_queued, load.page_use = one.num_queued, one.page_use
 
     def forget(self) -> list[m.Command]:
         """Forget the content of the caches, and have instances forget it, too."""

@@ -95,6 +95,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "power_of_two": "pdsim.policy.routing:PowerOfTwo",
         "least_loaded": "pdsim.policy.routing:LeastLoaded",
         "dynamo_kv": "pdsim.policy.dynamo:DynamoKv",
+        "llm_d": "pdsim.policy.llm_d:LlmD",
     },
     protocols.DisaggregationPolicy: {
         "prefix_based": "pdsim.policy.routing:PrefixBased",

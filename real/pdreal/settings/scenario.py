@@ -139,6 +139,9 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError("storage: storage behind host caches runs in simulation only; leave it out")
     if scenario.elastic is not None:
         raise ConfigError("elastic: servers change their roles in simulation only; leave it out")
+    for role in ("prefill", "decode"):
+        if getattr(getattr(scenario.router, role), "metrics_interval_ns", 0):
+            raise ConfigError(f"router.{role}: metrics of instances are read in simulation only; choose other scorers")
     for role in ("prefill", "decode", "aggregated"):
         settings = getattr(scenario, role)
         if settings is not None and settings.dp > 1:

@@ -1,0 +1,144 @@
+"""The endpoint picker of llm-d: filter, weighted scorers, and the highest score.
+
+Rules of llm-d-router, below pkg/epp/framework/plugins: scheduling/scorer/{prefix/plugin.go,queuedepth/queue.go,
+kvcacheutilization/kvcache_utilization.go,activerequest/active_request.go,tokenload/token_load.go} at 2342697,
+scheduling/filter/prefixcacheaffinity/plugin.go at 066c20e, scheduling/picker/maxscore/picker.go at 0fa77a0 and
+requestcontrol/dataproducer/inflightload at 2f1de8c. Each score lies in [0, 1].
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import ClassVar
+
+from pdsim.policy.routing import Draws
+from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
+
+_SECOND_NS = 1_000_000_000
+_MS_NS = 1_000_000
+_FULL_QUEUE_TOKENS = 4_194_304
+"""token-load-scorer: tokens in flight that score 0 (queueThresholdTokens)."""
+
+
+@dataclass
+class LlmD:
+    """The instance with the highest weighted sum of scores; of equal ones any.
+
+    Weights of the sample deploy/config/pd-epp-config.yaml. The guide of prefill-decode disaggregation filters by
+    affinity instead, with token_load_scorer on prefill and active_request_scorer on decode.
+    """
+
+    prefix_cache_scorer: float = 2.0
+    """Weight of the cached share of the prompt."""
+    queue_scorer: float = 1.0
+    """Weight of a short queue: 1 for the shortest, 0 for the longest."""
+    kv_cache_utilization_scorer: float = 0.0
+    """Weight of the share of pages that no request holds."""
+    active_request_scorer: float = 0.0
+    """Weight of few requests: 1 for none, 0 for the most."""
+    token_load_scorer: float = 0.0
+    """Weight of few tokens to compute, this prompt's included: 1 for none, 0 for 4,194,304 (128 times 32,768)."""
+    affinity_threshold: float = 0.0
+    """If some instances have cached this share of a prompt, only those are scored (prefix-cache-affinity-filter; 0.8
+    there). 0: all are scored."""
+    max_ttft_penalty_ns: int = 18 * _SECOND_NS
+    """How much longer the best of these may queue than the best other instance. 0: as long as it takes."""
+    peak_prefill_tokens_per_s: float = 15928.0
+    """Rate by which tokens in flight become time."""
+    refresh_metrics_interval_ns: int = 50 * _MS_NS
+    """Interval at which the queue and page use of instances are read."""
+    seed: int = 0
+    """Seed of the draws."""
+    is_kv_aware: ClassVar[bool] = True
+    _draws: Draws = field(default_factory=Draws, init=False)
+
+    def __post_init__(self) -> None:
+        for name in (*_SCORERS, "affinity_threshold"):
+            if not (isfinite(weight := getattr(self, name)) and weight >= 0):
+                raise ValueError(f"{name} is at least 0, found {weight}")
+        if self.affinity_threshold > 1:
+            raise ValueError(f"affinity_threshold is at most 1, found {self.affinity_threshold}")
+        if self.max_ttft_penalty_ns < 0 or not self.peak_prefill_tokens_per_s > 0:
+            raise ValueError(f"needs max_ttft_penalty >= 0 and peak_prefill_tokens > 0, found {self}")
+        if self.refresh_metrics_interval_ns < _MS_NS:
+            raise ValueError("refresh_metrics_interval is at least 1 ms")
+
+    @property
+    def metrics_interval_ns(self) -> int:
+        """0: no scorer reads metrics."""
+        return self.refresh_metrics_interval_ns if self.queue_scorer or self.kv_cache_utilization_scorer else 0
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        offered = self._filtered(prompt, view)
+        scores = self.scores(prompt, view, offered)
+        best = max(scores)
+        rows = [row for row, score in enumerate(scores) if score == best]
+        row = rows[self._draws.below(len(rows), self.seed)] if len(rows) > 1 else rows[0]
+        return offered[row].instance_id
+
+    def scores(self, prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
+        """Weighted sum of each."""
+        total = [0.0] * len(offered)
+        for name, scorer in _SCORERS.items():
+            if weight := getattr(self, name):
+                own = scorer(prompt, view, offered)
+                total = [score + weight * min(1.0, max(0.0, one)) for score, one in zip(total, own, strict=True)]
+        return total
+
+    def _filtered(self, prompt: TokenSequence, view: RoutingView) -> Sequence[InstanceLoad]:
+        if not self.affinity_threshold or len(view.instances) == 1:
+            return view.instances
+        cached = _prefix_cache(prompt, view, view.instances)
+        sticky = [one for one, share in zip(view.instances, cached, strict=True) if share >= self.affinity_threshold]
+        others = [one for one in view.instances if one not in sticky]
+        if not sticky or not others or not self.max_ttft_penalty_ns:
+            return sticky or view.instances
+        queued, elsewhere = (min(_in_flight(view, one) for one in ones) for ones in (sticky, others))
+        penalty_ns = (queued - elsewhere) / self.peak_prefill_tokens_per_s * _SECOND_NS
+        return view.instances if penalty_ns > self.max_ttft_penalty_ns else sticky
+
+
+def _prefix_cache(prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
+    num_blocks, holders = len(prompt) // view.page_size, view.holders(prompt)
+    names = [load.instance_id for load in offered]
+    cached = [view.num_cached_tokens(prompt, name) // view.page_size if name in holders else 0 for name in names]
+    return [blocks / num_blocks if num_blocks else 0.0 for blocks in cached]
+
+
+def _queue(_prompt: TokenSequence, _view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
+    queues = [load.num_queued for load in offered]
+    span = max(queues) - min(queues)
+    return [(max(queues) - queue) / span if span else 1.0 for queue in queues]
+
+
+def _kv_cache_utilization(_prompt: TokenSequence, _view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
+    return [1 - load.page_use for load in offered]
+
+
+def _active_request(_prompt: TokenSequence, _view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
+    most = max(load.num_requests for load in offered)
+    return [(most - load.num_requests) / most if load.num_requests else 1.0 for load in offered]
+
+
+def _token_load(prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
+    if view.role == "decode":
+        return [1.0] * len(offered)
+    holders = view.holders(prompt)
+    names = [load.instance_id for load in offered]
+    own = [len(prompt) - (view.num_cached_tokens(prompt, name) if name in holders else 0) for name in names]
+    return [1 - (_in_flight(view, load) + new) / _FULL_QUEUE_TOKENS for load, new in zip(offered, own, strict=True)]
+
+
+def _in_flight(view: RoutingView, load: InstanceLoad) -> int:
+    """Uncached prompt tokens until the first token; none on decode, whose load is the output that nobody knows."""
+    return 0 if view.role == "decode" else view.num_uncached_tokens(load.instance_id)
+
+
+_Scorer = Callable[[TokenSequence, RoutingView, Sequence[InstanceLoad]], list[float]]
+_SCORERS: dict[str, _Scorer] = {
+    "prefix_cache_scorer": _prefix_cache,
+    "queue_scorer": _queue,
+    "kv_cache_utilization_scorer": _kv_cache_utilization,
+    "active_request_scorer": _active_request,
+    "token_load_scorer": _token_load,
+}

@@ -1,0 +1,40 @@
+"""Reads metrics of instances for the router at an interval, as a gateway reads their /metrics pages."""
+
+from collections.abc import Callable
+
+from pdsim.core import messages as m
+from pdsim.core.instance import Levels
+from pdsim.sim.timeline import Timeline
+
+
+class Scraping:
+    def __init__(
+        self,
+        timeline: Timeline,
+        interval_ns: int,
+        levels: Callable[[], dict[str, Levels] | None],
+        send: Callable[[m.MetricsSeen], None],
+    ) -> None:
+        """levels: those of living instances by name; None: the run has ended. interval_ns 0: reads nothing."""
+        self._timeline = timeline
+        self._interval_ns = interval_ns
+        self._levels = levels
+        self._send = send
+
+    def start(self) -> None:
+        if self._interval_ns:
+            self._timeline.after(self._interval_ns, self._look)
+
+    def _look(self, _: None) -> None:
+        """A run that has come to a halt is not kept alive."""
+        levels = self._levels()
+        if levels is None or self._timeline.has_ended:
+            return
+        self._send(m.MetricsSeen(tuple(_metrics(name, one) for name, one in levels.items())))
+        self._timeline.after(self._interval_ns, self._look)
+
+
+def _metrics(instance_id: str, levels: Levels) -> m.InstanceMetrics:
+    num_pages = levels.num_used_pages + levels.num_evictable_pages + levels.num_free_pages
+    num_waiting = levels.num_queued + levels.num_retracted
+    return m.InstanceMetrics(instance_id, num_waiting, levels.num_used_pages / max(1, num_pages))
