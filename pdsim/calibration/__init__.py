@@ -1,1 +1,1 @@
-"""Simulated against measured, in three rooms: fit, observe, validate."""
+"""Compares simulations with measurements: fit makes profiles, observe measures servers, validate computes errors."""

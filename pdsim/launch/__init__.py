@@ -13,4 +13,5 @@ ENGINES: dict[str, Callable[[Scenario, Sequence[str], str], Launch]] = {
     "dynamo-vllm": dynamo.launch_vllm,
     "kubernetes": kubernetes.launch,
 }
-"""Launchers by engine. Each takes a scenario, the words that name its file, and the model for the engine."""
+"""Launchers by engine. Each takes a scenario, the command-line words that name its file, and the engine's name of the
+model."""

@@ -21,17 +21,17 @@ HOST = "127.0.0.1"
 GATEWAY_PORT = 8000
 TRACE = "load.jsonl"
 LOAD, AIPERF = ("aiperf", "profile"), "0.13.0"
-"""The command that replays a trace, and the release whose flags it has."""
+"""The command that replays a trace, and the release of AIPerf whose flags are used."""
 FIRST_PORT, FIRST_BOOTSTRAP_PORT = 30000, 8998
 
 
 class Place(NamedTuple):
-    """Hosts and ports of a server."""
+    """Hosts, first GPU and number of a server."""
 
     hosts: tuple[Expanded, ...]
     first_gpu: int
     number: int
-    """Number among the servers of all roles."""
+    """Number of the server among the servers of all roles."""
 
     @property
     def host(self) -> Expanded:
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 def places(scenario: Scenario) -> dict[str, list[Place]]:
     """Places of servers by role. Hosts are filled in order. A host with another GPU, or with too few free GPUs, is
-    skipped. A server that spans hosts shares none of them.
+    skipped. A server that spans several hosts shares none of them.
     """
     host = free = index = 0
     gpu: str | None = None
@@ -71,20 +71,20 @@ def places(scenario: Scenario) -> dict[str, list[Place]]:
 
 
 def spanned(scenario: Scenario, role: str) -> int:
-    """Hosts of one server of a role."""
+    """Number of hosts of one server of a role."""
     servers: ServerSettings = getattr(scenario, role)
     return load_gpu(servers.gpu).num_hosts(servers.num_server_gpus)
 
 
 def one_host(tp: int, scenario: Scenario) -> str | None:
-    """A rule of engines whose servers are launched on one host each."""
+    """Check for engines whose servers are launched on one host each: the reason for a refusal, or None."""
     spanning = {role: spanned(scenario, role) for role in roles(scenario)}
     found = [count for role, count in spanning.items() if count > 1 and getattr(scenario, role).tp == tp]
     return f"a server on {found[0]} hosts is launched by --engine sglang, vllm or kubernetes alone" if found else None
 
 
 def exchanges_by_deepep(scenario: Scenario, servers: ServerSettings) -> bool:
-    """True for servers over several NVLink domains, whose exchanges are simulated as DeepEP's."""
+    """True for servers over several NVLink domains, whose expert exchanges are simulated as DeepEP's."""
     has_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
     return has_experts and servers.dp > 1 and servers.tp > load_gpu(servers.gpu).gpus_per_server
 
@@ -96,12 +96,12 @@ class Launch:
     commands: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     manifests: dict[str, str] = field(default_factory=dict)
-    """YAML by file name, instead of or beside commands."""
+    """YAML by file name, in place of commands or in addition to them."""
     hosts: set[str] = field(default_factory=set)
     """Variables of the commands: addresses of hosts, which the user sets."""
 
     def add(self, what: str, program: Sequence[str], flags: Iterable[tuple[str, Any]], **environment: object) -> None:
-        """Adds a shell command; `command_words` says how flags are written."""
+        """Adds a shell command. flags: as for `command_words`."""
         words = command_words(program, flags)
         self.commands[what] = shell_line(words, environment)
         for word in (*words, *environment.values()):
@@ -114,24 +114,28 @@ THRESHOLDS = {
     "balance-abs-threshold": "balance_abs_threshold",
     "balance-rel-threshold": "balance_rel_threshold",
 }
-"""Settings of cache_aware by the flag of a router."""
+"""Settings of the policy cache_aware, by the flag of a router."""
 
 
 def thresholds(policy: CacheAware) -> dict[str, float]:
-    """Flags of a router's cache_aware, in SGLang's gateway and in vLLM's alike, where they are not its defaults."""
+    """Flags of a router's cache_aware policy, for settings that differ from the defaults. SGLang's gateway and vLLM's
+    router share these flags.
+    """
     given = {flag: (getattr(policy, name), getattr(CacheAware, name)) for flag, name in THRESHOLDS.items()}
     return {flag: value for flag, (value, default) in given.items() if value != default}
 
 
 def pace(client: Any) -> Flags:
-    """Flags of a load generator; none for arrivals that not all of them can send."""
+    """Flags for the pace of a load generator. Empty for arrivals that not all load generators can send."""
     if isinstance(client, ClosedLoop):
         return [("max-concurrency", client.concurrency)]
     return [("request-rate", client.arrivals.rate_per_s)] if isinstance(client.arrivals, Poisson) else []
 
 
 def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
-    """Adds the export of the requests with their times, and AIPerf, which sends them (its docs/cli_options.md)."""
+    """Adds two commands: an export of the requests with their times, and AIPerf, which sends them (its
+    docs/cli_options.md).
+    """
     made.add("trace", ["pdsim", "export", *source], [("to", "mooncake"), ("out", TRACE)])
     made.add("load", LOAD, replay_flags(scenario, model, f"http://{HOST}:{GATEWAY_PORT}", TRACE))
 
@@ -168,8 +172,8 @@ class Aside(str):
 
 Check = Callable[[Any, Scenario], str | None]
 Rule = Check | Aside | str | None
-"""Rule of a field. None: commands express it. Aside: the launch ignores it. Text: why the launch refuses it, and what
-is possible."""
+"""Rule of a field. None: commands express the field. Aside: the launch ignores it. Text: why the launch refuses it, and
+what is possible. Check: a function that decides."""
 
 TIMES = Aside("times and shares that the real cluster has of its own")
 _OF_PAIRS = Aside("an aggregated cluster has one policy of routing and no transfers")
@@ -207,7 +211,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(section: Section, path: str = "") -> Iterator[Leaf]:
-    """Fields without fields of their own, and names of components."""
+    """Fields of a section that have no fields of their own, and names of components."""
     for name, info in type(section).model_fields.items():
         value, default = getattr(section, name), info.get_default(call_default_factory=True)
         where = f"{path}.{name}" if path else name
@@ -251,7 +255,7 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Fields that are not inside another of these fields."""
+    """The paths that do not lie inside another of these paths."""
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
 
@@ -284,7 +288,9 @@ def one_of(names: Iterable[str], who: str) -> Check:
 
 
 def weights(value: Any, scenario: Scenario) -> str | None:
-    """Engines cast a checkpoint to FP8 while they load it (--quantization fp8); all else is another checkpoint."""
+    """Check of weight types: engines can cast a checkpoint to FP8 while they load it (--quantization fp8). Other types
+    need another checkpoint.
+    """
     if value in (None, "fp8", load_model(scenario.model).weight_dtype):
         return None
     return "an engine takes the checkpoint's weights, or fp8; leave it out and give --model-path of such a checkpoint"
@@ -297,6 +303,6 @@ def kv_cache_dtype(scenario: Scenario, names: Mapping[str, str], bf16: str) -> s
 
 
 def quantization(scenario: Scenario) -> str | None:
-    """The value of --quantization."""
+    """Value of --quantization. None: the checkpoint's own weights."""
     is_other = scenario.weight_dtype == "fp8" and load_model(scenario.model).weight_dtype != "fp8"
     return "fp8" if is_other else None

@@ -1,4 +1,4 @@
-"""Flags of speculative decoding. SGLang's servers of both roles have them: prefill sends the draft's KV."""
+"""Flags of speculative decoding. SGLang's servers of both roles need them, because prefill sends the draft's KV."""
 
 from pdsim.launch.commands import Launch
 from pdsim.launch.words import Flags
@@ -7,7 +7,7 @@ from pdsim.system.catalog import load_model
 
 
 def draft_flags(made: Launch, scenario: Scenario) -> Flags:
-    """Flags of drafts, and a note where the draft's checkpoint is another than the model's."""
+    """Flags of speculative decoding, and a note if the draft needs a checkpoint of its own."""
     decoding = scenario.servers[1]
     if decoding.acceptance is None:
         return []

@@ -46,11 +46,11 @@ KV_SETTINGS = {
     "router-decode-active-request-weight": "decode_active_request_weight",
     "router-temperature": "router_temperature",
 }
-"""Settings of dynamo_kv by the frontend's flag."""
+"""Settings of the policy dynamo_kv, by the frontend's flag."""
 FIRST_EVENT_PORT, FIRST_SYSTEM_PORT = 5557, 8081
-"""Ports of KV events, which routing by KV needs, and of metrics."""
+"""First ports of KV events, which KV-aware routing needs, and of metrics."""
 VLLM_EVENTS = {"enable_kv_cache_events": True}
-"""vLLM publishes nothing without it, whatever the publisher (0.33.0, config/kv_events.py)."""
+"""vLLM publishes no events without this setting, whatever the publisher (0.33.0, config/kv_events.py)."""
 
 
 def _routing(value: Any, scenario: Scenario) -> str | None:
@@ -83,13 +83,13 @@ class _At(NamedTuple):
 
     host: str
     number: int
-    """Number among the workers of all roles."""
+    """Number of the worker among the workers of all roles."""
     rank: int
-    """Number among the workers of its role."""
+    """Number of the worker among the workers of its role."""
 
 
 _POD = _At(graph.ANYWHERE, 0, 0)
-"""A pod has one worker."""
+"""Place of a worker in a pod, which has one worker."""
 
 
 def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
@@ -158,7 +158,7 @@ def _of_transport(scenario: Scenario) -> list[str]:
 
 
 def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[graph.Worker]) -> None:
-    """Adds the same as a DynamoGraphDeployment."""
+    """Adds a DynamoGraphDeployment with the same frontend and workers."""
     frontend = command_words(FRONTEND, _frontend_flags(scenario, graph.ANYWHERE))
     made.manifests["graph.yaml"] = graph.deployment(scenario, engine, frontend, workers)
     made.notes.append(
@@ -168,7 +168,7 @@ def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[gra
 
 
 def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
-    """A launch with the frontend, places, and the resolved scenario."""
+    """A launch with the frontend, the places of servers, and the resolved scenario."""
     made = Launch(notes=notes_on(scenario, engine, rules))
     name = component_name(scenario.router.prefill)
     if name == "cache_aware":
@@ -199,7 +199,9 @@ def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
 
 
 def _events(scenario: Scenario, number: int, switch: Mapping[str, bool]) -> Flags:
-    """Settings of KV events of this worker, for routing by KV. `switch`: further settings that its engine needs."""
+    """Settings of KV events of a worker, for KV-aware routing. switch: further settings that the worker's
+    engine needs.
+    """
     if ROUTER_MODES[component_name(scenario.router.prefill)] != "kv":
         return []
     endpoint = f"tcp://*:{FIRST_EVENT_PORT + number}"

@@ -1,4 +1,4 @@
-"""A cluster as a DynamoGraphDeployment (nvidia.com/v1alpha1, ai-dynamo 1.6.1), of which an operator makes pods."""
+"""A cluster as a DynamoGraphDeployment (nvidia.com/v1alpha1, ai-dynamo 1.6.1), from which an operator makes pods."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ FRONTEND = "Frontend"
 
 
 class Worker(NamedTuple):
-    """A role's workers, each a pod."""
+    """The workers of one role. Each worker is a pod."""
 
     role: str
     servers: ServerSettings
@@ -24,7 +24,7 @@ class Worker(NamedTuple):
 
 
 def deployment(scenario: Scenario, engine: str, frontend: Sequence[str], workers: Sequence[Worker]) -> str:
-    """The manifest. engine: sglang or vllm, whose image it takes."""
+    """The manifest. engine: sglang or vllm, which selects the image."""
     app, image = manifests.app_name(scenario.name), f"nvcr.io/nvidia/ai-dynamo/{engine}-runtime:{RELEASE}"
     services = {FRONTEND: {"componentType": "frontend", "replicas": 1, "extraPodSpec": _pod(image, frontend)}}
     services |= {worker.role: _worker(image, worker) for worker in workers}

@@ -1,8 +1,8 @@
 """Manifests that put a scenario on Kubernetes with SGLang: a Deployment for each role, the gateway, and the load's Job.
 
 The gateway finds the servers by their labels (service discovery of sglang_router, router_args.py at 05e589a). A role
-whose servers span hosts is a LeaderWorkerSet, whose leaders alone have the labels (kubernetes-sigs/lws; SGLang's
-docs/references/multi_node_deployment).
+whose servers span several hosts is a LeaderWorkerSet, in which only leaders have these labels (kubernetes-sigs/lws;
+SGLang's docs/references/multi_node_deployment).
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ from pdsim.system.catalog import load_gpu
 IMAGE = "lmsysorg/sglang:latest"
 _ANYWHERE = "0.0.0.0"  # noqa: S104  a pod listens for its peers
 _OF_GROUP = ("$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)")
-"""Variables that a LeaderWorkerSet gives its pods."""
+"""Variables that a LeaderWorkerSet gives to its pods."""
 _OF_LOAD = "load:"
 _BOOTSTRAP_ANNOTATION = "sglang.ai/bootstrap-port"
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Manifests of servers and gateway, and a Job with the load if bench_serving can send it; otherwise commands that
-    send it.
+    send the load.
 
     Raises ConfigError for fields that SGLang cannot express.
     """
@@ -61,7 +61,9 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 
 def replay_in_job(made: Launch, scenario: Scenario, model: str, trace: str) -> None:
-    """Puts an exported trace and AIPerf into a Job, in place of commands, if a ConfigMap holds the trace."""
+    """Replaces the commands of the load by a Job with an exported trace and AIPerf, if a ConfigMap can hold the
+    trace.
+    """
     if len(trace.encode()) > manifests.MOST_TRACE_BYTES:
         made.notes.append(f"trace: {len(trace) / 1e6:.1f} MB, more than a ConfigMap holds")
         return
@@ -123,7 +125,7 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
 
 
 def _access(app: str) -> list[Manifest]:
-    """Access that the gateway needs to watch pods."""
+    """Access rights that the gateway needs to watch pods."""
     name, labels, api = f"{app}-gateway", manifests.labels(app, "gateway"), "rbac.authorization.k8s.io"
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     role = {"kind": "Role", "name": name, "apiGroup": api}

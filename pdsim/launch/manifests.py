@@ -9,16 +9,18 @@ from pdsim.launch.words import container_words
 from pdsim.scenario.yaml_file import to_yaml
 
 MOST_TRACE_BYTES = 1_000_000
-"""Size of the largest trace in a ConfigMap, which holds 1 MiB."""
+"""Maximum size of a trace in a ConfigMap, which holds 1 MiB."""
 GPU_LABEL = "pdsim/gpu"
-"""Label of nodes, which the user gives."""
+"""Label of nodes, which the user sets."""
 TRACE_FOLDER = "/load"
 _REPLAYS_IN = "python:3.12"
 Manifest = dict[str, Any]
 
 
 def app_name(name: str) -> str:
-    """The scenario's name as Kubernetes takes it in names and labels: a letter first, then letters, digits, dashes."""
+    """The scenario's name in a form that Kubernetes accepts in names and labels: a letter first, then letters, digits,
+    dashes.
+    """
     return re.sub(r"[^a-z0-9-]+", "-", name.lower()).lstrip("-0123456789")[:40].strip("-") or "scenario"
 
 
@@ -44,7 +46,7 @@ def deployment(name: str, marks: Mapping[str, str], replicas: int, pods: Manifes
 
 
 def variables(given: Mapping[str, object]) -> list[Manifest]:
-    """Environment of a container. Kubernetes expands $(NAME) in values, too."""
+    """Environment variables of a container. Kubernetes expands $(NAME) in their values."""
     return [
         {"name": name, "value": word}
         for name, word in zip(given, container_words(list(map(str, given.values()))), strict=True)
@@ -58,7 +60,7 @@ def job(app: str, container: Manifest, volumes: Sequence[Manifest] = ()) -> Mani
 
 
 def replay(app: str, words: Sequence[str], trace: str) -> str:
-    """A trace, and the Job in which AIPerf replays it."""
+    """Manifests of a trace, and of the Job in which AIPerf replays the trace."""
     kept = manifest("v1", "ConfigMap", f"{app}-load", labels(app, "load"), data={TRACE: trace})
     install = f'pip install aiperf=={AIPERF} && exec "$@"'
     container = {

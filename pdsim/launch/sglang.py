@@ -1,4 +1,4 @@
-"""The commands that put a scenario on real GPUs with SGLang 0.5: its servers, its gateway and its load.
+"""Commands that put a scenario on real GPUs with SGLang 0.5: its servers, its gateway and its load.
 
 Flags are those of SGLang 0.5.23 (srt/arg_groups/fields, benchmark/serving.py) and of sglang-router 0.3.2.
 """
@@ -52,15 +52,16 @@ from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 _MODULES = ("sglang.launch_server", "sglang_router.launch_router", "sglang.bench_serving")
 SERVER, GATEWAY, LOAD = (("python", "-m", module) for module in _MODULES)
 MEETING_PORT = 20000
-"""Port at which the hosts of one server find each other."""
+"""Port at which the hosts of one server connect to each other."""
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_mx_block16"}
-"""Values of --kv-cache-dtype; fp4 was called fp4_e2m1 in 0.5.12."""
+"""Values of --kv-cache-dtype. SGLang 0.5.12 called fp4 fp4_e2m1."""
 STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
 ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 BACKENDS = ("mooncake", "nixl", "mori", "ascend")
 """Values of --disaggregation-transfer-backend (0.5.23, arg_groups/pd_disaggregation_hook.py)."""
 STORE_URL, STORE_PORT = "ASCEND_MF_STORE_URL", 24666
-"""Variable and port of the store where memfabric's engines find each other, on the host of the first prefill server."""
+"""Variable and port of the store through which memfabric's engines find each other, on the host of the first prefill
+server."""
 LINKS: dict[str, dict[str, str]] = {
     "mooncake-efa": {"MOONCAKE_PROTOCOL": "efa"},
     "mooncake-ascend": {"ENABLE_ASCEND_TRANSFER_WITH_MOONCAKE": "true"},
@@ -71,24 +72,26 @@ LINKS: dict[str, dict[str, str]] = {
     "mooncake-mnnvl": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "NVLINK", "MC_FORCE_MNNVL": "True"},
     "mooncake-nvlink": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK"},
 }
-"""Variables that choose the link, where the engine would choose another: 0.5.23, disaggregation/mooncake/utils.py,
-nixl/conn.py, ascend/transfer_engine.py and distributed/device_communicators/mooncake_transfer_engine.py."""
+"""Environment variables that choose the link, if the engine would choose another: 0.5.23,
+disaggregation/mooncake/utils.py, nixl/conn.py, ascend/transfer_engine.py and
+distributed/device_communicators/mooncake_transfer_engine.py."""
 QUEUES = {"mori": ("SGLANG_MORI_TRANSFER_SHARDS", 8), "others": ("SGLANG_DISAGGREGATION_QUEUE_SIZE", 4)}
-"""Queues of a prefill rank's transfer workers: variable and default of a backend (0.5.23, srt/environ.py)."""
+"""Number of queues of a prefill rank's transfer workers: variable and default of each backend (0.5.23,
+srt/environ.py)."""
 SCHEDULE_POLICIES = {
     "fcfs": "fcfs",
     "lpm": "lpm",
     "priority": "fcfs",
     "shortest_prompt_first": "shortest-prefill-first",
 }
-"""Values of --schedule-policy. Priorities are a flag of their own."""
+"""Values of --schedule-policy. Priorities have a flag of their own."""
 TIMEOUTS = {
     "heartbeat_interval": "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL",
     "bootstrap_timeout": "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
     "waiting_timeout": "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
     "transfer_timeout": "MC_TRANSFER_TIMEOUT",
 }
-"""Variables in seconds (SGLang 0.5.12, srt/environ.py; the last is Mooncake's)."""
+"""Environment variables in seconds (SGLang 0.5.12, srt/environ.py; the last is Mooncake's)."""
 
 
 def _routing(value: Any, scenario: Scenario) -> str | None:
@@ -111,7 +114,9 @@ def _policy(value: Any, scenario: Scenario) -> str | None:
 
 
 def _allocation(value: Any, scenario: Scenario) -> str | None:
-    """What SGLang refuses beside prefill_complete (0.5.23, arg_groups/pd_disaggregation_hook.py:199)."""
+    """Check of decode.allocation prefill_complete: settings that SGLang refuses with it (0.5.23,
+    arg_groups/pd_disaggregation_hook.py:199).
+    """
     if value != "prefill_complete" or scenario.aggregated is not None:
         return None
     prefill, decode = scenario.pair
@@ -189,7 +194,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 
 def left_to_the_operator(scenario: Scenario) -> list[str]:
-    """Notes on flags of SGLang's recipes that no field says."""
+    """Notes on flags of SGLang's recipes that no field of the scenario sets."""
     has_experts = load_model(scenario.model).experts is not None
     has_state = load_model(scenario.model).state is not None
     roles = scenario.roles.values()
@@ -212,7 +217,7 @@ def left_to_the_operator(scenario: Scenario) -> list[str]:
 
 
 def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
-    """Flags of the gateway, with the URLs of its servers; without URLs, for service discovery."""
+    """Flags of the gateway, with the URLs of its servers. Without places, the URLs are left to service discovery."""
     flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
     router = scenario.router
     if scenario.aggregated is not None:
@@ -238,10 +243,10 @@ def _routing_policy(policy: Any) -> str:
 
 
 def _thresholds(policy: Any) -> dict[str, float] | None:
-    """Flags of the gateway's cache_aware, where they are not its defaults; None: another policy.
+    """Flags of the gateway's cache_aware policy that differ from its defaults. None: the policy is another one.
 
-    No match is above the threshold of 1: then the worker with the fewest requests is taken, as by least_loaded
-    (sgl-model-gateway/src/policies/cache_aware.rs).
+    least_loaded is cache_aware with a threshold of 1: no match exceeds it, so the worker with the fewest requests is
+    chosen (sgl-model-gateway/src/policies/cache_aware.rs).
     """
     if isinstance(policy, LeastLoaded):
         return {"cache-threshold": 1.0}
@@ -265,7 +270,9 @@ def _add_servers(made: Launch, scenario: Scenario, role: str, at: Mapping[str, l
 
 
 def _store(scenario: Scenario, at: Mapping[str, list[Place]]) -> dict[str, object]:
-    """The address of memfabric's store, which the first prefill server opens (0.5.23, managers/disagg_service.py)."""
+    """Environment variable with the address of memfabric's store, which the first prefill server opens (0.5.23,
+    managers/disagg_service.py).
+    """
     if not needs_store(scenario):
         return {}
     return {STORE_URL: Expanded(f"tcp://{at['prefill'][0].host}:{STORE_PORT}")}
@@ -276,7 +283,7 @@ def needs_store(scenario: Scenario) -> bool:
 
 
 def store_note(scenario: Scenario) -> list[str]:
-    """A note on the store's address, where servers get theirs from somebody else."""
+    """A note on the address of memfabric's store, for launches in which the operator sets the servers' addresses."""
     note = f"{STORE_URL}: set it to tcp://HOST:{STORE_PORT}, where HOST is that of a prefill server"
     return [note] if needs_store(scenario) else []
 
@@ -339,7 +346,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
 
 
 def _balance(servers: ServerSettings) -> str | None:
-    """The method, unless it is the server's default or the router's task."""
+    """Value of --load-balance-method. None: the server's default, or the router's task."""
     return None if servers.dp == 1 or servers.load_balance_method in ("auto", "router") else servers.load_balance_method
 
 
@@ -389,7 +396,7 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
 
 
 def environment(scenario: Scenario, role: str) -> dict[str, object]:
-    """Variables of one role's servers."""
+    """Environment variables of one role's servers."""
     if role == "aggregated":
         return {}
     staging, health = scenario.network.staging, scenario.health
@@ -423,7 +430,7 @@ def environment(scenario: Scenario, role: str) -> dict[str, object]:
 
 
 def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
-    """Flags of SGLang's client; or no flags, and the reason why the client cannot send the load."""
+    """Flags of SGLang's benchmark client; or no flags, and the reasons why the client cannot send the load."""
     requests, dataset = _dataset(scenario.workload)
     sent = pace(scenario.client)
     why = [] if dataset else [f"{component_name(scenario.workload)} with these lengths is none of its workloads"]
@@ -445,7 +452,9 @@ def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
 
 
 def _dataset(workload: Any) -> tuple[int, Flags]:
-    """The number of prompts, and the flags that make them; none where bench_serving cannot."""
+    """Number of prompts, and the flags of bench_serving that generate them. Empty flags: bench_serving cannot generate
+    them.
+    """
     if isinstance(workload, SharedPrefixGroups):
         return workload.num_groups * workload.prompts_per_group, [
             ("dataset-name", "generated-shared-prefix"),
@@ -472,7 +481,7 @@ def _dataset(workload: Any) -> tuple[int, Flags]:
 
 
 def _longest(lengths: Lengths) -> tuple[int, float] | None:
-    """The longest length, and the shortest as a share of the longest."""
+    """The longest length, and the shortest length as a share of the longest. None: lengths of another distribution."""
     if isinstance(lengths, Fixed):
         return lengths.tokens, 1.0
     return (lengths.high, lengths.low / lengths.high) if isinstance(lengths, Uniform) else None

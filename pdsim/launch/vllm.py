@@ -1,4 +1,4 @@
-"""The commands that put a scenario on real GPUs with vLLM: its servers, its router and its load.
+"""Commands that put a scenario on real GPUs with vLLM: its servers, its router and its load.
 
 Flags are those of vLLM 0.33.0 (vllm/engine/arg_utils.py, vllm/benchmarks) and of vllm-router 0.1.17.
 """
@@ -45,14 +45,16 @@ from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
 BLOCK = 16
-"""Tokens that divide a block: of its attention kernels (0.33.0, v1/attention/backends/flash_attn.py:367)."""
+"""A block's size in tokens is a multiple of this, because of attention kernels (0.33.0,
+v1/attention/backends/flash_attn.py:367)."""
 FIRST_SIDE_CHANNEL_PORT, SIDE_CHANNELS = 5600, 16
-"""Ports of NIXL's handshakes: VLLM_NIXL_SIDE_CHANNEL_PORT, and one more for each data-parallel rank."""
+"""First port and number of ports of a server for NIXL's handshakes: VLLM_NIXL_SIDE_CHANNEL_PORT, plus one for each
+further data-parallel rank."""
 ROUTING_POLICIES = {
     **{name: name for name in ("cache_aware", "round_robin", "random", "power_of_two")},
     "least_loaded": "power_of_two",
 }
-"""Policies of vLLM's router by ours. It has none that looks at all servers for the least loaded."""
+"""Policies of vLLM's router, by pdsim's names. The router has no policy that takes the least loaded of all servers."""
 STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8", "fp4": "nvfp4"}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
@@ -143,7 +145,9 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 
 def _at_host(place: Place, rank: int, settings: Flags) -> Flags:
-    """Flags of a server's process on one of its hosts, of which the first answers (0.33.0, engine/arg_utils.py)."""
+    """Flags of a server's process on one of its hosts. The first host answers requests (0.33.0,
+    engine/arg_utils.py).
+    """
     listening: Flags = [("host", place.host), ("port", place.port)]
     if len(place.hosts) == 1:
         return [*listening, *settings]
@@ -152,7 +156,9 @@ def _at_host(place: Place, rank: int, settings: Flags) -> Flags:
 
 
 def resolved(scenario: Scenario) -> Scenario:
-    """Fills in vLLM's limits that the scenario leaves out, except the share of memory, which vLLM chooses."""
+    """The scenario with vLLM's limits filled in, except the share of memory and the pool, which vLLM chooses if not
+    given.
+    """
     found = resolve(scenario)
     update: dict[str, Any] = {}
     for role in roles(scenario):
@@ -192,7 +198,7 @@ def own_ways(scenario: Scenario) -> list[str]:
 
 
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
-    """Flags of resolved settings."""
+    """Flags of a vLLM server with resolved settings."""
     block = None if scenario.page_size % BLOCK else scenario.page_size
     redundant = servers.redundant_experts
     eplb = None if redundant is None else json.dumps({"num_redundant_experts": redundant})
@@ -250,7 +256,7 @@ def transfer_config(transport: str, role: str, servers: ServerSettings) -> str:
 
 
 def _hold_seconds(servers: ServerSettings) -> int | None:
-    """Seconds for which computed KV is held; None: the connector's own time."""
+    """Seconds for which prefill holds computed KV. None: the connector's default."""
     if not isinstance(servers, PrefillSettings) or servers.hold_timeout is None:
         return None
     return -(-servers.hold_timeout // 1_000_000_000)
@@ -317,7 +323,9 @@ def add_load(made: Launch, scenario: Scenario, source: Sequence[str], model: str
 
 
 def _dataset(workload: Any) -> tuple[int, Flags]:
-    """The number of prompts, and the flags that make them; none where the client cannot."""
+    """Number of prompts, and the flags of vLLM's client that generate them. Empty flags: the client cannot generate
+    them.
+    """
     if isinstance(workload, SharedPrefixGroups) and workload.num_turns == 1 and workload.range_ratio == 1:
         return workload.num_groups * workload.prompts_per_group, [
             ("dataset-name", "prefix_repetition"),
@@ -340,7 +348,9 @@ def _dataset(workload: Any) -> tuple[int, Flags]:
 
 
 def _centre(lengths: Lengths) -> tuple[int, float] | None:
-    """The mean length, and how far lengths reach below and above it, as shares of the mean."""
+    """The mean length, and the half-width of the lengths' range as a share of the mean. None: lengths of another
+    distribution.
+    """
     if isinstance(lengths, Fixed):
         return lengths.tokens, 0.0
     if not isinstance(lengths, Uniform) or (lengths.low + lengths.high) % 2:

@@ -1,4 +1,4 @@
-"""Words of commands, as a shell or Kubernetes passes them to a program, byte by byte."""
+"""Words of command lines, quoted so that a shell or Kubernetes passes them to a program byte by byte."""
 
 import re
 import shlex
@@ -17,10 +17,10 @@ class Expanded(str):
 
 
 def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> list[str]:
-    """Words of a command. A flag with True stands alone; one with None or False is not given.
+    """Words of a command. A flag with True has no value; a flag with None or False is left out.
 
-    A value that begins with a dash is joined to its flag, lest it be read as another one.
-    Raises ConfigError for a word that no command line can hold.
+    A value that begins with a dash is joined to its flag, so that it is not read as another flag. Raises ConfigError
+    for a word that no command line can hold.
     """
     found = list(program)
     for name, value in flags:
@@ -52,7 +52,7 @@ def container_word(word: str) -> str:
 
 
 def comment(text: str) -> str:
-    """Lines of a comment, for shells and for YAML."""
+    """The text as comment lines, for shells and for YAML."""
     return "".join(f"# {line}\n" for line in re.split(r"[\r\n\v\f\x85\u2028\u2029]+", text))
 
 

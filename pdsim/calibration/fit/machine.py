@@ -1,8 +1,8 @@
-"""The machine around the steps: the GPU's clock, the host's loops, and requests and transfers on their way.
+"""Fits the times around the steps: the GPU's clock, the host's loops, and requests and transfers on their way.
 
-A server's client sees steps and what lies around them (HTTP, tokenizer, host) together: a prompt's TTFT is forward +
-around. Streams that decode on the same GPUs wait for the forward at most, so rows of `stall` tell the two apart;
-prompts that come together tell which part of `around` one request spends after another.
+A client of a server measures steps together with the times around them (HTTP, tokenizer, host): a prompt's TTFT is
+forward + overhead. Streams that decode on the same GPUs wait at most for the forward, so rows of `stall` separate the
+two. Prompts that arrive together show which part of the overhead is serial.
 """
 
 from collections.abc import Mapping
@@ -15,24 +15,24 @@ from pdsim.calibration.fit.rows import OBSERVED, Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
 
 _MEMORY_NS = 1e8
-"""The search begins here, and a GPU that does not slow is written with it."""
+"""Initial value of the fit. A GPU without slowdown is written with this value."""
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
 _SOFT = 0.02
-"""Relative error from which on a residual counts by its size."""
+"""Relative error above which a residual counts by its size instead of its square."""
 _ITERATIONS = 8
-"""Each leaves the product of slowdown and utilisation of an error."""
+"""Number of iterations. Each reduces the error by the factor slowdown x utilisation."""
 
 
 @dataclass(frozen=True)
 class GpuSlowdown:
     slowdown: float
-    """Relative, at full utilisation."""
+    """Relative slowdown at full utilisation."""
     memory_ns: float
-    """Time constant of the average utilisation."""
+    """Time constant of the average utilisation, in ns."""
 
     def rested(self, rows: Rows) -> Rows:
-        """Prefill forwards on a GPU that was idle before, without the slowdown that they cause themselves."""
+        """The prefill rows with the times of a rested GPU, without the slowdown that the forwards cause themselves."""
         times_ns = rows.columns["time_ns"]
         rested_ns = times_ns
         for _ in range(_ITERATIONS):
@@ -41,12 +41,14 @@ class GpuSlowdown:
 
 
 def gpu_slowdown(measurements: Measurements) -> GpuSlowdown | None:
-    """Slowdown of a busy GPU; None: there are no clock rows."""
+    """Slowdown of a busy GPU. None: there are no clock rows."""
     return next(map(_fitted, measurements.of("clock")), None)
 
 
 def _fitted(rows: Rows) -> GpuSlowdown:
-    """Forwards are known by their tokens: those of one size take the same time on a GPU that has rested."""
+    """Slowdown fitted to clock rows. Forwards with the same number of tokens are assumed to take the same time on a
+    rested GPU.
+    """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
     times_ns, busy_ns = rows.columns["time_ns"], 1e3 * rows.columns["busy_us"]
@@ -66,16 +68,16 @@ def _fitted(rows: Rows) -> GpuSlowdown:
 
 
 def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: float) -> Floats:
-    """GpuClock's factor for forwards that begin when the GPU has been busy for so long after a pause."""
+    """Factor by which GpuClock stretches forwards that begin after the GPU has been busy for busy_ns since a pause."""
     idle_at_start = np.exp(-busy_ns / memory_ns)
     x = rested_ns / memory_ns
     return np.asarray(1 + slowdown * (1 - idle_at_start * -np.expm1(-x) / x))
 
 
 LOOP = ("start", "launch", "result", "send")
-"""Parts of a loop's time on its CPU, as they are measured."""
+"""Measured parts of a loop's time on its CPU."""
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
-"""Kinds of rows that are not fitted: medians are taken of them, or what fits leave over."""
+"""Kinds of rows that are not fitted. Their times are medians, or the remainder beyond fitted times."""
 
 Times = dict[str, float]
 """Settings of a scenario's section, in ns."""
@@ -86,7 +88,9 @@ def medians_ns(measurements: Measurements) -> Times:
 
 
 def loop_ns(medians: Mapping[str, float]) -> Times:
-    """Times of a prefill loop. A grant is a message to prefill; the rest of its time starts a forward."""
+    """Times of a prefill loop in ns. Without a measured `start`, the time of a grant beyond its message starts a
+    forward.
+    """
     times = {what: medians[what] for what in LOOP if what in medians}
     if "start" not in times and medians.keys() >= {"grant", "message"}:
         times["start"] = max(0.0, medians["grant"] - medians["message"])
@@ -94,8 +98,8 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
 
 
 def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
-    """Times of the front end: the launcher takes requests one after another, and decode admits each before it grants
-    pages.
+    """Times of the front end in ns. The launcher takes requests one after another, and decode admits each request
+    before it grants pages.
     """
     if not medians.keys() >= {"route", "admit", "answer", "message"}:
         return {}
@@ -111,21 +115,21 @@ def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Ti
 
 
 def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
-    """Service time of a request and of each of its tokens; and the time of a request of num_tokens."""
+    """Service times per request and per prompt token in ns, and the time of a request of num_tokens."""
     tokens, times_ns = rows.columns["new_tokens"], rows.columns["time_ns"]
     service_ns, per_token_ns = _line(tokens, times_ns, np.ones_like(tokens))
     return {"service": service_ns, "service_per_token": per_token_ns}, service_ns + per_token_ns * num_tokens
 
 
 def _line(sizes: Floats, times_ns: Floats, shares: Floats) -> tuple[float, float]:
-    """Time at size 0, and per unit of size, of what takes these shares of the times."""
+    """Time at size 0, and time per unit of size, of the part that takes these shares of the times."""
     terms = np.column_stack([np.ones_like(sizes), sizes])
     base_ns, slope_ns = plain_least_squares(terms / times_ns[:, None], shares)
     return float(base_ns), float(slope_ns)
 
 
 def _tokens_alone(measurements: Measurements) -> float:
-    """Prompt tokens of the requests whose stages were timed."""
+    """Number of prompt tokens of the requests whose stages were timed."""
     return max(float(rows.columns["new_tokens"].max()) for rows in measurements.of("host") if rows.name == "admit")
 
 
@@ -136,8 +140,8 @@ class SendingTime:
     batch_ns: float = 0.0
     ns_per_byte: float = 0.0
     serial: bool = False
-    """True: workers wait for each other. While all were busy, a transfer took nearer to that multiple of its time than
-    to its own time."""
+    """True: workers wait for each other. While all workers were busy, a transfer took closer to their number times its
+    own time than to its own time."""
 
     @classmethod
     def fitted(cls, measurements: Measurements, transfer: FittedForm) -> "SendingTime":
@@ -156,13 +160,13 @@ class SendingTime:
 
 
 def _busy_workers(transport: str) -> int:
-    """Workers that were busy while rows of `sending` were measured: many transfers to one decode instance."""
+    """Number of busy workers while rows of `sending` were measured: many transfers to one decode instance."""
     engine = load_transport(transport) if transport in names("transports") else None
     return engine.num_queues if engine is not None and engine.queue_by == "request" else 1
 
 
 def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: FittedForm) -> Times:
-    """Time from a transfer's begin to a first token, less the time that it holds its worker and a message."""
+    """Time in ns from a transfer's start to the first token, without the time of its worker and of one message."""
     sending = SendingTime.fitted(measurements, transfer)
     for rows in measurements.of("handover"):
         if rows.name == transfer.rows.name and "message" in medians:
@@ -173,9 +177,9 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
 
 
 def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
-    """Host time between the steps of decode loops.
+    """Host time in ns between the steps of decode loops.
 
-    Where rows do not tell it, it is what periods have over steps that were measured alone, whose errors it then has.
+    If rows do not contain this time, it is the period minus the fitted step, and has the errors of that fit.
     """
     for rows in measurements.of("loop"):
         batch, period_ns = rows.columns["batch"], rows.columns["time_ns"]
@@ -188,32 +192,34 @@ def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
 
 
 _SHARES_GPUS = 0.3
-"""Streams that wait for less than this share of a prompt's TTFT are on other GPUs than prefill."""
+"""If streams wait for less than this share of a prompt's TTFT, they run on other GPUs than prefill."""
 _MOST_OVERHEAD = 0.9
-"""Largest accepted share of the shortest TTFT that is not its forward."""
+"""Largest accepted share of non-forward time in the shortest TTFT."""
 CANNOT_TELL = (
     "a client cannot tell, and the profile leaves out: KV transfers, a scheduler's own time (forwards have it), "
     "a batch of prefill and decode mixed, the size of the KV pool"
 )
 MESSAGES_NS = 2 * 50_000.0
-"""Messages of a simulated request on its way: network.message_latency, by default."""
+"""Time in ns of the messages of a simulated request on its way: twice the default of network.message_latency."""
 
 
 @dataclass(frozen=True)
 class RequestOverhead:
-    """Time of a request around its forward."""
+    """Time of a request outside its forward."""
 
     time_ns: float
     bursts: tuple[Rows, ...] = ()
     notes: tuple[str, ...] = ()
 
     def front_end_ns(self, prefill: FittedForm) -> dict[str, float]:
-        """Settings of front_end: the serial part, and the rest."""
+        """Settings of front_end: the serial part of the time, and the rest."""
         service_ns = min(self._serial_ns(prefill), self.time_ns)
         return {"service": service_ns, "latency_in": max(0.0, self.time_ns - service_ns - MESSAGES_NS)}
 
     def _serial_ns(self, prefill: FittedForm) -> float:
-        """Time of a burst beyond that of two forwards, of its first prompt and of all others, per other prompt."""
+        """Serial time in ns of each prompt of a burst after the first: the time beyond two forwards, one of the first
+        prompt and one of all others.
+        """
         found: list[float] = []
         for rows in self.bursts:
             prompts, new, times_ns = (rows.columns[name] for name in ("prompts", "new_tokens", "time_ns"))
@@ -225,7 +231,9 @@ class RequestOverhead:
 
 
 def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestOverhead | None]:
-    """The measurements with rows of prefill instead of ttft; unchanged, and None, where there are no such rows."""
+    """The measurements with rows of prefill instead of rows of ttft, and the overhead. Without rows of ttft: unchanged,
+    and None.
+    """
     rows = {rows.kind: rows for rows in measurements.rows if rows.kind in OBSERVED}
     if "ttft" not in rows:
         return measurements, None
@@ -243,7 +251,9 @@ def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestO
 
 
 def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
-    """Part of a prompt's TTFT beyond the wait of streams; a round trip where there are none on the same GPUs."""
+    """Part of a prompt's TTFT in ns beyond the waiting of streams, and notes. Without streams on the same GPUs: a round
+    trip.
+    """
     if "stall" in rows:
         stall = rows["stall"].columns
         alone_ns = _alone_ns(rows["ttft"].columns, stall["new_tokens"])
@@ -261,13 +271,13 @@ def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
 
 
 def _least_beyond(new_tokens: Floats, beyond_ns: Floats) -> float:
-    """The least of the medians by length."""
+    """The smallest of the medians by prompt length."""
     lengths = np.round(np.log2(new_tokens))
     return float(min(np.median(beyond_ns[lengths == length]) for length in np.unique(lengths)))
 
 
 def _alone_ns(ttft: dict[str, Floats], new_tokens: Floats) -> Floats:
-    """TTFT of single prompts without a cached prefix, between the nearest lengths."""
+    """TTFT in ns of single prompts without a cached prefix, interpolated between the nearest lengths."""
     fresh = ttft["context_tokens"] == 0
     tokens, times_ns = ttft["new_tokens"][fresh], ttft["time_ns"][fresh]
     lengths = np.round(np.log2(tokens) * 2)

@@ -28,7 +28,7 @@ from pdsim.system.catalog import load_gpu, load_model, load_transport, names
 from pdsim.system.model import KV_DTYPES
 
 TABLE_ABOVE = 0.05
-"""Mean held-out error from which on a table is tried instead of straight lines."""
+"""Mean held-out error from which a table is tried instead of straight lines."""
 _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (regression.prefill_form, regression.prefill_table),
     "decode": (regression.decode_form, regression.decode_table),
@@ -36,15 +36,13 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
 _NOT_FITTED = (*machine.MEASURED_KINDS, "clock", *OBSERVED)
 """Kinds of rows without a form of their own."""
 LEAST_CONTEXT_TOKENS = 1000
-"""Tokens behind each request from which decode steps of a model of experts count. Behind fewer, requests choose the
-same experts more often than those of a run do, so less is read.
-"""
+"""Minimum context tokens per request of the decode rows that count for a model with experts. With shorter contexts,
+requests choose the same experts more often than in a run, so fewer experts are read."""
 SHARED_READING = 0.47
-"""Share of a KV token's time in a decode step that requests with the same token take once: what memory takes beyond
-the SMs, in the fit of SGLang on an H200 (experiments/sglang-h200). Rows have no shared KV.
-"""
+"""Share of a KV token's time in a decode step that requests with the same token pay only once: the time of memory
+beyond that of the SMs, in the fit of SGLang on an H200 (experiments/sglang-h200). Rows have no shared KV."""
 LEAST_NS = 1e-6
-"""Smaller coefficients are written as 0, because fits come close to their bound without reaching it."""
+"""Smaller coefficients are written as 0, because fits approach their bound without reaching it."""
 _RANGES = {
     "prefill": {"prefill_new_tokens": "new_tokens", "prefill_context_tokens": "context_tokens"},
     "decode": {"decode_batch": "batch", "decode_context_tokens": "context_tokens"},
@@ -59,13 +57,13 @@ class Calibration:
     fits: dict[str, FittedForm]
     """Fits by kind, or by transport."""
     host_ns: dict[str, float]
-    """Medians."""
+    """Medians of host times in ns."""
     clock: GpuSlowdown | None
-    """Slowdown of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
+    """Slowdown of a busy GPU, if it was measured. Prefill fits then describe a rested GPU."""
     gpu: str | None
-    """Name in the catalog: staging is written as a share of its memory bandwidth."""
+    """GPU by its name in the catalog. Staging is written as a share of its memory bandwidth."""
     overhead: RequestOverhead | None = None
-    """Time of requests outside forwards, if clients of a server measured it."""
+    """Time of requests outside forwards, if a client measured it."""
     notes: tuple[str, ...] = field(default=())
     """Notes on what could not be fitted, and why."""
 
@@ -152,7 +150,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
 
 
 def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio: bool) -> FittedForm:
-    """by_ratio: of phases; a server's client measured them."""
+    """Fits the form of one kind of rows. by_ratio: for forwards and steps that a server's client measured."""
     if rows.kind == "transfer":
         return fit(regression.transfer_form(_overlap(rows.name), rows), rows)
     if rows.kind not in _PHASES:
@@ -173,7 +171,7 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio:
 
 
 def _with_experts_of_a_run(measurements: Measurements, rows: Rows) -> Rows:
-    """Decode rows of a model of experts behind contexts that are long enough, if any are."""
+    """Decode rows of a model with experts, restricted to contexts that are long enough if there are any."""
     models = [load_model(name) for name in measurements.forwards.get("model", ()) if name in names("models")]
     if rows.kind != "decode" or not any(model.experts for model in models):
         return rows
@@ -182,7 +180,7 @@ def _with_experts_of_a_run(measurements: Measurements, rows: Rows) -> Rows:
 
 
 def _overlap(transport: str) -> float:
-    """An engine's way to post is not fitted: the catalog knows it, or nothing overlaps."""
+    """The overlap of posting and moving of a transport, which is not fitted: the catalog's value, or 0."""
     return load_transport(transport).overlap if transport in names("transports") else 0.0
 
 
@@ -223,7 +221,7 @@ def _decode(fitted: FittedForm) -> dict[str, Any]:
 
 
 def _graphs(fitted: FittedForm) -> dict[str, Any]:
-    """Sizes of graphs, if each row tells its own. Larger batches are not run without graphs, but in larger ones."""
+    """Sizes of CUDA graphs, if each row has its graph's size. Larger batches are assumed to run in larger graphs."""
     sizes = np.unique(fitted.rows.columns.get("graph", 0))
     if not sizes.all():
         return {}
@@ -238,12 +236,14 @@ def _entries(fitted: FittedForm) -> dict[int, str]:
 
 
 def _is_entry(name: str) -> bool:
-    """True for a coefficient of a table's entries: the first, or a step to the next."""
+    """True for a coefficient of a table's entries: the first entry, or a step to the next entry."""
     return name == "first" or name.startswith("to ")
 
 
 def _front_end(made: Calibration) -> dict[str, Any]:
-    """The harness's clients are in the launcher's thread, which was timed as it takes one request after another."""
+    """Front end of the profile. In real mode the clients share the launcher's thread, which was timed with one request
+    after another.
+    """
     if made.overhead is not None:
         return _times(made.overhead.front_end_ns(made.fits["prefill"]))
     times_ns = machine.front_end_ns(made.measurements, made.host_ns)
@@ -262,7 +262,9 @@ def _link(fitted: FittedForm, sending: machine.SendingTime) -> dict[str, Any]:
 
 
 def _staging(made: Calibration) -> dict[str, Any]:
-    """Host time: until a call is submitted, and what the kernel takes of no bytes. Efficiency: read and written."""
+    """Staging of the profile. Host time: submission of a call, and the kernel's time for 0 bytes. Efficiency: bytes
+    read and written.
+    """
     if made.gpu is None:
         return {}
     memory_bytes_per_ns = load_gpu(made.gpu).memory_bandwidth / 1e9
@@ -278,7 +280,7 @@ def _staging(made: Calibration) -> dict[str, Any]:
 
 
 def _setup(made: Calibration) -> dict[str, Any]:
-    """Empty where rows of forwards are of several models, or do not tell theirs."""
+    """Setup of the forwards. Empty if their rows are of several models, or do not name their model."""
     setups = made.measurements.forwards
     if len(setups["model"]) != 1:
         return {}
@@ -305,7 +307,7 @@ def _ranges(measurements: Measurements) -> dict[str, list[float]]:
 
 
 def _described(fitted: FittedForm) -> dict[str, Any]:
-    """Describes the fit of one part; times of parameters in ns."""
+    """Description of the fit of one part, with parameters in ns."""
     return {
         "form": fitted.form.name,
         "rows": len(fitted.rows),

@@ -1,7 +1,7 @@
-"""Robust least squares over relative errors: sums of terms whose coefficients cannot be negative. Needs scipy.
+"""Robust least squares over relative errors: sums of terms with non-negative coefficients. Needs scipy.
 
-Whole shapes are held out, and intervals are found by bootstrap over shapes. A monotone table is a sum of terms too: a
-first value, and what each step from one knot to the next adds.
+Whole shapes are held out, and intervals are found by bootstrap over shapes. A monotone table is a sum of terms, too: a
+first value, and a step from each knot to the next.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,32 +21,35 @@ Term = Callable[[Columns], Floats]
 
 MOST_KNOTS = 16
 WAVES = (1, *(2**k for k in range(6, 12)))
-"""New tokens of a wave of attention in graphs that are tried."""
+"""Numbers of new tokens per attention wave that are tried for forwards in CUDA graphs."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """Σ coefficient · term ns, at least Σ coefficient · least term; with an overlap, a batch of descriptors."""
+    """A model of times in ns: the sum of coefficient · term, or the sum over least terms if that is larger. With an
+    overlap: a batch of descriptors.
+    """
 
     name: str
     terms: dict[str, Term]
     shape: tuple[str, ...]
     """Columns whose values make a shape: rows of one shape are held out together."""
     least: dict[str, Term] = field(default_factory=dict)
-    """Terms of the host's time while the GPU computes: the slower of the two counts."""
+    """Terms of the host's time while the GPU computes. The slower of GPU and host counts."""
     overlap: float | None = None
     knots: tuple[float, ...] = ()
     wave_tokens: int = 1
     by_ratio: bool = False
-    """Half as long and twice as long are equal errors. Relative to measured times, as otherwise, half as long is the
-    smaller one: where times of one shape differ by a factor, as a client sees them, the fit is near the shortest."""
+    """True: errors are ratios, so half and twice as long are equal errors. False: errors are relative to measured
+    times, and half as long is the smaller error. If times of one shape vary by a factor, as a client measures them,
+    such a fit is near the shortest times."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
         return (*self.terms, *self.least)
 
     def design(self, columns: Columns) -> Floats:
-        """(rows, parameters): what each coefficient is multiplied with."""
+        """Matrix (rows, parameters) of the terms that the coefficients multiply."""
         return np.column_stack([term(columns) for term in (*self.terms.values(), *self.least.values())])
 
     def times_ns(self, values: Floats, design: Floats) -> Floats:
@@ -59,7 +62,7 @@ class Form:
         return np.asarray(design @ values)
 
     def slopes(self, values: Floats, design: Floats) -> Floats:
-        """(rows, parameters): of the times, by each coefficient."""
+        """Matrix (rows, parameters) of the derivatives of the times by each coefficient."""
         if self.overlap is not None:
             batch, posting, moving = design.T
             waits = self.overlap * posting * values[1] > moving * values[2]
@@ -98,7 +101,7 @@ def decode_form(rows: Rows) -> Form:
 
 
 def prefill_table(rows: Rows, wave_tokens: int = 1) -> Form:
-    """Terms of an AffineTable: a step for each knot, instead of base and time per token."""
+    """Terms of an AffineTable: a step for each knot, in place of base and time per token."""
     lines, knots = prefill_form(rows, wave_tokens), _knots(_computed(rows.columns))
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_token"}}
     terms = {"first": _one, **_steps(_computed, knots), **beyond}
@@ -106,7 +109,7 @@ def prefill_table(rows: Rows, wave_tokens: int = 1) -> Form:
 
 
 def best_wave(rows: Rows) -> int:
-    """Tokens of a wave with which a table fits these rows best; 1 for forwards without graphs."""
+    """Tokens per attention wave with which a table fits these rows best; 1 for forwards without graphs."""
 
     def error(wave_tokens: int) -> float:
         form = prefill_table(rows, wave_tokens)
@@ -122,7 +125,7 @@ def decode_table(rows: Rows) -> Form:
 
 
 def transfer_form(overlap: float, rows: Rows) -> Form:
-    """Descriptors that are as many in every row, as of a push, take their time with the batch."""
+    """Terms of a transfer. If all rows have the same number of descriptors, the batch's time includes theirs."""
     differ = bool(np.ptp(rows.columns["num_descriptors"]))
     descriptors: Term = _column("num_descriptors") if differ else lambda columns: 0 * columns["num_descriptors"]
     terms = {"batch": _one, "per_descriptor": descriptors, "per_byte": _column("payload_bytes")}
@@ -142,23 +145,27 @@ def _column(name: str) -> Term:
 
 
 def _computed(columns: Columns) -> Floats:
-    """Tokens that a forward computes, its graph's padding included."""
+    """Tokens that a forward computes, including its graph's padding."""
     return np.maximum(columns["new_tokens"], columns["graph"])
 
 
 def _pairs(columns: Columns, wave_tokens: int = 1) -> Floats:
-    """Pairs as AffineModel counts them, of prompts that are equally long: rows do not say how long each was."""
+    """Attended pairs as AffineModel counts them, for prompts of equal length, because rows do not contain the length of
+    each prompt.
+    """
     new, context = columns["new_tokens"], columns["context_tokens"]
     return np.asarray((new * (context + new / 2) + -new % wave_tokens * context) / columns["prompts"])
 
 
 def _continued(columns: Columns) -> Floats:
-    """1 where prompts are behind a context: all of a forward, as rows do not say which."""
+    """1 if the prompts of a forward continue a context, else 0. Rows do not say which prompts do, so all count."""
     return np.asarray(columns["context_tokens"] > 0, float)
 
 
 def _knots(values: Floats) -> tuple[float, ...]:
-    """Measured values, evenly spread by size; the smallest and the largest among them."""
+    """Measured values to use as knots, spread evenly on a logarithmic scale, including the smallest and the largest
+    value.
+    """
     known = np.unique(values)
     if len(known) > MOST_KNOTS:
         wanted = np.geomspace(max(known[0], 1), known[-1], MOST_KNOTS)
@@ -167,12 +174,14 @@ def _knots(values: Floats) -> tuple[float, ...]:
 
 
 def _graph(columns: Columns) -> Floats:
-    """The batch that a step computes, empty rows of its graph included."""
+    """The batch size that a step computes, including empty rows of its graph."""
     return np.maximum(columns["batch"], columns.get("graph", 0))
 
 
 def _empty_rows(rows: Rows) -> dict[str, Term]:
-    """The KV that they would read if they were like the others."""
+    """Term of the KV that empty rows would read if they were like the other rows. Empty if no row has empty
+    graph rows.
+    """
 
     def tokens(columns: Columns) -> Floats:
         return np.asarray(columns["context_tokens"] * (_graph(columns) / columns["batch"] - 1))
@@ -188,24 +197,26 @@ def _steps(size: Term, knots: Sequence[float]) -> dict[str, Term]:
 
 
 SOFT = 0.03
-"""Relative error from which on a residual counts by its size, no longer by its square."""
+"""Relative error above which a residual counts by its size instead of its square."""
 LEAST_RATIO = 1e-6
 """Smallest ratio of a fitted to a measured time, which keeps logarithms finite."""
 ABOVE_LEAST = (1.3, 3.0)
-"""Times by so much above the least of all are taken for work at first, and the others for the least that it takes."""
+"""Factors over the smallest time. In a first guess, times above such a factor are work, and the others the minimum
+time."""
 NUM_FOLDS = 5
 NUM_SAMPLES = 100
 ROWS_OF_SHAPE = 12
-"""Rows of one shape in a sample of the bootstrap."""
+"""Number of rows of one shape in a sample of the bootstrap."""
 INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap."""
 SHAPES_PER_DOUBLING = 2
-"""Sizes within this factor are one shape, because consecutive steps have nearly the same times."""
+"""Number of shapes per doubling of size. Sizes this close are one shape, because consecutive steps have nearly the same
+times."""
 
 
 @dataclass(frozen=True)
 class FittedForm:
-    """A form with its coefficients, and how well it predicts shapes that it was not fitted to."""
+    """A form with its coefficients, and how well it predicts shapes that were not fitted."""
 
     form: Form
     rows: Rows
@@ -213,11 +224,13 @@ class FittedForm:
     """Coefficients in ns."""
     num_shapes: int
     held_out: Floats
-    """Relative error of each row, by a fit to other shapes: positive where the fit is too high."""
+    """Relative error of each row, by a fit to other shapes. Positive: the fit is too high."""
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Intervals of the coefficients. Whole shapes are drawn, not rows: repeats of one are off together."""
+        """Intervals of the coefficients. The bootstrap draws whole shapes, not rows, because repetitions of a shape
+        share their error.
+        """
         rng = np.random.default_rng(0)
         shapes, num_shapes = _shapes(self.form, self.rows.columns)
         of_shape = [_spread(np.flatnonzero(shapes == shape)) for shape in range(num_shapes)]
@@ -230,17 +243,17 @@ class FittedForm:
         return {name: (float(low[i]), float(high[i])) for i, name in enumerate(self.values)}
 
     def times_ns(self, columns: Columns) -> Floats:
-        """Times by the fit to all rows."""
+        """Times in ns by the fit to all rows."""
         return self.form.times_ns(np.array(list(self.values.values())), self.form.design(columns))
 
     @property
     def error(self) -> float:
-        """Mean absolute, held out."""
+        """Mean absolute error of held-out rows."""
         return float(np.abs(self.held_out).mean())
 
     @property
     def typical_error(self) -> float:
-        """Median absolute error of held-out shapes, which rows of a temporarily slow machine do not move."""
+        """Median absolute error of held-out rows, which is not affected by a temporarily slow machine."""
         return float(np.median(np.abs(self.held_out)))
 
     @property
@@ -249,7 +262,7 @@ class FittedForm:
 
     @property
     def bias(self) -> float:
-        """Median."""
+        """Median error of held-out rows."""
         return float(np.median(self.held_out))
 
 
@@ -271,9 +284,9 @@ def fit(form: Form, rows: Rows) -> FittedForm:
 
 
 def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
-    """Coefficients, found in units of what would make up a mean time alone, so that their steps are of one size.
+    """Coefficients of a robust fit. Each coefficient is scaled by the value with which it alone explains the mean time.
 
-    `near` is known to be close to them.
+    near: start values that are known to be close.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -297,7 +310,9 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
 
 
 def _starts(form: Form, design: Floats, times_ns: Floats) -> list[Floats]:
-    """Plain least squares. A least time may hide nothing or all that is short: neither sees the other's slope."""
+    """Start values by plain least squares. With a minimum time there are several starts: it may cover no times or all
+    short ones, and a fit cannot move from one case to the other.
+    """
     if not form.least:
         return [_plain(design, times_ns)]
     work, least = design[:, : len(form.terms)], design[:, len(form.terms) :]
@@ -315,7 +330,7 @@ def _plain(design: Floats, times_ns: Floats) -> Floats:
 
 
 def plain_least_squares(design: Floats, wanted: Floats) -> Floats:
-    """Coefficients that are not negative."""
+    """Non-negative coefficients of a least-squares fit."""
     from scipy.optimize import nnls  # noqa: PLC0415  an extra
 
     size = np.maximum(design.mean(axis=0), 1e-300)
@@ -327,14 +342,14 @@ def _errors(form: Form, values: Floats, columns: Columns) -> Floats:
 
 
 def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
-    """The number of each row's shape, from the smallest on."""
+    """The number of each row's shape, ascending by size, and the number of shapes."""
     sizes = [np.round(np.log2(1 + columns[name]) * SHAPES_PER_DOUBLING) for name in form.shape]
     distinct, shapes = np.unique(np.column_stack(sizes), axis=0, return_inverse=True)
     return shapes.ravel(), len(distinct)
 
 
 def _held_out(form: Form, rows: Rows, shapes: NDArray[Any]) -> Floats:
-    """Every shape is held out once."""
+    """Relative errors of all rows. Each shape is held out once."""
     errors = np.empty(len(rows))
     for fold in range(NUM_FOLDS):
         out = shapes % NUM_FOLDS == fold

@@ -1,6 +1,6 @@
-"""Measured times, one to a row: CSV, plain or gzip, or Parquet. docs/calibration.md has the columns of each kind.
+"""Measured times, one per row: CSV, plain or gzip, or Parquet. docs/calibration.md has the columns of each kind.
 
-Rows without a `kind` are those of `pdkernels.bench`, with a column `kernel`, and older ones of transfers, with a column
+Rows without a `kind` come from `pdkernels.bench`, with a column `kernel`, or are older rows of transfers, with a column
 `transport`.
 """
 
@@ -24,15 +24,15 @@ Columns = dict[str, Floats]
 
 
 class Kind(NamedTuple):
-    """A kind of rows: its columns besides `time_us`, and what its fits depend on."""
+    """A kind of rows: its columns besides `time_us`, and the quantities that its fits depend on."""
 
     needed: tuple[str, ...] = ()
     optional: Mapping[str, float] = {}
-    """Columns that it may have, each with the value of an empty field."""
+    """Optional columns, each with the value of an empty field."""
     name: str = ""
-    """The column that tells apart rows that are fitted each for themselves."""
+    """Column by which rows are separated into fits of their own."""
     role: Literal["prefill", "decode", ""] = ""
-    """The role whose number of ranks its times depend on."""
+    """Role whose number of ranks the times depend on."""
 
 
 _TRANSFER = Kind(("payload_bytes", "num_descriptors"), name="transport")
@@ -53,10 +53,10 @@ KINDS: dict[str, Kind] = {
     "round_trip": Kind(role="prefill"),
 }
 FORWARDS = ("prefill", "decode")
-"""Kinds that one row a shape is made of where they were measured in rounds; rows of served requests are single."""
+"""Kinds whose rows become one row per shape if they were measured in rounds. Rows of served requests stay single."""
 STAGING = ("gather", "scatter")
 OBSERVED = ("ttft", "stall", "burst", "round_trip")
-"""Kinds that a server's client measures."""
+"""Kinds of rows that a server's client measures."""
 DEVICE = ("device", "machine")
 UNKNOWN = "unknown"
 """Device of a server that does not report its device."""
@@ -79,15 +79,15 @@ PROVENANCE = (
     "url",
 )
 OUR_KERNELS = "fused"
-"""The variant of `pdkernels.bench` that a harness runs; the others stand beside it for comparison."""
+"""Variant of `pdkernels.bench` that real mode runs. The other variants are for comparison."""
 PREFILL_GRAPHS = "prefill_graphs"
-"""Tokens of each CUDA graph in which the engine of a row runs forwards, ascending, between spaces."""
+"""Token counts of the CUDA graphs in which the engine of a row runs forwards, ascending, separated by spaces."""
 A_COPY = "copy"
 """Transport of rows that only measure a link."""
 
 
 class Ranks(NamedTuple):
-    """Number of ranks of an instance, and of those that share experts whole: all of them, or 1."""
+    """Number of ranks of an instance, and number of ranks that share experts as whole experts: all of them, or 1."""
 
     tp: int = 1
     ep: int = 1
@@ -125,13 +125,15 @@ class Measurements:
     notes: tuple[str, ...] = ()
     """Notes on rows that were left out."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
-    """Distinct devices, models, dtypes, ep and graphs of the rows of forwards. Other rows may be of the host."""
+    """Distinct devices, models, dtypes, ep and graphs of the rows of forwards. Other rows may come from the host."""
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
     def of_ranks(self, prefill: Ranks, decode: Ranks) -> "Measurements":
-        """Rows with these ranks for kinds that depend on ranks, and with one rank for others. Raises ConfigError."""
+        """Rows with these ranks for kinds that depend on ranks, and with one rank for other kinds. Raises
+        ConfigError.
+        """
         ranks = {"prefill": prefill, "decode": decode, "": ONE_RANK}
         asked = {name: ranks[kind.role] for name, kind in KINDS.items()}
         for phase in FORWARDS:
@@ -154,7 +156,7 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     """Reads rows. Raises ConfigError with file, line and column of a mistake.
 
     Forwards that were measured in rounds become one row per shape, with the mean of the rounds, because a machine that
-    is slow for a third of the time is so in runs as well.
+    is slow for a third of the time is equally slow in runs.
     """
     found: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
     rounds: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
@@ -195,7 +197,7 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
 
 
 def _shapes(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Mean times, a row for each shape, which is all columns but the time."""
+    """Rows with the mean time of each shape. A shape is the values of all columns except the time."""
     times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
     for row in rows:
         shape = tuple((name, value) for name, value in row.items() if name != "time_ns")
@@ -244,7 +246,7 @@ def _provenance(path: Path, lines: Sequence[Mapping[str, str]]) -> dict[str, str
 
 
 def _kind(line: Mapping[str, str], where: str) -> str | None:
-    """None for rows that are measured for comparison."""
+    """Kind of a row. None: the row was measured for comparison only."""
     if "kind" in line:
         kind = line["kind"]
         if kind not in KINDS:
@@ -285,7 +287,7 @@ def graph_sizes(text: str) -> list[int]:
 
 
 def _graph(line: Mapping[str, str], where: str, num_tokens: float) -> float:
-    """Tokens of the graph that holds a forward; 0 without one."""
+    """Tokens of the CUDA graph that holds a forward; 0 without a graph."""
     words = line.get(PREFILL_GRAPHS) or ""
     try:
         sizes = graph_sizes(words)
@@ -315,7 +317,7 @@ def _number(line: Mapping[str, str], name: str, where: str) -> float:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], provenance: Mapping[str, str]) -> None:
-    """Writes the format that read_rows reads: CSV, gzip where the name ends in .gz."""
+    """Writes rows in the format of read_rows: CSV, gzip if the name ends in .gz."""
     complete: Iterator[dict[str, Any]] = ({**row, **provenance} for row in rows)
     first = next(complete)
     with (gzip.open if path.suffix == ".gz" else open)(path, "wt", newline="", encoding="utf-8") as file:

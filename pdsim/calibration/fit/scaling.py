@@ -50,34 +50,33 @@ _PREFILL: Mapping[str, Operator] = {
     "prefill_per_continued_pair_ns": "attention",
     "prefill_per_context_token_ns": "kv",
 }
-"""The operator that scales each coefficient of an affine prefill; the others stay."""
+"""The operator whose ratio scales each coefficient of an affine prefill. The other coefficients stay."""
 _KEPT = ("host", "graph_sizes", "graph_empty_row_kv", "eager_layer", "cold_start")
 """Fields of a profile's cost that stay as they are."""
 _WAVES = ("attention_sm_bandwidth", "attention_merge")
-"""Fields that are also kept if the number of SMs of the other GPU is known."""
+"""Fields that are also kept if the other GPU's number of SMs is known."""
 _DIGITS = 4
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of an operator's time on one GPU to its time on another."""
+    """Ratio of an operator's time on one GPU to its time on another GPU."""
 
     low: float
     best: float
     high: float
     num_shapes: int
-    """Shapes that were timed on both; 0: the nominal rates are all that is known."""
+    """Number of shapes that were timed on both GPUs; 0: only the nominal rates are known."""
 
     def __str__(self) -> str:
         return f"{self.best:.3g}, {self.low:.3g} to {self.high:.3g}, {self.num_shapes} shapes"
 
 
 def time_ratios(source: GpuSpec, target: GpuSpec, weights: tuple[Dtype, Dtype]) -> dict[Operator, Ratio]:
-    """Ratios of target to source, and of weights in one type to another.
+    """Ratios of target to source, and of weights in one data type to another.
 
-    Best: the median over shapes; low and high: the range of all shapes and the nominal rates.
-
-    A matrix product that was timed in another type than asked for counts by the share of the nominal rate it reaches.
+    Best: the median over shapes; low and high: the range of all shapes and the nominal rates. A matrix product that was
+    timed in another type than asked for counts by the share of the nominal rate that it reaches.
     """
     return {operator: _ratio(operator, source, target, weights) for operator in OPERATORS}
 
@@ -93,7 +92,7 @@ def _ratio(operator: Operator, source: GpuSpec, target: GpuSpec, weights: tuple[
 
 
 def _efforts(operator: Operator, gpu: GpuSpec, dtype: Dtype) -> Mapping[str, float]:
-    """Time x nominal rate by shape: what is left of a time when the nominal rate is taken out of it."""
+    """Time x nominal rate by shape: the remaining factor of a time without the nominal rate."""
     by_dtype = _times().get((gpu.name, operator), {})
     found: Dtype | None = dtype if dtype in by_dtype else next(iter(by_dtype), None)
     if found is None:
@@ -102,13 +101,13 @@ def _efforts(operator: Operator, gpu: GpuSpec, dtype: Dtype) -> Mapping[str, flo
 
 
 def _rate(operator: Operator, gpu: GpuSpec, dtype: Dtype) -> float:
-    """Operations, or elements read, per second."""
+    """Nominal rate in operations, or elements read, per second."""
     return gpu.flops_for(dtype) if operator in _COMPUTE else gpu.memory_bandwidth / DTYPE_BYTES[dtype]
 
 
 @cache
 def _times() -> dict[tuple[str, str], dict[Dtype, dict[str, float]]]:
-    """Times in us, by GPU and operator, then by type, then by shape."""
+    """Times in us, by GPU and operator, then by data type, then by shape."""
     times: dict[tuple[str, str], dict[Dtype, dict[str, float]]] = {}
     with _FILE.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -127,14 +126,16 @@ class GpuScaling:
     model: ModelSpec
     tp: int
     weight_dtypes: tuple[Dtype, Dtype]
-    """Types of the weights as measured, and as derived."""
+    """Data types of the weights: of the measured and of the derived profile."""
     ratios: Mapping[Operator, Ratio]
 
     @classmethod
     def between(
         cls, source: GpuSpec, target: GpuSpec, model: ModelSpec, *, tp: int = 1, weight_dtype: Dtype | None = None
     ) -> "GpuScaling":
-        """Weights of the derived profile may be in another type. Raises ConfigError for a model with routed experts."""
+        """Scaling between two GPUs. weight_dtype: type of the derived profile's weights. Raises ConfigError for a model
+        with routed experts.
+        """
         if model.experts is not None:
             raise ConfigError(
                 f"{model.name} has routed experts: how many of them a step reads depends on its batch, "
@@ -145,7 +146,7 @@ class GpuScaling:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on what the interval leaves out."""
+        """Notes on operators for which the interval is missing."""
         bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
         gpus = f"{self.source.name} and {self.target.name}"
         note = f"{', '.join(bare)}: no times on both {gpus}, so nominal rates are taken, without an interval"
@@ -153,18 +154,18 @@ class GpuScaling:
 
     @property
     def weights_ns(self) -> float:
-        """Time to read a rank's weights once on the source."""
+        """Time in ns to read a rank's weights once on the source GPU."""
         rate = self.source.memory_bandwidth * Roofline().memory_efficiency
         return 1e9 * self.model.shared_bytes_read / self.tp / rate
 
     def cost(self, cost: CostChoice, end: str) -> dict[str, Any]:
-        """Cost of both roles at one end of the ratios, as profiles write it."""
+        """Cost of both roles at one end of the ratios, in the format of profiles."""
         ratio = {operator: getattr(ratio, end) for operator, ratio in self.ratios.items()}
         prefill, token_ns = _prefill(cost.prefill, ratio)
         return {"prefill": _section(prefill), "decode": _section(self._decode(cost.decode, ratio, token_ns))}
 
     def measured(self, settings: MeasuredSettings) -> dict[str, Any]:
-        """The setup of the derived profile, and the one that it is scaled from."""
+        """The setup of the derived profile, and the setup from which it is scaled."""
         setup = settings.model_dump(mode="json", exclude_none=True, exclude_unset=True)
         if settings.model is None:
             return setup
@@ -189,7 +190,7 @@ class GpuScaling:
 
 
 def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
-    """The scaled prefill, and the time of its matrix products of one token."""
+    """The scaled prefill costs, and the time of matrix products per token."""
     if not isinstance(settings, Affine):
         raise ConfigError(
             f"prefill of the profile is {component_name(settings)}: only affine profiles and tables are scaled"
@@ -205,7 +206,7 @@ def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, fl
 
 
 def scale(path: Path, scaling: GpuScaling, name: str, command: str) -> dict[str, Any]:
-    """The content of the derived profile's file: coefficients, their interval, and where all of it comes from."""
+    """The content of the derived profile's file: coefficients, their interval, and their provenance."""
     profile, cost = read_profile(path), load_cost(path)
     if cost.uncertain:
         raise ConfigError(f"profile {path} is scaled already: scale the measured one")
@@ -239,7 +240,7 @@ def scale(path: Path, scaling: GpuScaling, name: str, command: str) -> dict[str,
 
 
 def model_of(profile: Mapping[str, Any]) -> str | None:
-    """The model that a profile says it was measured with."""
+    """The model that a profile says it was measured with. None: it does not say."""
     provenance = profile["provenance"]
     if not isinstance(provenance, dict):
         return None
@@ -249,7 +250,7 @@ def model_of(profile: Mapping[str, Any]) -> str | None:
 
 
 def _section(settings: Affine) -> dict[str, Any]:
-    """Settings that differ from the defaults, in four digits."""
+    """Settings that differ from the defaults, with four digits."""
     changed = {
         field.name: _rounded(getattr(settings, field.name))
         for field in fields(settings)

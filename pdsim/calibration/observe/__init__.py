@@ -1,1 +1,1 @@
-"""A running server measured from outside: probes, then a load."""
+"""Measures a running server as a client: probes, then a load."""

@@ -1,4 +1,6 @@
-"""An observation: probes until time, requests or patience are spent, then the load, which is simulated afterwards."""
+"""An observation of a server: probes until time or requests are used up, then a load, which can be simulated
+afterwards.
+"""
 
 import csv
 import json
@@ -34,9 +36,9 @@ from pdsim.system.catalog import names
 ROWS, SERVER, LOAD = "rows.csv", "server.json", "load.json"
 _SIZES = ("kind", "new_tokens", "context_tokens", "prompts", "batch", "time_us")
 _MOST_BUSY = 3
-"""Refusals of a busy server after which it is left in peace."""
+"""Number of refusals by a busy server after which the observation stops."""
 _SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
-"""Wait for a server to notice that streams were ended, at least and, where its metrics still count them, at most."""
+"""Minimum wait for a server to notice ended streams, and maximum wait while its metrics still count them, in s."""
 
 
 @dataclass
@@ -145,7 +147,9 @@ class Session:
                 self._settle()
 
     def _settle(self) -> None:
-        """Waits until streams that were ended are over, so that the next probe is alone and concurrency is kept."""
+        """Waits until ended streams are over on the server, so that the next probe runs alone and within the
+        concurrency.
+        """
         end_s = time.monotonic() + _MOST_SETTLE_S
         time.sleep(_SETTLE_S)
         while self.server.num_running() > self._others and time.monotonic() < end_s:
@@ -194,7 +198,7 @@ def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
 
 
 def require_observation(folder: Path) -> None:
-    """Raises ForeignFileError for a folder that has files but is no observation."""
+    """Raises ForeignFileError for a folder that has files but is not an observation."""
     require_empty_or_own(folder, f"observation ({SERVER})", is_own=(folder / SERVER).is_file())
 
 
@@ -220,7 +224,7 @@ def read_load(path: Path) -> list[dict[str, Any]]:
 
 
 def _check(arms: Any) -> None:
-    """Raises KeyError or ValueError: where, what was found, and what is possible."""
+    """Raises KeyError or ValueError that says where a value is wrong, what was found, and what is possible."""
     for i, arm in enumerate(arms):
         arm["name"]
         _at_least(f"arms[{i}].concurrency", arm["concurrency"], 1)
@@ -261,7 +265,7 @@ def summary_of(requests: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _itl_ms(requests: Iterable[Mapping[str, Any]]) -> Iterator[float]:
-    """Gaps between events, each shared by the tokens of an event."""
+    """Gaps between events in ms. The tokens of an event share its gap."""
     for one in requests:
         tokens_per_event = max(1.0, one["output_tokens"] / len(one["event_s"]))
         yield from (1e3 * (end - begin) / tokens_per_event for begin, end in pairwise(one["event_s"]))

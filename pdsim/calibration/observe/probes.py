@@ -1,4 +1,6 @@
-"""Probes of a server: planned by round, within a budget of requests; carried out; then a load that is not fitted."""
+"""Probes of a server: planned in rounds within a budget of requests, then carried out; and the load, which is not
+fitted.
+"""
 
 import re
 import threading
@@ -16,15 +18,15 @@ from pdsim.metrics.explanation.stages import STAGES
 
 SHORTEST_TOKENS = 32
 STEPS_TIMED = 32
-"""Decode steps timed of each batch."""
+"""Number of decode steps that are timed for each batch."""
 LONGEST_OUTPUT = 1024
-"""Output tokens asked for where streams end early, as soon as enough steps are timed."""
+"""Requested output tokens of streams that are ended as soon as enough steps are timed."""
 ROUND_TRIPS = 5
 SETUP_REQUESTS = 4
-"""Completions that find out how long prompts are and which fields are refused, at most."""
+"""Maximum number of completions that find out the length of prompts and the fields that the server refuses."""
 LOAD_REQUESTS_PER_SLOT = 20
 LOAD_SHARE = 0.25
-"""Share of time and requests that the load may take."""
+"""Share of time and requests that the load may use."""
 LOAD_OUTPUT_TOKENS = (16, 64)
 
 
@@ -48,7 +50,7 @@ class ObservationBudget:
 
 
 def one_round(budget: ObservationBudget) -> list[Probe]:
-    """Every kind of probe, the most needed first."""
+    """One probe of every kind and size, the most needed first."""
     lengths = _lengths(budget.longest_prompt)
     batches = _powers(1, budget.concurrency, 2)
     contexts = _powers(SHORTEST_TOKENS * 2, budget.longest_prompt // 4, 4)
@@ -78,7 +80,7 @@ def one_round(budget: ObservationBudget) -> list[Probe]:
 
 
 def planned(budget: ObservationBudget) -> Iterator[Probe]:
-    """Rounds of probes until the requests are spent that the load leaves. Probes that do not fit are left out."""
+    """Rounds of probes until the requests that the load leaves are used up. Probes that do not fit are left out."""
     left = budget.num_requests - SETUP_REQUESTS - sum(len(load.lengths) for load in loads(budget))
     for number in count():
         sent = 0
@@ -93,7 +95,7 @@ def planned(budget: ObservationBudget) -> Iterator[Probe]:
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop of prompts that share nothing."""
+    """A closed loop of prompts that share no prefix."""
 
     name: str
     concurrency: int
@@ -102,7 +104,7 @@ class Load:
 
 
 def loads(budget: ObservationBudget) -> tuple[Load, ...]:
-    """Loads at half and at all of the concurrency, as far as the number of requests allows."""
+    """Loads at half and at all of the concurrency, within the budget of requests."""
     sizes = sorted({max(1, budget.concurrency // 2), budget.concurrency})
     return tuple(Load(f"c{size}", size, tuple(_drawn(size, budget))) for size in sizes)
 
@@ -115,7 +117,7 @@ def _drawn(size: int, budget: ObservationBudget) -> Iterator[tuple[int, int]]:
 
 
 def _lengths(longest: int) -> list[int]:
-    """Two for each doubling, which is how shapes are told apart."""
+    """Prompt lengths, two per doubling, which is the resolution of shapes."""
     found, tokens = [], float(SHORTEST_TOKENS)
     while tokens <= longest:
         found.append(round(tokens))
@@ -124,7 +126,7 @@ def _lengths(longest: int) -> list[int]:
 
 
 def _powers(first: int, last: int, factor: int) -> list[int]:
-    """Powers from first to last, both among them."""
+    """Powers from first to last, both included."""
     found = [min(first, last)]
     while found[-1] * factor < last:
         found.append(found[-1] * factor)
@@ -132,18 +134,19 @@ def _powers(first: int, last: int, factor: int) -> list[int]:
 
 
 def _every_other(lengths: list[int]) -> list[int]:
-    """Doublings, from twice the shortest on."""
+    """Every second length, from twice the shortest on."""
     return lengths[2::2] or lengths[-1:]
 
 
 _SETTLE_S = 0.2
-"""A server counts a request after its last token."""
+"""Wait in s after a load: a server counts a request after its last token."""
 Row = dict[str, float | str]
 
 _CACHED = 0.7
-"""A later prompt is taken for cached if its TTFT is below this share of the first, where a server does not say."""
+"""A later prompt counts as cached if its TTFT is below this share of the first prompt's. Used if the server does not
+report cached tokens."""
 _WARM_STEPS = 8
-"""Steps of a stream before and after what disturbs it."""
+"""Number of stream steps before and after a disturbance."""
 
 
 def round_trips(server: ServerClient) -> Iterator[Row]:
@@ -152,7 +155,7 @@ def round_trips(server: ServerClient) -> Iterator[Row]:
 
 
 def observe(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """Rows of one probe; none where its streams did not overlap. Raises ServerError."""
+    """Rows of one probe. None if its streams did not overlap. Raises ServerError."""
     yield from _PROBES[probe.kind](server, probe)
 
 
@@ -161,7 +164,9 @@ def _ttft(server: ServerClient, probe: Probe) -> Iterator[Row]:
 
 
 def _prefix(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """A prompt, one that differs from it in its last quarter, and one that differs only in its last few tokens."""
+    """Rows of three prompts: the second differs from the first in its last quarter, the third only in its last few
+    tokens.
+    """
     quarter, end = probe.prompt_tokens // 4, min(SHORTEST_TOKENS, probe.prompt_tokens // 8)
     head, middle = server.text(probe.prompt_tokens - quarter), server.text(quarter - end)
     first = server.complete(f"{head} {middle} {server.text(end)}", probe.output_tokens)
@@ -186,7 +191,7 @@ def _burst(server: ServerClient, probe: Probe) -> Iterator[Row]:
 
 
 def _decode(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """The mean step while all streams decode."""
+    """Row of the mean step while all streams decode."""
     enough = Enough(probe.num_requests, STEPS_TIMED)
     done = _together(server, probe, enough)
     begin_ns = max(one.event_ns[0] for one in done)
@@ -205,7 +210,7 @@ def _tokens_before(completion: Completion, time_ns: float) -> float:
 
 
 class Enough:
-    """Ends streams together, once each has had num_events since the last of them began."""
+    """Ends streams together, once each stream has had num_events since the last of them began."""
 
     def __init__(self, num_streams: int, num_events: int) -> None:
         self._lock = threading.Lock()
@@ -230,7 +235,7 @@ class Enough:
 def _together(
     server: ServerClient, probe: Probe, on_event: Callable[[Completion], bool] | None = None
 ) -> list[Completion]:
-    """Completions of equal prompts, sent at once from as many threads. Raises the first ServerError."""
+    """Completions of equally long prompts, sent at once, one thread each. Raises the first ServerError."""
     prompts = [server.text(probe.prompt_tokens) for _ in range(probe.num_requests)]
     barrier = threading.Barrier(len(prompts))
 
@@ -248,7 +253,9 @@ def _together(
 
 
 def _stall(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """Gaps of running streams until a prompt's first token, less as many usual gaps, are its forward."""
+    """Row of a prompt's forward: the gaps of running streams until the prompt's first token, minus as many
+    usual gaps.
+    """
     over = threading.Event()
     warm = [threading.Event() for _ in range(probe.num_requests - 1)]
 
@@ -282,7 +289,7 @@ def _stall(server: ServerClient, probe: Probe) -> Iterator[Row]:
 
 
 def _waited_ns(stream: Completion, disturbing: Completion) -> float | None:
-    """None for a stream that had ended, or had hardly begun."""
+    """Extra waiting time in ns of a stream. None: the stream had ended, or had hardly begun."""
     before = [at for at in stream.event_ns if at <= disturbing.sent_ns]
     after = [at for at in stream.event_ns if at > disturbing.sent_ns]
     num_during = sum(at <= disturbing.event_ns[0] for at in after)
@@ -302,7 +309,9 @@ _PROBES: dict[str, Callable[[ServerClient, Probe], Iterator[Row]]] = {
 
 
 def play(server: ServerClient, load: Load, end_s: float) -> dict[str, Any]:
-    """A closed loop: what each request saw, in s since the first was sent. After `end_s` no more are sent."""
+    """Runs a closed loop. Returns what each request saw, in s since the first was sent. After `end_s` no request is
+    sent.
+    """
     before = totals(server.metrics())
     lengths, lock = list(load.lengths), threading.Lock()
     done: list[Completion] = []
@@ -357,14 +366,14 @@ _NAMES = {
     "request_prefill_time": "prefill_forward",
     "request_decode_time": "decode_forward",
 }
-"""SGLang's and vLLM's histograms, and what they time here."""
+"""Histograms of SGLang and vLLM, with the stage that each of them times."""
 
 Totals = Mapping[tuple[str, str], float]
 """Sums in s and counts, by stage."""
 
 
 def totals(metrics: str) -> Totals:
-    """Sums over all instances in Prometheus text."""
+    """Sums over all instances from Prometheus text."""
     found: dict[tuple[str, str], float] = {}
     for name, part, labels, value in _SAMPLE.findall(metrics):
         match = _STAGE.search(labels) if name == "per_stage_req_latency" else None
@@ -375,7 +384,9 @@ def totals(metrics: str) -> Totals:
 
 
 def mean_stages_ms(before: Totals, after: Totals, num_requests: int) -> dict[str, float]:
-    """Means as a summary's fields. Stages that counted another number of requests had others, and are left out."""
+    """Mean stage times as fields of a summary. A stage that counted a different number of requests is left out, because
+    other clients' requests are in it.
+    """
 
     def growth(stage: str, part: str) -> float:
         return after.get((stage, part), 0.0) - before.get((stage, part), 0.0)

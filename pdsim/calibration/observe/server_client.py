@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible servers that times streamed completions. Standard library alone."""
+"""A client of OpenAI-compatible servers that times streamed completions. It uses only the standard library."""
 
 import json
 import re
@@ -22,7 +22,7 @@ OPTIONAL_FIELDS: Mapping[str, Any] = {
 }
 """Fields that OpenAI's first API lacks. They are left out if a server refuses them."""
 _INFO_PATHS = ("/get_server_info", "/server_info", "/version", "/props")
-"""SGLang's, new SGLang's, vLLM's and llama.cpp's."""
+"""Paths of SGLang, new SGLang, vLLM and llama.cpp that describe the server."""
 _ENGINES = {
     "sglang:": "SGLang",
     "vllm:": "vLLM",
@@ -30,7 +30,7 @@ _ENGINES = {
     "dynamo_": "Dynamo",
     "trtllm_": "TensorRT-LLM",
 }
-"""Prefixes of metrics."""
+"""Engines by the prefix of their metrics."""
 _RUNNING = re.compile(
     r"^(?:sglang:num_running_reqs|vllm:num_requests_running|llamacpp:requests_processing)\S* (\S+)", re.MULTILINE
 )
@@ -42,7 +42,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class ServerError(Exception):
-    """An answer that is no completion."""
+    """An answer that is not a completion."""
 
     def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -55,20 +55,20 @@ class ServerError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """True where the request itself is wrong for this server, such as a prompt that is too long."""
+        """True if the request itself is wrong for this server, such as a prompt that is too long."""
         return HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and not self.is_busy
 
 
 @dataclass
 class Completion:
-    """A streamed completion. Times are of the monotonic clock, in ns."""
+    """A streamed completion. Times are ns of the monotonic clock."""
 
     sent_ns: int
     event_ns: list[int] = field(default_factory=list)
-    """Arrivals of events with tokens."""
+    """Arrival times of events with tokens."""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    """Equals the number of events where the server reports no usage."""
+    """Number of output tokens. Equals the number of events if the server reports no usage."""
     cached_tokens: int | None = None
     """Cached tokens of the prompt. None: the server does not report them."""
 
@@ -78,12 +78,12 @@ class Completion:
 
     @property
     def tokens_per_event(self) -> float:
-        """Tokens of an event: above 1 where a server sends several at once."""
+        """Tokens per event: above 1 if a server sends several tokens at once."""
         return max(1.0, self.output_tokens / len(self.event_ns))
 
 
 OnEvent = Callable[[Completion], bool]
-"""Called at every event with tokens; False ends the completion early."""
+"""Called at every event with tokens. False ends the completion early."""
 
 
 class ServerClient:
@@ -112,7 +112,9 @@ class ServerClient:
         self.model = model or ""
 
     def describe(self) -> dict[str, Any]:
-        """Asks for all that the server says of itself. Raises ServerError if there is no server, or not this model."""
+        """Everything that the server reports about itself. Raises ServerError if there is no server, or not
+        this model.
+        """
         listed = self._json("GET", "/v1/models")
         models = [model for model in _list(listed, "data") if isinstance(model, dict) and "id" in model]
         names = [str(model["id"]) for model in models]
@@ -141,7 +143,7 @@ class ServerClient:
         }
 
     def metrics(self) -> str:
-        """The server's metrics as Prometheus text; empty: the server has none."""
+        """The server's metrics as Prometheus text. Empty: the server has no metrics."""
         try:
             with self._answer("GET", "/metrics") as (answer, _):
                 return answer.read().decode(errors="replace")
@@ -149,17 +151,17 @@ class ServerClient:
             return ""
 
     def num_running(self) -> float:
-        """Requests that run by the server's metrics; 0 where it has none."""
+        """Number of running requests by the server's metrics; 0 without metrics."""
         return sum(float(value) for value in _RUNNING.findall(self.metrics()))
 
     def round_trip_ns(self) -> int:
-        """Time of a request that computes nothing."""
+        """Time in ns of a request that computes nothing."""
         with self._answer("GET", "/v1/models") as (answer, sent_ns):
             answer.read()
             return time.perf_counter_ns() - sent_ns
 
     def learn_sizes(self) -> None:
-        """Finds how many characters of random text are a token, which also warms the server up."""
+        """Finds the number of characters of random text per token. This also warms up the server."""
         text = self._words(_SIZING_WORDS * 6)
         usage = self._json("POST", "/v1/completions", self._body(text, 1, stream=False)).get("usage")
         num_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
@@ -174,9 +176,9 @@ class ServerClient:
     def complete(
         self, prompt: str, max_tokens: int, *, ready: Callable[[], Any] | None = None, on_event: OnEvent | None = None
     ) -> Completion:
-        """Streams one completion. `ready` is called when the connection stands, and may wait for others.
+        """Streams one completion. `ready` is called when the connection is open, and may wait for others.
 
-        Raises ServerError if no token comes.
+        Raises ServerError if no token arrives.
         """
         body = self._body(prompt, max_tokens, stream=True)
         with self._answer("POST", "/v1/completions", body, ready) as (answer, sent_ns):
@@ -191,7 +193,7 @@ class ServerClient:
         return completion
 
     def _take(self, event: Mapping[str, Any], now_ns: int, completion: Completion) -> bool:
-        """True for an event with tokens."""
+        """Adds an event to the completion. True if the event has tokens."""
         if "error" in event:
             raise ServerError(f"{self.url}: {_message(event)}")
         if isinstance(usage := event.get("usage"), dict):
@@ -224,7 +226,7 @@ class ServerClient:
         }
 
     def require_streams(self) -> list[str]:
-        """Streams one short completion, and leaves out optional fields that are refused: their names.
+        """Streams one short completion, and leaves out optional fields that the server refuses. Returns their names.
 
         Raises ServerError.
         """
@@ -243,7 +245,7 @@ class ServerClient:
     def _answer(
         self, method: str, path: str, body: Any = None, ready: Callable[[], Any] | None = None
     ) -> Iterator[tuple[HTTPResponse, int]]:
-        """The answer with status 200, and when its request was sent. Raises ServerError for all that may go wrong."""
+        """The answer with status 200, and the time when its request was sent. Raises ServerError for all failures."""
         if self._is_https:
             connection: HTTPConnection = HTTPSConnection(self._host, self._port, timeout=self._timeout_s)
         else:
@@ -308,7 +310,9 @@ def _events(answer: HTTPResponse) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _address(url: str) -> SplitResult:
-    """Raises ConfigError for what is no address, such as a port of eight digits or half an IPv6 address."""
+    """The parts of a URL. Raises ConfigError for text that is no address, such as a port of eight digits or half an
+    IPv6 address.
+    """
     try:
         parts: SplitResult = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port):

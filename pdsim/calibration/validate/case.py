@@ -42,13 +42,13 @@ class MeasuredArm:
     runs: tuple[dict[str, float], ...]
     """Measured metrics of repeated runs."""
     within: dict[str, float]
-    """Largest relative error that the study asks for."""
+    """Largest relative error that the study accepts, by metric."""
     skip: int = 0
-    """Requests that are left out, the first to arrive."""
+    """Number of requests that are left out, the first to arrive."""
     engine: str = ""
     """Engine and release."""
     front_end: str = "engine"
-    """Kind of what stood before it."""
+    """Kind of front end before the measured server."""
 
     @property
     def measured(self) -> dict[str, float]:
@@ -71,7 +71,7 @@ class MeasuredCase:
 
 
 def find_cases(names: tuple[str, ...], experiments: Path) -> list[MeasuredCase]:
-    """Cases by folder name or path; all of the experiments folder if none is named."""
+    """Cases by folder name or path. Without names: all cases of the experiments folder."""
     known = sorted(path.parent for path in experiments.glob(f"*/{MEASURED}"))
     if not names:
         if not known:
@@ -151,7 +151,7 @@ def _run(run: Any, where: str) -> dict[str, float]:
 
 
 def percent(value: Any, where: str = "") -> float:
-    """A percentage as a fraction: 0.15 of '15 %'."""
+    """A percentage as a fraction: 0.15 for '15 %'."""
     text = str(value)
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float("")
@@ -167,7 +167,7 @@ def _folder(name: str, experiments: Path, known: list[str]) -> Path:
 
 
 def named_cases(known: list[str], experiments: Path) -> str:
-    """A clause on the folder in which names are looked for."""
+    """Part of a message on the folder in which names are looked up."""
     if known:
         return f"{experiments}/ has {', '.join(known)}"
     return f"names are those of {experiments}/ in a copy of pdsim's repository: go there, or give a folder"
@@ -175,7 +175,7 @@ def named_cases(known: list[str], experiments: Path) -> str:
 
 Simulate = Callable[..., Mapping[str, Any]]
 """Simulates a scenario and returns its summary, without the first requests if their number is given. Callers provide
-it, because this package does not import the simulator."""
+this function, because the package does not import the simulator."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +183,11 @@ class MetricError:
     measured: float
     simulated: float
     within: float | None
-    """Tolerance of the study."""
+    """Largest error that the study accepts."""
 
     @property
     def error(self) -> float:
-        """Relative; positive where the simulation is too high."""
+        """Relative error. Positive: the simulation is too high."""
         return self.simulated / self.measured - 1 if self.measured else float(self.simulated != self.measured)
 
     @property
@@ -222,7 +222,7 @@ def compare_case(case: MeasuredCase, simulate: Simulate) -> Iterable[ArmErrors]:
 def simulated_metrics(
     case: MeasuredCase, arm: MeasuredArm, simulate: Simulate, changes: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Means over the case's seeds of the metrics that the arm reports."""
+    """Means of the metrics that the arm reports, over the case's seeds."""
     skip = (arm.skip,) if arm.skip else ()
     summaries = [by_client(simulate(case.scenario(arm, seed, changes), *skip), case.client) for seed in case.seeds]
     return {name: sum(_value(s, name, case) for s in summaries) / len(summaries) for name in arm.measured}
@@ -238,14 +238,14 @@ def _value(summary: Mapping[str, Any], name: str, case: MeasuredCase) -> float:
 DEFAULT_WITHIN = 0.1
 
 Settings = Callable[[Mapping[str, float]], tuple[str, ...]]
-"""Function from parameter values to changes of the scenario, as --set takes them."""
+"""Function from parameter values to changes of the scenario, in the notation of --set."""
 
 
 @dataclass(frozen=True)
 class Fit:
     values: dict[str, float]
     cost: float
-    """Half the sum of squared errors, each divided by what the study asks for."""
+    """Half the sum of squared errors, each divided by the error that the study accepts."""
     num_simulations: int
     metrics: tuple[str, ...]
 
@@ -259,9 +259,10 @@ def fit_arm(
     *,
     skip: tuple[str, ...] = (),
 ) -> Fit:
-    """Fits parameters by least squares of relative errors, in the logarithms of the parameters, which stay positive.
+    """Fits parameters by least squares of relative errors. The fit uses logarithms of the parameters, so that they stay
+    positive.
 
-    Metrics in `skip` follow from others and would count twice.
+    Metrics in `skip` follow from other metrics and would count twice.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -293,7 +294,7 @@ def fitted_profile(
 ) -> dict[str, Any]:
     """Content of a profile: fitted cost settings, their setup and sizes, and provenance.
 
-    run: simulates a scenario; the step sizes of this simulation stand for those of the measured run, of which only
+    run: simulates a scenario. The step sizes of this simulation stand for those of the measured run, of which only
     means are known.
     """
     scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]

@@ -1,4 +1,6 @@
-"""Real runs of a suite beside their simulations: errors of every metric, counts that must be equal, and rankings."""
+"""Compares real runs of a suite with their simulations: errors of every metric, counts that must be equal, and
+rankings.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from pdsim.metrics.records import RunRecords
 
 
 class Count(NamedTuple):
-    """A total of a whole run, on both sides."""
+    """A total over a whole run, measured and simulated."""
 
     measured: int
     simulated: int
@@ -23,9 +25,10 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """Totals of both sides. The bytes that each request sends do not depend on time, and must be equal.
+    """Totals of the real and the simulated run. The bytes that each request sends do not depend on time, and must be
+    equal.
 
-    A request that found another prefix cached, because it came at another time, is counted, and its bytes are not
+    A request that found another cached prefix, because it arrived at another time, is counted, and its bytes are not
     compared. Descriptors also depend on which pages were free: they are shown, not compared.
     """
 
@@ -35,13 +38,13 @@ class Counts:
     prefill_cached_tokens: Count
     decode_cached_tokens: Count
     other_prefix_cached: tuple[int, ...]
-    """Requests that found another prefix cached."""
+    """Ids of requests that found another cached prefix."""
     unequal: tuple[int, ...]
-    """Requests that differ without such a reason."""
+    """Ids of requests that differ for no such reason."""
 
     @property
     def are_equal(self) -> bool:
-        """True if all is equal but what timing decides."""
+        """True if all counts are equal that do not depend on time."""
         return not self.unequal
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def compare_counts(measured: RunRecords, simulated: RunRecords) -> Counts:
 
 
 def _by_request(records: RunRecords) -> dict[int, _Sent]:
-    """Requests that finished."""
+    """Cached tokens and bytes of each finished request."""
     num_bytes = Counter[int]()
     for row in records.transfers:
         num_bytes[row.request_id] += row.num_bytes
@@ -85,17 +88,17 @@ def _by_request(records: RunRecords) -> dict[int, _Sent]:
 
 
 CLEARLY = 0.05
-"""Measured values that are less than this share apart have no winner."""
+"""Measured values within this relative difference have no winner."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The ranking of all configurations by one metric."""
+    """How well a simulation ranks all configurations by one metric."""
 
     num_pairs: int
-    """Pairs that differ clearly, as measured."""
+    """Number of pairs of configurations that differ clearly in the measurement."""
     num_right: int
-    """Pairs among these that the simulation orders alike."""
+    """Number of these pairs that the simulation orders in the same way."""
 
     @property
     def share(self) -> float | None:
@@ -106,7 +109,7 @@ class Ranking:
 
 
 def rank(measured: Mapping[str, float], simulated: Mapping[str, float]) -> Ranking:
-    """Ranks configurations, which both mappings have as keys."""
+    """Ranks configurations. The keys of both mappings are the configurations."""
     pairs = [
         (measured[a] - measured[b], simulated[a] - simulated[b])
         for a, b in combinations(measured, 2)
@@ -134,16 +137,17 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Errors of a variant."""
+    """Errors of one variant."""
 
     name: str
     num_requests: int
     metrics: dict[str, MetricError]
     stages_ms: dict[str, MetricError]
-    """Means."""
+    """Errors of the mean time of each stage."""
     counts: Counts
     failures: str = ""
-    """Requests that failed in the simulation though the scenario asks for no failure, and why; empty: none did."""
+    """Sentence on requests that failed in the simulation though the scenario asks for no failure. Empty: there are
+    none."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -166,7 +170,7 @@ class Spread:
     worst: float
     where: str
     num_missed: int
-    """Variants beyond their tolerance."""
+    """Number of variants whose error exceeds the tolerance."""
     is_met: bool
 
 
@@ -180,7 +184,7 @@ class Validation:
 
     @property
     def unequal(self) -> list[str]:
-        """Variants where something differs that does not depend on time."""
+        """Names of variants with a difference in counts that do not depend on time."""
         return [one.name for one in self.comparisons if not one.counts.are_equal]
 
     def spreads(self) -> list[Spread]:
@@ -228,7 +232,7 @@ def compare_sides(name: str, tolerances: Tolerances, measured: Side, simulated: 
 
 
 def tolerance_of(tolerances: Tolerances, metric: str) -> float | None:
-    """The largest error of a metric in each variant."""
+    """The largest accepted error of a metric in each variant. None: any error."""
     if metric.startswith("p99"):
         return tolerances.p99
     return tolerances.mean if metric.startswith(("mean", "request")) else None

@@ -1,4 +1,4 @@
-"""The load of an observation, simulated: errors against the times that its clients measured."""
+"""Simulates the load of an observation, and computes errors against the times that its clients measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class SentRequests:
-    """Requests of a load as they were sent: prompts share nothing."""
+    """Requests of a load as they were sent. Prompts share no prefix."""
 
     lengths: tuple[tuple[int, int], ...]
-    """Prompt and output tokens."""
+    """Prompt and output tokens of each request."""
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
@@ -37,8 +37,9 @@ class SentRequests:
 
 
 def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:
-    """Errors of each arm of an observed load, with stages if the server's metrics have their times. `profile` replaces
-    the scenario's costs.
+    """Errors of each arm of an observed load, with errors of stages if the server's metrics have stage times.
+
+    profile: replaces the scenario's costs.
     """
     changes = () if profile is None else profile_changes(profile)
     served = load_scenario(scenario, changes)
@@ -46,7 +47,7 @@ def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate:
 
 
 def profile_changes(profile: Path) -> tuple[str, ...]:
-    """Changes of a scenario that take all from a profile that it has."""
+    """Changes of a scenario that take every section of a profile."""
     there = read_profile(profile)
     sections = ("cost", *(section for section in ("network", "front_end") if section in there))
     return tuple(f"{section}.profile={profile.resolve()}" for section in sections)

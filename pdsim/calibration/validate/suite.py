@@ -40,10 +40,10 @@ class RealRunSettings(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     weights: str = "seed:0"
     threads: int | None = Field(default=None, ge=1)
-    """Threads of each rank; None lets pdreal divide the cores."""
+    """Number of threads of each rank. None: pdreal divides the cores."""
     timeout: Duration = 120 * 10**9
     hosts: Path | None = None
-    """Hosts and their instances."""
+    """File of hosts and their instances."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -56,23 +56,23 @@ Percentage = Annotated[float, BeforeValidator(percent)]
 
 
 class Tolerances(Section):
-    """Largest relative errors, and the least share of pairs whose winner is found. None: any."""
+    """Largest accepted relative errors, and smallest accepted share of pairs with the right winner. None: any."""
 
     median: Percentage | None = None
-    """Median error of each metric over the variants."""
+    """Largest median error of each metric over the variants."""
     mean: Percentage | None = None
-    """Errors of throughput and of every mean, in each variant."""
+    """Largest error of throughput and of every mean, in each variant."""
     p99: Percentage | None = None
-    """Errors of every 99th percentile, in each variant."""
+    """Largest error of every 99th percentile, in each variant."""
     winner: Percentage | None = None
 
 
 class VariantFields(Section):
-    """Changes of the scenario, alone or beside a profile."""
+    """Changes of the scenario, alone or with a profile."""
 
     changes: tuple[str, ...] = ()
     profile: Path | None = None
-    """Profile of the variant, instead of the suite's."""
+    """Profile of the variant, in place of the suite's profile."""
 
     @model_validator(mode="before")
     @classmethod
@@ -108,7 +108,7 @@ class ValidationSuite:
     variants: tuple[Variant, ...]
 
     def scenario(self, variant: Variant) -> Scenario:
-        """The scenario that the simulator runs: with the real run's KV and the profile's costs."""
+        """The simulator's scenario of a variant: with the real run's KV and the profile's costs."""
         profile = variant.profile or self.profile
         if profile is None:
             raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {SUITE_FILE}")
@@ -125,11 +125,11 @@ class ValidationSuite:
         return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
 
     def real_scenario(self, variant: Variant) -> Scenario:
-        """The scenario that `pdreal` runs."""
+        """The scenario of a variant that `pdreal` runs."""
         return load_scenario(self.scenario_path, self._real_changes(variant))
 
     def with_profile(self, profile: Path) -> "ValidationSuite":
-        """The suite with the profile of another machine for all variants."""
+        """The suite with one profile for all variants, such as that of another machine."""
         return replace(
             self, profile=profile, variants=tuple(replace(variant, profile=None) for variant in self.variants)
         )
@@ -163,7 +163,7 @@ def load_suite(name: str, experiments: Path) -> ValidationSuite:
 
 
 def suite_of(file: SuiteFile, path: Path) -> ValidationSuite:
-    """The suite of the file at this path, to which its paths are relative."""
+    """The suite of a file. Paths in the file are relative to its path."""
     folder = path.parent
 
     def beside(given: Path | None) -> Path | None:
@@ -193,7 +193,9 @@ def _places(name: str, experiments: Path) -> tuple[Path, ...]:
 
 
 def _part(scenario: Scenario, name: str) -> Any:
-    """A part of a scenario that decides on both sides, without what only costs the simulator."""
+    """A part of a scenario that matters in real and simulated runs, without settings that only the simulator's costs
+    use.
+    """
     section, _, inside = name.partition(".")
     value: Any = getattr(scenario, section)
     value = getattr(value, inside) if inside and value is not None else value
@@ -208,7 +210,7 @@ def _part(scenario: Scenario, name: str) -> Any:
 
 
 def _difference(name: str, there: Any, here: Any) -> str:
-    """The first field that differs."""
+    """Text on the first field that differs."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in (*here, *there):
             if there.get(key) != here.get(key):
