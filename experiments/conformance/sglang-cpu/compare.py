@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from loads import LOADS, Load, Request, Role, Servers
-from random_loads import random_load
+from random_loads import BEYOND, DrawnRequest, random_load
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.decode.decode_instance import DecodeInstance
@@ -226,7 +226,9 @@ class Replay:
         self.check_step(step, said[0] if said else None)
         if not isinstance(step, Wait):
             ended = [(rid, output) for row in rows if row[2] == "ended" for rid, output in row[3]]
-            ended = [(int(rid[1:]), TokenIds(output)) for rid, output in ended if rid not in self.unended]
+            if all(rid in self.unended for rid, _ in ended):
+                ended = []  # of those that are given up, the instance asks for the outputs
+            ended = [(int(rid[1:]), TokenIds(output)) for rid, output in ended if rid not in self.ends_at_once]
             commands = self.instance.on_step_done(step, StepResult(ended=tuple(ended)), now_ns)
             self.carry_out([command for command in commands if not isinstance(command, FirstToken)], now_ns)
         for row in rows:
@@ -244,12 +246,20 @@ class Replay:
     def carry_out(self, commands: list[Command], now_ns: int) -> None:
         for command in commands:
             if isinstance(command, AskOutput):
-                output = TokenIds(self.outputs[f"r{command.request_id}"][: command.num_tokens])
-                self.instance.on_message(PutOut(command.request_id, output), now_ns)
+                self.instance.on_message(self.put_out(command.request_id, command.num_tokens), now_ns)
             else:
                 self.note(command)
 
     def tell(self, row: Row, now_ns: int) -> None:
+    def put_out(self, request_id: int, num_tokens: int) -> PutOut:
+        """The outputs of a request, which it may have lost before it was given up."""
+        output = self.outputs.get(f"r{request_id}")
+        if output is None:
+            drawn = self.requests[request_id]
+            assert isinstance(drawn, DrawnRequest)
+            output = [*drawn.output, *[BEYOND] * num_tokens]
+        return PutOut(request_id, TokenIds(output[:num_tokens]))
+
         """Pass on what its twin was told before it chose a step."""
         what, told = row[2], row[3]
         if what == "new" and told in self.new:

@@ -8,6 +8,8 @@ from loads import Load, Request, Role, Servers
 VOCABULARY = 2048
 STOP = 1
 """The token that ends an output early."""
+BEYOND = 17
+"""Each token behind an output that was drawn."""
 CACHED = 0.7
 """Part of the loads that have a prefix cache."""
 PREEMPTS = 0.2

@@ -19,12 +19,14 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from loads import Load
-from random_loads import VOCABULARY, DrawnRequest, random_load
+from random_loads import BEYOND, VOCABULARY, DrawnRequest, random_load
 
 LOGS = Path(__file__).parent / "logs"
 UNCALLED = {"torchvision", "tvm_ffi", "uvicorn"}
 MAX_REQUEST_TOKENS = 4096
 LONGEST_LOAD_STEPS = 5000
+END = "."
+"""Of ids: the Scheduler aborts all whose ids begin with the given one."""
 OFF = [
     *("abort_on_priority_when_disabled", "attn_dp_enabled", "enable_fpm", "enable_hicache_storage", "enable_hisparse"),
     *("enable_hierarchical_cache", "enable_lmcache", "enable_lora", "enable_overlap", "enable_overlap_mlx"),
@@ -80,7 +82,7 @@ class Bench:
         self.requests: list[Any] = load.requests(None)  # type: ignore[arg-type]
         self.rows: list[list[Any]] = []
         self.step = 0
-        self.live: dict[str, Any] = {}
+        self.live: dict[int, Any] = {}
         self.scheduler = _scheduler(self)
 
     def add(self, what: str, *values: Any) -> None:
@@ -100,11 +102,11 @@ class Bench:
             raise RuntimeError("the load does not end")
         for i, drawn in enumerate(self.requests):
             if drawn.at_s == self.step:
-                self.live[f"r{i}"] = request = self._request(i, drawn)
+                self.live[i] = request = self._request(i, drawn)
                 self.enqueue(request)
-            elif drawn.abort_at == self.step and not self.live[f"r{i}"].finished():
+            elif drawn.abort_at == self.step and not self.live[i].finished():
                 self.add("abort", [f"r{i}"])
-                self.scheduler.abort_request(AbortReq(rid=f"r{i}"))
+                self.scheduler.abort_request(AbortReq(rid=self.live[i].rid))
         last = max(max(drawn.at_s, drawn.abort_at or 0) for drawn in self.requests)
         if self.step > last and self.scheduler.is_fully_idle():
             raise _EndError
@@ -118,7 +120,9 @@ class Bench:
             max_new_tokens=drawn.max_new_tokens, ignore_eos=drawn.ignore_eos, stop_token_ids=stops, temperature=0
         )
         sampling.normalize(None)
-        request = Req(f"r{i}", "", array("q", drawn.prompt), sampling, priority=drawn.priority, vocab_size=VOCABULARY)
+        request = Req(
+            f"r{i}{END}", "", array("q", drawn.prompt), sampling, priority=drawn.priority, vocab_size=VOCABULARY
+        )
         request.time_stats.wait_queue_entry_time = 0
         return request
 
@@ -131,13 +135,13 @@ class Bench:
         levels = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
         if batch.forward_mode.is_extend():
             rows = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
-            self.add("prefill", [[request.rid, context, tokens] for request, context, tokens in rows], *levels)
+            self.add("prefill", [[_name(request), context, tokens] for request, context, tokens in rows], *levels)
         else:
-            self.add("decode", [request.rid for request in batch.reqs], *levels)
+            self.add("decode", [_name(request) for request in batch.reqs], *levels)
         tokens = []
         for request in batch.reqs:
-            output = self.requests[int(request.rid[1:])].output
-            tokens.append(output[len(request.output_ids)] if len(request.output_ids) < len(output) else 17)
+            output = self.requests[int(_name(request)[1:])].output
+            tokens.append(output[len(request.output_ids)] if len(request.output_ids) < len(output) else BEYOND)
         return GenerationBatchResult(next_token_ids=torch.tensor(tokens))
 
     def process(self, batch: Any, result: Any) -> None:
@@ -148,7 +152,7 @@ class Bench:
             processor.process_batch_result_prefill(batch, result)
         ended = [request for request in batch.reqs if request.finished()]
         if ended:
-            self.add("ended", [[request.rid, list(request.output_ids)] for request in ended])
+            self.add("ended", [[_name(request), list(request.output_ids)] for request in ended])
 
     def be_idle(self) -> None:
         """As Scheduler.on_idle, without checks and metrics."""
@@ -157,10 +161,14 @@ class Bench:
 
     def enqueue(self, request: Any, *, is_retracted: bool = False) -> None:
         if is_retracted:
-            self.add("retracted", [request.rid])
+            self.add("retracted", [_name(request)])
         else:
-            self.add("new", request.rid, len(request.origin_input_ids), request.sampling_params.max_new_tokens)
+            self.add("new", _name(request), len(request.origin_input_ids), request.sampling_params.max_new_tokens)
         type(self.scheduler)._add_request_to_queue(self.scheduler, request, is_retracted)  # noqa: SLF001
+
+
+def _name(request: Any) -> str:
+    return str(request.rid).removesuffix(END)
 
 
 def _parts(load: Load) -> tuple[Any, Any, Any]:
