@@ -20,6 +20,12 @@ class EngineRules:
     """A retracted request asks for its tokens, not for whole pages."""
     counts_every_insert: bool = False
     """A cached node is used once more whenever a request inserts it again, not once for each request."""
+    refreshes_waiting: bool = True
+    """Every 32nd choice of prompts uses the cached prefixes of those that wait, unless the policy does so itself."""
+    computes_last_token: bool = True
+    """Where prompts are ranked by what is cached of them, their last token never is."""
+    splits_at_prompt: bool = True
+    """A prompt and its outputs are cached as nodes of their own, so that the outputs may be evicted alone."""
     filters_ended: bool = True
     """An aggregated instance without overlap counts no request that has ended when it chooses its next step."""
     computes_aborted_prompts: bool = False
@@ -42,11 +48,21 @@ SGLANG_0_5_12 = EngineRules(
     expects_fixed_outputs=False,
     resumes_by_tokens=True,
     counts_every_insert=True,
+    refreshes_waiting=False,
+    computes_last_token=False,
+    splits_at_prompt=False,
     filters_ended=False,
     computes_aborted_prompts=True,
     keeps_aborted_places=True,
 )
-VLLM_0_33 = replace(SGLANG_0_5_23, runs_aborted_on=False, sorts_at_retraction=False, caches_unseen=True)
+VLLM_0_33 = replace(
+    SGLANG_0_5_23,
+    refreshes_waiting=False,
+    splits_at_prompt=False,
+    runs_aborted_on=False,
+    sorts_at_retraction=False,
+    caches_unseen=True,
+)
 
 RELEASES: dict[str, dict[str, EngineRules]] = {
     "sglang": {"0.5.23": SGLANG_0_5_23, "0.5.12": SGLANG_0_5_12},

@@ -26,6 +26,7 @@ class Holder:
 
     def __init__(self, lease: Lease, ids: list[int], table: list[int]) -> None:
         self.lease, self.ids, self.table, self.num_shared = lease, ids, table, len(table)
+        self.num_prompt = len(ids)
         self.num_counted = 0
         self.replaced: list[int] = []
         self.read_pages: list[int] | None = None
@@ -47,15 +48,17 @@ class Cache(RuleBasedStateMachine):
         has_drafts=st.booleans(),
         whole=st.booleans(),
         counts_every_insert=st.booleans(),
+        splits=st.booleans(),
         by_page=st.booleans(),
     )
-    def start(self, page, policy, keeps, has_drafts, whole, counts_every_insert, by_page) -> None:
+    def start(self, page, policy, keeps, has_drafts, whole, counts_every_insert, splits, by_page) -> None:
         self.by_page = by_page
         self.page, self.keeps, self.has_drafts = page, keeps, has_drafts
-        self.counts_every_insert = counts_every_insert
+        self.counts_every_insert, self.splits = counts_every_insert, splits
         pool = PagePool(NUM_PAGES)
         self.tree = RadixCache(pool, page, policy, has_drafts=has_drafts)
-        self.cache = KvCache(pool, page, self.tree, keeps_replaced=keeps, counts_every_insert=counts_every_insert)
+        rules = {"counts_every_insert": counts_every_insert, "splits_at_prompt": splits}
+        self.cache = KvCache(pool, page, self.tree, keeps_replaced=keeps, **rules)
         self.tree.uses_whole_nodes, self.tree.evicts_pages = whole, by_page
         self.pool = NaivePagePool(NUM_PAGES)
         self.prefixes = NaivePrefixCache(page, policy, uses_whole_nodes=whole, evicts_pages=by_page)
@@ -95,6 +98,11 @@ class Cache(RuleBasedStateMachine):
             behind, holder.num_counted = holder.num_counted, num_tokens
         self.prefixes.touch(self.keys(holder.ids)[:num_tokens], behind)
 
+    def split(self, holder: Holder) -> None:
+        if self.splits and holder.num_prompt < len(holder.ids):
+            keys = self.keys(holder.ids[: holder.num_prompt])
+            self.prefixes.split(keys[: len(keys) // self.page * self.page])
+
     def drop(self, holder: Holder) -> None:
         self.pool.free([*holder.table[holder.num_shared :], *holder.replaced])
 
@@ -116,10 +124,11 @@ class Cache(RuleBasedStateMachine):
     @rule(data=st.data(), is_chunk=st.booleans())
     def checkpoint(self, data, is_chunk) -> None:
         holder = data.draw(st.sampled_from(self.holders))
-        self.cache.checkpoint(holder.lease, holder.sequence, len(holder.ids), is_chunk=is_chunk)
+        self.cache.checkpoint(holder.lease, holder.sequence, len(holder.ids), holder.num_prompt, is_chunk=is_chunk)
         if len(self.keys(holder.ids)) // self.page > holder.num_shared:
             self.share(holder)
         self.count_hits(holder, is_chunk=is_chunk)
+        self.split(holder)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=5))
@@ -144,9 +153,10 @@ class Cache(RuleBasedStateMachine):
         if holder.read_pages is not None:
             self.cache.remove_reader(holder.lease)
         if share:
-            self.cache.close(holder.lease, holder.sequence, len(holder.ids))
+            self.cache.close(holder.lease, holder.sequence, len(holder.ids), holder.num_prompt)
             self.share(holder)
             self.count_hits(holder)
+            self.split(holder)
         else:
             self.cache.drop(holder.lease)
         self.holders.remove(holder)

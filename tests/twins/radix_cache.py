@@ -52,14 +52,19 @@ class NaivePrefixCache:
     def match(self, tokens: list[int]) -> list[int]:
         """The same; from now on the prefix is a sequence of its own."""
         pages = self.find(tokens)
-        known = tokens[: len(pages) * self.page_size]
-        longer = [prefix for prefix in self.prefixes if begins(known, prefix.tokens)]
-        if known and all(prefix.tokens != known for prefix in longer):
-            nearest = min(longer, key=lambda prefix: len(prefix.tokens))
-            self.prefixes.append(replace(nearest, tokens=known, pages=[*pages]))
-            if self.uses_whole_nodes:
-                nearest.last_access = self.num_accesses + 1
+        nearest = self.split(tokens[: len(pages) * self.page_size])
+        if nearest is not None and self.uses_whole_nodes:
+            nearest.last_access = self.num_accesses + 1
         return pages
+
+    def split(self, tokens: list[int]) -> Prefix | None:
+        """Have cached tokens as a sequence of their own. Returns the one that had them, if they were none."""
+        longer = [prefix for prefix in self.prefixes if begins(tokens, prefix.tokens)]
+        if not tokens or any(prefix.tokens == tokens for prefix in longer):
+            return None
+        nearest = min(longer, key=lambda prefix: len(prefix.tokens))
+        self.prefixes.append(replace(nearest, tokens=tokens, pages=nearest.pages[: len(tokens) // self.page_size]))
+        return nearest
 
     def insert(self, tokens: list[int], pages: list[int]) -> list[int]:
         """Cache whole pages. Returns those that hold the tokens now: the ones cached before, then the caller's."""
@@ -71,7 +76,7 @@ class NaivePrefixCache:
 
     def touch(self, tokens: list[int], hits_behind: int | None = None) -> None:
         """An access; what ends behind so many tokens counts a hit, too."""
-        self.num_accesses += 1
+        self.num_accesses += 2
         for prefix in self.prefixes:
             if begins(prefix.tokens, tokens):
                 prefix.last_access = self.num_accesses

@@ -115,9 +115,10 @@ class Log:
         return [TokenIds(request.prompt) for request in self.requests()]
 
 
-def cache(role: Role, page_size: int, *, radix: bool) -> KvCache:
-    pool = PagePool(role.max_total_tokens // page_size)
-    return KvCache(pool, page_size, RadixCache(pool, page_size, LeastRecentlyUsed()) if radix else None)
+def cache(role: Role, servers: Servers) -> KvCache:
+    pool, page_size = PagePool(role.max_total_tokens // servers.page_size), servers.page_size
+    tree = RadixCache(pool, page_size, LeastRecentlyUsed()) if role.radix else None
+    return KvCache(pool, page_size, tree, splits_at_prompt=RULES[servers.release].splits_at_prompt)
 
 
 def policy(role: Role) -> PrefillPolicy:
@@ -134,7 +135,7 @@ def twin(name: str, servers: Servers) -> Instance:
         role = servers.decode
         return DecodeInstance(
             name,
-            cache=cache(role, page_size, radix=role.radix),
+            cache=cache(role, servers),
             limits=DecodeLimits(
                 rules=RULES[servers.release],
                 max_running_requests=role.max_running_requests,
@@ -148,7 +149,7 @@ def twin(name: str, servers: Servers) -> Instance:
         layout = RankPairLayout(page_size=page_size, page_bytes=page_size, num_planes=4)
         return PrefillInstance(
             name,
-            cache=cache(role, page_size, radix=role.radix),
+            cache=cache(role, servers),
             limits=PrefillLimits(
                 rules=RULES[servers.release],
                 max_running_requests=role.max_running_requests,
@@ -161,7 +162,7 @@ def twin(name: str, servers: Servers) -> Instance:
         )
     return AggregatedInstance(
         name,
-        cache=cache(role, page_size, radix=role.radix),
+        cache=cache(role, servers),
         limits=AggregatedLimits(
             rules=RULES[servers.release],
             max_running_requests=role.max_running_requests,

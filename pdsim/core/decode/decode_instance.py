@@ -388,7 +388,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _merge_one(self, request: DecodeRequest, commands: list[m.Command]) -> None:
         num_tokens = request.num_prompt_tokens if request.output is None else request.num_kv_tokens
-        self.cache.checkpoint(request.lease, request.sequence, num_tokens)
+        self.cache.checkpoint(request.lease, request.sequence, num_tokens, request.num_prompt_tokens)
         if not request.num_output_tokens:
             request.num_output_tokens = 1
             commands.append(m.FirstToken(request.request_id))

@@ -133,7 +133,8 @@ class RunningBatch(Generic[RequestT]):
         if self._cache.prefix_cache is None:
             self._cache.drop(request.lease)
         else:
-            self._cache.close(request.lease, request.prompt.then(output), request.num_kv_tokens)
+            sequence = request.prompt.then(output)
+            self._cache.close(request.lease, sequence, request.num_kv_tokens, request.num_prompt_tokens)
 
     @property
     def num_opening_pages(self) -> int:

@@ -95,7 +95,7 @@ class HostCache:
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
         """Pages of the longest prefix of at most max_tokens behind the first num_shared; 0 if they are too few."""
-        self.tree.num_accesses = self._prefix_cache.num_accesses - 1  # one access, of what is here and what is there
+        self.tree.num_accesses = self._prefix_cache.num_accesses - 2  # one access, of what is here and what is there
         end, _ = self.tree.match(sequence, max_tokens)
         self.tree.unlock(end)
         num_pages = end.stop // self._page_size - num_shared

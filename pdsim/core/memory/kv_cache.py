@@ -52,11 +52,12 @@ class KvCache:
         prefetcher: Prefetcher | None = None,
         keeps_replaced: bool = False,
         counts_every_insert: bool = False,
+        splits_at_prompt: bool = False,
     ) -> None:
         """host: memory behind the prefix cache; prefetcher: reads into it from storage.
 
         keeps_replaced: pages that the prefix cache has already are freed with their lease, not as that is seen.
-        counts_every_insert: as in EngineRules.
+        counts_every_insert, splits_at_prompt: as in EngineRules.
         """
         self.pool = pool
         self.page_size = page_size
@@ -67,6 +68,7 @@ class KvCache:
         self._keeps_twins = False
         """Who computes a cached page a second time uses its own one."""
         self._counts_every_insert = counts_every_insert
+        self._splits_at_prompt = splits_at_prompt
         self.evicts_early = prefix_cache is not None
         """More than what lacks is evicted, as SGLang does."""
         self.frees_ahead = self.evicts_early and page_size > 1
@@ -198,10 +200,18 @@ class KvCache:
             prefix_cache.evict(num_pages, host.on_evict)
             host.settle()
 
-    def checkpoint(self, lease: Lease, sequence: TokenSequence, num_tokens: int, *, is_chunk: bool = False) -> None:
+    def checkpoint(
+        self,
+        lease: Lease,
+        sequence: TokenSequence,
+        num_tokens: int,
+        num_prompt_tokens: int = 0,
+        *,
+        is_chunk: bool = False,
+    ) -> None:
         """Share the whole pages of the first num_tokens, whose KV is complete; keep them locked.
 
-        is_chunk: more of them will come with the same prompt.
+        num_prompt_tokens: the others are outputs. is_chunk: more of them will come with the same prompt.
         """
         if self.prefix_cache is not None:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
@@ -215,9 +225,11 @@ class KvCache:
             self.prefix_cache.touch(node, self._hits_behind(lease, node, is_chunk=is_chunk))
             if self.host is not None:
                 self.host.on_insert(node, is_whole=num_tokens == len(sequence))
+            if num_prompt_tokens < num_tokens:
+                self._split(node, num_prompt_tokens, self.prefix_cache)
 
-    def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
-        """Share the whole pages of the first num_tokens and give up the lease."""
+    def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
+        """Share the whole pages of the first num_tokens, of which the last may be outputs; give up the lease."""
         if self.prefix_cache is not None:
             assert lease.node is not None
             self.prefix_cache.see(lease.node, sequence)
@@ -225,7 +237,14 @@ class KvCache:
             self.prefix_cache.touch(node, self._hits_behind(lease, node))
             if self.host is not None:
                 self.host.on_insert(node)
+            if num_prompt_tokens < num_tokens:
+                self._split(node, num_prompt_tokens, self.prefix_cache)
         self.drop(lease)
+
+    def _split(self, node: Node, num_prompt_tokens: int, cache: RadixCache) -> None:
+        """Let a node of the path to this one end with the prompt."""
+        if self._splits_at_prompt and num_prompt_tokens:
+            cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
     def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
         """Tokens behind which an insert that ends in node counts as a hit; None: nowhere."""

@@ -128,7 +128,7 @@ class RadixCache:
 
         Looking it up is no hit yet (None): that may come to nothing, and again.
         """
-        self.num_accesses += 1
+        self.num_accesses += 2
         step: Node | None = node
         while step is not None:
             step.last_access = self.num_accesses
@@ -293,7 +293,7 @@ class RadixCache:
                 node = self.split(child, end)
                 pages += node.pages
                 if self.uses_whole_nodes:
-                    child.last_access = self.num_accesses + 1  # the caller's
+                    child.last_access = self.num_accesses + 1
                     self._offer(child)
                 break
             node = child
@@ -331,6 +331,14 @@ class RadixCache:
     def split(self, node: Node, middle: int) -> Node:
         """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
         parent, at = node.parent, (middle - node.start) // self.page_size
+    def split_path(self, node: Node, middle: int) -> None:
+        """Let a node of the path to this one end behind so many tokens, which are whole pages."""
+        step: Node | None = node
+        while step is not None and step.start >= middle:
+            step = step.parent
+        if step is not None and middle < step.stop:
+            self.split(step, middle)
+
         assert parent is not None
         head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born, node.last_access)
         head.locks, head.readers = node.locks, node.readers

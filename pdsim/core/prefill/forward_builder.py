@@ -237,7 +237,8 @@ class ForwardBuilder(Generic[RequestT]):
         """Share the whole pages of so many tokens, as far as they are known."""
         sequence = request.sequence
         num_known = request.num_prompt_tokens if sequence is request.prompt else len(sequence)
-        self._cache.checkpoint(request.lease, sequence, min(num_tokens, num_known), is_chunk=is_chunk)
+        num_tokens = min(num_tokens, num_known)
+        self._cache.checkpoint(request.lease, sequence, num_tokens, request.num_prompt_tokens, is_chunk=is_chunk)
 
     # Filling.
 

@@ -4,6 +4,7 @@ nothing.
 
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
@@ -339,9 +340,18 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     if settings.radix_cache:
         has_drafts = scenario.num_draft_layers > 0
         tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction), has_drafts=has_drafts)
-    counts = scenario.engine_rules.counts_every_insert
+    rules = scenario.engine_rules
+    make = partial(
+        KvCache,
+        pool,
+        scenario.page_size,
+        tree,
+        keeps_replaced=keeps_replaced,
+        counts_every_insert=rules.counts_every_insert,
+        splits_at_prompt=rules.splits_at_prompt,
+    )
     if tree is None or settings.host_cache is None:
-        return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced, counts_every_insert=counts)
+        return make()
     host_pool = PagePool(num_host_pages(scenario, role))
     storage = scenario.storage
     write = settings.host_cache_write
@@ -355,12 +365,4 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
             max_tokens=int(PREFETCH_SHARE * more_pages * scenario.page_size),
         )
         prefetcher = Prefetcher(host, scenario.page_size, limits)
-    return KvCache(
-        pool,
-        scenario.page_size,
-        tree,
-        host=host,
-        prefetcher=prefetcher,
-        keeps_replaced=keeps_replaced,
-        counts_every_insert=counts,
-    )
+    return make(host=host, prefetcher=prefetcher)
