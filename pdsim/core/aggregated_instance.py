@@ -294,14 +294,14 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if not self._builder.has_work and not self._arrived:
             self._ratio.on_idle(self.batch.num_steps)
 
-    def _give_way(self, waiting: AggregatedRequest, num_free_tokens: int) -> int:
+    def _give_way(self, waiting: AggregatedRequest, num_free_tokens: float) -> float:
         """Give the slots of running requests of lower priorities to one that waits, if that makes room for it.
 
         num_free_tokens: what the forward may still take. Returns the tokens that were reserved for their growth, or -1.
         """
         threshold, running = self.limits.preemption_threshold, self.batch.requests()
         assert threshold is not None
-        lacking = float(waiting.num_tried_tokens + waiting.num_reserved_tokens - num_free_tokens)
+        lacking = waiting.num_tried_tokens + waiting.num_reserved_tokens - num_free_tokens
         victims: dict[int, AggregatedRequest] = {}
         for request in sorted(running, key=lambda r: (r.priority, -r.entry)):
             if waiting.priority - request.priority <= threshold or (victims and lacking <= 0):
@@ -311,17 +311,16 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if not victims or lacking > 0:
             self._may_give_way = bool(victims)
             return -1
-        num_reserved = int(self._expected_growth(self.running))
+        num_reserved = self._expected_growth(self.running)
         self._gave_way += [self.batch.retract(r.request_id) for r in running if r.request_id in victims]
-        return num_reserved - int(self._expected_growth(self.running))
+        return num_reserved - self._expected_growth(self.running)
 
     def _expected_growth(self, running: list[AggregatedRequest]) -> float:
         """Tokens that running requests are expected to still take."""
         ratio = self._ratio.at(self.batch.num_steps)
         if not self.limits.rules.expects_fixed_outputs:
-            return sum([request.num_growth_tokens for request in running]) * ratio
-        fixed = sum([request.num_growth_tokens for request in running if request.has_fixed_output])
-        return fixed + sum([request.num_growth_tokens for request in running if not request.has_fixed_output]) * ratio
+            return sum([request.num_growth_tokens * ratio for request in running])
+        return sum([r.num_growth_tokens * (1.0 if r.has_fixed_output else ratio) for r in running])
 
     def _allows_fixed(self, request: AggregatedRequest, begun: list[AggregatedRequest], num_free_tokens: int) -> bool:
         if self._ends is None:
@@ -330,11 +329,11 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _fill_forward(self, commands: list[m.Command]) -> Forward:
         """Nothing is begun behind a prompt that was blocked, nor without a slot."""
-        num_slots, reserved_tokens, may_preempt = None, 0, self.limits.preemption_threshold is not None
+        num_slots, reserved_tokens, may_preempt = None, 0.0, self.limits.preemption_threshold is not None
         self._ends = None
         if self._builder.waiting and not self._blocked_by:
             if self._num_slots > 0 or may_preempt:
-                reserved_tokens = int(self._expected_growth(self.running))
+                reserved_tokens = self._expected_growth(self.running)
                 num_slots = max(0, self._num_slots)
             else:
                 self._blocked_by = "slots"

@@ -30,13 +30,16 @@ are free behind its prompt."""
 
 
 @dataclass(slots=True)
+GiveWay = Callable[[RequestT, float], float]
+"""Frees slots for a prompt that finds none, where so many tokens are free. Returns the tokens that were reserved for
+those who gave theirs, or -1 if nobody does."""
 class Forward:
     """A forward, and what may still be added while it is being filled."""
 
     chunk_tokens: int = 0
     prefill_tokens: int = 0
     num_slots: int = 0
-    reserved_tokens: int = 0
+    reserved_tokens: float = 0
     """Not to be taken: what others grow by, and what this forward takes when all of it is chosen."""
     taken_tokens: int = 0
     """The latter alone, without what its requests grow by."""
@@ -96,13 +99,12 @@ class ForwardBuilder(Generic[RequestT]):
         max_prefill_tokens: int,
         sizer: ChunkSizer | None = None,
         rules: EngineRules = SGLANG_0_5_23,
-        give_way: Callable[[RequestT, int], int] | None = None,
+        give_way: GiveWay[RequestT] | None = None,
         allows_fixed: Fits[RequestT] | None = None,
     ) -> None:
         """chunk_tokens: of one forward, None for any number; max_prefill_tokens: its first prompt may exceed it.
 
-        sizer: of forwards that go on with a prompt. give_way: frees slots for a prompt that finds none, where so many
-        tokens are free, and returns the tokens that those had reserved who gave theirs, or -1 if nobody does.
+        sizer: of forwards that go on with a prompt.
         allows_fixed: whether a prompt fits that ignores the end of sequence, if nothing is cached.
         """
         self.now_ns = 0
@@ -159,7 +161,7 @@ class ForwardBuilder(Generic[RequestT]):
             self._waiting.move_to_end(request.request_id, last=False)
 
     def fill(
-        self, now_ns: int, num_slots: int | None, *, reserved_tokens: int = 0, num_decode_tokens: int = 0
+        self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
         """The next forward: what goes on, and what the policy picks of those that wait, if num_slots is not None.
 
@@ -251,8 +253,11 @@ class ForwardBuilder(Generic[RequestT]):
             self._compute(partial, min(forward.chunk_tokens, self._room_of(partial, forward)), forward)
 
     def _room_of(self, partial: RequestT, forward: Forward) -> int:
-        """Tokens for which a begun prompt has pages, or can have them."""
-        return len(partial.lease.table) * self.page_size + self._room_tokens(forward) - partial.num_scheduled_tokens
+        """Tokens for which a begun prompt has pages, or can have them: any, if what runs is expected to take all."""
+        room = int(self._room_tokens(forward))
+        if room <= 0:
+            room = self.num_available_pages * self.page_size
+        return len(partial.lease.table) * self.page_size + room - partial.num_scheduled_tokens
 
     def _take(self, pick: Pick, forward: Forward) -> str | None:
         """Lock the prompt's cached prefix and compute what fits of the rest; or what it lacks, if nothing does."""
@@ -309,7 +314,7 @@ class ForwardBuilder(Generic[RequestT]):
             num_free = self.num_available_pages * self.page_size - forward.taken_tokens
             begun = [self.begun[chunk.request_id] for chunk in forward.chunks]
             return whole_pages <= min(num_free, room) and self._allows_fixed(request, begun, num_free - whole_pages)
-        return num_new + request.num_growth_tokens + self.page_size + self.spare_tokens <= room
+        return num_new + request.num_growth_tokens + self.page_size + self.spare_tokens < room + 1
 
     def _is_capped(self, request: RequestT) -> bool:
         """True if max_prefill_tokens keeps a prompt from a forward that has others."""
@@ -336,7 +341,7 @@ class ForwardBuilder(Generic[RequestT]):
         forward.reserved_tokens += whole_pages + self.page_size + (request.num_reserved_tokens if is_last else 0)
         return True
 
-    def _room_tokens(self, forward: Forward) -> int:
+    def _room_tokens(self, forward: Forward) -> float:
         return self.num_available_pages * self.page_size - forward.reserved_tokens
 
     def _open_pages(self, chunks: list[PrefillChunk]) -> None:

@@ -54,7 +54,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self.enqueue(request, first=True)
 
     def fill(
-        self, now_ns: int, num_slots: int | None, *, reserved_tokens: int = 0, num_decode_tokens: int = 0
+        self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
         """num_decode_tokens: of the step, one for each request that runs."""
         self._step_prompt_tokens = self._limit_beside(num_decode_tokens)
