@@ -113,6 +113,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             rules=limits.rules,
             give_way=None if limits.preemption_threshold is None else self._give_way,
             allows_fixed=self._allows_fixed,
+            shares_late=True,
         )
         self._ends: SimulatedEnds | None = None
         """Ends of what runs, for the forward that is being filled."""

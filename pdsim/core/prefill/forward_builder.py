@@ -107,11 +107,13 @@ class ForwardBuilder(Generic[RequestT]):
         sizer: of forwards that go on with a prompt.
         allows_fixed: whether a prompt fits that ignores the end of sequence, if nothing is cached.
         """
+        shares_late: bool = False,
         self.now_ns = 0
         self.page_size = cache.page_size
         self.begun: dict[int, RequestT] = {}
         self._waiting: OrderedDict[int, RequestT] = OrderedDict()
         self.partial: RequestT | None = None
+        shares_late: a chunk is cached when the next forward is chosen, and not if its prompt is given up by then.
         """The begun prompt with tokens that no forward has yet."""
         self._cache = cache
         self._prefetcher = cache.prefetcher
@@ -119,6 +121,9 @@ class ForwardBuilder(Generic[RequestT]):
         self._chunk_tokens = UNLIMITED if chunk_tokens is None else chunk_tokens
         self._max_prefill_tokens = max_prefill_tokens
         self._sizer = sizer
+        self._shares_late = shares_late
+        self._unshared: RequestT | None = None
+        """The partial prompt, if its last chunk is not cached yet."""
         self._rules = rules
         self._give_way = give_way
         self._allows_fixed = None if cache.prefix_cache is not None else allows_fixed
@@ -184,6 +189,9 @@ class ForwardBuilder(Generic[RequestT]):
         elif self._prefetcher is not None:  # nothing is begun, perhaps because of prefetches
             due_ns, hold_ns = self._prefetcher.next_due_ns(now_ns), forward.hold_until_ns
             forward.hold_until_ns = due_ns if hold_ns is None or (due_ns is not None and due_ns < hold_ns) else hold_ns
+        if (unshared := self._unshared) is not None:
+            self._share(unshared, unshared.num_computed_tokens, is_chunk=True)
+            self._unshared = None
         return forward
 
     def _begin(self, forward: Forward) -> None:
@@ -226,13 +234,16 @@ class ForwardBuilder(Generic[RequestT]):
     def stop(self, request: RequestT) -> None:
         """Compute no more of a prompt than forwards have already."""
         if self.partial is request:
-            self.partial = None
+            self.partial = self._unshared = None
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
         """A chunk was computed; the whole pages of the prompt are shared from now on."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
-        self._share(request, request.num_computed_tokens, is_chunk=not chunk.is_last)
+        if self._shares_late and not chunk.is_last:
+            self._unshared = request
+        else:
+            self._share(request, request.num_computed_tokens, is_chunk=not chunk.is_last)
         return request
 
     def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
