@@ -7,7 +7,7 @@ import pytest
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
-from pdsim.core.engine_rules import RELEASES, SGLANG_0_5_12, SGLANG_0_5_23
+from pdsim.core.engine_rules import RELEASES, SGLANG_0_5_12, SGLANG_0_5_23, EngineRules
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
@@ -28,28 +28,35 @@ from pdsim.core.messages import (
     Wait,
 )
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.sequence import Spans
+from pdsim.core.sequence import Spans, TokenIds
 from pdsim.core.transfer.send_planner import SendPlanner
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.policy.pages import FewestOutputsFirst, LeastFrequentlyUsed, LeastRecentlyUsed, ReserveDecodeTokens
-from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst
+from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst, LongestPrefixFirst
 
 OLD_AND_NEW = pytest.mark.parametrize("rules", [SGLANG_0_5_12, SGLANG_0_5_23], ids=["0.5.12", "0.5.23"])
 
 
-def cache(num_pages: int, page: int = 1, *, radix: bool = True) -> KvCache:
+def cache(
+    num_pages: int, page: int = 1, *, radix: bool = True, rules: EngineRules = SGLANG_0_5_23, eviction=None
+) -> KvCache:
     pool = PagePool(num_pages)
-    return KvCache(pool, page, RadixCache(pool, page, LeastRecentlyUsed()) if radix else None)
+    tree = RadixCache(pool, page, eviction or LeastRecentlyUsed()) if radix else None
+    return KvCache(pool, page, tree, splits_at_prompt=rules.splits_at_prompt)
 
 
-def aggregated(num_pages: int = 100, *, radix: bool = True, page: int = 1, **limits) -> AggregatedInstance:
+def aggregated(
+    num_pages: int = 100, *, radix: bool = True, page: int = 1, policy=None, eviction=None, **limits
+) -> AggregatedInstance:
     defaults = {"max_running_requests": 8, "chunked_prefill_tokens": None, "max_prefill_tokens": 1000}
-    priorities = "preemption_threshold" in limits
+    rules = limits.get("rules", SGLANG_0_5_23)
+    if policy is None:
+        policy = HighestPriorityFirst() if "preemption_threshold" in limits else FirstComeFirstServed()
     return AggregatedInstance(
         "a",
-        cache=cache(num_pages, page, radix=radix),
+        cache=cache(num_pages, page, radix=radix, rules=rules, eviction=eviction),
         limits=AggregatedLimits(**{**defaults, "overlap": False, **limits}),
-        policy=HighestPriorityFirst() if priorities else FirstComeFirstServed(),
+        policy=policy,
         preemption_policy=FewestOutputsFirst(),
     )
 
@@ -203,6 +210,17 @@ def test_the_first_that_waits_behind_a_full_chunk_is_looked_at(rules):
 
 
 @OLD_AND_NEW
+def test_a_partial_prompt_goes_on_though_what_runs_is_expected_to_take_all(rules):
+    a = aggregated(60, chunked_prefill_tokens=8, schedule_conservativeness=1.4, rules=rules)
+    arrive(a, 0, 8, max_output=16)
+    begun(a)
+    arrive(a, 1, 24, max_output=1)
+    assert begun(a) == [(1, 0, 8)]
+    a.batch.requests()[0].max_output_tokens = 60
+    assert begun(a) == [(1, 8, 8)]
+
+
+@OLD_AND_NEW
 def test_one_that_does_not_fit_behind_a_full_chunk_blocks_the_others(rules):
     a = aggregated(62, chunked_prefill_tokens=8, rules=rules)
     arrive(a, 9, 1)
@@ -338,6 +356,102 @@ def test_an_insert_counts_once_for_each_request_or_each_time(rules):
     kv.close(lease, prompt, 4)
     (first,) = tree.root.children.values()
     assert first.num_hits == (2 if rules.counts_every_insert else 1)
+
+
+# What is evicted.
+
+
+@OLD_AND_NEW
+def test_outputs_of_a_request_that_is_back_are_evicted_alone_or_with_its_prompt(rules):
+    kv, tokens = cache(8, rules=rules), Spans(((0, 0, 4), (9, 0, 3)))
+    lease = kv.open(tokens, 0)
+    kv.grow(lease, 7)
+    kv.checkpoint(lease, tokens, 7, 4)
+    kv.drop(lease)
+    kv.make_free(3)
+    assert kv.num_cached_tokens(tokens) == (4 if rules.splits_at_prompt else 0)
+
+
+def test_what_was_split_off_is_evicted_before_what_split_it_off():
+    kv, first, second = cache(6), TokenIds([1, 2, 3]), TokenIds([1, 2, 6])
+    leases = [kv.open(first, 3), kv.open(second, 3)]
+    for lease in leases:
+        kv.grow(lease, 3)
+    kv.checkpoint(leases[0], first, 3)
+    kv.close(leases[1], second, 3)
+    kv.drop(leases[0])
+    kv.make_free(3)
+    assert (kv.num_cached_tokens(first), kv.num_cached_tokens(second)) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, [29]),
+        ({"rules": replace(SGLANG_0_5_23, refreshes_waiting=False)}, []),
+        ({"eviction": LeastFrequentlyUsed()}, []),
+        ({"policy": LongestPrefixFirst()}, list(range(1, 33))),
+    ],
+    ids=["0.5.23", "before", "lfu", "lpm"],
+)
+def test_every_32nd_choice_uses_the_cached_prefixes_of_those_that_wait(change, expected):
+    a = aggregated(400, chunked_prefill_tokens=4, **change)
+    for i in (0, 1):
+        arrive(a, i, 4, max_output=1)
+        step, _ = a.next_step(0)
+        a.on_step_done(step, StepResult(1, ((i, Spans.of(9, 1)),)), 0)
+    arrive(a, 2, 200)
+    begun(a)
+    arrive(a, 3, 8, prompt=Spans(((0, 0, 4), (3, 0, 4))))
+    accesses = []
+    for _ in range(33):
+        begun(a)
+        nodes = a.cache.prefix_cache.root.children.values()
+        accesses += [node.last_access for node in nodes if node.sequence.spans[0].stream == 0]
+    assert [i for i in range(1, 33) if accesses[i] != accesses[i - 1]] == expected
+
+
+def test_the_last_chunk_of_an_aborted_prompt_is_not_cached():
+    a = aggregated(100, chunked_prefill_tokens=8)
+    arrive(a, 0, 30)
+    for _ in range(2):
+        begun(a)
+    a.on_message(Cancel(0, "aborted"), 0)
+    assert a.cache.num_cached_tokens(Spans.of(0, 30)) == 8
+    assert a.cache.num_available_pages == 100
+
+
+# Room for a prompt that ignores the end of sequence, to the fraction of a token.
+
+
+def test_a_fraction_of_a_token_that_others_are_expected_to_take_counts():
+    for max_output, expected in ((20, [(1, 0, 36)]), (21, [])):
+        a = aggregated(20 + max_output * 7 // 10 + 37, radix=False)
+        arrive(a, 0, 20, max_output=max_output + 1)
+        begun(a)
+        arrive(a, 1, 36, max_output=1, fixed=True)
+        assert begun(a) == expected  # 0.7 * 20 tokens are whole, and 0.7 * 21 are not
+
+
+# Longest prefix first.
+
+
+def test_lpm_without_a_cache_is_fcfs():
+    a = aggregated(radix=False, policy=LongestPrefixFirst(), chunked_prefill_tokens=200, max_running_requests=2)
+    for i, num_tokens in enumerate((40, 40, 8)):
+        arrive(a, i, num_tokens, max_output=1, prompt=Spans.of(9, num_tokens))
+    assert [i for i, _, _ in begun(a)] == [0, 1]  # though the second begins like the first
+
+
+@OLD_AND_NEW
+def test_the_last_token_of_a_cached_prompt_counts_as_cached_or_not(rules):
+    a = aggregated(policy=LongestPrefixFirst(), max_running_requests=1, rules=rules)
+    arrive(a, 0, 5, max_output=1)
+    step, _ = a.next_step(0)
+    a.on_step_done(step, StepResult(1, ((0, Spans.of(9, 1)),)), 0)
+    arrive(a, 1, 9, prompt=Spans(((0, 0, 4), (1, 0, 5))))
+    arrive(a, 2, 5, prompt=Spans.of(0, 5))
+    assert [i for i, _, _ in begun(a)] == [1 if rules.computes_last_token else 2]
 
 
 def test_the_newest_release_comes_first():

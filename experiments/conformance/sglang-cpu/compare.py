@@ -251,7 +251,6 @@ class Replay:
             else:
                 self.note(command)
 
-    def tell(self, row: Row, now_ns: int) -> None:
     def put_out(self, request_id: int, num_tokens: int) -> PutOut:
         """The outputs of a request, which it may have lost before it was given up."""
         output = self.outputs.get(f"r{request_id}")
@@ -261,6 +260,7 @@ class Replay:
             output = [*drawn.output, *[BEYOND] * num_tokens]
         return PutOut(request_id, TokenIds(output[:num_tokens]))
 
+    def tell(self, row: Row, now_ns: int) -> None:
         """Pass on what its twin was told before it chose a step."""
         what, told = row[2], row[3]
         if what == "new" and told in self.new:

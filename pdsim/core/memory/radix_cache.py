@@ -13,6 +13,7 @@ from typing import Any
 
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.sequence import UnseenOutput
+from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
 
@@ -71,6 +72,7 @@ class RadixCache:
         """A match that ends inside a node counts as an access of all of it, as in SGLang."""
         self.evicts_pages = False
         """A leaf loses only as many of its last pages as are lacking, and a match is no access, as in vLLM."""
+        self.evicts_by_recency = isinstance(eviction, LeastRecentlyUsed)
         self.num_evictable_pages = 0
         self.num_read_pages = 0
         """Each counted once, however many requests read it."""
@@ -78,6 +80,7 @@ class RadixCache:
         self._pool = pool
         self._eviction = eviction
         self.num_accesses = 0
+        """Even; the odd ones between them are of what was split off behind a match."""
         self._num_walks = 0
         self._heap: list[tuple[Any, int, Node]] = []
         self._serial = 0
@@ -328,9 +331,6 @@ class RadixCache:
                 step.key = key
             step = parent
 
-    def split(self, node: Node, middle: int) -> Node:
-        """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
-        parent, at = node.parent, (middle - node.start) // self.page_size
     def split_path(self, node: Node, middle: int) -> None:
         """Let a node of the path to this one end behind so many tokens, which are whole pages."""
         step: Node | None = node
@@ -339,6 +339,9 @@ class RadixCache:
         if step is not None and middle < step.stop:
             self.split(step, middle)
 
+    def split(self, node: Node, middle: int) -> Node:
+        """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
+        parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None
         head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born, node.last_access)
         head.locks, head.readers = node.locks, node.readers

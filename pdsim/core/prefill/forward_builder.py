@@ -1,7 +1,7 @@
 """Fills prefill forwards from the prompts that wait, as SGLang's PrefillAdder does."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Generic, TypeVar
@@ -10,6 +10,7 @@ from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.instance import PolicyError, Request
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import PrefillChunk
+from pdsim.policy.prefill import FirstComeFirstServed, LongestPrefixFirst
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 from pdsim.policy.views import QueuedPrefill
 
@@ -21,18 +22,22 @@ LEAST_SHARE = 4
 """No chunk is less than this part of the first one."""
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
+REFRESH_CHOICES, MOST_REFRESHED = 32, 128
+"""So often the cached prefixes of so many waiting prompts are used (WAITING_PREFIX_REFRESH_INTERVAL,
+WAITING_QUEUE_PREFIX_MATCH_MAX)."""
+
 
 RequestT = TypeVar("RequestT", bound=Request)
 
+GiveWay = Callable[[RequestT, float], float]
+"""Frees slots for a prompt that finds none, where so many tokens are free. Returns the tokens that were reserved for
+those who gave theirs, or -1 if nobody does."""
 Fits = Callable[[RequestT, list[RequestT], int], bool]
 """True if a request fits whose output ends at its longest only, beside those that its forward has, where so many tokens
 are free behind its prompt."""
 
 
 @dataclass(slots=True)
-GiveWay = Callable[[RequestT, float], float]
-"""Frees slots for a prompt that finds none, where so many tokens are free. Returns the tokens that were reserved for
-those who gave theirs, or -1 if nobody does."""
 class Forward:
     """A forward, and what may still be added while it is being filled."""
 
@@ -101,32 +106,39 @@ class ForwardBuilder(Generic[RequestT]):
         rules: EngineRules = SGLANG_0_5_23,
         give_way: GiveWay[RequestT] | None = None,
         allows_fixed: Fits[RequestT] | None = None,
+        shares_late: bool = False,
     ) -> None:
         """chunk_tokens: of one forward, None for any number; max_prefill_tokens: its first prompt may exceed it.
 
         sizer: of forwards that go on with a prompt.
         allows_fixed: whether a prompt fits that ignores the end of sequence, if nothing is cached.
+        shares_late: a chunk is cached when the next forward is chosen, and not if its prompt is given up by then.
         """
-        shares_late: bool = False,
         self.now_ns = 0
         self.page_size = cache.page_size
         self.begun: dict[int, RequestT] = {}
         self._waiting: OrderedDict[int, RequestT] = OrderedDict()
         self.partial: RequestT | None = None
-        shares_late: a chunk is cached when the next forward is chosen, and not if its prompt is given up by then.
         """The begun prompt with tokens that no forward has yet."""
+        self._shares_late = shares_late
+        self._unshared: RequestT | None = None
+        """The partial prompt, if its last chunk is not cached yet."""
         self._cache = cache
         self._prefetcher = cache.prefetcher
         self._policy = policy
         self._chunk_tokens = UNLIMITED if chunk_tokens is None else chunk_tokens
         self._max_prefill_tokens = max_prefill_tokens
         self._sizer = sizer
-        self._shares_late = shares_late
-        self._unshared: RequestT | None = None
-        """The partial prompt, if its last chunk is not cached yet."""
         self._rules = rules
         self._give_way = give_way
         self._allows_fixed = None if cache.prefix_cache is not None else allows_fixed
+        tree = cache.prefix_cache
+        if isinstance(policy, LongestPrefixFirst) and tree is None:
+            self._policy = FirstComeFirstServed()
+        self._sorts = isinstance(self._policy, LongestPrefixFirst)
+        """The policy uses what is cached of all that wait, at each choice, though none may begin."""
+        self._refreshes = rules.refreshes_waiting and not self._sorts and tree is not None and tree.evicts_by_recency
+        self._num_choices = 0
         self.spare_tokens = 1
         """They stay free when a prompt is begun."""
 
@@ -144,7 +156,9 @@ class ForwardBuilder(Generic[RequestT]):
         return self._cache.num_cached_tokens(self._waiting[request.request_id].sequence)
 
     def use_cached_tokens(self, request: QueuedPrefill) -> int:
-        return self._cache.use(self._waiting[request.request_id].sequence)
+        waiting = self._waiting[request.request_id]
+        num_cached = self._cache.use(waiting.sequence)
+        return min(num_cached, waiting.num_tokens - 1) if self._rules.computes_last_token else num_cached
 
     # What an instance calls.
 
@@ -174,28 +188,50 @@ class ForwardBuilder(Generic[RequestT]):
         num_decode_tokens: of the forward, which running requests take.
         """
         self.now_ns = now_ns
+        if (unshared := self._unshared) is not None:
+            self._share(unshared, unshared.num_computed_tokens, is_chunk=True)
+            self._unshared = None
         chunk_tokens = self._chunk_tokens - num_decode_tokens
         if self._sizer is not None and self.partial is not None:
             chunk_tokens = self._sizer.num_tokens(self.partial.num_scheduled_tokens)
         forward = Forward(chunk_tokens, self._max_prefill_tokens, num_slots or 0, reserved_tokens)
+        chooses = bool(self._waiting) and (self.is_midway or self._may_begin(num_slots))
+        picks = self._refresh() if self._refreshes and chooses else None
         self._go_on(forward)
-        if self._waiting and num_slots is not None:
-            if not self._is_full(forward):
-                self._begin(forward)
-            elif self._rules.tries_when_spent:
-                self._try_first(forward)
+        if self._waiting and num_slots is not None and not self._is_full(forward):
+            if chooses or not self._sorts:
+                self._begin(forward, self._policy.select(self) if picks is None else picks)
+            else:
+                forward.blocked_by = "slots"
+        elif self._waiting and num_slots is not None and self._rules.tries_when_spent:
+            self._try_first(forward)
+        elif self._sorts and chooses:
+            self._policy.select(self)
         if forward.chunks:
             self._open_pages(forward.chunks)
         elif self._prefetcher is not None:  # nothing is begun, perhaps because of prefetches
             due_ns, hold_ns = self._prefetcher.next_due_ns(now_ns), forward.hold_until_ns
             forward.hold_until_ns = due_ns if hold_ns is None or (due_ns is not None and due_ns < hold_ns) else hold_ns
-        if (unshared := self._unshared) is not None:
-            self._share(unshared, unshared.num_computed_tokens, is_chunk=True)
-            self._unshared = None
         return forward
 
-    def _begin(self, forward: Forward) -> None:
+    def _may_begin(self, num_slots: int | None) -> bool:
+        return num_slots is not None and (num_slots > 0 or self._give_way is not None)
+
+    def _refresh(self) -> list[Pick] | HoldUntil | None:
+        """At every 32nd choice, use the cached prefixes of what waits: that of the first prompt last. Returns all."""
+        self._num_choices += 1
+        if self._num_choices % REFRESH_CHOICES != 1:
+            return None
         picks = self._policy.select(self)
+        if isinstance(picks, HoldUntil):
+            return picks
+        picks = list(picks)
+        for pick in reversed(picks[:MOST_REFRESHED]):
+            if waiting := self._waiting.get(pick.request_id):
+                self._cache.use(waiting.sequence)
+        return picks
+
+    def _begin(self, forward: Forward, picks: Iterable[Pick] | HoldUntil) -> None:
         if isinstance(picks, HoldUntil):
             forward.hold_until_ns = picks.time_ns
             return
