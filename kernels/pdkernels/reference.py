@@ -111,16 +111,25 @@ def append_reference(
 
 
 def paged_decode_reference(
-    query: torch.Tensor, pool: Pool, layer: int, block_table: torch.Tensor, lengths: Sequence[int], scale: float
+    query: torch.Tensor,
+    pool: Pool,
+    layer: int,
+    block_table: torch.Tensor,
+    lengths: Sequence[int],
+    scale: float,
+    window: int = 0,
 ) -> torch.Tensor:
-    """Attention of one new token per sequence, [batch, query_heads, head_dim], in float32 through torch's SDPA."""
+    """Attention of one new token per sequence, [batch, query_heads, head_dim], in float32 through torch's SDPA.
+
+    window: last tokens that it sees; 0: all.
+    """
     out = torch.zeros_like(query)
     group = query.shape[1] // pool.layout.heads
     for row, length in enumerate(lengths):
         if length == 0:
             continue
         k, v = (
-            read_tokens(plane, pool.layout, block_table[row], length)
+            read_tokens(plane, pool.layout, block_table[row], length)[-window:]
             .float()
             .repeat_interleave(group, dim=1)
             .transpose(0, 1)
@@ -145,9 +154,17 @@ def latent_decode_reference(
 
 
 def packed_prefill_reference(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_new: Sequence[int], num_all: Sequence[int]
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    num_new: Sequence[int],
+    num_all: Sequence[int],
+    window: int = 0,
 ) -> torch.Tensor:
-    """Attention of the last num_new tokens of each packed sequence to its num_all, in float64, written out."""
+    """Attention of the last num_new tokens of each packed sequence to its num_all, in float64, written out.
+
+    window: last tokens that each token sees, itself included; 0: all.
+    """
     group = query.shape[1] // key.shape[1]
     parts = zip(query.split(num_new), key.split(num_all), value.split(num_all), strict=True)
     out = []
@@ -155,6 +172,8 @@ def packed_prefill_reference(
         k, v = (x.double().repeat_interleave(group, dim=1) for x in kv)
         scores = torch.einsum("qhd,khd->hqk", q.double(), k) * q.shape[2] ** -0.5
         is_seen = torch.ones_like(scores[0], dtype=torch.bool).tril(len(k) - len(q))
+        if window:
+            is_seen = is_seen.triu(len(k) - len(q) - window + 1)
         weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
         out.append(torch.einsum("hqk,khd->qhd", weights, v))
     return torch.cat(out).to(query.dtype)

@@ -293,6 +293,10 @@ def _value(kind: Any, value: Any, path: str) -> Any:
         if not isinstance(value, Mapping):
             raise EntryError(f"{path}: expected a mapping, found {value!r}")
         return {_value(options[0], key, path): _value(options[1], one, f"{path}.{key}") for key, one in value.items()}
+    if get_origin(kind) is tuple:  # of one kind, however many
+        if not isinstance(value, list):
+            raise EntryError(f"{path}: expected a list, found {value!r}")
+        return tuple(_value(options[0], one, f"{path}.{i}") for i, one in enumerate(value))
     if is_dataclass(kind):
         return build(kind, value, f"{path}.")  # type: ignore[arg-type]
     if options:  # dataclasses, told apart by their field `kind`

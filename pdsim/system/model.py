@@ -244,6 +244,8 @@ class LlamaArchitecture:
     """Width of the queries' own latent, with latent attention; 0: none."""
     routing: GroupedRouting | None = None
     """Routing of tokens to experts. None: softmax over all experts."""
+    window_layers: tuple[int, ...] = ()
+    """Numbers, from 0 on, of the layers that attend to the last attention.window_tokens only."""
 
 
 def stage_layers(num_layers: int, num_stages: int) -> list[int]:

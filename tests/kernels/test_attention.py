@@ -38,19 +38,19 @@ def test_append(order, page_size):
 
 @pytest.mark.parametrize("order", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("group", "shares"), [(1, 1), (4, 3), (2, 5)])
+@pytest.mark.parametrize(("group", "shares", "window"), [(1, 1, 0), (4, 3, 0), (2, 5, 0), (4, 1, 1), (2, 3, 20)])
 @DTYPES
-def test_paged_decode(order, page_size, group, shares, dtype, tolerance):
+def test_paged_decode(order, page_size, group, shares, window, dtype, tolerance):
     heads, head_dim, lengths = 2, 32, [1, 0, 45]
     pool = normal_pool(
         dtype, layers=1, heads=heads, head_dim=head_dim, page_size=page_size, order=order, pages=96 // page_size
     )
     table = torch.stack([random_pages(-(-48 // page_size), 96 // page_size) for _ in lengths])
     query = torch.randn(3, heads * group + 2, head_dim, dtype=dtype, device=DEVICE)[:, : heads * group]
-    expected = paged_decode_reference(query, pool, 0, table, lengths, head_dim**-0.5)
+    expected = paged_decode_reference(query, pool, 0, table, lengths, head_dim**-0.5, window)
     on_device = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     workspace = decode_workspace(3, heads * group, heads, head_dim, DEVICE, shares=shares, block_tokens=16)
-    workspace.divide(on_device)
+    workspace.divide(on_device, window)
     out = paged_decode(
         query,
         pool.keys[0],
@@ -82,24 +82,28 @@ def test_latent_decode(page_size, heads, rank, shares, dtype, tolerance):
     torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
-@given(lengths=st.lists(st.integers(0, 90), min_size=1, max_size=9), shares=st.integers(1, 12))
-@settings(max_examples=25)
-def test_programs_share_any_batch_equally(lengths, shares):
+@given(
+    lengths=st.lists(st.integers(0, 90), min_size=1, max_size=9),
+    shares=st.integers(1, 12),
+    window=st.just(0) | st.integers(1, 100),
+)
+@settings(max_examples=40)
+def test_programs_share_any_batch_equally(lengths, shares, window):
     block_tokens, pages = 16, 8
     pool = normal_pool(torch.float32, layers=1, heads=1, head_dim=16, page_size=16, pages=pages)
     table = torch.stack([random_pages(6, pages) for _ in lengths])
     query = torch.randn(len(lengths), 2, 16, dtype=torch.float32, device=DEVICE)
     on_device = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     workspace = decode_workspace(len(lengths), 2, 1, 16, DEVICE, shares=shares, block_tokens=block_tokens)
-    workspace.divide(on_device)
-    blocks = [-(-length // block_tokens) for length in lengths]
+    workspace.divide(on_device, window)
+    blocks = [-(-min(length, window or length) // block_tokens) for length in lengths]
     assert workspace.bounds.tolist() == list(accumulate(blocks, initial=0))
     per_share = -(-sum(blocks) // shares)
     owners = [sequence for sequence, count in enumerate(blocks) for _ in range(count)]
     begun = [share * per_share for share in range(shares) if share * per_share < len(owners)]
     assert workspace.first_sequences.tolist()[: len(begun)] == [owners[block] for block in begun]
 
-    expected = paged_decode_reference(query, pool, 0, table, lengths, 0.25)
+    expected = paged_decode_reference(query, pool, 0, table, lengths, 0.25, window)
     output = torch.full_like(expected, float("nan"))
     paged_decode(
         query, pool.keys[0], pool.values[0], table, on_device, page_size=16, output=output, workspace=workspace
@@ -141,14 +145,14 @@ def test_decode_in_a_cuda_graph_follows_lengths():
         torch.testing.assert_close(output.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize(("group", "window"), [(1, 0), (4, 0), (2, 1), (4, 50)])
 @pytest.mark.parametrize(
     "lengths",
     [[(0, 1)], [(0, 300)], [(200, 130)], [(0, 128), (128, 128)], [(7, 1), (0, 40), (260, 129)]],
     ids=lambda lengths: " ".join(f"{context}+{new}" for context, new in lengths),
 )
 @DTYPES
-def test_packed_prefill(lengths, group, dtype, tolerance):
+def test_packed_prefill(lengths, group, window, dtype, tolerance):
     num_new, num_all = [new for _, new in lengths], [sum(both) for both in lengths]
     bounds = [
         torch.tensor([sum(n[:i]) for i in range(len(n) + 1)], dtype=torch.int32, device=DEVICE)
@@ -157,14 +161,15 @@ def test_packed_prefill(lengths, group, dtype, tolerance):
     packed = torch.randn(sum(num_new), 2 * group + 2, 32, dtype=dtype, device=DEVICE)
     query = packed[:, : 2 * group]  # as a projection leaves Q, K and V
     key, value = torch.randn(2, sum(num_all), 2, 32, dtype=dtype, device=DEVICE)
-    out = packed_prefill(query, key, value, *bounds, longest=max(num_new))
-    expected = packed_prefill_reference(query, key, value, num_new, num_all)
+    out = packed_prefill(query, key, value, *bounds, longest=max(num_new), window=window)
+    expected = packed_prefill_reference(query, key, value, num_new, num_all, window)
     torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("lengths", [[(0, 1)], [(200, 130)], [(7, 1), (0, 40), (140, 65)]])
-def test_paged_prefill(lengths, page_size):
+def test_paged_prefill(lengths, window, page_size):
     """Padding comes out as zeros."""
     num_new, num_context = [new for _, new in lengths], [context for context, _ in lengths]
     num_pages = [-(-sum(both) // page_size) for both in lengths]
@@ -175,11 +180,11 @@ def test_paged_prefill(lengths, page_size):
     cut = prefill_tiles(num_new, num_context, num_pages, size)
     tiles = torch.tensor([*cut, (1, 1, 1, 1)], dtype=torch.int32, device=DEVICE)  # the last is not counted
     num_tiles = torch.tensor([len(cut)], dtype=torch.int32, device=DEVICE)
-    out = paged_prefill(query, keys, values, tiles, num_tiles, pages, page_size=page_size)
+    out = paged_prefill(query, keys, values, tiles, num_tiles, pages, page_size=page_size, window=window)
     slots = [(p.long()[:, None] * page_size + torch.arange(page_size, device=DEVICE)) for p in pages.split(num_pages)]
     seen = torch.cat([s.flatten()[: sum(both)] for s, both in zip(slots, lengths, strict=True)])
     num_all = [sum(both) for both in lengths]
-    expected = packed_prefill_reference(query[: sum(num_new)], keys[seen], values[seen], num_new, num_all)
+    expected = packed_prefill_reference(query[: sum(num_new)], keys[seen], values[seen], num_new, num_all, window)
     torch.testing.assert_close(out[: sum(num_new)].float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
     assert not out[sum(num_new) :].any()
 

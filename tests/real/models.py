@@ -27,8 +27,8 @@ class WholeSequence:
         """narrow_kv: round keys and values as a cache in e4m3 does."""
         self._kept = (lambda kv: kv.to(torch.float8_e4m3fn).to(kv.dtype)) if narrow_kv else lambda kv: kv
 
-    def __call__(self, layer, query, key, value):
-        return causal_attention(query, self._kept(key), self._kept(value))
+    def __call__(self, layer, query, key, value, window=0):
+        return causal_attention(query, self._kept(key), self._kept(value), window=window)
 
     def latent(self, layer, query, latent, heads):
         return causal_attention(query, *heads.expand(self._kept(latent)), heads.scale)
@@ -88,6 +88,16 @@ MOONLIGHT = replace(
     ),
 )
 """Queries without a latent, one group of experts, and two shared ones."""
+
+
+WINDOWS = replace(from_catalog("tiny-windows"), vocab_size=300, hidden_size=64, max_context_tokens=512)
+MISTRAL = replace(
+    LLAMA,
+    name="tiny-mistral",
+    window_tokens=21,
+    llama=replace(LLAMA.llama, rope_scaling=None, window_layers=(0, 1)),
+)
+"""All layers have a window."""
 
 
 def load(config: ModelConfig, source=None, tp=None, device=CPU) -> Transformer:

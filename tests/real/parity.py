@@ -24,8 +24,8 @@ from tests.real import clusters
 from tests.real.models import CPU
 from tests.real.test_model import save
 
-FAMILIES = ("tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v3")
-DENSE = FAMILIES[:2]
+FAMILIES = ("tiny-llama", "tiny-qwen3", "tiny-mistral", "tiny-windows", "tiny-qwen3-moe", "tiny-deepseek-v3")
+DENSE = FAMILIES[:4]
 TRANSPORTS = {
     "cpu": ("shared-memory", "push", "mooncake-tcp", "nixl-cma"),
     "cuda": ("cuda-ipc", "push", "mooncake-nvlink", "nixl-cuda-ipc"),

@@ -5,16 +5,20 @@ import pytest
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 pytest.importorskip("triton", reason="the decode path of GPUs is written in Triton")
 
+from dataclasses import replace
+
 from pdreal.control.tasks import DecodeBatch, PrefillBatch, whole_tables
 from pdreal.memory.paged_kv import bits_of
 from pdreal.model import fused, operations
 from pdreal.rank.graphs import DecodeGraphs, batch_sizes
 from pdreal.settings.model import from_catalog
 
-from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens, whole
+from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, LLAMA, WINDOWS, chunk, load, runner, tokens, whole
 
 
-@pytest.mark.parametrize("config", [LLAMA, DEEPSEEK], ids=["llama", "latent"])
+@pytest.mark.parametrize(
+    "config", [LLAMA, DEEPSEEK, replace(WINDOWS, window_tokens=5)], ids=["llama", "latent", "windows"]
+)
 @pytest.mark.parametrize(("page_size", "kv_dtype"), [(1, None), (64, None), (64, torch.float8_e4m3fn)])
 def test_padded_batches_over_pages_make_the_same_tokens(page_size, kv_dtype, config):
     """A step is a chunk of one token behind its context."""

@@ -12,15 +12,15 @@ from pdreal.settings.model import ModelError, from_catalog, from_checkpoint, mod
 from pdreal.settings.options import Options
 
 from pdsim.system.catalog import load_model, names
-from tests.real.models import CPU, DEEPSEEK, LLAMA, MOONLIGHT, WholeSequence, generate, load, tokens
+from tests.real.models import CPU, DEEPSEEK, LLAMA, MISTRAL, MOONLIGHT, WINDOWS, WholeSequence, generate, load, tokens
 
 TINY = from_catalog("tiny-qwen3")
 QWEN = replace(TINY, vocab_size=300, hidden_size=64, max_context_tokens=512)
 MOE = replace(from_catalog("tiny-qwen3-moe"), vocab_size=300, hidden_size=64, max_context_tokens=512)
 FAMILIES = pytest.mark.parametrize(
     "config",
-    [QWEN, MOE, LLAMA, DEEPSEEK, MOONLIGHT],
-    ids=["qwen3", "qwen3-moe", "llama", "deepseek-v3", "moonlight"],
+    [QWEN, MOE, LLAMA, DEEPSEEK, MOONLIGHT, WINDOWS, MISTRAL],
+    ids=["qwen3", "qwen3-moe", "llama", "deepseek-v3", "moonlight", "windows", "mistral"],
 )
 
 
@@ -47,10 +47,9 @@ def published(config):
     family = family_of(config)
     return {
         "architectures": [f"{family}ForCausalLM"],
-        "model_type": {"Llama": "llama", "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe", "DeepseekV3": "deepseek_v3"}[
-            family
-        ],
+        "model_type": MODEL_TYPES[family],
         **published_attention(config),
+        **published_windows(config),
         **published_experts(config),
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -66,13 +65,31 @@ def published(config):
     }
 
 
-MODEL_TYPES = {"Llama": "llama", "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe", "DeepseekV3": "deepseek_v3"}
+MODEL_TYPES = {
+    "Llama": "llama",
+    "Mistral": "mistral",
+    "Qwen3": "qwen3",
+    "Qwen3Moe": "qwen3_moe",
+    "DeepseekV3": "deepseek_v3",
+}
 
 
 def family_of(config):
     if config.latent is not None:
         return "DeepseekV3"
-    return "Llama" if not config.llama.qk_norm else "Qwen3" if config.experts is None else "Qwen3Moe"
+    if config.llama.qk_norm:
+        return "Qwen3" if config.experts is None else "Qwen3Moe"
+    return "Mistral" if config.window_tokens else "Llama"
+
+
+def published_windows(config):
+    if not config.window_tokens:
+        return {}
+    windows = {"sliding_window": config.window_tokens}
+    if family_of(config) == "Mistral":
+        return windows
+    kinds = ["sliding_attention" if config.window_of(i) else "full_attention" for i in range(config.num_layers)]
+    return {**windows, "use_sliding_window": True, "layer_types": kinds}
 
 
 def published_attention(config):
@@ -155,7 +172,7 @@ def test_the_catalog_counts_the_parameters_that_are_there():
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is none of LlamaForCausalLM, Qwen3ForCausalLM, "),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is none of LlamaForCausalLM, MistralForCausalLM, "),
         ({"attention_bias": True}, "attention_bias is True, and only False can be run"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"norm_topk_prob": False}, "norm_topk_prob is False, and only True can be run"),
@@ -232,9 +249,38 @@ def test_weights_that_are_none(text, complaint):
         weight_source(text, CPU)
 
 
-def test_a_model_with_windows_cannot_be_run():
+def test_models_whose_layers_are_not_known_cannot_be_run():
     with pytest.raises(ModelError, match="no section `llama`"):
         from_catalog("gemma-3-27b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, (1, 2, 3)),
+        ({"use_sliding_window": False, "sliding_window": 8}, ()),
+        ({"use_sliding_window": True, "sliding_window": None}, ()),
+        ({"sliding_window": 8, "layer_types": ["sliding_attention"] * 4}, ()),  # transformers reads no window either
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}, (0, 1, 2, 3)),
+    ],
+)
+def test_layers_with_a_window_are_those_of_transformers(changes, layers, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(published(TINY) | changes))
+    read = from_checkpoint(tmp_path)
+    assert read.llama.window_layers == layers
+    assert read.window_tokens == (8 if layers else 0)
+
+
+def test_a_window_bounds_what_a_token_depends_on():
+    """Through layers that all have one, a token sees as far as the windows reach one behind another."""
+    model = load(MISTRAL)
+    prompt = tokens(1, 100, 300).tolist()
+    reach = 1 + sum(MISTRAL.window_of(layer) - 1 for layer in range(MISTRAL.num_layers))
+    unseen = [(token + 1) % 300 for token in prompt[:-reach]] + prompt[-reach:]
+    seen = [*prompt[:-reach], (prompt[-reach] + 1) % 300, *prompt[-reach + 1 :]]
+    last = [logits_of(model, p)[-1] for p in (prompt, unseen, seen)]
+    torch.testing.assert_close(last[0], last[1], atol=1e-5, rtol=1e-5)
+    assert (last[0] - last[2]).abs().max() > 1e-4
 
 
 def test_attention_plans_nothing_for_each_length():

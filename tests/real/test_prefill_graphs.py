@@ -12,7 +12,7 @@ from pdreal.memory.paged_kv import bits_of
 from pdreal.rank.graphs import SIZES, PrefillGraphs, has_prefill_graphs
 from pdreal.settings.model import from_catalog
 
-from tests.real.models import DEEPSEEK, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens
+from tests.real.models import DEEPSEEK, GPU_OR_CPU, LLAMA, MISTRAL, chunk, load, runner, tokens
 
 QWEN_MOE = replace(from_catalog("tiny-qwen3-moe"), vocab_size=300, max_context_tokens=512)
 CHUNKS = [(0, 21), (37, 8), (64, 1), (0, 70), (12, 3)]
@@ -26,8 +26,8 @@ def tables_of(page_size):
 
 @pytest.mark.parametrize(
     ("config", "page_size", "kv_dtype"),
-    [(LLAMA, 1, None), (QWEN_MOE, 16, None), (LLAMA, 64, torch.float8_e4m3fn)],
-    ids=["llama", "moe", "kv in fp8"],
+    [(LLAMA, 1, None), (QWEN_MOE, 16, None), (LLAMA, 64, torch.float8_e4m3fn), (MISTRAL, 4, None)],
+    ids=["llama", "moe", "kv in fp8", "windows"],
 )
 def test_padded_forwards_over_pages_make_the_same_tokens_and_kv(config, page_size, kv_dtype):
     model = load(config, device=GPU_OR_CPU)

@@ -63,6 +63,8 @@ PATHS = {
     },
     "whole experts, latents, TP2 to TP1": {"model": "tiny-deepseek-v3", "prefill__tp": 2, "prefill__ep": 2},
     "latents": {"model": "tiny-deepseek-v3", "decode__radix_cache": True},
+    "windows that are kept whole": {"model": "tiny-mistral", "decode__radix_cache": True},
+    "windows, aggregated": {"model": "tiny-windows", "prefill": None, "decode": None, "aggregated": AGGREGATED},
     "latents, aggregated": {"model": "tiny-deepseek-v3", "prefill": None, "decode": None, "aggregated": AGGREGATED},
     "latents, TP2 to TP1": {"model": "tiny-deepseek-v3", "prefill__tp": 2},
     "latents, TP1 to TP2, layer by layer": {

@@ -2,7 +2,8 @@
 
 What it computes is reference.paged_decode_reference. It must read K and V of every cached token of the batch once, 2 *
 tokens * kv_heads * head_dim elements; all else is small. A program takes one KV head of one share of the batch
-(shares.py), with all query heads of its group, so that each K and V is read once.
+(shares.py), with all query heads of its group, so that each K and V is read once. Of a layer with a window only the
+last tokens of each sequence are divided and read.
 """
 
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ def decode_part_kernel(
     TOKENS: tl.constexpr,
     BATCH: tl.constexpr,
     SHARES: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Attends with one KV head over one share, sequence by sequence."""
     wait_for_earlier()
@@ -57,8 +59,10 @@ def decode_part_kernel(
     query_head = head * GROUP + row
     while block < end_block:
         begin_block, next_block = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
-        start = (block - begin_block) * TOKENS
-        end = tl.minimum((tl.minimum(next_block, end_block) - begin_block) * TOKENS, tl.load(lengths + sequence))
+        length = tl.load(lengths + sequence)
+        skipped = tl.maximum(length - WINDOW, 0) if WINDOW else 0
+        start = skipped + (block - begin_block) * TOKENS
+        end = tl.minimum(skipped + (tl.minimum(next_block, end_block) - begin_block) * TOKENS, length)
         query_offset = sequence * query_stride + query_head[:, None] * DIM + dim[None, :]
         q = tl.load(query + query_offset, mask=used[:, None], other=0.0)
 
@@ -138,7 +142,8 @@ def paged_decode(
         page_size: tokens per page for NHD; HND pages say it themselves.
         scale: of the scores; 1 / sqrt(head_dim) if None.
         output: where to write, [batch, query_heads, head_dim]; new if None.
-        workspace: of decode_workspace, divided over these lengths (once a step, for all layers); new if None.
+        workspace: of decode_workspace, divided over these lengths (once a step, for all layers with a window as long);
+            its window bounds the tokens that are read. New, without a window, if None.
 
     Raises:
         ValueError: a shape or dtype does not fit, or the workspace is divided over other lengths.
@@ -179,6 +184,7 @@ def paged_decode(
         TOKENS=workspace.block_tokens,
         BATCH=batch,
         SHARES=workspace.shares,
+        WINDOW=workspace.window,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
         launch_pdl=can_begin_early(query.device),

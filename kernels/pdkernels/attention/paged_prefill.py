@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from pdkernels.addressing import aligned
-from pdkernels.attention.prefill import HEAD_DIMS, LOG2_E, attend
+from pdkernels.attention.prefill import HEAD_DIMS, LOG2_E, attend, first_and_masked, in_sight
 from pdkernels.launch import TYPES, Launcher
 
 TILE_TOKENS = 64
@@ -76,6 +76,7 @@ def paged_prefill_kernel(
     SCALE_LOG2: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Tiles of one query head after another."""
     ROW: tl.constexpr = HEADS // GROUP * DIM
@@ -98,8 +99,8 @@ def paged_prefill_kernel(
         largest = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         out = tl.zeros([ROWS, DIM], tl.float32)
-        seen_by_all = (before + 1) // TOKENS * TOKENS
-        for begin in tl.range(0, seen_by_all, TOKENS):
+        start, seen_by_all = first_and_masked(before, TOKENS, WINDOW)
+        for begin in tl.range(start, seen_by_all, TOKENS):
             token = begin + step
             slot = tl.load(table + token // PAGE).to(tl.int64) * PAGE + token % PAGE
             k = tl.load(keys + slot[:, None] * ROW).to(q.dtype)
@@ -113,7 +114,7 @@ def paged_prefill_kernel(
             slot = tl.load(table + token // PAGE, mask=is_there, other=0).to(tl.int64) * PAGE + token % PAGE
             k = tl.load(keys + slot[:, None] * ROW, mask=is_there[:, None], other=0.0).to(q.dtype)
             v = tl.load(values + slot[:, None] * ROW, mask=is_there[:, None], other=0.0).to(q.dtype)
-            is_seen = token[None, :] <= (before + offset)[:, None]
+            is_seen = in_sight((before + offset)[:, None], token[None, :], WINDOW)
             scores = tl.where(is_seen, tl.dot(q, k.T, input_precision="ieee") * SCALE_LOG2, -1e30)
             largest, total, out = attend(q, v, scores, largest, total, out)
         outputs = aligned(output, TYPE) + (first + offset)[:, None] * (HEADS * DIM) + head * DIM + dim[None, :]
@@ -134,6 +135,7 @@ def paged_prefill(
     pages: torch.Tensor,
     *,
     page_size: int,
+    window: int = 0,
 ) -> torch.Tensor:
     """Attention of new tokens, whose KV is in its pages, to all before them and themselves; in the query's shape.
 
@@ -144,6 +146,7 @@ def paged_prefill(
         num_tiles: int32 [1], how many of them there are.
         pages: int32, page lists of all sequences.
         page_size: tokens per page.
+        window: last tokens that each token sees, itself included; 0: all.
 
     Raises:
         ValueError: a shape does not fit.
@@ -153,7 +156,7 @@ def paged_prefill(
     _check(query, key_pages, value_pages, (tiles, num_tiles, pages))
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     types = query.dtype, key_pages.dtype
-    launch = _launcher(*types, query_heads, key_pages.shape[1], head_dim, page_size, query.stride(0))
+    launch = _launcher(*types, query_heads, key_pages.shape[1], head_dim, page_size, query.stride(0), window)
     tensors = query, key_pages, value_pages, output, tiles, num_tiles, pages
     launch(query.device, (_num_programs(query.device), 1, 1), *[x.data_ptr() for x in tensors])
     return output
@@ -168,6 +171,7 @@ def _launcher(
     head_dim: int,
     page_size: int,
     query_stride: int,
+    window: int,
 ) -> Launcher:
     constants = {
         "TYPE": TYPES[dtype],
@@ -180,6 +184,7 @@ def _launcher(
         "SCALE_LOG2": head_dim**-0.5 * LOG2_E,
         "ROWS": TILE_TOKENS,
         "TOKENS": _TOKENS if dtype.itemsize == 2 else _TOKENS_FP32,
+        "WINDOW": window,
     }
     return Launcher(paged_prefill_kernel, constants, warps=4, stages=2)
 

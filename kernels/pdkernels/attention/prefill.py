@@ -2,7 +2,7 @@
 
 What it computes is reference.packed_prefill_reference. A program takes 128 new tokens of one query head and walks over
 the tokens that they may see: without a mask while all of them may see all, then with one. Programs of a prompt's end,
-which have most to do, begin first.
+which have most to do, begin first. With a window a program begins with the first token in sight, and masks all.
 """
 
 from collections.abc import Sequence
@@ -33,6 +33,27 @@ def attend(q, v, scores, largest, total, out):
     return new_largest, total * shrink + tl.sum(weights, 1), out
 
 
+@triton.jit
+def first_and_masked(position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+    """Tokens from which on rows that begin at this position see some, and from which on a mask is needed."""
+    if WINDOW:
+        start = tl.maximum(position - WINDOW + 1, 0) // TOKENS * TOKENS
+        masked = start
+    else:
+        start = 0
+        masked = (position + 1) // TOKENS * TOKENS
+    return start, masked
+
+
+@triton.jit
+def in_sight(position, token, WINDOW: tl.constexpr):
+    """True where a query at a position sees a token: itself and what lies before it, in its window if there is one."""
+    is_seen = token <= position
+    if WINDOW:
+        is_seen = is_seen & (token > position - WINDOW)
+    return is_seen
+
+
 @triton.jit(do_not_specialize=("query", "key", "value", "output", "new_bounds", "all_bounds"))
 def packed_prefill_kernel(
     query: tl.int64,
@@ -51,6 +72,7 @@ def packed_prefill_kernel(
     SCALE_LOG2: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Some new tokens of one sequence, one query head."""
     head = tl.program_id(0)
@@ -71,8 +93,8 @@ def packed_prefill_kernel(
     largest = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, DIM], tl.float32)
-    seen_by_all = (context + first + 1) // TOKENS * TOKENS
-    for begin in tl.range(0, seen_by_all, TOKENS):
+    start, seen_by_all = first_and_masked(context + first, TOKENS, WINDOW)
+    for begin in tl.range(start, seen_by_all, TOKENS):
         token = (begin + step)[:, None]
         k = tl.load(keys + token * KEY_STRIDE)
         v = tl.load(values + token * VALUE_STRIDE)
@@ -82,7 +104,7 @@ def packed_prefill_kernel(
         token = (begin + step)[:, None]
         k = tl.load(keys + token * KEY_STRIDE, mask=token < num_all, other=0.0)
         v = tl.load(values + token * VALUE_STRIDE, mask=token < num_all, other=0.0)
-        is_seen = (begin + step)[None, :] <= (context + row)[:, None]
+        is_seen = in_sight((context + row)[:, None], (begin + step)[None, :], WINDOW)
         scores = tl.where(is_seen, tl.dot(q, k.T, input_precision="ieee") * SCALE_LOG2, -1e30)
         largest, total, out = attend(q, v, scores, largest, total, out)
     outputs = aligned(output, TYPE) + (new_begin + row)[:, None] * (HEADS * DIM) + head * DIM + dim[None, :]
@@ -109,6 +131,7 @@ def packed_prefill(
     new_bounds: torch.Tensor,
     all_bounds: torch.Tensor,
     longest: int,
+    window: int = 0,
 ) -> torch.Tensor:
     """Attention of each sequence's last tokens to all of it, [new tokens, query_heads, head_dim].
 
@@ -117,6 +140,7 @@ def packed_prefill(
         key, value: [all tokens, kv_heads, head_dim].
         new_bounds, all_bounds: int32 [sequences + 1], where the tokens of each sequence begin and end.
         longest: new tokens of the longest sequence.
+        window: last tokens that each token sees, itself included; 0: all.
 
     Raises:
         ValueError: a shape does not fit.
@@ -126,7 +150,7 @@ def packed_prefill(
     _check(query, key, value)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     strides = query.stride(0), key.stride(0), value.stride(0)
-    launch = _launcher(query.dtype, query_heads, key.shape[1], head_dim, strides)
+    launch = _launcher(query.dtype, query_heads, key.shape[1], head_dim, strides, window)
     grid = query_heads, triton.cdiv(longest, _ROWS), len(new_bounds) - 1
     launch(query.device, grid, *[x.data_ptr() for x in (query, key, value, output, new_bounds, all_bounds)])
     return output
@@ -134,7 +158,7 @@ def packed_prefill(
 
 @cache
 def _launcher(
-    dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int, strides: tuple[int, int, int]
+    dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int, strides: tuple[int, int, int], window: int
 ) -> Launcher:
     constants = {
         "TYPE": TYPES[dtype],
@@ -147,6 +171,7 @@ def _launcher(
         "SCALE_LOG2": head_dim**-0.5 * LOG2_E,
         "ROWS": _ROWS,
         "TOKENS": _TOKENS,
+        "WINDOW": window,
     }
     return Launcher(packed_prefill_kernel, constants, warps=8, stages=3)
 

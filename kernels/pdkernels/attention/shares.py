@@ -19,13 +19,19 @@ _PARTS_AT_ONCE = 32
 
 
 @triton.jit
-def divide_kernel(lengths, bounds, first_sequences, BATCH: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr):
+def divide_kernel(
+    lengths, bounds, first_sequences,
+    BATCH: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
     """Bounds of sequences in blocks, [batch + 1], and the sequence in which each share begins, [shares]."""
     wait_for_earlier()
     share, shares = tl.program_id(0), tl.num_programs(0)
     sequence = tl.arange(0, PADDED)
     used = sequence < BATCH
-    ends = tl.cumsum(tl.cdiv(tl.load(lengths + sequence, mask=used, other=0), TOKENS), 0)
+    seen = tl.load(lengths + sequence, mask=used, other=0)
+    if WINDOW:
+        seen = tl.minimum(seen, WINDOW)
+    ends = tl.cumsum(tl.cdiv(seen, TOKENS), 0)
     begin = share * tl.cdiv(tl.max(ends, 0), shares)
     tl.store(first_sequences + share, tl.sum(tl.where(used & (ends <= begin), 1, 0), 0))
     if share == 0:
@@ -124,12 +130,17 @@ class DecodeWorkspace:
         """Sequence in which each share begins."""
         self.divided: torch.Tensor | None = None
         """Lengths that the division is of."""
+        self.window = 0
+        """Last tokens of each sequence that the division is of; 0: all of them."""
 
-    def divide(self, lengths: torch.Tensor) -> None:
-        """Divides sequences of these lengths, int32 [batch]: once a step, for all its layers."""
+    def divide(self, lengths: torch.Tensor, window: int = 0) -> None:
+        """Divides sequences of these lengths, int32 [batch]: once a step, for all layers with this window.
+
+        window: last tokens that a layer attends to; 0: all.
+        """
         if lengths.dtype != torch.int32 or lengths.shape != (self.batch,):
             raise ValueError(f"lengths must be int32 [{self.batch}], not {lengths.dtype} {list(lengths.shape)}")
-        self.divided = lengths
+        self.divided, self.window = lengths, window
         divide_kernel[(self.shares,)](
             lengths,
             self.bounds,
@@ -137,6 +148,7 @@ class DecodeWorkspace:
             BATCH=self.batch,
             PADDED=triton.next_power_of_2(self.batch),
             TOKENS=self.block_tokens,
+            WINDOW=window,
             num_warps=4,
             launch_pdl=can_begin_early(lengths.device),
         )

@@ -6,7 +6,14 @@ from typing import Any
 from pdsim.system.checkpoint.config import Config
 from pdsim.system.checkpoint.layers import Layer
 
-_RUNNABLE = {"llama": False, "qwen3": True, "qwen3_moe": True, "deepseek_v3": False, "kimi_k2": False}
+_RUNNABLE = {
+    "llama": False,
+    "mistral": False,
+    "qwen3": True,
+    "qwen3_moe": True,
+    "deepseek_v3": False,
+    "kimi_k2": False,
+}
 """Families that real mode runs, and whether they normalise query and key heads."""
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -28,6 +35,7 @@ def architecture_of(config: Config, layers: list[Layer], experts: Mapping[str, A
     if is_mixed or is_untold or (experts and not config.get("norm_topk_prob")):
         return {}
     section, names = scalings[kind]
+    windows = [i for i, layer in enumerate(layers) if layer.mixer == "window"]
     return {
         "intermediate_size": config.count("intermediate_size"),
         "rms_norm_eps": config.get("rms_norm_eps"),
@@ -35,6 +43,7 @@ def architecture_of(config: Config, layers: list[Layer], experts: Mapping[str, A
         **({section: {name: rope[name] for name in names if rope.get(name) is not None}} if section else {}),
         **({"qk_norm": True} if _RUNNABLE[config.family] else {}),
         **(_deepseek(config) if is_latent else {}),
+        **({"window_layers": windows} if windows else {}),
     }
 
 

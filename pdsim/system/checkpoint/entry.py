@@ -43,7 +43,7 @@ def _entry(config: Config, source: str, beside: Any, size_bytes: float | None) -
     types = _Types(config, quantized, modules, layers, is_mixture=bool(experts))
     if types.experts is not None:
         experts["weight_dtype"] = types.experts
-    can_be_read = (quantized is None or quantized.in_blocks) and "num_window_layers" not in attention
+    can_be_read = quantized is None or quantized.in_blocks
     llama = architecture_of(config, layers, experts) if can_be_read and not state else {}
     entry = {
         "num_params": params,

@@ -13,6 +13,7 @@ from pdreal.memory.paged_kv import PagedKv
 from pdreal.model.weights import LatentHeads
 
 if TYPE_CHECKING:
+    from pdkernels import DecodeWorkspace
     from torch.nn.attention.bias import CausalBias
 
     from pdreal.model.transformer import Transformer
@@ -23,15 +24,22 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 _FLASH_DTYPES = torch.bfloat16, torch.float16
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int = 0) -> Tensor:
     """Attention of a sequence's last tokens to all. [tokens, heads, head_dim]; query heads may share a key.
 
     scale: of scores; None for 1 / sqrt(head_dim)
+    window: last tokens that a token sees, itself included; 0: all
     """
+    if window:  # nobody sees what lies before the first one's window
+        first = max(0, len(key) - len(query) - window + 1)
+        key, value = key[first:], value[first:]
     num_new, num_all = len(query), len(key)
     whole, grouped = num_new == num_all, query.shape[1] != key.shape[1]
     mask: Tensor | CausalBias | None = None
-    if whole or num_new == 1:
+    if window and num_new > 1:
+        sees = torch.ones(num_new, num_all, dtype=torch.bool, device=query.device).tril(num_all - num_new)
+        mask, whole = sees.triu(num_all - num_new - window + 1), False
+    elif whole or num_new == 1:
         pass
     elif query.is_cuda:
         from torch.nn.attention.bias import causal_lower_right  # noqa: PLC0415  it brings torch's compiler: 1.4 s
@@ -57,29 +65,37 @@ class PackedAttention:
         self._slices = [[slice(*ends) for ends in pairwise(b)] for b in bounds]
         self._bounds = torch.tensor(bounds, dtype=torch.int32).to(device).unbind()
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int = 0
+    ) -> Tensor:
         """Query [all new tokens, heads, head_dim], key and value [all tokens, KV heads, head_dim].
 
-        Values may be narrower than keys. scale: of scores; None for 1 / sqrt(head_dim)
+        Values may be narrower than keys. scale: of scores; None for 1 / sqrt(head_dim). window: last tokens that a
+        token sees, itself included; 0: all
         """
         if query.is_cuda and query.dtype in _FLASH_DTYPES:
-            return self._on_gpu(query, key, value, scale)
-        sequences = zip(*self._slices, strict=True)
-        return torch.cat([causal_attention(query[new], key[whole], value[whole], scale) for new, whole in sequences])
+            return self._on_gpu(query, key, value, scale, window)
+        return torch.cat(
+            [
+                causal_attention(query[new], key[whole], value[whole], scale, window)
+                for new, whole in zip(*self._slices, strict=True)
+            ]
+        )
 
-    def _on_gpu(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def _on_gpu(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int) -> Tensor:
         """A single launch."""
-        from pdkernels.attention.prefill import is_fastest, packed_prefill  # noqa: PLC0415
+        from pdkernels.attention.prefill import HEAD_DIMS, is_fastest, packed_prefill  # noqa: PLC0415
 
         if missing := key.shape[2] - value.shape[2]:
-            padded = self._flash(query, key, pad(value, (0, missing)), scale)
+            padded = self._flash(query, key, pad(value, (0, missing)), scale, window)
             return padded[..., : value.shape[2]]
-        if scale is None and is_fastest(query, self._num_new):
+        is_short = window and query.shape[2] in HEAD_DIMS  # no context that would have to be split
+        if scale is None and (is_short or is_fastest(query, self._num_new)):
             new_bounds, all_bounds = self._bounds
-            return packed_prefill(query, key, value, new_bounds, all_bounds, self._longest[0])
-        return self._flash(query, key, value, scale)
+            return packed_prefill(query, key, value, new_bounds, all_bounds, self._longest[0], window)
+        return self._flash(query, key, value, scale, window)
 
-    def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int) -> Tensor:
         """A sequence alone goes in unpacked: then its context is split over processors that are idle."""
         alone = len(self._slices[0]) == 1
         bounds = (None, None) if alone else self._bounds
@@ -89,7 +105,8 @@ class PackedAttention:
         # not torch.nn.attention.varlen: its signature changes from version to version, and it costs more host time
         flash = torch.ops.aten._flash_attention_forward.default  # noqa: SLF001
         given = *bounds, *self._longest, dropout, is_causal, with_mask
-        out: Tensor = flash(query, key, value, *given, scale=scale)[0]
+        sight = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
+        out: Tensor = flash(query, key, value, *given, scale=scale, **sight)[0]
         return out[0] if alone else out
 
 
@@ -109,9 +126,9 @@ class PagedPrefill:
         """Rows of contexts and chunks; without contexts nothing need be read."""
         self._attention = PackedAttention([len(c.tokens) for c in chunks], [c.num_kv_tokens for c in chunks], device)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int = 0) -> Tensor:
         key, value = self._with_context(layer, key, value)
-        return self._attention(query, key, value)
+        return self._attention(query, key, value, window=window)
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
         (latent,) = self._with_context(layer, latent)
@@ -136,10 +153,10 @@ class GatheredDecode:
         self._rows = kv.rows(torch.cat(slots))
         self._attention = PackedAttention([1] * len(lengths), lengths, self._rows.device)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int = 0) -> Tensor:
         self._kv.append(layer, self._new_slots, key, value)
         key, value = self._kv.read(layer, self._rows)
-        return self._attention(query, key, value)
+        return self._attention(query, key, value, window=window)
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
         self._kv.append(layer, self._new_slots, latent)
@@ -160,20 +177,24 @@ class KernelDecode:
         pages = page_tables.gather(1, (positions // kv.page_size)[:, None].long())[:, 0]
         self._new_slots = pages * kv.page_size + positions % kv.page_size
         batch, heads, device = len(positions), model.num_query_heads, positions.device
-        if (latent := model.config.latent) is None:
-            workspace = decode_workspace(batch, heads, model.num_kv_heads, model.config.head_dim, device)
-        else:
-            workspace = latent_workspace(batch, heads, latent.kv_lora_rank, device)
-        workspace.divide(self._lengths)
-        self._where: dict[str, Any] = {"page_size": kv.page_size, "workspace": workspace}
+        self._workspaces: dict[int, DecodeWorkspace] = {}
+        """By window; 0: of layers without one."""
+        for window in model.config.windows:
+            if (latent := model.config.latent) is None:
+                workspace = decode_workspace(batch, heads, model.num_kv_heads, model.config.head_dim, device)
+            else:
+                workspace = latent_workspace(batch, heads, latent.kv_lora_rank, device)
+            workspace.divide(self._lengths, window)
+            self._workspaces[window] = workspace
         self._sequences = page_tables, self._lengths
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int = 0) -> Tensor:
         from pdkernels import paged_decode  # noqa: PLC0415
 
         self._kv.append(layer, self._new_slots, key, value)
         keys, values = self._kv.layer(layer)
-        attended: Tensor = paged_decode(query, keys, values, *self._sequences, **self._where)
+        where: dict[str, Any] = {"page_size": self._kv.page_size, "workspace": self._workspaces[window]}
+        attended: Tensor = paged_decode(query, keys, values, *self._sequences, **where)
         return attended
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
@@ -182,4 +203,5 @@ class KernelDecode:
         self._kv.append(layer, self._new_slots, latent)
         (latents,) = self._kv.layer(layer)
         query = heads.absorb(query)
-        return heads.read_out(latent_decode(query, latents, *self._sequences, scale=heads.scale, **self._where))
+        where: dict[str, Any] = {"page_size": self._kv.page_size, "workspace": self._workspaces[0]}
+        return heads.read_out(latent_decode(query, latents, *self._sequences, scale=heads.scale, **where))

@@ -38,8 +38,11 @@ _LATENT_EPS = 1e-6
 class Attend(Protocol):
     """Attention of one layer over whatever context the tokens have. Heads are the rank's."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend; [tokens, heads, head_dim], keys rotated, in the shape of the query."""
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+        """Attend; [tokens, heads, head_dim], keys rotated, in the shape of the query.
+
+        window: last tokens that a token sees, itself included; 0: all
+        """
         ...
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
@@ -125,7 +128,7 @@ class Transformer:
         rotated, value = heads.split((num_query + num_kv, num_kv), dim=1)
         rotated = operations.norm_rotate_(rotated, num_query, weights.head_norms, self._eps, self._angles, positions)
         query, key = rotated.split((num_query, num_kv), dim=1)
-        return attend(index, query, key, value)
+        return attend(index, query, key, value, self.config.window_of(index))
 
     def _latent_attention(
         self, index: int, weights: LatentWeights, x: Tensor, positions: Tensor, attend: Attend

@@ -284,13 +284,14 @@ class _PagedAttention:
         self._slots = given.slots[:size]
         self._lists = given.tiles, given.num_tiles, given.pages
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int = 0) -> Tensor:
         from pdkernels.attention.paged_prefill import paged_prefill  # noqa: PLC0415
 
         self._kv.append(layer, self._slots, key, value)
         keys, values = self._kv.layer(layer)
         tiles, num_tiles, pages = self._lists
-        attended: Tensor = paged_prefill(query, keys, values, tiles, num_tiles, pages, page_size=self._kv.page_size)
+        sight = {"page_size": self._kv.page_size, "window": window}
+        attended: Tensor = paged_prefill(query, keys, values, tiles, num_tiles, pages, **sight)
         return attended
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:

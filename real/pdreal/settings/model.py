@@ -8,7 +8,9 @@ from typing import Any
 
 from pdreal.settings.options import Options
 from pdsim.inputs import read_json
-from pdsim.system.catalog import load_model
+from pdsim.system.catalog import EntryError, load_model
+from pdsim.system.checkpoint.config import Config
+from pdsim.system.checkpoint.layers import layers_of
 from pdsim.system.model import (
     Experts,
     GroupedQueryAttention,
@@ -21,6 +23,7 @@ from pdsim.system.model import (
 
 ARCHITECTURES = {
     "LlamaForCausalLM": False,
+    "MistralForCausalLM": False,
     "Qwen3ForCausalLM": True,
     "Qwen3MoeForCausalLM": True,
     "DeepseekV3ForCausalLM": False,
@@ -46,6 +49,7 @@ _FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 _SHAPE = (
     *("vocab_size", "hidden_size", "num_layers", "num_query_heads", "num_kv_heads", "head_dim", "tied_embeddings"),
     *("llama.intermediate_size", "llama.qk_norm", "llama.query_rank", "llama.routing", "experts", "latent"),
+    *("window_tokens", "llama.window_layers"),
 )
 
 
@@ -69,6 +73,8 @@ class ModelConfig:
     """Experts in place of the MLP of the last experts.num_layers layers."""
     latent: LatentAttention | None = None
     """Latents in place of grouped queries: one KV head, which all query heads share, and no values beside it."""
+    window_tokens: int = 0
+    """Last tokens that llama.window_layers attend to, the newest included."""
     end_tokens: tuple[int, ...] = ()
     """A sequence ends with any of these, unless a request ignores them."""
 
@@ -76,6 +82,15 @@ class ModelConfig:
     def planes_per_layer(self) -> int:
         """Planes of the cache: keys and values, or latents."""
         return 2 if self.latent is None else 1
+
+    def window_of(self, layer: int) -> int:
+        """Last tokens that a layer attends to; 0: all."""
+        return self.window_tokens if layer in self.llama.window_layers else 0
+
+    @property
+    def windows(self) -> list[int]:
+        """Windows that layers have; 0 stands for layers without one."""
+        return sorted({self.window_of(layer) for layer in range(self.num_layers)})
 
     @property
     def output_inputs(self) -> int:
@@ -179,6 +194,11 @@ def from_catalog(name: str) -> ModelConfig:
     if spec.experts is not None and spec.llama.routing is None and spec.experts.num_layers != spec.num_layers:
         raise ModelError(f"model {name!r} cannot be run for real: some of its layers have no experts")
     attention = spec.attention
+    if attention.num_window_layers != len(spec.llama.window_layers):
+        raise ModelError(
+            f"model {name!r} cannot be run for real: {attention.num_window_layers} of its layers have a window, and "
+            f"llama.window_layers of its catalog entry names {len(spec.llama.window_layers)}"
+        )
     num_kv_heads, head_dim = _kv_heads(attention)
     return ModelConfig(
         name=name,
@@ -193,6 +213,7 @@ def from_catalog(name: str) -> ModelConfig:
         llama=spec.llama,
         experts=None if spec.experts is None else replace(spec.experts, weight_dtype=None),
         latent=attention if isinstance(attention, LatentAttention) else None,
+        window_tokens=attention.kept_window_tokens,
     )
 
 
@@ -223,8 +244,6 @@ def from_checkpoint(folder: Path) -> ModelConfig:
     for field, only in _ONLY.items():
         if (found := data.get(field, only)) != only:
             raise ModelError(f"{folder}/config.json: {field} is {found!r}, and only {only!r} can be run")
-    if data.get("use_sliding_window"):
-        raise ModelError(f"{folder}/config.json: sliding windows cannot be run")
     quantized = data.get("quantization_config") or _FP8
     if {name: quantized.get(name) for name in _FP8} != _FP8:
         raise ModelError(f"{folder}/config.json: quantised weights can be run in fp8 with blocks of [128, 128] only")
@@ -236,6 +255,8 @@ def from_checkpoint(folder: Path) -> ModelConfig:
         raise
     except KeyError as missing:
         raise ModelError(f"{folder}/config.json: {missing.args[0]} is missing") from None
+    except EntryError as wrong:
+        raise ModelError(f"{folder}/config.json: {wrong}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as wrong:
         raise ModelError(f"{folder}/config.json: a field has a wrong value: {wrong}") from None
 
@@ -243,6 +264,7 @@ def from_checkpoint(folder: Path) -> ModelConfig:
 def _config(folder: Path, data: dict[str, Any], ends: Any, *, qk_norm: bool) -> ModelConfig:
     latent = _latent(data)
     num_kv_heads, head_dim = _published_kv_heads(data) if latent is None else _kv_heads(latent)
+    window_layers = _window_layers(data)
     return ModelConfig(
         name=folder.name,
         vocab_size=data["vocab_size"],
@@ -261,9 +283,11 @@ def _config(folder: Path, data: dict[str, Any], ends: Any, *, qk_norm: bool) -> 
             qk_norm=qk_norm,
             query_rank=0 if latent is None else data["q_lora_rank"] or 0,
             routing=_routing(data),
+            window_layers=window_layers,
         ),
         experts=_experts(data),
         latent=latent,
+        window_tokens=data["sliding_window"] if window_layers else 0,
         end_tokens=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
     )
 
@@ -271,6 +295,14 @@ def _config(folder: Path, data: dict[str, Any], ends: Any, *, qk_norm: bool) -> 
 def _published_kv_heads(data: dict[str, Any]) -> tuple[int, int]:
     heads = data["num_attention_heads"]
     return data.get("num_key_value_heads", heads), data.get("head_dim") or data["hidden_size"] // heads
+
+
+def _window_layers(data: dict[str, Any]) -> tuple[int, ...]:
+    """Layers with a window. Qwen3's have none unless use_sliding_window says so. Raises EntryError."""
+    has_switch = str(data.get("model_type")).startswith("qwen3")
+    if not data.get("sliding_window") or not data.get("use_sliding_window", not has_switch):
+        return ()
+    return tuple(i for i, layer in enumerate(layers_of(Config(data))) if layer.mixer == "window")
 
 
 def _latent(data: dict[str, Any]) -> LatentAttention | None:

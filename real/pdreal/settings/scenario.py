@@ -11,6 +11,7 @@ from pdreal.settings.rank import roles_of
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.building.sizing import resolve
+from pdsim.scenario.building.wiring import wire_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.faults import HealthSettings, SlowLink
 from pdsim.scenario.sections.servers import DecodeSettings
@@ -153,6 +154,10 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         context = model_config(options, scenario.model).max_context_tokens
     except ModelError as wrong:
         raise ConfigError(f"model: {wrong}") from None
+    if scenario.aggregated is None and wire_of(scenario).num_window_planes:
+        raise ConfigError(
+            f"model: {scenario.model}: KV of windows alone is sent in simulation only; here it runs aggregated"
+        )
     if (scenario.context_tokens or 0) > context:
         raise ConfigError(f"context_tokens: at most the model's own {context}; extended in simulation only")
     if scenario.acceptance is not None:
