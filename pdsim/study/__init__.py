@@ -1,1 +1,1 @@
-"""Many points of one scenario: designs, engines that compute points, a folder that keeps them, and what is best."""
+"""Studies of many variants of one scenario: sweeps, plans, questions, and the engines that compute their runs."""

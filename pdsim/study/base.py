@@ -24,9 +24,9 @@ from pdsim.workload.request_spec import classes_of
 from pdsim.workload.trace_file import LONGEST_LINE, open_trace
 
 NUM_SEEDS = 3
-"""Runs of each arm."""
+"""Number of runs of each candidate."""
 MAX_GPUS = 32
-"""Most GPUs that a plan's cluster may have."""
+"""Maximum number of GPUs of a plan's cluster."""
 ROUTERS = ("cache_aware", "least_loaded")
 """Router policies to try where a role has several instances and the scenario names no router."""
 VLLM_ROUTERS = ("cache_aware", "power_of_two")
@@ -51,7 +51,7 @@ class AskOptions:
 
     @property
     def speedups(self) -> list[float]:
-        """Speed-ups, each once, the least first. Raises ConfigError."""
+        """Speed-ups in ascending order, each once. Raises ConfigError."""
         try:
             return sorted({float(factor) for factor in self.speedup.split(",")}) if self.speedup else []
         except ValueError:
@@ -68,12 +68,12 @@ class Base:
 
     path: Path
     changes: tuple[str, ...]
-    """Changes as --set takes them."""
+    """Changes of the scenario in the notation of --set."""
     scenario: Scenario
     is_sample: bool
-    """Its requests are a record, with their times: other seeds say nothing new."""
+    """True: the requests are a recorded trace with its own times, so all seeds give the same load."""
     of_starter: tuple[str, ...] | None = None
-    """Changes, as --set takes them, that make this scenario of the starter; None: the scenario has a file."""
+    """Changes in the notation of --set that make this scenario from the starter. None: the scenario has a file."""
 
     @property
     def where(self) -> str:
@@ -104,7 +104,7 @@ class Base:
         return self.with_load(self.load[1] * factor)
 
     def one_at_a_time(self, changes: Changes) -> Changes:
-        """The scenario with one request at a time: no request queues, and the router refuses none."""
+        """Changes to a closed loop with one request at a time, so that no request waits and the router refuses none."""
         one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
         has_shedding = self.changed(changes).router.shedding is not None
         return {**one, "router.shedding": None} if has_shedding else one
@@ -132,7 +132,7 @@ class Base:
 
     @property
     def ends(self) -> dict[str, Changes]:
-        """Changes to the fastest and the slowest step times; empty where a server was measured."""
+        """Changes to the fastest and to the slowest step times. Empty if they were measured on a server."""
         own = self.scenario.corner
         return {
             end: {"corner": {**dict.fromkeys(GROUPS, end), **own} if own else end}
@@ -142,7 +142,9 @@ class Base:
 
     @property
     def alone(self) -> dict[Group, list[Changes]]:
-        """Changes to both ends of each group of unmeasured times alone; empty if there is a single group."""
+        """For each group of unmeasured times, changes of this group to both ends of its range. Empty if there is a
+        single group.
+        """
         groups, own = self.scenario.uncertain, self.scenario.corner or {}
         if len(groups) == 1:
             return {}
@@ -161,7 +163,7 @@ class Base:
 
     @property
     def other_classes(self) -> list[str]:
-        """Classes of lower priority; requests without a class belong to them."""
+        """Classes of lower priority, with the empty name for requests without a class."""
         return ["", *(name for name in self.classes if name not in self.first_classes)]
 
     def names(self, path: str) -> bool:
@@ -192,22 +194,22 @@ class Base:
         return VLLM_ROUTERS if self.scenario.engine == "vllm" else ROUTERS
 
     def routers(self, most_instances: int) -> dict[str, Changes]:
-        """Changes to each router to try, by the suffix of a candidate's label; the suffix is empty if there is a
-        single router.
+        """Changes to each router to try, by the suffix of a candidate's label. If only one router is tried, its suffix
+        is empty.
         """
         if most_instances == 1 or self.names("router"):
             return {"": {}}
         return {f", {router}": {"router": router} for router in self.router_names}
 
     def changed(self, changes: Changes) -> Scenario:
-        """The scenario as a point of a sweep has it."""
+        """The scenario with these changes, as a point of a sweep."""
         data = self._data()
         for field, value in changes.items():
             set_field(data, field, deepcopy(value), where=field)
         return parse_scenario(data, base=self.path.parent, where=str(self.path))
 
     def _data(self) -> dict[str, Any]:
-        """Plain data of its file and --set, without defaults."""
+        """Plain data of the scenario file with the --set changes, without defaults."""
         data: dict[str, Any] = read_yaml(self.path)
         for change in self.changes:
             apply_change(data, change)
@@ -215,19 +217,19 @@ class Base:
 
 
 def jittered_messages(scenario: Scenario) -> list[Changes]:
-    """Changes to slightly faster and slower messages, under which numbers differ by chance alone."""
+    """Changes to slightly faster and slower messages, which change a run's numbers by chance alone."""
     latency_ns = scenario.network.message_latency
     return [{"network.message_latency": f"{max(1, round(latency_ns * (1 + one)))} ns"} for one in JITTERS]
 
 
 def is_sample(scenario: Scenario) -> bool:
-    """True if its requests are a record, with their times: other seeds say nothing new."""
+    """True if the requests are a recorded trace with its own times, so that all seeds give the same load."""
     times, is_trace = getattr(scenario.client, "arrivals", None), hasattr(scenario.workload, "path")
     return is_trace and times is None and not isinstance(scenario.client, ClosedLoop)
 
 
 def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, folder: Path, starter: Changes) -> Base:
-    """Reads the scenario; without one, writes the starter with the question's own changes into the folder.
+    """Reads the scenario; without a file, writes the starter with the question's own changes into the folder.
 
     Raises ConfigError.
     """
@@ -259,7 +261,7 @@ def _trace_changes(path: Path | None) -> list[str]:
 
 
 def trace_lines(path: Path) -> int:
-    """Records of a trace, one a line; 0 of a JSON list or a folder."""
+    """Number of records of a trace with one record per line; 0 for a JSON list or a folder."""
     if path.is_dir():
         return 0
     with open_trace(path) as file:

@@ -1,4 +1,6 @@
-"""Examines a cluster that a plan or an answer names: how requests fare alone, and what to measure."""
+"""Examines a cluster of a plan or an answer: latency of requests without queues, and the measurement that is
+missing.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ class LoneRequest:
     term: Term
     reading: Reading
     ratio: float
-    """Its latency divided by the limit; infinite if the request fails."""
+    """Latency divided by the limit; infinite if the request fails."""
     request: RequestRecord
 
     def __str__(self) -> str:
@@ -45,7 +47,9 @@ class LoneRequest:
 
 
 def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
-    """requests: of a run in which none waits for another. None: it meets the SLO."""
+    """The request that misses the SLO most. None: all requests meet the SLO. requests: of a run in which no request
+    waits.
+    """
     judged = slo.judge_requests(requests)
     if judged.meets:
         return None
@@ -69,10 +73,11 @@ def requests_alone(trials: Trials, changes: Changes) -> Sequence[RequestRecord]:
 def deciding_measurement(
     trials: Trials, changes: Changes, holds: Callable[[Sequence[Changes]], bool]
 ) -> Measurement | None:
-    """The measurement of those step times on which the finding depends; of all unmeasured ones if none decides alone.
+    """Measurement of the step times that decide a finding. If no group of times decides alone: of all unmeasured
+    groups.
 
-    holds: Says whether the finding is the same under each of the changes to the two ends of one group of times.
-    None: all step times were measured on a server.
+    holds: tells whether the finding is the same under all given changes, which are the two ends of one group. None: all
+    step times were measured on a server.
     """
     base = trials.base
     deciding = [group for group, ends in base.alone.items() if not holds(ends)]

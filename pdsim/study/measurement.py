@@ -9,7 +9,7 @@ from pdsim.scenario.sections.cost import GROUPS, Group
 from pdsim.system.catalog import load_model
 
 _MINUTES = 10
-"""Longest time of `pdsim observe` unless --minutes says otherwise."""
+"""Maximum duration in minutes of `pdsim observe`, unless --minutes says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Sizes:
 
     prompt_tokens: float
     batch: float
-    """Requests of a decode step."""
+    """Number of requests of a decode step."""
     context_tokens: float
     """Context tokens of each request of a decode step."""
 
@@ -34,7 +34,7 @@ def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
 
 
 def rounded(tokens: float) -> int:
-    """The size rounded up to two digits, so that the measurement covers it."""
+    """A number of tokens, rounded up to two digits, so that the measurement covers it."""
     step = 10 ** max(0, len(str(round(tokens))) - 2)
     return int(-(-tokens // step) * step)
 
@@ -46,7 +46,7 @@ class Measurement(NamedTuple):
     """Command that measures a running server; URL stands for the server's address."""
     minutes: int
     own_gpu: str
-    """A command that measures a GPU without a server; empty: real mode cannot run the model."""
+    """Command that measures a GPU without a server. Empty: real mode cannot run the model."""
 
     def __str__(self) -> str:
         own = f", or on a GPU of your own: {self.own_gpu}" if self.own_gpu else ""
@@ -54,7 +54,7 @@ class Measurement(NamedTuple):
 
 
 def measurement(groups: Iterable[Group], scenario: Scenario, sizes: Sizes) -> Measurement | None:
-    """The measurement of groups of times; None without groups."""
+    """The measurement of these groups of times. None: there are no groups."""
     deciding = [group for group in GROUPS if group in set(groups)]
     if not deciding:
         return None

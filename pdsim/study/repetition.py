@@ -1,7 +1,7 @@
-"""Repeats runs that are compared, and says which differences chance alone does not explain.
+"""Repeats runs that are compared, and finds the differences that chance alone does not explain.
 
-Loads that are drawn are drawn again, with the same seeds for each run. Traces with their own times are sent again with
-slightly faster and slower messages.
+Random loads are drawn again, with the same seeds for each run. Traces with their own times are sent again with slightly
+faster and slower messages.
 """
 
 import os
@@ -22,7 +22,7 @@ from pdsim.study.points.tasks import Planner
 
 NUM_REPEATS = 4
 MOST_REQUESTS = 5_000
-"""Requests of the longest run that is repeated unless somebody asks for it."""
+"""Maximum number of requests of a run that is repeated by default."""
 _KEPT = "repeats"
 """Folder of repetitions in a run folder."""
 _VISIBLE = 0.005
@@ -37,25 +37,27 @@ class ComparedRun:
     summary: Mapping[str, Any]
     records: Records
     scenario: Scenario | None
-    """None: another tool ran it."""
+    """None: another tool made the run."""
     repeated: Sequence[Row] = field(default=(), repr=False)
-    """Rows of repetitions; empty: nothing can repeat it, or it is long."""
+    """Rows of repetitions. Empty: the run cannot be repeated, or is long."""
 
     @property
     def is_sample(self) -> bool:
-        """True if its requests are a record with their own times."""
+        """True if the requests are a recorded trace with its own times."""
         return self.scenario is not None and is_sample(self.scenario)
 
 
 def kept_repetitions(run: Path) -> Path | None:
-    """Where a run folder keeps its repetitions. None: it is no folder, it cannot be written to, or a link leads out."""
+    """The folder of repetitions in a run folder. None: the run is no folder, is not writable, or a link leads out of
+    it.
+    """
     folder = run / _KEPT
     leads_out = folder.is_symlink() or (folder / POINTS).is_symlink()
     return folder if run.is_dir() and os.access(run, os.W_OK) and not leads_out else None
 
 
 def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progress: Progress | None) -> list[Row]:
-    """Rows of repetitions of a scenario. The folder keeps them: the same repetition is computed once.
+    """Rows of repetitions of a scenario. The folder keeps them, so that each repetition is computed once.
 
     Raises ConfigError.
     """
@@ -72,7 +74,9 @@ def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progres
 
 @dataclass(frozen=True)
 class Change:
-    """The relative difference of a number between two runs, over a run and its repetitions."""
+    """The relative difference of a number between two runs: in the runs themselves, and its extremes over
+    repetitions.
+    """
 
     own: float
     least: float
@@ -80,14 +84,15 @@ class Change:
 
     @property
     def is_told(self) -> bool:
-        """True if all repetitions differ in the same direction, visibly."""
+        """True if all repetitions differ visibly, in the same direction."""
         return self.least * self.most > 0 and min(abs(self.least), abs(self.most), abs(self.own)) >= _VISIBLE
 
 
 def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -> Change | None:
-    """runs: the number of the first and of the other run, by repetition, their own first. None: it is not known.
+    """The change of a number. None: not known. runs: the number in both runs, first of the runs themselves, then of
+    each repetition.
 
-    A share changes by its difference, other numbers relatively.
+    The change of a share is a difference, of other numbers a ratio.
     """
     if any(one is None or other is None for one, other in runs):
         return None
@@ -102,6 +107,6 @@ def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -
 
 
 def value_in(row: SummaryRow, repeated: Row) -> float | None:
-    """The number of a repetition; None: its run failed, or no request has the time."""
+    """The number in a repetition. None: the repetition failed, or no request has the time."""
     value = repeated.get(row.field.removeprefix("pdsim."))
     return None if value is None else float(value)

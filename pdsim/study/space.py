@@ -1,4 +1,4 @@
-"""The clusters that a plan chooses from: roles, GPUs, splits of a server, numbers of instances, and settings."""
+"""The clusters that a plan chooses from: roles, GPUs, parallel sizes, numbers of instances, and settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,11 +40,11 @@ class CandidateCluster:
 
     label: str
     family: str = field(compare=False)
-    """Clusters of one family differ in the numbers of their instances alone."""
+    """Family of the cluster. Clusters of one family differ only in their numbers of instances."""
     servers: tuple[Server, ...] = field(compare=False)
     """Servers of each role."""
     counts: tuple[int, ...] = field(compare=False)
-    """Prefill and decode instances, or aggregated ones."""
+    """Numbers of prefill and decode instances, or of aggregated instances."""
     num_gpus: int = field(compare=False)
     price_per_h: float = field(compare=False)
     changes: Changes = field(compare=False, repr=False)
@@ -52,7 +52,7 @@ class CandidateCluster:
 
     @property
     def kw(self) -> float | None:
-        """Power of the GPUs' boards; None: a GPU's is not known."""
+        """Power of the GPU boards in kW. None: the power of a GPU is not known."""
         return kilowatts(self.servers, self.counts)
 
     @property
@@ -75,10 +75,10 @@ class Space:
     prices: Mapping[str, float]
     max_gpus: int
     tried: Mapping[str, Sequence[Any]]
-    """Values of further fields, by their path in the scenario."""
+    """Values of further fields to search, by their path in the scenario."""
 
     def candidates(self, base: Base) -> list[CandidateCluster]:
-        """Candidates by price. Raises ConfigError if none is possible, or a size that is tried is not."""
+        """Candidates by price. Raises ConfigError if none is possible, or if a size to try is impossible."""
         found: list[CandidateCluster] = []
         possible: set[tuple[str, int]] = set()
         reasons: dict[tuple[str, int], str] = {}
@@ -103,7 +103,9 @@ class Space:
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
     def _servers(self, role: str, own: Split) -> Iterator[Server]:
-        """Prefill has the scenario's own stages and groups, unless others are tried."""
+        """Servers to try. Prefill keeps the scenario's pipeline stages and context-parallel groups, unless others are
+        to be tried.
+        """
         kept = {"pp": own.pp, "cp": own.cp} if role == "prefill" else {"pp": 1, "cp": 1}
         others = [self.tried.get(f"{role}.{name}", (size,)) for name, size in kept.items()]
         for gpu in self.prices:
@@ -114,7 +116,7 @@ class Space:
         return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.num_gpus + 1))
 
     def own(self, base: Base) -> CandidateCluster | None:
-        """The scenario's own cluster; None: one of its GPUs has no price."""
+        """The scenario's own cluster. None: one of its GPUs has no price."""
         pair = base.scenario.pair
         servers = tuple(Server(one.gpu, one.split) for one in pair)
         counts = tuple(one.instances for one in pair)
@@ -125,7 +127,7 @@ class Space:
         return CandidateCluster(label, label, servers, counts, base.scenario.num_gpus, price, {})
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
-        """Candidates with these servers, within the largest number of GPUs."""
+        """Candidates with these servers, within the maximum number of GPUs."""
         for counts in product(*map(self._counts, ROLES[len(roles)], roles)):
             num_gpus = sum(count * server.num_gpus for count, server in zip(counts, roles, strict=True))
             if num_gpus > self.max_gpus:
@@ -141,9 +143,9 @@ class Space:
                 yield CandidateCluster(label, family, roles, counts, num_gpus, price, changes)
 
     def _settings(self, base: Base, servers: Sequence[Server], counts: Sequence[int]) -> Iterator[Changes]:
-        """Fields that the cluster has; routers too, unless `--try router=...` names them.
+        """Settings to try for a cluster: the values of --try, and routers unless `--try router=...` names them.
 
-        Every router sends all requests to a single instance.
+        With single instances all routers are equal, so only one is tried.
         """
         roles = ROLES[len(counts)]
         absent = {*chain(*ROLES.values()), "network"} - {*roles, *(("network",) if len(roles) > 1 else ())}
@@ -161,9 +163,9 @@ class Space:
                 yield {**settings, "router": router} if router else settings
 
     def _ranks(self, base: Base, role: str, server: Server) -> list[dict[str, int]]:
-        """Ranks of data-parallel attention that are tried.
+        """Numbers of data-parallel attention ranks to try.
 
-        Unless fields name them: all of a server's GPUs, too, where each would hold the same latents.
+        Unless a field names them: also all of a server's GPUs, if each GPU would otherwise hold the same latents.
         """
         path, tp = f"{role}.dp", server.split.tp
         if path in self.tried:
@@ -181,11 +183,11 @@ _SETTINGS: Mapping[str, Sequence[Any]] = {
     "decode.radix_cache": (True, False),
     "page_size": (1, 16, 64),
 }
-"""Settings, without a price, that may make a cluster meet an SLO which it misses."""
+"""Settings without a price that may let a cluster meet an SLO that it misses."""
 
 
 def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[CandidateCluster]:
-    """The cluster with one setting changed that neither the scenario nor it names."""
+    """The cluster with one setting changed, for each setting that neither the scenario nor the cluster names."""
     for path, values in _SETTINGS.items():
         role, _, field = path.rpartition(".")
         if (role and role not in one.roles) or base.names(path) or path in one.changes:
@@ -200,7 +202,9 @@ def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[Candidate
 
 
 def needs_staging(base: Base, scenario: Scenario) -> bool:
-    """True if each token's heads would be sent in slices, nobody chose that, and staging is possible."""
+    """True if KV would be sent in slices of each token's heads, the user did not choose that, and staging is
+    possible.
+    """
     prefill = scenario.prefill
     is_whole = prefill is not None and prefill.pp == prefill.cp == 1
     return is_whole and not base.names("network.staging") and wire_of(scenario).slices
@@ -211,7 +215,7 @@ def price_per_h(prices: Mapping[str, float], servers: Sequence[Server], counts: 
 
 
 def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
-    """Most power that the GPU boards draw, in kW; None: a GPU's power is not known."""
+    """Maximum power of the GPU boards in kW. None: the power of a GPU is not known."""
     watts = [load_gpu(server.gpu).board_power_w for server in roles]
     pairs = zip(watts, roles, counts, strict=True)
     found = [w * server.num_gpus * count / 1e3 for w, server, count in pairs if w is not None]
@@ -230,7 +234,7 @@ def tp_sizes(gpu: str) -> list[int]:
 
 
 def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Changes:
-    """Changes of the base scenario: of one server aggregated, of two prefill and decode."""
+    """Changes of the base scenario to a cluster: with one server aggregated, with two prefill and decode."""
     if len(roles) == 1:
         changes = base.aggregated
         settings = {"gpu": roles[0].gpu, "tp": roles[0].split.tp, "instances": counts[0]}
@@ -243,7 +247,9 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
 
 
 def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool) -> str:
-    """A name as "3P1D of TP4 on h100"; without counts for all of a family. Unlike GPUs are always named."""
+    """Name of a cluster, such as "3P1D of TP4 on h100". Without counts: of the family. Different GPUs are
+    always named.
+    """
     letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
     numbers: Sequence[Any] = counts or ("",) * len(roles)
     counted = [f"{number}{letter}" for number, letter in zip(numbers, letters, strict=True)]

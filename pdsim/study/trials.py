@@ -1,4 +1,4 @@
-"""Trials of clusters: runs with the same requests, and their outcomes."""
+"""Simulates variants of one cluster with the same requests, and judges them by an SLO."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from pdsim.study.verdict.slo import Slo, Term
 
 
 class Trials:
-    """Runs clusters: each is a set of changes to the base scenario."""
+    """Runs clusters. A cluster is given as changes to the base scenario."""
 
     def __init__(self, base: Base, slo: Slo, num_seeds: int, work: Work) -> None:
         self.base = base
@@ -33,29 +33,29 @@ class Trials:
         )
 
     def at(self, changes: Changes) -> "Trials":
-        """Trials of a changed base, one run of each cluster."""
+        """Trials of a changed base scenario, with one run of each cluster."""
         return Trials(self.base.with_changes(changes), self.slo, 1, self._work)
 
     def outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """Outcomes of clusters, whose runs end as soon as they miss the SLO."""
+        """Outcomes of clusters. A run ends as soon as it cannot meet the SLO any more."""
         return self._outcomes([self._ending_early(point) for point in self._planner.plan(changes)])
 
     def whole(self, changes: Sequence[Changes]) -> list[Outcome]:
         return self._outcomes(self._planner.plan(changes))
 
     def repeated(self, changes: Sequence[Changes]) -> list[list[Outcome]]:
-        """Outcomes of each cluster with slightly faster and slower messages, which move its numbers by chance."""
+        """Outcomes of each cluster with slightly faster and slower messages, which change its numbers by chance."""
         found = iter(self.whole([{**one, **jitter} for one in changes for jitter in self.base.jittered]))
         return [list(islice(found, len(JITTERS))) for _ in changes]
 
     def whole_runs(self, changes: Sequence[Changes]) -> list[list[dict[str, Any]]]:
-        """The rows of each, by seed."""
+        """Rows of whole runs of each cluster, by seed."""
         points = self._planner.plan(changes)
         self._work.compute(points)
         return [self._work.rows(point) for point in points]
 
     def forget_beyond(self, num_points: int) -> None:
-        """Forget all points and runs if there are more than a given number."""
+        """Forgets all points and runs if there are more than num_points."""
         if len(self._planner.points) > num_points:
             self._work.forget(self._planner.points)
             self._planner.forget()
@@ -66,22 +66,22 @@ class Trials:
         return sizes_of(self.base.changed(changes), row)
 
     def results(self, changes: Sequence[Changes]) -> list[PointResult]:
-        """Numbers of whole runs, and what they attained."""
+        """Results of whole runs, with their attainment."""
         points = self._planner.plan(changes)
         self._work.compute(points)
         return [self._work.result(point) for point in points]
 
     def keep_as_sweep(self, name: str, slos: Mapping[str, Slo]) -> None:
-        """Makes the folder one that `pdsim report` reads."""
+        """Makes the folder readable for `pdsim report`, like a sweep."""
         self._work.store.write_head(name, slos)
         self._work.store.write_plan(self._planner.points)
 
     def scenario(self, changes: Changes) -> Scenario:
-        """The cluster, with the first of the seeds."""
+        """The scenario of a cluster, with the first seed."""
         return self.base.changed({**changes, "seed": self.seeds[0]})
 
     def limit(self, changes: Changes, term: Term | None) -> Limit:
-        """The limiting resource of a cluster in a term of the SLO; None: in its throughput."""
+        """The limiting resource of a cluster for a term of the SLO; without a term for its throughput."""
         scenario = self.scenario(changes)
 
         def measure(result: RunResult) -> Mapping[str, float]:

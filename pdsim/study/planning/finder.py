@@ -1,4 +1,4 @@
-"""Finds the plan among all clusters, and examines it."""
+"""Finds the plan among all candidate clusters, and examines it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,9 +20,9 @@ from pdsim.study.trials import Trials
 from pdsim.study.verdict.outcome import Outcome
 
 _NUM_TOLD = 3
-"""Number of cheaper clusters in the report, and of more expensive ones."""
+"""Number of cheaper clusters in the report, and of more expensive clusters."""
 _NUM_NEAR = 6
-"""Number of cheaper clusters that run the whole load, to show how near they come to the SLO."""
+"""Number of cheaper clusters that run the whole load, to show by how much they miss the SLO."""
 _DEARER = 1.5
 """Highest price of reported clusters, as a multiple of the plan's price."""
 _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
@@ -33,7 +33,7 @@ class Finder:
     """Finds the plan, and examines it."""
 
     def __init__(self, trials: Trials, space: Space, watch: Watch, currency: str) -> None:
-        """currency: of the prices; empty: there are none."""
+        """currency: of the prices. Empty: GPUs have no prices."""
         self._trials = trials
         self._space = space
         self._watch = watch
@@ -86,7 +86,7 @@ class Finder:
             self._watch.undecided = money(price, self._currency) if self._currency else counted(round(price), "GPU")
 
     def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
-        """Cheaper clusters that meet the SLO with another value of one setting."""
+        """Cheaper clusters that meet the SLO after a change of one setting."""
         best = next(iter(cheapest(tried)), None)
         cheaper = {one: tried[one] for one in tried if best is None or one.price_per_h < best.price_per_h}
         nearest = self._nearest(cheaper, None)
@@ -95,8 +95,8 @@ class Finder:
         return {one: outcome for one, outcome in outcomes if outcome.meets}
 
     def _firmest(self, equal: list[CandidateCluster]) -> list[CandidateCluster]:
-        """Candidates sorted by headroom at the slow end of the range, the most first; unsorted where a server was
-        measured.
+        """Candidates sorted by headroom at the slow end of the range, the largest first. Unsorted if step times were
+        measured on a server.
         """
         if "slowest" not in self._trials.base.ends:
             return equal
@@ -108,7 +108,7 @@ class Finder:
 
     @staticmethod
     def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
-        """Cheaper clusters that came nearest to the SLO, at most one for each kind of server."""
+        """Cheaper clusters that miss the SLO by least, at most one of each family."""
         missed = [
             one
             for one, outcome in tried.items()
@@ -121,9 +121,7 @@ class Finder:
         return of_both_kinds(list(furthest.values()), _NUM_NEAR)
 
     def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
-        """Candidates in the order of how little they miss the SLO, each with the missed terms and the limiting
-        resource.
-        """
+        """Candidates that miss the SLO by least, nearest first, each with its missed terms and limiting resource."""
         outcomes = dict(zip(candidates, self._trials.whole([one.changes for one in candidates]), strict=True))
         ranked = sorted(candidates, key=lambda one: (outcomes[one].ratio, one.label))
         told = [(one, outcomes[one]) for one in of_both_kinds(ranked, _NUM_TOLD)]
@@ -138,12 +136,14 @@ class Finder:
         return row._replace(repeated=again)
 
     def _limit(self, one: CandidateCluster, outcome: Outcome) -> Limit | None:
-        """The resource that limits the latency which is missed most; None: not known."""
+        """The resource that limits the latency that misses its limit most. None: not known."""
         judged = outcome.judgement
         return None if judged is None else self._trials.limit(one.changes, judged.worst_percentile)
 
     def _faster(self, tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster) -> tuple[Row, ...]:
-        """Dearer ones, each with more to spare than all cheaper ones: those tried, or with an instance more."""
+        """More expensive clusters, each with more headroom than all cheaper ones. Clusters with one more instance than
+        the plan are also simulated.
+        """
         most = chosen.price_per_h * _DEARER
         count = sum(chosen.counts) + 1
         new = [o for o in self._candidates if chosen.is_part_of(o) and sum(o.counts) == count and o not in tried]
@@ -158,7 +158,7 @@ class Finder:
         return tuple(found[:_NUM_TOLD])
 
     def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
-        """The plan, examined under more load, without one instance, and at both ends of the range."""
+        """The plan with its outcomes under more load, without one instance, and at both ends of the range."""
         base = self._trials.base
         growth = {} if base.load is None else {factor: {**chosen.changes, **base.scaled(factor)} for factor in _GROWTH}
         lost = {
@@ -179,7 +179,9 @@ class Finder:
         )
 
     def _lone(self) -> LoneRequest | None:
-        """A request that misses the SLO even alone; None: on some server each request alone meets it."""
+        """A request that misses the SLO even without a queue. None: on some server every single request meets
+        the SLO.
+        """
         num_ended: dict[CandidateCluster, int] = {}
         for one in reversed(self._candidates):
             if max(one.counts) > 1:
@@ -194,7 +196,7 @@ class Finder:
         return lone_request(furthest.label, self._trials.slo, requests_alone(self._trials, furthest.changes))
 
     def _measurement(self, chosen: CandidateCluster) -> Measurement | None:
-        """The measurement of the times at one end of which the plan misses the SLO."""
+        """The measurement of the times at whose ends the plan misses the SLO."""
 
         def meets(ends: Sequence[Changes]) -> bool:
             outcomes = self._trials.outcomes([{**chosen.changes, **end} for end in ends])
@@ -209,13 +211,15 @@ class Finder:
         return None if found is None else Row(found.candidate, self._trials.whole([found.candidate.changes])[0])
 
     def _at_load(self, factor: float, chosen: CandidateCluster) -> Row | None:
-        """The cheapest at so many times the load: no cheaper than the plan for more of it, nor dearer for less."""
+        """The cheapest cluster for a multiple of the load. For more load, clusters cheaper than the plan are not tried;
+        for less load, more expensive ones are not.
+        """
         sign = 1 if factor > 1 else -1
         possible = [one for one in self._candidates if sign * (one.price_per_h - chosen.price_per_h) >= 0]
         return self._cheapest(possible, self._trials.base.scaled(factor))
 
     def _cheapest(self, candidates: Sequence[CandidateCluster], changes: Changes) -> Row | None:
-        """The cheapest of the candidates under further changes of the scenario."""
+        """The cheapest of the candidates that meets the SLO under further changes of the scenario. None: none does."""
         tried = search(candidates, lambda batch: self._trials.outcomes([{**one.changes, **changes} for one in batch]))
         found = cheapest(tried)
         return Row(found[0], tried[found[0]]) if found else None

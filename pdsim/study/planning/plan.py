@@ -1,4 +1,4 @@
-"""A plan: the cluster, the alternatives to it, and how sure it is."""
+"""A plan: the chosen cluster, its alternatives, and the confidence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,25 +12,25 @@ from pdsim.study.verdict.outcome import Outcome
 from pdsim.study.verdict.slo import Slo
 
 _MOST_EQUAL = 3
-"""Clusters at the plan's price that are listed, those with most headroom."""
+"""Maximum number of listed clusters at the plan's price; those with most headroom are listed."""
 
 
 class Row(NamedTuple):
     candidate: CandidateCluster
     outcome: Outcome
     limit: Limit | None = None
-    """Limit of one that misses the SLO, in the term that it misses most."""
+    """Limiting resource of a cluster that misses the SLO, for the term that it misses most."""
     repeated: Sequence[Outcome] = ()
-    """Outcomes with slightly faster and slower messages; empty: the cluster was not repeated."""
+    """Outcomes with slightly faster and slower messages. Empty: the cluster was not repeated."""
 
     @property
     def num_meeting(self) -> int:
-        """Runs that meet the SLO, of the cluster's own and those repeated."""
+        """Number of runs that meet the SLO: of the cluster's own run and its repetitions."""
         return sum(one.meets for one in (self.outcome, *self.repeated))
 
     @property
     def is_stable(self) -> bool:
-        """True if chance does not change the verdict."""
+        """True if all repetitions have the same verdict."""
         return self.num_meeting in {0, 1 + len(self.repeated)}
 
     def to_json(self) -> dict[str, Any]:
@@ -46,49 +46,52 @@ class Row(NamedTuple):
 class Plan:
     model: str
     load: str
-    """The requests: how many, of which lengths, from where and when."""
+    """The requests: number, lengths, source and times."""
     currency: str
-    """Symbol or code of prices; empty: GPUs have no prices, and the cheapest is that of the fewest GPUs."""
+    """Symbol or code of the prices. Empty: GPUs have no prices, and the cluster with the fewest GPUs is the
+    cheapest."""
     slo: Slo
     num_candidates: int
     num_tried: int
     max_gpus: int
     chosen: Row | None
-    """None: nothing meets it."""
+    """The chosen cluster. None: no cluster meets the SLO."""
     others: tuple[Row, ...]
-    """Clusters at the same price that meet the SLO."""
+    """Other clusters at the same price that meet the SLO."""
     nearest: tuple[Row, ...]
-    """Clusters at this price or less that miss the SLO: the nearest to it first."""
+    """Clusters at this price or below that miss the SLO, the nearest first."""
     faster: tuple[Row, ...] = ()
-    """Clusters that cost more, each with more headroom than all cheaper ones."""
+    """More expensive clusters, each with more headroom than all cheaper ones."""
     load_factor: float | None = None
-    """Largest multiple of the load that it takes within the SLO; None: the load cannot be scaled."""
+    """Largest multiple of the load that the plan takes within the SLO. None: the load cannot be scaled."""
     breaks: str = ""
-    """The load at which it misses the SLO first, and how; empty: it meets the SLO at all loads that were tried."""
+    """The smallest load at which the plan misses the SLO, as text. Empty: it meets the SLO at all loads that were
+    tried."""
     lost: Mapping[str, Outcome] = field(default_factory=dict)
-    """Outcome of the cluster without one of its servers, by role; a role with a single server is left out."""
+    """Outcome of the plan without one of its servers, by role. A role with a single server is left out."""
     ends: Mapping[str, Outcome] = field(default_factory=dict)
-    """Outcomes at the fast and at the slow end of the predicted range; empty where a server was measured."""
+    """Outcomes at the fast and at the slow end of the predicted range. Empty if step times were measured on a
+    server."""
 
     safe: Row | None = None
-    """The cheapest cluster that meets the SLO at the slow end, too, where the plan does not."""
+    """The cheapest cluster that also meets the SLO at the slow end, if the plan does not."""
     measure: Measurement | None = None
-    """The measurement that would tell whether it meets the SLO; None: both ends meet it."""
+    """The measurement that would decide whether the plan meets the SLO. None: both ends of the range meet it."""
     foreign_setup: tuple[str, ...] = ()
-    """Differences between its setup and the one whose times were measured."""
+    """Differences between the plan's setup and the setup whose times were measured."""
     is_measured: bool = True
-    """A server was measured: the scenario has a profile."""
+    """True: the scenario has a profile that was measured on a server."""
     loads: Mapping[float, Row | None] = field(default_factory=dict)
-    """The cheapest cluster by multiple of the load; None: nothing meets the SLO."""
+    """The cheapest cluster for each multiple of the load. None: no cluster meets the SLO."""
     own: Row | None = None
-    """The cluster of the scenario that the plan began with."""
+    """The cluster of the scenario from which the search started."""
     checked: Outcome | None = None
-    """Outcome on the trace that it was not made from."""
+    """Outcome on a second trace, which was not used for planning."""
     lone: LoneRequest | None = None
-    """A request that misses it alone, where nothing meets it because requests do so on every server."""
+    """A request that misses the SLO even without a queue, if that is why no cluster meets the SLO."""
 
     busiest: Mapping[str, Any] | None = None
-    """Load and queue of the plan in its worst minutes (`busiest`); None: nobody keeps them."""
+    """Load and queue of the plan in its worst minutes (`busiest`). None: not computed."""
 
     @property
     def meets_at_both_ends(self) -> bool:
@@ -96,7 +99,7 @@ class Plan:
 
     @property
     def alternatives(self) -> list[Row]:
-        """The scenario's own cluster and all others that were examined, by price, each once."""
+        """The scenario's own cluster and all other examined clusters, by price, each once."""
         known = {} if self.chosen is None else {self.chosen.candidate.label}
         found: dict[str, Row] = {}
         own = () if self.own is None else (self.own,)

@@ -104,21 +104,21 @@ def plan(
 
 
 def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
-    """The scenario to plan for, whose requests have the classes that the SLO names. Raises ConfigError."""
+    """The scenario to plan for. Raises ConfigError if its requests lack a class that the SLO names."""
     base = base_of(path, options, changes, folder=folder, starter={})
     slo.require_classes(requests_of(base.scenario))
     return base
 
 
 def _check_base(path: Path | None, trace: Path, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
-    """The same scenario under the second trace; its files stand in a folder of their own."""
+    """The same scenario with the second trace. Its files are in a sub-folder."""
     own_folder = folder / "check"
     own_folder.mkdir(exist_ok=True)
     return _base(path, AskOptions(trace=trace), slo, changes, own_folder)
 
 
 def _kept_runs(folder: Path, report: Callable[[str], None]) -> Store:
-    """Runs of an earlier command in the folder, of which it reports the number."""
+    """The runs that an earlier command left in the folder. Their number is reported."""
     store = Store(folder)
     if num_kept := store.num_kept:
         report(f"{counted(num_kept, 'run')} kept from before")
@@ -126,9 +126,9 @@ def _kept_runs(folder: Path, report: Callable[[str], None]) -> Store:
 
 
 def _compared(made: Plan, chosen: Row, trials: Trials, own: CandidateCluster | None, checks: Trials | None) -> Plan:
-    """The plan beside the cluster that the user has, and its outcome on the second trace.
+    """The plan with the outcomes of the user's own cluster and on the second trace.
 
-    own: None: the user gave no cluster. checks: Trials on the second trace; None: there is none.
+    own: the user's cluster; None: not given. checks: trials on the second trace; None: there is none.
     """
     if own is not None:
         made = replace(made, own=Row(own, trials.whole([own.changes])[0]))
@@ -146,7 +146,7 @@ def _with_busiest(made: Plan, trials: Trials) -> Plan:
 
 
 def _write(made: Plan, base: Base, folder: Path) -> None:
-    """Write plan.json, plan.md and the scenario of the chosen cluster, with the catalog entries that it names."""
+    """Writes plan.json, plan.md and the scenario of the chosen cluster, with the catalog entries that it names."""
     write_whole(folder / "plan.json", json.dumps(Screen(made).to_json(), indent=2))
     write_whole(folder / "plan.md", Screen(made).to_markdown())
     if made.chosen is None:

@@ -10,7 +10,7 @@ from pdsim.study.verdict.confidence import END, Confidence, by_chance, confidenc
 from pdsim.study.verdict.outcome import SATURATED, Outcome
 
 _MOST_TERMS = 2
-"""Most columns for terms of the SLO in the table of clusters. The table of limits has all terms."""
+"""Maximum number of SLO terms with a column in the table of clusters. The table of limits has all terms."""
 
 
 class TextTable(NamedTuple):
@@ -24,7 +24,7 @@ def money(price: float, currency: str) -> str:
 
 
 def priced(one: CandidateCluster, currency: str) -> str:
-    """GPUs and their price: "5 x H100, $12.50 an hour"; GPUs alone where they have no prices."""
+    """GPUs and their price: "5 x H100, $12.50 an hour". Without prices: GPUs alone."""
     counts: dict[str, int] = {}
     for server, count in zip(one.servers, one.counts, strict=True):
         counts[server.gpu] = counts.get(server.gpu, 0) + count * server.num_gpus
@@ -48,7 +48,7 @@ class Screen:
 
     @property
     def saving(self) -> str:
-        """Text that compares the plan with the user's own cluster; empty: there is no such cluster."""
+        """Text that compares the plan with the user's own cluster. Empty: the user gave none."""
         plan = self._plan
         if plan.own is None or plan.chosen is None:
             return ""
@@ -87,7 +87,7 @@ class Screen:
 
     @property
     def limits(self) -> TextTable:
-        """Each limit, what is predicted, and the range of the prediction."""
+        """Table of limits: the limit, the predicted value, and the range of the prediction."""
         plan = self._plan
         if plan.chosen is None or plan.chosen.outcome.judgement is None:
             return TextTable([], [])
@@ -114,7 +114,7 @@ class Screen:
 
     @property
     def clusters(self) -> TextTable:
-        """The plan, then its alternatives by price."""
+        """Table of the plan, then its alternatives by price."""
         plan = self._plan
         terms = plan.slo.terms[:_MOST_TERMS]
         rows = []
@@ -199,7 +199,7 @@ class Screen:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of plan.json, with the texts of the self."""
+        """The fields of plan.json, with the texts of the screen."""
         plan = self._plan
         return {
             "headline": self.headline,
@@ -235,7 +235,7 @@ class Screen:
 
 
 def _attained(outcome: Outcome) -> list[str]:
-    """Shares of requests within all limits, together and by class."""
+    """Sentence on the share of requests within all limits, in total and by class."""
     if outcome.attained is None:
         return []
     of_classes = ", ".join(f"{name or 'no class'} {one.share:.2%}" for name, one in outcome.classes.items())

@@ -1,4 +1,4 @@
-"""Searches clusters for the cheapest that meets an SLO, with few runs."""
+"""Finds the cheapest cluster that meets an SLO, with few runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -7,7 +7,8 @@ from pdsim.study.space import CandidateCluster
 from pdsim.study.verdict.outcome import Outcome
 
 _BATCH = 8
-"""Clusters that are simulated at once. A fixed number makes results independent of the number of workers."""
+"""Number of clusters that are simulated at once. It is fixed, so that results do not depend on the number of
+workers."""
 
 Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
@@ -15,11 +16,12 @@ Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 def search(
     candidates: Sequence[CandidateCluster], evaluate: Evaluate, seen: Callable[[float], None] = lambda _price: None
 ) -> dict[CandidateCluster, Outcome]:
-    """Outcomes of what was tried, the cheapest that meet the SLO all among it. candidates: by price.
+    """Outcomes of the clusters that were tried, including all that meet the SLO at the lowest price. candidates: by
+    price.
 
-    A run ends as soon as too many requests miss the SLO, so that what fails costs little. Each batch is of the middle
-    of the prices that are left: what is dearer than one that meets the SLO is dropped, and what is part of one that
-    misses it, for it misses it with fewer instances, too. seen: called with the least price that is not decided yet.
+    A run ends as soon as too many requests miss the SLO, so clusters that fail cost little. Each batch has the middle
+    price of the remaining candidates. If a cluster meets the SLO, more expensive ones are dropped; if it misses,
+    clusters with fewer instances are dropped. seen: called with the lowest price that is not decided yet.
     """
     tried: dict[CandidateCluster, Outcome] = {}
     while left := _left(candidates, tried):
@@ -30,7 +32,7 @@ def search(
 
 
 def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster]:
-    """Candidates of the lowest price that meet the SLO, the one with most headroom first; empty if none meets it."""
+    """Candidates of the lowest price at which any meets the SLO, with most headroom first. Empty if none meets it."""
     meeting = [one for one, outcome in tried.items() if outcome.meets]
     least = min((one.price_per_h for one in meeting), default=0.0)
     equal = [one for one in meeting if one.price_per_h == least]
@@ -51,7 +53,9 @@ def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, 
 
 
 def _middle(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
-    """Candidates of the middle price and below, one of each family in turn, the dearest of each first."""
+    """A batch of candidates at the middle price or below: one of each family in turn, the most expensive of
+    each first.
+    """
     middle = left[len(left) // 2].price_per_h
     below = sorted(
         (one for one in left if one.price_per_h <= middle),
@@ -63,9 +67,9 @@ def _middle(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
 
 
 def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
-    """The load that is kept, as a multiple of the scenario's, and which misses the SLO; empty: none.
+    """The largest multiple of the load that meets the SLO, and text on the first that misses it; empty: none misses.
 
-    grown: outcomes by multiple, from the smallest on. What lies beyond the first that misses the SLO does not count.
+    grown: outcomes by multiple, ascending. Multiples beyond the first that misses the SLO do not count.
     """
     kept = 1.0
     for factor, outcome in grown.items():
@@ -76,7 +80,7 @@ def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
 
 
 def of_both_kinds(ranked: Sequence[CandidateCluster], count: int) -> list[CandidateCluster]:
-    """The first ones, an aggregated and a disaggregated one among them, where there is one."""
+    """The first candidates of the ranking, with at least one aggregated and one disaggregated cluster if both exist."""
     kinds = [next((one for one in ranked if one.is_aggregated == kind), None) for kind in (True, False)]
     first = [one for one in kinds if one is not None]
     chosen = [*first, *(one for one in ranked if one not in first)][:count]

@@ -15,9 +15,9 @@ class Watch:
     def __init__(self, report: Callable[[str], None]) -> None:
         self.report = report
         self.best = ""
-        """The cheapest cluster so far that meets the SLO, with its price; empty: none yet."""
+        """The cheapest cluster so far that meets the SLO, with its price. Empty: none yet."""
         self.undecided = ""
-        """The least price at which a cluster may still meet the SLO; empty: not known yet."""
+        """The lowest price at which a cluster may still meet the SLO. Empty: not known yet."""
         self._num_runs = 0
         self._last_s = monotonic()
 
@@ -42,7 +42,7 @@ class Watch:
 
     @contextmanager
     def provisional(self) -> Iterator[None]:
-        """An interrupted search says what it has found."""
+        """Context that reports the best cluster so far if the search is interrupted."""
         try:
             yield
         except KeyboardInterrupt:

@@ -1,1 +1,1 @@
-"""Points of one scenario: tasks, engines that compute them, the folder that keeps them, their results."""
+"""Points (variants) of one scenario: tasks, the engines that compute them, the folder of their results."""

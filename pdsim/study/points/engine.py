@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 """Callback: receives the number of finished runs and the number of all runs known so far."""
 _PATIENCE_S = 5.0
 _LEAST_PENDING = 64
-"""Fewest tasks that Ray holds at a time, so that an autoscaled cluster sees work to grow for."""
+"""Minimum number of tasks that Ray holds at a time, so that an autoscaled cluster has a reason to grow."""
 _LET_IN = (
     "a cluster that answers but lets nobody in asks for a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
     "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
@@ -50,7 +50,7 @@ class InProcessEngine:
         return map(compute, tasks)
 
     def close(self) -> None:
-        """Do nothing: this engine holds no resources."""
+        """Does nothing: this engine holds no resources."""
 
 
 class WorkerDiedError(Exception):
@@ -85,7 +85,7 @@ class Pool:
                     yield done
 
     def close(self) -> None:
-        """Stop all workers and drop unfinished tasks."""
+        """Stops all workers and drops unfinished tasks."""
         for worker in [*self._idle, *(worker for worker, _, _ in self._busy.values())]:
             worker.stop()
         self._idle.clear()
@@ -100,7 +100,7 @@ class Pool:
 
 
 class _Worker:
-    """A process that runs pdsim.study.points.worker. It finds modules where this process finds them."""
+    """A process that runs pdsim.study.points.worker, with this process's module search path."""
 
     def __init__(self) -> None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
@@ -129,7 +129,7 @@ class _Worker:
         return done
 
     def stop(self) -> int:
-        """Closes its input, which ends it. Returns its exit code."""
+        """Closes the worker's input, which ends the process. Returns its exit code."""
         with suppress(BrokenPipeError):
             self._tasks.close()
         self.answers.close()
@@ -137,7 +137,7 @@ class _Worker:
 
 
 class RayCluster:
-    """A Ray cluster at an address; without an address Ray chooses RAY_ADDRESS or this machine."""
+    """A Ray cluster at an address. Without an address Ray uses RAY_ADDRESS, or this machine."""
 
     def __init__(self, address: str | None) -> None:
         try:
@@ -178,7 +178,9 @@ class RayCluster:
 
 
 def _check_listens(address: str) -> None:
-    """Check that a Ray server listens at the address, because Ray waits minutes before it fails. Raises ConfigError."""
+    """Checks that a Ray server listens at the address, because Ray waits for minutes before it fails. Raises
+    ConfigError.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"--engine ray:{address}: expected HOST:PORT or ray://HOST:PORT")
@@ -191,9 +193,9 @@ def _check_listens(address: str) -> None:
 
 
 def open_engine(name: str, num_workers: int | None) -> Engine:
-    """pool, here, ray or ray:ADDRESS. Raises ConfigError.
+    """The engine of this name: pool, here, ray or ray:ADDRESS. Raises ConfigError.
 
-    num_workers is the pool's, None: one for each CPU; a cluster knows its own.
+    num_workers: of the pool; None: one per CPU. A Ray cluster has its own number.
     """
     kind, _, address = name.partition(":")
     if kind == "ray":
@@ -219,7 +221,7 @@ class Work:
         progress: Progress | None = None,
         slos: Mapping[str, Slo] | None = None,
     ) -> None:
-        """slos: limits that results are judged by; None: nobody asks for results."""
+        """slos: limits that judge the results. None: results are not used."""
         self.store = store
         self._engine = engine
         self._progress = progress
@@ -234,7 +236,7 @@ class Work:
         self.num_damaged = 0
 
     def compute(self, points: Iterable[Point]) -> None:
-        """Compute what is missing of these points. Rows that are read are kept until the next call."""
+        """Computes the missing runs of these points. Rows that it reads are kept until the next call."""
         self._rows.clear()
         tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
         new = [task for key, task in tasks.items() if key not in self._seen]
@@ -265,7 +267,7 @@ class Work:
         return False
 
     def forget(self, points: Iterable[Point]) -> None:
-        """Remove the results of points from memory and from the store. The caller owns the store's folder."""
+        """Removes the results of points from memory and from the store. Only for a folder that the caller owns."""
         for key in {task.key for point in points for task in point.tasks.values()}:
             self._seen.discard(key)
             self._answers.pop(key, None)

@@ -1,4 +1,4 @@
-"""Estimates of a number over replications, and texts of them: with the unit, three digits, and the 95 % interval."""
+"""Estimates of a number over replications, and their texts: with the unit, three digits, and the 95 % interval."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,7 +12,7 @@ _CONFIDENCE = 0.95
 class Estimate(NamedTuple):
     mean: float
     half_width: float | None
-    """Half of the 95 % confidence interval; None: there is one replication."""
+    """Half of the 95 % confidence interval. None: there is one replication."""
 
     def scaled(self, factor: float) -> "Estimate":
         return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor)
@@ -43,7 +43,9 @@ class Estimate(NamedTuple):
 
     @property
     def is_told_apart(self) -> bool:
-        """True if a ratio differs from 1 beyond its interval. With one run, or without spread: if it differs by 2 %."""
+        """True if a ratio differs from 1 by more than its interval. With one run, or without spread: by more
+        than 2 %.
+        """
         return abs(self.mean - 1) > (self.half_width or 0.02)
 
     def text(self, shown: Callable[[float], str]) -> str:
@@ -61,7 +63,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 @cache
 def quantile(degrees: int) -> float:
-    """Quantile of Student's t-distribution: 95 % of it lies within this many standard errors of 0."""
+    """Quantile of Student's t-distribution: 95 % of its values lie within this many standard errors of 0."""
     low, high = 0.0, 100.0
     while high - low > 1e-9:  # noqa: PLR2004
         middle = (low + high) / 2
@@ -70,7 +72,7 @@ def quantile(degrees: int) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """The probability of [-t, t]: the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    """The probability of [-t, t], by the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
     angle = atan(t / sqrt(degrees))
     is_odd = degrees % 2
     term = cos(angle) if is_odd else 1.0
@@ -82,7 +84,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Text of a number with a count of significant digits; all digits before the decimal point are kept."""
+    """Text of a number with this count of significant digits. All digits before the decimal point are kept."""
     if isinf(value):
         return "∞"
     if not value or abs(value) >= 10 ** (digits - 1):
@@ -95,5 +97,5 @@ def percent(share: float) -> str:
 
 
 def share(value: float) -> str:
-    """A percentage with four digits: 98.63 % is not 99 %."""
+    """A share as a percentage with four digits: 98.63 % is not 99 %."""
     return f"{100 * value:.4g}%"

@@ -1,4 +1,4 @@
-"""A sweep's result: each point's estimates over its replications, and how SLOs judge it."""
+"""Results of a sweep: estimates of each point over its replications, and its judgement by each SLO."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ from pdsim.study.verdict.readings import Attainment, Times
 from pdsim.study.verdict.slo import Judgement, Slo, mean_judgement
 
 _OF_REQUESTS = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "classes", "identity")
-"""Columns that are no number of the run."""
+"""Columns that are not a number of the run."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Replication:
     row: Mapping[str, Any]
     slos: Mapping[str, Judgement]
     scenario: Mapping[str, Any] = field(default_factory=dict)
-    """Resolved, without its workload; empty: the run has no result."""
+    """The resolved scenario without its workload. Empty: the run has no result."""
     classes: Mapping[str, Mapping[str, Attainment]] = field(default_factory=dict)
-    """Attainment by SLO and class, where requests have classes."""
+    """Attainment by SLO and class, if requests have classes."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,27 @@ class PointResult:
     changes: Changes
     replications: Sequence[Replication]
     ends: "Sequence[PointResult]" = ()
-    """The point at its fastest and its slowest times, where no server was measured and the sweep simulated both."""
+    """The point at its fastest and slowest times, if these were not measured on a server and the sweep
+    simulated both."""
 
     @property
     def error(self) -> str:
-        """Reason why it has no result; empty if it has one."""
+        """Reason why the point has no result. Empty: it has a result."""
         return next((str(r.row["message"]) for r in self.replications if r.row["status"] != "ok"), "")
 
     @property
     def is_saturated(self) -> bool:
-        """True if the load exceeds what the cluster can serve. Latencies are then meaningless."""
+        """True if the load exceeds the capacity of the cluster. Latencies then have no meaning."""
         return any(r.row["saturated"] for r in self.replications)
 
     @property
     def warnings(self) -> list[str]:
-        """Parts of all its runs that lie outside what was measured."""
+        """Warnings of all runs of the point about times outside what was measured."""
         return list(dict.fromkeys(warning for r in self.replications for warning in r.row.get("warnings") or ()))
 
     @property
     def failures(self) -> str:
-        """Requests that failed though the scenario asks for no failure, of one run, and why; empty: none did."""
+        """Text on requests of one run that failed though the scenario asks for no failure. Empty: there are none."""
         return next((r.row["failures"] for r in self.replications if r.row.get("failures")), "")
 
     @property
@@ -64,7 +65,9 @@ class PointResult:
         return int(self.replications[0].row["gpus"])
 
     def metric(self, name: str) -> Estimate:
-        """A number of the summary, such as p99_ttft_ms; 0 of a time that no request had. The point has a result."""
+        """A number of the summary, such as p99_ttft_ms; 0 for times that no request has. The point must have a
+        result.
+        """
         return estimate([r.row[name] or 0.0 for r in self.replications])
 
     def per_gpu(self, name: str) -> Estimate:
@@ -72,12 +75,12 @@ class PointResult:
 
     @property
     def ranges(self) -> Ranges:
-        """Least and most of the means, over the point and its ends."""
+        """Smallest and largest of the means, over the point and the ends of its range."""
         return ranges([point.means for point in (self, *self.ends)]) if self.ends else {}
 
     @property
     def means(self) -> dict[str, float]:
-        """Means of the numbers that it has; none of one without a result."""
+        """Means of the numbers that the point has. Empty without a result."""
         return {} if self.error else {name: self.metric(name).mean for name in metrics() if self._has(name)}
 
     def attainment(self, slo: str) -> Estimate:
@@ -87,7 +90,7 @@ class PointResult:
         return estimate([r.slos[slo].attained.goodput_per_s for r in self.replications]).divided(self.num_gpus)
 
     def judgement(self, slo: str) -> Judgement:
-        """How an SLO judges all its runs. The point has a result."""
+        """Judgement of all runs of the point by an SLO. The point must have a result."""
         return mean_judgement([r.slos[slo] for r in self.replications])
 
     def meets(self, slo: str) -> bool:
@@ -125,9 +128,9 @@ class SweepResult:
     slos: Mapping[str, Slo]
     num_computed: int = 0
     num_kept: int = 0
-    """Runs that were in the folder before."""
+    """Number of runs that were in the folder before."""
     num_damaged: int = 0
-    """Damaged runs in the folder. A sweep computes them again; a reader leaves out their points."""
+    """Number of damaged runs in the folder. A sweep computes them again; a reader leaves out their points."""
 
     @property
     def warnings(self) -> list[str]:
@@ -135,11 +138,11 @@ class SweepResult:
 
     @property
     def failures(self) -> Counter[str]:
-        """Numbers of points without a result, by why they have none."""
+        """Numbers of points without a result, by reason."""
         return Counter(point.error for point in self.points if point.error)
 
     def best(self, slo: str) -> list[PointResult]:
-        """Points with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""
+        """Points with a result: first those that meet the SLO, by goodput per GPU. Saturated points come last."""
 
         def rank(point: PointResult) -> tuple[bool, bool, float, int]:
             goodput = point.goodput_per_gpu(slo).mean
@@ -148,7 +151,7 @@ class SweepResult:
         return sorted((point for point in self.points if not point.error), key=rank)
 
     def leading(self, count: int) -> list[PointResult]:
-        """The best points of each SLO, up to a count; without SLOs, those with the most requests per GPU."""
+        """The best `count` points of each SLO. Without SLOs: the points with the most requests per GPU."""
         if self.slos:
             return list({p.number: p for slo in self.slos for p in self.best(slo)[:count]}.values())
         return sorted((point for point in self.points if not point.error), key=rate_per_gpu, reverse=True)[:count]
@@ -157,7 +160,7 @@ class SweepResult:
     def table(self) -> Any:
         """A pandas DataFrame with a row for each point and seed: the sweep's fields, and the columns of the shards.
 
-        Points with a range have its ends beside their numbers: mean_ttft_ms_least and mean_ttft_ms_most.
+        Points with a range have its ends in further columns: mean_ttft_ms_least and mean_ttft_ms_most.
 
         Raises PandasMissingError without pandas.
         """
@@ -194,7 +197,7 @@ def rate_per_gpu(point: PointResult) -> float:
 
 
 def warnings_of(points: Sequence[PointResult]) -> list[str]:
-    """A line for all points: how many lie outside what was measured, and the first of them."""
+    """Sentence on the points that lie outside what was measured: their number, and the first of them."""
     warned = [point for point in points if point.warnings]
     if not warned:
         return []
@@ -205,7 +208,7 @@ def warnings_of(points: Sequence[PointResult]) -> list[str]:
 
 
 def failures_of_points(points: Sequence[PointResult]) -> list[str]:
-    """A line for all points in which requests failed: how many, and the first of them."""
+    """Sentence on the points in which requests failed: their number, and the first of them."""
     failed = [point for point in points if point.failures]
     if not failed:
         return []
@@ -213,7 +216,7 @@ def failures_of_points(points: Sequence[PointResult]) -> list[str]:
 
 
 def replication(row: Mapping[str, Any], slos: Mapping[str, Slo]) -> Replication:
-    """A run by its shard's row."""
+    """A run from the row of its shard."""
     fields = {name: value for name, value in row.items() if name not in _OF_REQUESTS}
     if row["status"] != "ok":
         return Replication(fields, {})

@@ -1,4 +1,4 @@
-"""A sweep's folder: one shard for each computed task, which task is which point, and a log of the work.
+"""A sweep's folder: one shard per computed task, the task of each point, and a log of the work.
 
 points/KEY.json   results, each written whole or not at all
 plan.jsonl        one line for each point and seed: its fields, and the key of its shard
@@ -24,12 +24,12 @@ HEAD = "sweep.json"
 POINTS = "points"
 _LOG = "log.jsonl"
 DAMAGED = "damaged"
-"""Status of a shard that cannot be read: it was cut short or is no shard."""
+"""Status of a shard that cannot be read: it is truncated, or is not a shard."""
 
 
 @contextmanager
 def opened_folder(out: Path | str | None) -> Iterator[Path]:
-    """The folder `out`, made if need be; None: one that is gone afterwards. Raises RunFolderError."""
+    """Context with the folder `out`, created if needed. None: a temporary folder. Raises RunFolderError."""
     if out is None:
         with temporary_folder("pdsim-") as folder:
             yield folder
@@ -40,8 +40,8 @@ def opened_folder(out: Path | str | None) -> Iterator[Path]:
 
 @contextmanager
 def locked_folder(out: Path) -> Iterator[Path]:
-    """The folder `out`, for this process alone. Raises RunFolderError if that cannot be, and ForeignFileError for a
-    folder of other files.
+    """Context with the folder `out`, locked for this process. Raises RunFolderError if that is impossible, and
+    ForeignFileError for a folder of other files.
     """
     require_out(out)
     is_own = has_points(out) and any((out / name).is_file() for name in (LOCK, HEAD, _LOG))
@@ -66,16 +66,16 @@ class Store:
 
     @property
     def num_kept(self) -> int:
-        """Shards that are there."""
+        """Number of shards in the folder."""
         return sum(1 for _ in self._points.glob("*.json"))
 
     def read(self, key: str) -> dict[str, Any]:
-        """The row of a shard. Raises ValueError if it is damaged."""
+        """The row of a shard. Raises ValueError if the shard is damaged."""
         row: dict[str, Any] = read_json(self._path(key))
         return row
 
     def kept(self, key: str) -> dict[str, Any] | None:
-        """The row of a shard, whose status is ok, failed, crashed (its worker died) or DAMAGED; None: there is none."""
+        """The row of a shard, with status ok, failed, crashed (its worker died) or DAMAGED. None: there is no shard."""
         if not self._path(key).is_file():
             return None
         try:
@@ -85,14 +85,14 @@ class Store:
             return {"status": DAMAGED}
 
     def keep(self, done: Done) -> None:
-        """The shard, and then a line in the log."""
+        """Writes the shard, and then a line in the log."""
         write_whole(self._path(done.key), f"{json.dumps(done.row)}\n")
         line = {"key": done.key, "cpu_s": round(done.cpu_s, 3), "wall_s": round(done.wall_s, 3)}
         with (self.folder / _LOG).open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
 
     def remove(self, key: str) -> None:
-        """Remove a shard, if it exists."""
+        """Removes a shard, if it exists."""
         self._path(key).unlink(missing_ok=True)
 
     def write_head(self, name: str, slos: Mapping[str, Slo]) -> None:

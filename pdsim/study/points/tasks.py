@@ -1,4 +1,4 @@
-"""Tasks: one for each point and seed, checked before anything runs. Tasks of equal identity are computed once."""
+"""Tasks: one for each point and seed, checked before any task runs. Tasks with equal identity are computed once."""
 
 import json
 import sys
@@ -25,38 +25,37 @@ from pdsim.study.verdict.slo import Slo
 from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, lookups_remembered, own_entries
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
-"""Packages whose code decides results."""
+"""Packages whose code determines results."""
 _HEAD = ("key", "status", "message", "saturated", "gpus", "warnings", "failures")
 _TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "identity", "classes")
-"""Lists over the requests that finished, so that other SLOs need no new run; what the key is a digest of; and the
-classes of all requests, if there are any: those that finished come first.
-"""
+"""Columns of lists: over finished requests, so that other SLOs need no new run; the identity, whose digest is the key;
+and the classes of all requests, finished ones first."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Work to compute one point with one seed."""
+    """The computation of one point with one seed."""
 
     key: str
     identity: str
     data: dict[str, Any]
-    """A scenario as plain data, in which paths are relative to base."""
+    """A scenario as plain data. Paths in it are relative to base."""
     base: Path
     slo: Slo | None = None
-    """The run ends when it is sure that it misses it."""
+    """SLO of the run. The run ends when it can no longer meet the SLO."""
     own_itl: bool = False
-    """True: its row has percentiles of each request's own gaps between tokens."""
+    """True: the row has percentiles of each request's own gaps between tokens."""
     entries: Mapping[str, str] = field(default_factory=dict)
-    """The user's own entries of the catalog, for workers on other machines."""
+    """The user's own catalog entries, for workers on other machines."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A task's result, and what it took to compute."""
+    """A task's result, and the time of its computation."""
 
     key: str
     row: Mapping[str, Any]
-    """Its shard's."""
+    """The row of the task's shard."""
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -68,7 +67,7 @@ class Point:
     tasks: dict[int, Task]
     """Tasks by seed."""
     end: str = ""
-    """End of the times that nobody measured, at which it is simulated; empty: at their best known."""
+    """End of the range of unmeasured times at which the point is simulated. Empty: the best known times."""
 
 
 class Planner:
@@ -87,7 +86,7 @@ class Planner:
             apply_change(self._data, change)
         self._seeds = (base.seed,) if seeds is None else tuple(dict.fromkeys(seeds))
         self._digests: dict[str, str] = {}
-        """Digests of workloads, which most points share, by what describes them."""
+        """Digests of workloads, which most points share, by the workload's description."""
         self._points: dict[str, Point] = {}
         """Points by their fields."""
         self._first_error: ConfigError | None = None
@@ -98,19 +97,19 @@ class Planner:
         return list(self._points.values())
 
     def forget(self) -> None:
-        """Forget all points; the next one is the first."""
+        """Forgets all points. Numbering begins again."""
         self._points.clear()
 
     @lookups_remembered()
     def plan(self, designed: Iterable[Changes]) -> list[Point]:
-        """Raises ConfigError for a field or value that is wrong, and if no point at all is possible."""
+        """The points of a design. Raises ConfigError for a wrong field or value, and if no point is possible."""
         planned = [self._point(changes) for changes in designed]
         if self._first_error is not None and not self._any_is_possible:
             raise ConfigError(f"{self._where}: no point is possible; the first: {self._first_error}")
         return planned
 
     def at_ends(self, point: Point) -> list[Point]:
-        """The point at its fastest and its slowest step times; empty where a server was measured."""
+        """The point at its fastest and its slowest step times. Empty if these were measured on a server."""
         task = next(iter(point.tasks.values()))
         if not parse_scenario(task.data, base=self._base).uncertain:
             return []
@@ -150,7 +149,7 @@ class Planner:
         return Task(key, identity, data, self._base, own_itl=self._own_itl, entries=entries)
 
     def _digest(self, scenario: Scenario) -> str:
-        """The digest of its requests. Raises ConfigError if they cannot be made."""
+        """The digest of a scenario's requests. Raises ConfigError if they cannot be made."""
         described = json.dumps([describe_component(scenario.workload), scenario.seed])
         if described not in self._digests:
             digest = sha256()
@@ -161,12 +160,12 @@ class Planner:
 
 
 def described(changes: Changes) -> str:
-    """Changes as --set takes them."""
+    """Changes as text, in the notation of --set."""
     return ", ".join(f"{path}={shown(value)}" for path, value in changes.items()) or "the base scenario"
 
 
 def shown(value: Any) -> str:
-    """A value as a file has it."""
+    """A value in the notation of files."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -189,7 +188,7 @@ def _identity(scenario: Scenario, workload: str, resolved: Scenario) -> str:
 
 @cache
 def _revision() -> str:
-    """Version and a digest of the code: a change that moves numbers is often made before the version is."""
+    """Version, and a digest of the code, because code often changes numbers before the version changes."""
     digest = sha256()
     folder = Path(__file__).parent.parent
     for room in _ROOMS:
@@ -199,7 +198,7 @@ def _revision() -> str:
 
 
 def _catalog(scenario: Scenario) -> dict[str, str]:
-    """The entries that it names, as they stand; those that are missing are left out."""
+    """Digests of the catalog entries that a scenario names, without missing entries."""
     loaders: dict[str, Any] = {"models": load_model, "transports": load_transport, "gpus": load_gpu}
     found: dict[str, str] = {}
     for kind, name in scenario.entries:
@@ -211,7 +210,7 @@ def _catalog(scenario: Scenario) -> dict[str, str]:
 
 
 def _modules(described: Any) -> Iterator[str]:
-    """Modules of a user's own components: "my_policies:Mine" in what describes a scenario."""
+    """Modules of a user's own components, such as "my_policies:Mine", in the description of a scenario."""
     if isinstance(described, dict):
         described = list(described.values())
     if isinstance(described, list):
@@ -231,7 +230,7 @@ def _file_digest(module: str) -> str:
 
 @cache
 def metrics() -> dict[str, type]:
-    """The numbers of a summary, ours too, the mean of each stage and descriptors, and their types."""
+    """Numbers of a summary, including pdsim's own fields, the mean of each stage and descriptors, with their types."""
     summary = summarize(RunRecords(), extra={"events": 0})
     numbers = summary | summary.pop("pdsim")
     found: dict[str, type] = {name: int if isinstance(value, int) else float for name, value in numbers.items()}
@@ -240,7 +239,7 @@ def metrics() -> dict[str, type]:
 
 
 def with_all_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with None for the columns that it does not have, and columns of floats as floats."""
+    """The row with all columns: None for missing ones, and floats for columns of floats."""
     found: dict[str, Any] = {name: row.get(name) for name in (*_HEAD, *metrics(), *_TAIL)}
     floats = {name for name, kind in metrics().items() if kind is float and found[name] is not None}
     return found | {name: float(found[name]) for name in floats}

@@ -1,4 +1,6 @@
-"""Computes points: a process of the pool takes tasks from its standard input and answers on its standard output."""
+"""Computes tasks. A process of the pool reads tasks from its standard input and writes results to its standard
+output.
+"""
 
 import gc
 import json
@@ -28,11 +30,11 @@ from pdsim.workload.request_spec import RequestSpec, classes_of
 from pdsim.workload.trace_file import InputWarning
 
 _requests: dict[str, Sequence[RequestSpec]] = {}
-"""Requests of the workload that this process ran last, by its digest: the points of a sweep share theirs."""
+"""Requests of the workload that this process ran last, by digest, because points of a sweep often share them."""
 
 
 def compute(task: Task) -> Done:
-    """Compute one task. A failure becomes a row with its reason."""
+    """Computes one task. A failure becomes a row with its reason."""
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     gc.collect(0)  # the cycles of the run before: all that was made since is young
     try:
@@ -62,7 +64,7 @@ def _run(task: Task) -> dict[str, Any]:
 
 
 def crashed(task: Task, how: str) -> Done:
-    """The result of a task whose worker died, and how."""
+    """The result of a task whose worker died. how: what ended the worker."""
     return _done(task, _failure("crashed", f"its worker died {how}"))
 
 
@@ -133,7 +135,9 @@ def _answer(done: Done, answers: IO[bytes]) -> None:
 
 
 def _receive(source: IO[bytes], tasks: "SimpleQueue[Task]") -> None:
-    """Put tasks from the input into the queue. When the input ends, no process waits for answers: exit."""
+    """Puts tasks from the input into the queue. At the end of the input nobody waits for results, so the
+    process exits.
+    """
     try:
         while True:
             tasks.put(pickle.load(source))  # noqa: S301  it is our own process

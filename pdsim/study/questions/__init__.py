@@ -1,1 +1,1 @@
-"""Answers to what users ask: a question is what varies, how the winner is chosen, and what to say."""
+"""Answers to users' questions. A question defines what varies, how the best candidate is chosen, and the text."""

@@ -1,4 +1,4 @@
-"""An answer: its rows, columns and text."""
+"""An answer: its table of candidates, and its text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,12 +21,12 @@ from pdsim.study.verdict.confidence import Confidence
 class Column:
     title: str
     field: str = ""
-    """Field of a sweep's row; empty: see read."""
+    """Field of a run's row. Empty: `read` computes the number."""
     scale: float = 1.0
     is_latency: bool = True
-    """Says nothing of a saturated arm."""
+    """True: the column is empty for a saturated candidate."""
     per: str = ""
-    """Field by which the number is divided; empty: none."""
+    """Field by which the number is divided. Empty: none."""
     read: Callable[[Study, str], Estimate | None] | None = None
     digits: int = 3
 
@@ -79,33 +79,33 @@ COLUMNS = {
     "merge": Column("wait for merge, ms", "mean_decode_transferred_ms"),
     "outside": Column("front end, ms", "mean_front_end_ms"),
 }
-"""Titles; {ttft} and {tpot} are the percentiles that the SLO limits."""
+"""Columns of answers, by name. {ttft} and {tpot} in titles are the percentiles that the SLO limits."""
 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RANGES_SHOWN = 4
-"""Ranges that are said in words, of the first columns."""
+"""Number of columns, the first ones, whose ranges the text mentions."""
 SATURATED = "saturated"
 """Remark of a saturated row, which has no latency."""
 
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """The numbers of an arm."""
+    """The numbers of one candidate."""
 
     arm: str
     changes: Changes
     """Changes of the scenario."""
     x: float | None
-    """Place on the figure's axis; None: it is no number."""
+    """Position on the figure's axis. None: the candidate has no number."""
     estimates: Mapping[str, Estimate | None]
-    """Estimates by column; None: it has none, or it says nothing of a saturated system."""
+    """Estimates by column. None: no number, or a latency of a saturated system."""
     remark: str
-    """Fault of the arm, such as a missed SLO; empty: none."""
+    """Fault of the candidate, such as a missed SLO. Empty: none."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Least and most by column, over both ends of times that nobody measured, where each has the number."""
+    """Smallest and largest value by column, over both ends of unmeasured times, if all of them have the number."""
 
     def to_json(self) -> dict[str, Any]:
         estimates = {name: None if value is None else value._asdict() for name, value in self.estimates.items()}
@@ -119,30 +119,31 @@ class Answer:
     load: str
     """Setting of the answer: cluster, load, SLO, replications."""
     winner: str
-    """The recommended arm; without a recommendation, the arm nearest to the SLO or the arm that the question is about.
-    """
+    """The recommended candidate. Without a recommendation: the candidate nearest to the SLO, or the one that the
+    question is about."""
     is_recommended: bool
     text: str
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
-    """Parts of it that lie outside what was measured."""
+    """Warnings about times outside what was measured."""
     limit: Limit | None
-    """Limit of the winner, in throughput or the latency that is the least within its SLO; None: it came to a halt."""
+    """Limiting resource of the winner, for throughput or for the latency with the least headroom. None: the run
+    stalled."""
     run: RunResult = field(repr=False)
     """Run of the winner, with levels."""
     percentiles: Mapping[str, str]
     """Percentiles that the SLO limits, by metric."""
     axis: str
-    """Meaning of x, with its unit; empty: the figure has dots side by side."""
+    """Meaning of x, with its unit. Empty: the figure has dots side by side."""
     columns: tuple[str, ...]
     rows: tuple[AnswerRow, ...] = field(repr=False)
     limits: Sequence[Sequence[str]] = ()
-    """Rows of the SLO's limits: name, limit, what the winner reaches, and its range where there is one."""
+    """Rows of the SLO's limits: name, limit, the winner's value, and its range if it has one."""
     as_good: Sequence[str] = ()
-    """Arms that cannot be told apart from the recommended one."""
+    """Candidates that do not differ measurably from the recommended one."""
     confidence: Confidence = field(default_factory=lambda: Confidence("", ""))
     measure: Measurement | None = None
-    """The measurement on which the answer depends; None: it depends on none."""
+    """The measurement on which the answer depends. None: it depends on none."""
 
     @property
     def titles(self) -> list[str]:
@@ -157,7 +158,7 @@ class Answer:
         return [row.arm, *cells, row.remark]
 
     def remarks(self) -> list[str]:
-        """Sentences about the answer: first what limits the winner, then all other notes."""
+        """Sentences about the answer: first the winner's limiting resource, then all other notes."""
         limit = [] if self.limit is None else [f"'{self.winner}': {self.limit}."]
         return [*limit, *self._range(), *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
 
@@ -187,7 +188,7 @@ class Answer:
 
     @property
     def table(self) -> Any:
-        """A pandas DataFrame of the means, a row for each arm; NaN: it has none. Raises PandasMissingError."""
+        """A pandas DataFrame of the means, a row for each candidate; NaN: no number. Raises PandasMissingError."""
         rows: list[dict[str, Any]] = []
         for row in self.rows:
             means = {self.title(name): nan if one is None else one.mean for name, one in row.estimates.items()}
@@ -196,13 +197,13 @@ class Answer:
 
     @property
     def figure(self) -> "Figure":
-        """The numbers of the table, with their intervals. Drawn anew at each call."""
+        """Figure of the table's numbers, with their intervals. Each call draws a new figure."""
         from pdsim.study.questions.figure import draw  # noqa: PLC0415  matplotlib takes long to load
 
         return draw(self)
 
     def to_markdown(self) -> str:
-        """A page, with the figure that lies beside it."""
+        """The answer as a Markdown page, which refers to the figure beside it."""
         return f"# {self.asks}\n\n{self._repr_markdown_()}\n![The numbers of the table](answer.png)\n"
 
     def _repr_markdown_(self) -> str:

@@ -1,4 +1,4 @@
-"""Answers a question: runs its arms, chooses the winner, repeats the winner's run, and finds what limits it."""
+"""Answers a question: runs its candidates, chooses the best, repeats its run, and finds the limiting resource."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def ask(
             verdict = _verdict(name, found, study)
 
             def at(changed: Changes) -> Judged:
-                """The same question at a corner of the times that nobody measured, with one run of each arm."""
+                """The study at one end of unmeasured times, with one run of each candidate, and its verdict."""
                 other = Study(trials.at(changed), options)
                 return Judged(other, _verdict(name, found, other))
 
@@ -104,7 +104,7 @@ def ask(
 
 
 def _verdict(name: str, question: Question, study: Study) -> Verdict:
-    """Runs the arms, then the arms that depend on their results."""
+    """Runs the candidates, then the candidates that depend on their results, and gives the verdict."""
     arms = question.arms(study.base)
     while arms:
         study.run(arms)
@@ -129,7 +129,9 @@ class Judged(NamedTuple):
 
 
 def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
-    """Says whether slightly faster and slower messages change the answer, because seeds do not vary a recorded load."""
+    """Sentence if slightly faster and slower messages change the answer. Recorded loads need this check, because seeds
+    do not vary them.
+    """
     others = [_said(one.verdict) for one in repeated if not one.holds(found)]
     if not others:
         return []
@@ -139,7 +141,7 @@ def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
 
 
 def _by_draws(found: Judged) -> list[str]:
-    """Says with how many draws of the load the winner meets the SLO, if it meets the SLO with some draws only."""
+    """Sentence on the number of random loads with which the winner meets the SLO, unless all or none of them do."""
     study, winner = found
     runs = study[winner.winner].replications
     meeting = sum(run.slos[SLO].meets for run in runs)
@@ -149,7 +151,7 @@ def _by_draws(found: Judged) -> list[str]:
 
 
 def _others_at_ends(found: Judged, ends: Mapping[str, Judged]) -> list[str]:
-    """Other answers at the ends of the range, in words."""
+    """Sentences on other answers at the ends of the range."""
     return [f"at the {END[end]} end, {_said(one.verdict)}" for end, one in ends.items() if not one.holds(found)]
 
 
@@ -160,7 +162,7 @@ def _measurement(found: Judged, at: Callable[[Changes], Judged]) -> Measurement 
 
 
 def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], measure: Measurement | None) -> list[str]:
-    """Says whether both ends of the range give the same answer; if not, what to measure."""
+    """Sentences on whether both ends of the range give the same answer. If not, they say what to measure."""
     if others:
         return [f"Undecided within the predicted range: {'; '.join(others)}. {measure or ''}".rstrip()]
     return [f"'{found.verdict.winner}' is the answer at both ends of the predicted range, too."] if ends else []
@@ -183,7 +185,9 @@ def _said(verdict: Verdict) -> str:
 
 
 def _judged(study: Study, verdict: Verdict) -> Verdict:
-    """Verdict that recommends only what meets the SLO: another arm if need be, or names the nearest."""
+    """A verdict that recommends only a candidate that meets the SLO: another one if needed. If none meets the SLO, the
+    nearest is named.
+    """
     chosen = verdict.winner
     if study.meets(chosen):
         return verdict
@@ -199,7 +203,7 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
 
 
 def _missed(study: Study, label: str) -> str:
-    """Says by how much the SLO is missed, and in which latency."""
+    """Text on the latencies that miss the SLO, and by how much."""
     if study[label].is_saturated:
         return f"{share(study.attained(label))} of the requests meet it, and the cluster cannot take the load"
     judged = study[label].judgement(SLO)
@@ -244,14 +248,14 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends:
 
 
 def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[str]]:
-    """Rows of the SLO's limits, with what the winner reaches."""
+    """Rows of the SLO's limits, with the winner's values."""
     at_ends = [one.study for one in ends.values()]
     known = at_ends if all(label in one.labels() for one in at_ends) else []
     return limit_rows(study[label].judgement(SLO).listed, [one[label].judgement(SLO).listed for one in known])
 
 
 def _as_good(study: Study, verdict: Verdict) -> list[str]:
-    """Arms whose goodput and latency cannot be told apart from those of the recommended one."""
+    """Candidates whose goodput and latency do not differ measurably from those of the recommended one."""
     winner = verdict.winner
     if not verdict.advice or len(study[winner].replications) == 1:
         return []
@@ -267,7 +271,9 @@ def _as_good(study: Study, verdict: Verdict) -> list[str]:
 
 
 def _default_router(study: Study, scenario: Scenario) -> list[str]:
-    """The router of a question that does not vary it, where there is a choice of instances and nobody chose one."""
+    """A note on the default router, if the question does not vary it, and neither the scenario nor the user
+    chose one.
+    """
     is_varied = any(field.startswith("router") for arm in study.arms for field in arm.changes)
     most_instances = max(servers.instances for servers in scenario.roles.values())
     if is_varied or most_instances == 1 or study.base.names("router"):
@@ -277,7 +283,7 @@ def _default_router(study: Study, scenario: Scenario) -> list[str]:
 
 
 def _limit(study: Study, label: str) -> Limit:
-    """The limit of the latency least within its SLO, or of throughput where that is what the winner is chosen by."""
+    """Limiting resource of the latency with the least headroom, or of throughput if that decided."""
     judged, changes = study[label].judgement(SLO), study.arm(label).changes
     is_served = study.meets(label) and isinstance(study.trials.scenario(changes).client, ClosedLoop)
     by_throughput = is_served or study[label].is_saturated
@@ -285,7 +291,7 @@ def _limit(study: Study, label: str) -> Limit:
 
 
 def _errors(study: Study) -> list[str]:
-    """Reasons why arms failed, each once."""
+    """Reasons why candidates failed, each once."""
     arms = defaultdict(list)
     for arm in study.arms:
         arms[study.error(arm.label)].append(arm.label)
@@ -314,7 +320,7 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 
 def _alone(study: Study, changes: Changes) -> str:
-    """Says whether requests miss the SLO without any queue, so that more instances cannot help."""
+    """Sentence on whether requests miss the SLO even without queues. More instances then do not help."""
     requests = requests_alone(study.trials, changes)
     judged = study.slo.judge_requests(requests)
     if not judged.meets:
@@ -340,7 +346,7 @@ def _load(study: Study) -> str:
 
 
 def _requests(study: Study, label: str) -> str:
-    """Says how many were sent; of a trace that is cut, what was used of what."""
+    """Text on the number of sent requests. For a truncated trace: which part of it was used."""
     row, workload = study[label].replications[0].row, study.base.scenario.workload
     count = int(row["completed"] + row["failed"] + row["unfinished"])
     lines = trace_lines(workload.path) if getattr(workload, "num_requests", None) and hasattr(workload, "path") else 0

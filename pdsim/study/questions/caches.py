@@ -1,4 +1,4 @@
-"""Questions on caches: a radix cache on decode, host memory behind prefix caches, and storage behind that."""
+"""Questions on caches: a radix cache on decode, host memory behind prefix caches, and storage behind host memory."""
 
 from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.loading import Changes
@@ -15,7 +15,9 @@ _RADIX = "decode.radix_cache"
 
 
 def _decode_cache_arms(base: Base) -> list[Arm]:
-    """Also with half and a quarter of the requests in the batch, which takes back part of what ITL costs."""
+    """Decode without and with a radix cache, and with half and a quarter of the requests in the batch, which lowers
+    ITL.
+    """
     made = [Arm(_OFF, {_RADIX: False}), Arm(_ON, {_RADIX: True})]
     client = base.scenario.client
     caps = [client.concurrency // part for part in (2, 4)] if isinstance(client, ClosedLoop) else []
@@ -25,7 +27,7 @@ def _decode_cache_arms(base: Base) -> list[Arm]:
 
 
 def _decode_cache_verdict(study: Study) -> Verdict:
-    """Judges by throughput and latency, of which either may gain."""
+    """Verdict by throughput and latency, since the cache may improve either."""
     if failed := study.error(_OFF) or study.error(_ON):
         raise ConfigError(failed)
     rate = study.ratio(_ON, _OFF, "request_throughput")
@@ -73,11 +75,11 @@ DECODE_CACHE = Question(
 
 
 _RATIOS = (1, 2, 4, 8)
-"""Host memory for each byte of the prefill pool; SGLang's default is 2."""
+"""Host memory in bytes per byte of the prefill pool. SGLang's default is 2."""
 
 
 def _host_cache_arms(base: Base) -> list[Arm]:
-    """Also with the size that the scenario has; prefill has a radix cache in all."""
+    """Sizes of host memory, including the scenario's own. Prefill has a radix cache in all candidates."""
     scenario = resolve(base.scenario)
     prefill, decode = scenario.pair
     assert prefill.pool_tokens is not None
@@ -96,7 +98,7 @@ def _host_cache_arms(base: Base) -> list[Arm]:
 
 
 def _host_cache_verdict(study: Study) -> Verdict:
-    """The smallest size that is as good as the largest, if that is better than none."""
+    """Verdict: the smallest size that is as good as the largest, if that is better than no host cache."""
     study.require_results()
     sizes = study.labels()[1:]
     enough = next(label for label in sizes if study.serves_alike(label, sizes[-1]))
@@ -153,7 +155,7 @@ _DRIVES = (1, 2, 4, 8)
 
 
 def _storage_arms(base: Base) -> list[Arm]:
-    """Prefill has host memory in all, and the other fields of storage are those of the scenario."""
+    """Numbers of drives. Prefill has host memory in all candidates; other storage fields are the scenario's."""
     given = base.scenario.storage or StorageSettings()
     host: Changes = {"prefill.radix_cache": True}
     if base.scenario.pair.prefill.host_cache is None:
@@ -166,7 +168,7 @@ def _storage_arms(base: Base) -> list[Arm]:
 
 
 def _storage_verdict(study: Study) -> Verdict:
-    """The fewest drives that are as good as the most, if that is better than none."""
+    """Verdict: the smallest number of drives that is as good as the largest, if that is better than no storage."""
     study.require_results()
     labels = study.labels()
     enough = next(label for label in labels[1:] if study.serves_alike(label, labels[-1]))

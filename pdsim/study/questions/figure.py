@@ -1,4 +1,4 @@
-"""The figure behind an answer: a panel for each number. Lines where arms have a place on an axis, dots where not."""
+"""The figure of an answer, one panel per number: lines for candidates on an axis, otherwise dots."""
 
 from typing import Any
 
@@ -9,11 +9,13 @@ from pdsim.metrics.plots import COLORS
 from pdsim.study.questions.answer import SATURATED, Answer, AnswerRow
 
 _WIDE = 8
-"""Largest by smallest place: from here on the axis is logarithmic."""
+"""Ratio of the largest to the smallest position from which the axis is logarithmic."""
 
 
 def draw(answer: Answer) -> Figure:
-    """Whiskers are 95 % intervals. What is saturated has no latency; the recommended arm is filled."""
+    """Draws the figure of an answer. Whiskers are 95 % intervals. Saturated candidates have no latency; the recommended
+    one is filled.
+    """
     shown = [name for name in answer.columns if any(row.estimates[name] for row in answer.rows)]
     height = 3.2 if answer.axis else 1.4 + 0.34 * len(answer.rows)
     figure = Figure(figsize=(1.5 + 2.7 * len(shown), height), layout="constrained")
@@ -49,7 +51,7 @@ def _why_none(row: AnswerRow) -> str:
 
 
 def _draw_line(panel: Any, answer: Answer, name: str) -> None:
-    """Draws a line over the arms that have a place on the axis."""
+    """Draws a line over the candidates with a position on the axis."""
     places = [row.x for row in answer.rows if row.x is not None]
     found = [(row.x, value) for row in answer.rows if row.x is not None and (value := row.estimates[name]) is not None]
     means = [value.mean for _, value in found]

@@ -1,4 +1,4 @@
-"""Questions on the load: how much of it the cluster takes, and where the time of a request goes."""
+"""Questions on the load: the largest load that the cluster takes, and where the time of a request goes."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -12,15 +12,15 @@ from pdsim.workload.client import Poisson
 
 _ALL_AT_ONCE = "all at once"
 _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
-"""Shares of what the cluster serves when all requests are there. Nearer to it, queues outlast the run."""
+"""Rates to try, relative to the throughput with all requests present. Closer to it, queues outlast the run."""
 _FINER = (1 / 3, 2 / 3)
-"""Shares of the way from the highest rate that meets the SLO to the next."""
+"""Positions between the highest rate that meets the SLO and the next rate."""
 _UNBOUNDED = 1_000_000
 _RATES, _OWN_RATES = "Poisson arrivals", "arrivals as the scenario has them"
 _SPEEDUPS = (0.5, 1.0, 2.0, 4.0)
 _SLOWEST, _FASTEST = 1 / 8, 32.0
 _NEAR = 1.4
-"""Times the highest speed-up that meets the SLO: a lower one that does not is near enough."""
+"""Ratio to the highest speed-up that meets the SLO, within which a missing speed-up is near enough."""
 _SPEEDUP, _SPEEDUP_AXIS = "the trace's own times", "speed-up of the trace"
 
 
@@ -32,7 +32,7 @@ def _capacity_arms(base: Base) -> list[Arm]:
 
 
 def rates(study: Study) -> list[Arm]:
-    """Coarse first, then between the last rate that meets the SLO and the first that does not."""
+    """Rates to try: coarse first, then between the highest rate that meets the SLO and the lowest that does not."""
     tried = [arm.x for arm in study.arms if arm.series and arm.x is not None]
     if study.base.keeps_times:
         return [_sped_up(study.base, factor) for factor in _speedups(study, tried)]
@@ -47,7 +47,9 @@ def rates(study: Study) -> list[Arm]:
 
 
 def _speedups(study: Study, tried: list[float]) -> Sequence[float]:
-    """Coarse ones, then beyond them until one meets the SLO and one does not, then between these."""
+    """Speed-ups to try: coarse first, then larger or smaller until one meets the SLO and one misses it, then between
+    these.
+    """
     if not tried or study.options.speedups:
         return [] if tried else study.options.speedups or _SPEEDUPS
     low = _highest(study)
@@ -65,7 +67,7 @@ def _sped_up(base: Base, factor: float) -> Arm:
 
 
 def _arm(base: Base, rate: float) -> Arm:
-    """Bursts and profiles keep their shape; other loads come as Poisson arrivals."""
+    """Candidate with this rate. Bursts and profiles keep their shape; other loads become Poisson arrivals."""
     rate = float(f"{rate:.3g}")
     arrivals = getattr(base.scenario.client, "arrivals", None)
     if hasattr(arrivals, "rate_per_s") and not isinstance(arrivals, Poisson):
@@ -75,7 +77,7 @@ def _arm(base: Base, rate: float) -> Arm:
 
 
 def _highest(study: Study) -> float:
-    """Up to which every rate meets the SLO; 0 if the lowest does not."""
+    """Highest rate up to which every tried rate meets the SLO; 0 if the lowest does not."""
     highest = 0.0
     for arm in sorted((arm for arm in study.arms if arm.series), key=place_of):
         if study.error(arm.label) or not study.meets(arm.label):
@@ -122,7 +124,7 @@ CAPACITY = Question(
 
 _APART, _ALONE, _AGGREGATED = "disaggregated", "one request at a time", "aggregated"
 _SAID = 3
-"""Stages; the table has all."""
+"""Number of stages in the text. The table has all stages."""
 
 
 def _explain_ttft_arms(base: Base) -> list[Arm]:

@@ -49,7 +49,7 @@ _DEFAULT, _LATE = "reserve 512", "reserve 512, late"
 
 
 def _admission_arms(_base: Base) -> list[Arm]:
-    """SGLang reserves 512 tokens for each request and grants pages early."""
+    """Admission rules to compare. SGLang's default reserves 512 tokens for each request and grants pages early."""
     rule = "reserve_decode_tokens"
     made = [Arm(f"reserve {n}", {"decode.admission": {"use": rule, "reserved_tokens": n}}) for n in _RESERVED]
     late = {"decode.admission": rule, "decode.allocation": "prefill_complete"}
@@ -107,7 +107,9 @@ _RULE = "router.disaggregation"
 
 
 def _local_prefill_arms(base: Base) -> list[Arm]:
-    """The thresholds of llm-d's rule, Dynamo's rule with its defaults, and what the scenario has."""
+    """Rules for local prefill: thresholds of llm-d's rule, Dynamo's rule with its defaults, and the scenario's own
+    rule.
+    """
     if base.scenario.engine != "vllm":
         raise ConfigError(f"engine: {base.scenario.engine}: its decode computes no prompts; --set engine=vllm")
     made = [Arm(_REMOTE, {_RULE: None})]
@@ -162,7 +164,7 @@ LOCAL_PREFILL = Question(
 _FCFS, _FIRST = "first come, first served", "priorities"
 _SHED_NOBODY: Changes = {"router.shedding": None}
 _QUEUE_SHARES = (0.5, 1.0, 2.0)
-"""Shares of as many prompts as are computed within the TTFT of the SLO."""
+"""Queue limits to try, relative to the number of prompts that are computed within the SLO's TTFT."""
 
 
 def _priorities_arms(base: Base) -> list[Arm]:
@@ -177,7 +179,9 @@ def _priorities_arms(base: Base) -> list[Arm]:
 
 
 def _queue_limits(study: Study) -> list[Arm]:
-    """The same with queues that are cut where the TTFT of the SLO is used up."""
+    """Candidates with priorities and limited queues: requests are refused when the queue would exceed the SLO's
+    TTFT.
+    """
     limit_ms = study.slo.limit_ms("ttft")
     if len(study.arms) > len((_FCFS, _FIRST)) or study.error(_FIRST) or limit_ms is None:
         return []
@@ -191,7 +195,9 @@ def _queue_limits(study: Study) -> list[Arm]:
 
 
 def _priorities_verdict(study: Study) -> Verdict:
-    """Takes the arm in which most of the others meet the SLO, where enough of the first class do; else the nearest."""
+    """Verdict: among candidates in which enough requests of the first class meet the SLO, the one in which most others
+    do.
+    """
     first, others = study.base.first_classes, study.base.other_classes
     labels = study.labels()
     shares = {label: study.attained_by(label, first).mean for label in labels}

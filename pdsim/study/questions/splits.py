@@ -1,4 +1,6 @@
-"""Questions on the GPUs: which prefill and which decode, whether they do so apart, how a server is split, and when."""
+"""Questions on GPUs: their split into prefill and decode, disaggregation, parallelism within a server, and elastic
+roles.
+"""
 
 from itertools import product
 from typing import Any
@@ -15,7 +17,9 @@ from pdsim.workload.synthetic import PrefixPool, RandomLengths
 
 
 def _splits(base: Base) -> list[Arm]:
-    """All that use every GPU, with each router where the scenario says none. Raises ConfigError if there is none."""
+    """Splits that use every GPU, with each router if the scenario names none. Raises ConfigError if there is no
+    split.
+    """
     prefill, decode = base.scenario.pair
     num_gpus = base.scenario.num_gpus
     made = []
@@ -63,7 +67,7 @@ PD_RATIO = Question(
 _AGGREGATED = "aggregated"
 _DO, _DO_NOT = "Separate them", "Do not separate them"
 _SHARES = (1 / 16, 1 / 4, 4.0)
-"""Shares of the prompts' own tokens, where the crossover is looked for."""
+"""Lengths to try, relative to the prompts' own length without shared prefixes, to find the crossover."""
 
 
 def _pd_or_not_arms(base: Base) -> list[Arm]:
@@ -73,7 +77,7 @@ def _pd_or_not_arms(base: Base) -> list[Arm]:
 
 
 def _other_prompts(study: Study) -> list[Arm]:
-    """The aggregated cluster and all ratios once more, with shorter and longer prompts."""
+    """The aggregated cluster and all splits again, with shorter and longer prompts."""
     has_lengths = isinstance(study.base.scenario.workload, RandomLengths | PrefixPool)
     if not has_lengths or any(arm.series for arm in study.arms):
         return []
@@ -112,14 +116,14 @@ def _pd_or_not_verdict(study: Study) -> Verdict:
 
 
 def _sides(study: Study, series: str) -> tuple[list[str], list[str]]:
-    """Aggregated arms and splits that have a result."""
+    """Labels of aggregated and of disaggregated candidates that have a result."""
     labels = study.labels(series)
     together = [label for label in labels if label.startswith(_AGGREGATED)]
     return together, [label for label in labels if label not in together]
 
 
 def _crossover(study: Study) -> list[str]:
-    """Says where, in prompts, the winner changes."""
+    """Sentence on the prompt length at which the better kind of cluster changes."""
     lengths = {series: int(series) for series in dict.fromkeys(arm.series for arm in study.arms) if series}
     if not lengths:
         return []
@@ -133,7 +137,7 @@ def _crossover(study: Study) -> list[str]:
 
 
 def _better(study: Study, apart: str, together: str, series: str) -> str:
-    """The better of the two: the one that meets the SLO; else by goodput; where that is the same, by latency."""
+    """Text on the better of two candidates: the only one that meets the SLO, else by goodput, else by latency."""
     name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):
         return f"{name if study.meets(apart) else together.removesuffix(f', {series} in')} alone meets the SLO"
@@ -143,7 +147,7 @@ def _better(study: Study, apart: str, together: str, series: str) -> str:
 
 
 def _own_tokens(study: Study) -> float:
-    """Tokens of a prompt, without the prefix that it shares."""
+    """Mean tokens of a prompt, without the prefix that it shares."""
     return study.mean_prompt_tokens - getattr(study.base.scenario.workload, "prefix_tokens", 0)
 
 
@@ -164,7 +168,9 @@ _SIZES = (1, 2, 4, 8)
 
 
 def _prefill_split_arms(base: Base) -> list[Arm]:
-    """The scenario's split and all others that are possible. Where KV would go in slices it is staged, if it can be."""
+    """The scenario's parallel sizes of prefill, and all other possible ones. KV that would be sent in slices is staged
+    if possible.
+    """
     prefill = base.scenario.pair.prefill
     splits = dict.fromkeys(
         [prefill.split, *(Split(*sizes) for sizes in product(tp_sizes(prefill.gpu), _SIZES, _SIZES))]
@@ -199,7 +205,7 @@ def _prefill_split_verdict(study: Study) -> Verdict:
 
 
 def _other_kinds(study: Study, best: str) -> list[tuple[str, str]]:
-    """The best of the other kinds, and how their mean TTFT differs."""
+    """The best candidate of each other kind of split, with the difference of its mean TTFT."""
     kinds: dict[str, list[str]] = {}
     for label in study.steady(study.labels()):
         kinds.setdefault(_kind(label), []).append(label)
@@ -208,7 +214,7 @@ def _other_kinds(study: Study, best: str) -> list[tuple[str, str]]:
 
 
 def _kind(label: str) -> str:
-    """Stages, groups, or neither."""
+    """Kind of split by its label: pipeline stages, context-parallel groups, or neither (empty)."""
     return next((kind for kind in ("PP", "CP") if kind in label), "")
 
 
@@ -230,11 +236,13 @@ PREFILL_SPLIT = Question(
 
 _SWITCH, _SCALE = "servers change roles", "servers start and stop, too"
 _EQUAL_SHARE = 0.01
-"""Share of the requests that meet the SLO: a smaller difference is none."""
+"""Smallest difference in the share of requests meeting the SLO that counts."""
 
 
 def _elastic_arms(base: Base) -> list[Arm]:
-    """Each fixed ratio of all servers and of fewer; then the scenario's elastic settings, with and without stops."""
+    """Fixed ratios of all servers and of fewer servers, then the scenario's elastic settings with and without stopping
+    servers.
+    """
     prefill, decode = base.scenario.pair
     if (prefill.gpu, prefill.tp) != (decode.gpu, decode.tp):
         raise ConfigError("elastic: servers that change roles need the same gpu and tp in prefill and decode")
@@ -252,7 +260,7 @@ def _elastic_arms(base: Base) -> list[Arm]:
 
 
 def _elastic_verdict(study: Study) -> Verdict:
-    """The fewest GPU-hours that meet the SLO; if nothing does, the most requests within it."""
+    """Verdict: the fewest GPU-hours that meet the SLO. If no candidate does: the most requests within the SLO."""
     labels = study.labels()
     fixed = [label for label in labels if label not in (_SWITCH, _SCALE)]
     best, static = _cheapest(study, labels), _cheapest(study, fixed)

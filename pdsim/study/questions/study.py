@@ -1,4 +1,6 @@
-"""A question's arms, their results, and words for them: each arm has the same requests, as often as there are seeds."""
+"""The candidates of a question, their results, and texts on them. All candidates have the same requests, once
+per seed.
+"""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,30 +18,30 @@ from pdsim.study.trials import Trials
 
 
 class Arm(NamedTuple):
-    """Settings that a question compares with others."""
+    """A candidate: settings that a question compares with others."""
 
     label: str
     changes: Changes
     x: float | None = None
-    """Place on the figure's axis; None: it is no number."""
+    """Position on the figure's axis. None: the candidate has no number."""
     series: str = ""
-    """Name of arms that are compared among themselves."""
+    """Name of a group of candidates that are compared among themselves."""
     axis: str = ""
-    """Meaning of x, where it is not what the question says."""
+    """Meaning of x, if it differs from the question's axis."""
 
 
 def place_of(arm: Arm) -> float:
-    """Key that orders arms; those without a number come first."""
+    """Sort key of candidates by position. Candidates without a number come first."""
     return arm.x or 0.0
 
 
 class Verdict(NamedTuple):
     winner: str
-    """The label of the arm that the answer is about."""
+    """The label of the candidate that the answer is about."""
     advice: str
-    """Advice without the numbers; empty: nothing is recommended."""
+    """Advice without the numbers. Empty: nothing is recommended."""
     why: str
-    """A sentence or two with the numbers, which follow the advice."""
+    """One or two sentences with the numbers, which follow the advice."""
     notes: Sequence[str] = ()
 
 
@@ -50,15 +52,15 @@ class Question:
     columns: tuple[str, ...]
     """Numbers of table and figure, by their names in COLUMNS."""
     arms: Callable[[Base], list[Arm]]
-    """Arms to compare."""
+    """Candidates to compare."""
     verdict: Callable[["Study"], Verdict]
-    """Chooses an arm, and says why."""
+    """Chooses a candidate, and gives the reason."""
     then: Callable[["Study"], list[Arm]] = lambda _study: []
-    """Arms to look at next, when the first have their results."""
+    """Further candidates that depend on the results of the first."""
     starter: Changes = field(default_factory=dict)
-    """Changes of the starter scenario, where the question is about something that it does not have."""
+    """Changes of the starter scenario, if the question needs something that the starter lacks."""
     axis: str = ""
-    """Meaning of x, with its unit; empty: the figure has dots side by side."""
+    """Meaning of x, with its unit. Empty: the figure has dots side by side."""
 
 
 QUESTIONS = {
@@ -80,7 +82,7 @@ QUESTIONS = {
     "local-prefill": "policies",
     "elastic": "splits",
 }
-"""Modules by question, which is a constant there."""
+"""Modules by question. The module has a constant of the question's name."""
 
 
 def question(name: str) -> Question:
@@ -94,11 +96,11 @@ def question(name: str) -> Question:
 
 SLO = "asked"
 EQUAL = 0.02
-"""A smaller relative difference of requests or times does not count."""
+"""Relative difference of requests or times below which candidates count as equal."""
 
 
 class Study:
-    """Arms and their results, as far as they have been run."""
+    """The candidates of a question, and the results of those that have run."""
 
     def __init__(self, trials: Trials, options: AskOptions) -> None:
         self.trials = trials
@@ -115,7 +117,7 @@ class Study:
 
     @property
     def warnings(self) -> list[str]:
-        """Parts of the arms that lie outside what was measured."""
+        """Warnings of candidates about times outside what was measured, and about failures."""
         points = list(self._results.values())
         return [*warnings_of(points), *failures_of_points(points)]
 
@@ -126,33 +128,33 @@ class Study:
         return next(arm for arm in self.arms if arm.label == label)
 
     def error(self, label: str) -> str:
-        """Reason why an arm has no result; empty if it has one."""
+        """Reason why a candidate has no result. Empty: it has a result."""
         point = self[label]
         if not point.error and not any(replication.row["completed"] for replication in point.replications):
             return "every request failed"
         return point.error
 
     def require_results(self) -> None:
-        """Raises ConfigError if an arm has none."""
+        """Raises ConfigError if a candidate has no result."""
         if failed := [error for arm in self.arms if (error := self.error(arm.label))]:
             raise ConfigError(failed[0])
 
     def failed_share(self, label: str) -> float:
-        """Share of the requests that did not come through."""
+        """Share of the requests that failed or did not finish."""
         rows = [replication.row for replication in self[label].replications]
         failed = sum(row["failed"] + row["unfinished"] for row in rows)
         return float(failed / max(1, failed + sum(row["completed"] for row in rows)))
 
     def labels(self, series: str | None = None) -> list[str]:
-        """Arms with a result."""
+        """Labels of candidates with a result. series: only of this group."""
         return [arm.label for arm in self.arms if series in {None, arm.series} and not self.error(arm.label)]
 
     def steady(self, labels: Iterable[str]) -> list[str]:
-        """Arms that are not saturated: their latencies are meaningful."""
+        """The labels of candidates that are not saturated, whose latencies have a meaning."""
         return [label for label in labels if not self[label].is_saturated]
 
     def mean_tokens(self, field: str) -> float:
-        """Mean tokens of a request: total_input_tokens or total_output_tokens of all, by their number."""
+        """Mean tokens of a request. field: total_input_tokens or total_output_tokens."""
         row = self[self.labels()[0]].replications[0].row
         return float(row[field] / row["completed"])
 
@@ -174,7 +176,7 @@ class Study:
         return self[label].meets(SLO)
 
     def attained(self, label: str) -> float:
-        """The share of its requests that meet the SLO."""
+        """The share of a candidate's requests that meet the SLO."""
         return self[label].attainment(SLO).mean
 
     def attained_by(self, label: str, classes: Collection[str]) -> Estimate:
@@ -187,16 +189,19 @@ class Study:
         return estimate(shares)
 
     def tail_ms(self, label: str, metric: str) -> Estimate | None:
-        """A metric at the percentile that the SLO limits; None: it limits another, or too many requests failed."""
+        """A metric at the percentile that the SLO limits. None: the SLO does not limit it, or too many requests
+        failed.
+        """
         found = [run.slos[SLO].tail_ms(metric) for run in self[label].replications]
         known = [value for value in found if value is not None and isfinite(value)]
         return estimate(known) if len(known) == len(found) else None
 
     def best(self, labels: Iterable[str]) -> str:
-        """The arm with most goodput that meets the SLO; if some hardly differ in it, the one with the shortest latency.
+        """The candidate with the most goodput that meets the SLO. Among nearly equal ones, the one with the shortest
+        latency.
 
-        If none meets it, the nearest: the largest share of requests that do, and no request that fails. If all are
-        saturated, the most requests a second.
+        If none meets the SLO: the largest share of requests that do, and no failed request. If all are saturated: the
+        most requests per second and GPU.
         """
         labels = list(labels)
         steady = self.steady(labels)
@@ -210,8 +215,8 @@ class Study:
         return min(equal, key=lambda label: self.mean(label, "mean_e2e_latency_ms"))
 
     def as_good(self, label: str, other: str) -> bool:
-        """True if an arm differs from a better arm by less than the threshold, in the number by which the best is
-        chosen.
+        """True if a candidate is no worse than another by EQUAL or more, in goodput and in mean latency, and both meet
+        or both miss the SLO.
         """
         if self.meets(label) != self.meets(other) or len(self.steady([label, other])) == 1:
             return False
@@ -219,7 +224,7 @@ class Study:
         return self.goodput(label) >= (1 - EQUAL) * self.goodput(other) and latency <= 1 + EQUAL
 
     def serves_alike(self, label: str, other: str) -> bool:
-        """True if an arm has at least the throughput and at most the mean TTFT of another, within EQUAL."""
+        """True if a candidate has at least the throughput and at most the mean TTFT of another, within EQUAL."""
         if self[label].is_saturated != self[other].is_saturated:
             return False
         rate = self.ratio(label, other, "request_throughput").mean
@@ -227,14 +232,14 @@ class Study:
         return rate >= 1 - EQUAL and ttft <= 1 + EQUAL
 
     def best_routed(self, labels: Iterable[str]) -> list[str]:
-        """Each cluster with the best of the routers that were tried for it."""
+        """Each cluster with the best of its routers."""
         routed: dict[str, list[str]] = {}
         for label in labels:
             routed.setdefault(json.dumps(self._cluster(label), sort_keys=True, default=str), []).append(label)
         return [self.best(same) for same in routed.values()]
 
     def routers_against(self, best: str) -> list[str]:
-        """A note on the other routers of the same cluster, if there are any."""
+        """A note on the other routers of the same cluster, if any were tried."""
         cluster = self._cluster(best)
         others = [label for label in self.labels() if label != best and self._cluster(label) == cluster]
         return [
@@ -244,11 +249,11 @@ class Study:
         ]
 
     def _cluster(self, label: str) -> Changes:
-        """Changes of an arm, but for its router."""
+        """Changes of a candidate without its router."""
         return {name: value for name, value in self.arm(label).changes.items() if name != "router"}
 
     def ratio(self, label: str, other: str, name: str) -> Estimate:
-        """Ratio over the same requests: seed by seed, so that what both share cancels."""
+        """Ratio of a number over the same requests, seed by seed, so that common variation cancels."""
         pairs = zip(self[label].replications, self[other].replications, strict=True)
         return _ratio((a.row[name], b.row[name]) for a, b in pairs)
 
@@ -257,9 +262,9 @@ class Study:
         return _ratio((_goodput_per_gpu(a), _goodput_per_gpu(b)) for a, b in pairs)
 
     def others_against(self, best: str, labels: Iterable[str], what: str) -> list[str]:
-        """Says which of the others cannot be told apart from the best, and how many times its mean TTFT each has.
+        """Text on candidates that do not differ measurably from the best, and on the ratios of the others' mean TTFT.
 
-        One that misses the SLO, which the best meets, is told apart by that.
+        A candidate that misses the SLO, which the best meets, always differs.
         """
         others = [label for label in labels if label != best]
         steady = self.steady(others) if self.steady([best]) else []
@@ -275,7 +280,7 @@ def _goodput_per_gpu(run: Replication) -> float:
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate:
-    """1 where both are nothing, infinite where only the second is."""
+    """Estimate of ratios. With a denominator of 0: infinite if any numerator is above 0, else 1."""
     pairs = list(pairs)
     if all(below for _, below in pairs):
         return estimate([above / below for above, below in pairs])

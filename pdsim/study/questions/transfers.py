@@ -1,4 +1,4 @@
-"""Questions on moving KV: transports, overlap with compute, sizes of pages, and staging memory."""
+"""Questions on transfers of KV: transports, overlap with compute, page sizes, and staging memory."""
 
 from dataclasses import replace
 from math import ceil
@@ -26,7 +26,7 @@ _LINKS = "links of RDMA's engine"
 
 
 def _transport_arms(_base: Base) -> list[Arm]:
-    """Engines with the bandwidth of the GPU's own links, then one engine with links of many speeds."""
+    """Transfer engines with the bandwidth of the GPU's own links, then one engine with links of several speeds."""
     keep = {"network.bandwidth": None, "network.transfer_latency": None, "network.descriptor_latency": None}
     engines = [Arm(name, {**keep, "network.transport": name}) for name in _ENGINES]
     rdma = {**keep, "network.transport": _RDMA}
@@ -46,7 +46,7 @@ def _transport_verdict(study: Study) -> Verdict:
 
 
 def _fall_back(study: Study, best: str) -> str:
-    """What a request takes where NIXL meets EFA without the backend for it."""
+    """Sentence on the time per request if NIXL runs on EFA without its LIBFABRIC backend."""
     slow = load_transport(_FALL_BACK).max_bandwidth
     assert slow is not None
     seconds = study.mean(best, "transfer_bytes") / study.mean(best, "completed") / slow
@@ -78,7 +78,9 @@ _GROUPS = (2, 4)
 
 
 def _overlap_arms(base: Base) -> list[Arm]:
-    """Sending by layers needs equal TP sizes on both sides, or latent KV."""
+    """Ways of sending: whole prompts, chunks, and layer groups, which need equal TP sizes on both sides or
+    latent KV.
+    """
     scenario = base.scenario
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     chunks: Changes = {"prefill.transfer": "every_chunk", "prefill.layer_groups": 0}
@@ -131,7 +133,7 @@ OVERLAP = Question(
 
 _PAGES = (1, 16, 32, 64, 128, 256)
 _LITTLE_OF_FORWARD = 0.05
-"""Share of a prompt's forward: a transfer that is longer by less is not worth larger pages."""
+"""Share of a prompt's forward. A transfer that is longer by less than this does not justify larger pages."""
 
 
 class Torn(NamedTuple):
@@ -149,7 +151,9 @@ def _page_and_descriptors_arms(_base: Base) -> list[Arm]:
 
 
 def _page_and_descriptors_verdict(study: Study) -> Verdict:
-    """Judges by pages that do not follow each other: the pools of a short run are younger than those of a server."""
+    """Verdict by transfers of non-contiguous pages, because the pools of a short run are less fragmented than a
+    server's.
+    """
     prompt = study.mean_prompt_tokens
     torn = {label: _torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}
     first, last = next(iter(torn)), next(reversed(torn))
@@ -177,7 +181,7 @@ def _torn_line(study: Study, label: str, torn: Torn) -> str:
 
 
 def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Torn:
-    """Moves the KV of one prompt in one batch between each pair of ranks, no page following another."""
+    """Duration of a transfer of one prompt's KV in one batch per pair of ranks, with no two pages contiguous."""
     wire = replace(wire_of(scenario), page_size=page_size)
     wire = replace(
         wire,
@@ -208,11 +212,11 @@ PAGE_AND_DESCRIPTORS = Question(
 _SLICES, _TRAP = "no staging: slices", "prefill buffer of 64 MiB"
 _RINGS_MIB = (128, 256, 512, 1024, 2048, 4096)
 _BUFFER_MIB = 64
-"""SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB where it is not set, in versions that have it (0.5.12); 0.5.23 sizes it."""
+"""Default of SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB in SGLang 0.5.12. Version 0.5.23 computes the size."""
 
 
 def _staging_ring_arms(base: Base) -> list[Arm]:
-    """Slices; staging as SGLang sets it up; and rings of many sizes, with a prefill buffer that fits."""
+    """Slices; SGLang's default staging; and rings of several sizes, with a prefill buffer that fits."""
     layout = _unequal(base.scenario)
     made = [
         Arm(_SLICES, {**layout, "network.staging": None}),
@@ -226,7 +230,9 @@ def _ring(mib: int) -> str:
 
 
 def _unequal(scenario: Scenario) -> Changes:
-    """Changes where sizes are equal: two GPUs to each prefill server, half as many servers."""
+    """Changes to unequal TP sizes if the scenario's are equal: each prefill server gets two GPUs per former one, and
+    there are half as many.
+    """
     prefill = scenario.pair.prefill
     if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:
         return {}
@@ -260,7 +266,7 @@ def _beside(study: Study, label: str, other: str) -> str:
 
 
 def _trap(study: Study, enough: str) -> list[str]:
-    """Requests that are sent as slices, although staging is on: their descriptors say so."""
+    """Notes on requests that are sent as slices although staging is on, found by their descriptors."""
     megabytes = _cell_bytes(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens) / 1e6
     text = f"the KV of a mean prompt is {number(megabytes)} MB on a prefill rank"
     if not {_TRAP, _SLICES} <= set(study.labels()):
@@ -275,7 +281,7 @@ def _trap(study: Study, enough: str) -> list[str]:
 
 
 def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
-    """Bytes that a prefill rank sends a decode rank of what one forward computes of a prompt."""
+    """Bytes that a prefill rank sends to a decode rank for one forward's part of a prompt."""
     wire = wire_of(scenario)
     chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens
     return wire.page_bytes / scenario.page_size * min(num_tokens, chunk)

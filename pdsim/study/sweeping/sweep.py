@@ -1,4 +1,4 @@
-"""A sweep from file to result, and read back from its folder."""
+"""Runs a sweep from its file, and reads its results from its folder."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -29,7 +29,7 @@ from pdsim.study.sweeping.sweep_file import (
 from pdsim.study.verdict.slo import Slo
 
 _BATCH = 8
-"""Trials that are chosen at once. Not the number of workers, on which results must not depend."""
+"""Number of trials that are chosen at once. It is fixed, so that results do not depend on the number of workers."""
 
 Evaluate = Callable[[Sequence[Changes]], Sequence[PointResult]]
 
@@ -135,7 +135,7 @@ def read_sweep(folder: Path) -> SweepResult:
 
 
 def _kept_runs(store: Store, keys: Iterable[str], slos: Mapping[str, Slo]) -> tuple[dict[str, Replication], int]:
-    """Runs of a store by key, each read once, and the number of damaged ones, which are left out."""
+    """Runs of a store by key, each read once, and the number of damaged runs, which are left out."""
     runs: dict[str, Replication] = {}
     num_damaged = 0
     for key in dict.fromkeys(keys):
@@ -148,10 +148,10 @@ def _kept_runs(store: Store, keys: Iterable[str], slos: Mapping[str, Slo]) -> tu
 
 
 def search(settings: SearchSettings, slo: str, evaluate: Evaluate) -> None:
-    """Evaluate as many points as there are trials, chosen by Optuna's TPE; equal ones cost nothing.
+    """Evaluates as many points as there are trials, chosen by Optuna's TPE. Equal points cost nothing.
 
-    It is seeded and its batches have one size, so a search that is done again asks for the same points: what was
-    computed is in the folder, and an interrupted search goes on where it was.
+    The seed and the size of batches are fixed, so a repeated search asks for the same points: computed runs are in the
+    folder, and an interrupted search resumes.
     """
     optuna = load_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -167,7 +167,7 @@ def search(settings: SearchSettings, slo: str, evaluate: Evaluate) -> None:
 
 
 def load_optuna() -> Any:
-    """Raises ConfigError if it is not installed."""
+    """Imports Optuna. Raises ConfigError if it is not installed."""
     try:
         import optuna  # noqa: PLC0415  an extra
     except ImportError:
@@ -186,7 +186,7 @@ def _changes(trial: Any, settings: SearchSettings) -> Changes:
 
 
 def _objective(point: PointResult, settings: SearchSettings, slo: str) -> float:
-    """Value to maximise. Points whose rate does not count lie below all others, the nearer to the SLO the higher."""
+    """Value to maximise: goodput, or rate per GPU. For the rate, points that miss the SLO lie below all others."""
     if settings.maximise == "goodput":
         return point.goodput_per_gpu(slo).mean
     if not point.meets(slo):

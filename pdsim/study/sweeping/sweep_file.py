@@ -1,4 +1,4 @@
-"""The fields of a sweep file, and the points that it designs. `pdsim.sweep.schema.json` is made of this."""
+"""The fields of a sweep file, and the points that it designs. `pdsim.sweep.schema.json` is made from this module."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from pdsim.study.verdict.slo import Slo
 from pdsim.workload.request_spec import Streams
 
 NUM_RANGES = 3
-"""Points that a sweep simulates at their fastest and slowest, too: as many runs as six points more."""
+"""Number of best points that a sweep also simulates at their fastest and slowest: twice as many further runs."""
 _KEYS = ("from", "to", "count", "step", "scale")
 _SCALES = ("linear", "log")
 _EXAMPLE = "[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}"
@@ -30,14 +30,14 @@ class Range:
     first: float
     last: float
     dimension: Dimension | None
-    """None: plain numbers."""
+    """Kind of quantity. None: plain numbers."""
     is_whole: bool
     is_log: bool
     count: int | None
     step: float | None
 
     def at(self, share: float) -> Any:
-        """The value so far along the way, 0 to 1: a number, or a quantity with its unit."""
+        """The value at this share of the range, 0 to 1: a number, or a quantity with its unit."""
         if self.is_log:
             amount = self.first * (self.last / self.first) ** share
             return self._shown(round(amount) if self.is_whole else amount)
@@ -47,7 +47,7 @@ class Range:
 
     @property
     def num_values(self) -> int:
-        """Number of values that a grid takes, or a few less. Raises ValueError if nothing says how many."""
+        """Number of values in a grid, or slightly more. Raises ValueError if the range has neither count nor step."""
         if self.step is not None:
             return math.floor((self.last - self.first) / self.step * (1 + 1e-12)) + 1
         if self.count is not None:
@@ -55,7 +55,7 @@ class Range:
         raise ValueError("a range in a grid needs count, or step")
 
     def values(self) -> list[Any]:
-        """Raises ValueError if nothing says how many."""
+        """Values in a grid. Raises ValueError if the range has neither count nor step."""
         if self.step is not None:
             return [self._shown(self.first + i * self.step) for i in range(self.num_values)]
         made = [self.at(i / (self.num_values - 1)) for i in range(self.num_values)]
@@ -71,7 +71,7 @@ Values = Sequence[Any] | Range
 
 
 def parse_values(given: Any) -> Values:
-    """Raises ValueError with what is possible."""
+    """Values of a field, as a list or a range. Raises ValueError that says what is possible."""
     if isinstance(given, Mapping):
         return _range(given)
     if not isinstance(given, list | tuple):
@@ -82,7 +82,7 @@ def parse_values(given: Any) -> Values:
 
 
 def pick(values: Values, share: float) -> Any:
-    """A value of a list, or a place in a range, by a number from 0 up to 1."""
+    """An element of a list, or a position in a range. share: from 0 to below 1."""
     return values.at(share) if isinstance(values, Range) else values[int(share * len(values))]
 
 
@@ -129,7 +129,7 @@ def _count(given: Any) -> int | None:
 
 
 def _amount(given: Any) -> tuple[float, Dimension | None]:
-    """The amount in base units, and of what kind it is."""
+    """The amount in base units, and its dimension."""
     if isinstance(given, int | float) and not isinstance(given, bool):
         return given, None
     unit = str(given).lstrip("+-0123456789._ eE") if isinstance(given, str) else ""
@@ -161,12 +161,12 @@ FieldValues = Annotated[Values, PlainValidator(parse_values), WithJsonSchema(_VA
 
 
 def fields_of(key: str) -> list[str]:
-    """A key names one field, or several that change together: "prefill.instances, decode.instances"."""
+    """Fields of a key. Several fields in one key change together: "prefill.instances, decode.instances"."""
     return [part.strip() for part in key.split(",")]
 
 
 def _check_fields(fields: dict[str, Values]) -> dict[str, Values]:
-    """Several fields that change together have a list of lists."""
+    """Checks fields and values. Several fields that change together need a list of lists."""
     if not fields:
         raise ValueError("no fields: give it some, such as {page_size: [1, 16, 64]}, or leave it out")
     seen: set[str] = set()
@@ -212,7 +212,7 @@ Fields = Annotated[dict[str, FieldValues], AfterValidator(_check_fields)]
 
 
 class Sample(Section):
-    """So many points, spread over the fields' values."""
+    """A number of random points, spread over the fields' values."""
 
     count: int = Field(ge=1)
     seed: Seed = 0
@@ -220,7 +220,7 @@ class Sample(Section):
 
 
 def _slo(value: Any) -> Slo:
-    """Raises ValueError for what is no text of limits."""
+    """An SLO from text. Raises ValueError for other values."""
     if isinstance(value, Slo):
         return value
     if not isinstance(value, str):
@@ -234,41 +234,41 @@ SloText = Annotated[
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string"}),
 ]
-"""An SLO as `--slo` takes it."""
+"""An SLO in the notation of `--slo`."""
 
 
 class SearchSettings(Section):
-    """Points that Optuna's TPE chooses, each from the results of those before it."""
+    """Points that Optuna's TPE chooses, using the results of earlier points."""
 
     trials: int = Field(ge=1)
     seed: Seed = Field(default=0, lt=1 << 32)
     slo: str | None = None
-    """Name of the SLO; None: the only one."""
+    """Name of the SLO. None: the only one of the file."""
     maximise: Literal["goodput", "rate"] = "goodput"
     """goodput: requests that meet the SLO, per second and GPU. rate: all requests, of points that meet the SLO."""
     fields_: Fields = Field(alias="fields")
 
 
 class SweepFile(Section):
-    """A base scenario and the points around it. Designs stand side by side: their points are joined."""
+    """A base scenario and the points around it. The points of all designs are joined."""
 
     name: Annotated[str, Field(pattern=r"^[^/\\]*$"), AfterValidator(names_a_folder)] = ""
-    """Name of the table and of the folder under runs/; empty: the file's name."""
+    """Name of the table and of the folder under runs/. Empty: the file's name."""
     description: str = ""
     scenario: str
-    """The base: a scenario file, relative to this one."""
+    """The base scenario: a file, relative to this one."""
     seeds: tuple[Seed, ...] | None = Field(default=None, min_length=1)
-    """Each point runs with each of them: its replications. None: with the scenario's own."""
+    """Seeds of the replications: each point runs once per seed. None: the scenario's own seed."""
     grid: Annotated[Fields, AfterValidator(_check_grid)] | None = None
-    """Every combination."""
+    """All combinations of these values."""
     points: Annotated[tuple[dict[str, Any], ...] | None, AfterValidator(_check_points)] = Field(
         default=None, min_length=1
     )
-    """Written down one by one."""
+    """Points that are listed one by one."""
     random: Sample | None = None
-    """Drawn independently."""
+    """Points that are drawn independently."""
     sobol: Sample | None = None
-    """A scrambled Sobol sequence: more even than random. Its count is a power of two."""
+    """A scrambled Sobol sequence, which is more even than random points. Its count is a power of two."""
     search: SearchSettings | None = None
     slos: dict[str, SloText] = Field(default={})
 
@@ -284,7 +284,7 @@ class SweepFile(Section):
         return self
 
     def searched_slo(self, search: SearchSettings) -> str:
-        """The name of the SLO that a search looks at."""
+        """The name of the SLO that a search uses."""
         if search.slo is None and len(self.slos) == 1:
             return next(iter(self.slos))
         known = ", ".join(self.slos) or "none; give it some, as in slos: {chat: ttft p99 < 2 s}"
@@ -298,7 +298,7 @@ class SweepFile(Section):
 
 
 def load_sweep(path: Path) -> SweepFile:
-    """Raises ConfigError with every mistake."""
+    """Reads a sweep file. Raises ConfigError with every mistake."""
     file = read_section(path, SweepFile)
     return file if file.name else file.model_copy(update={"name": path.stem})
 
@@ -310,7 +310,7 @@ def sweep_schema() -> dict[str, Any]:
 
 
 def designed_points(file: SweepFile) -> list[Changes]:
-    """Points of all designs but the search, in the order of the file. Raises ConfigError if an extra is missing."""
+    """Points of all designs except the search, in the order of the file. Raises ConfigError if a package is missing."""
     made: list[Changes] = [*_grid(file.grid or {}), *map(dict, file.points or ())]
     if file.random is not None:
         made += _random(file.random)
@@ -320,7 +320,7 @@ def designed_points(file: SweepFile) -> list[Changes]:
 
 
 def num_points(file: SweepFile) -> int:
-    """Number of points of all designs, the search too; of the grid perhaps a few less."""
+    """Number of points of all designs, including the search; an upper bound for grids with ranges."""
     grid = [v.num_values if isinstance(v, Range) else len(v) for v in (file.grid or {}).values()]
     samples = [sample.count for sample in (file.random, file.sobol) if sample is not None]
     searched = 0 if file.search is None else file.search.trials
@@ -328,7 +328,7 @@ def num_points(file: SweepFile) -> int:
 
 
 def assigned(values: Mapping[str, Any]) -> Changes:
-    """Values by field: a key of several fields has a list of theirs."""
+    """Values by field. The value of a key with several fields is a list."""
     changes: Changes = {}
     for key, value in values.items():
         names = fields_of(key)
@@ -344,7 +344,7 @@ def _grid(fields: Mapping[str, Values]) -> Iterator[Changes]:
 
 
 def _random(sample: Sample) -> Iterable[Changes]:
-    """Each field draws from a stream of its own, so that one more field moves no other."""
+    """Random points. Each field has its own random stream, so that another field does not change its values."""
     streams = {key: Streams(sample.seed).named(key) for key in sample.fields_}
     for _ in range(sample.count):
         yield assigned({key: pick(values, streams[key].random()) for key, values in sample.fields_.items()})

@@ -1,1 +1,1 @@
-"""Whether a run meets an SLO, from which readings, and how sure that is."""
+"""Judges whether a run meets an SLO, by its readings, with a confidence."""

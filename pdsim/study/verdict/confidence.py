@@ -1,4 +1,4 @@
-"""Says how sure a verdict on an SLO is: one word with its reason, and what chance alone changes."""
+"""Confidence in a verdict on an SLO: one word with its reason, and the effect of chance."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ NOT_MEASURED = "No server of this kind was measured; step times come from single
 
 class Confidence(NamedTuple):
     word: str
-    """high, medium or low"""
+    """high, medium or low."""
     reason: str
 
 
@@ -30,9 +30,9 @@ def confidence(
 ) -> Confidence:
     """Confidence in the verdict on a cluster.
 
-    runs: outcomes of the cluster, and of its repetitions with slightly faster and slower messages.
-    ends: outcomes at the ends of its range; empty where a server was measured.
-    instead: a sentence on what would be better where the ends differ from the cluster.
+    runs: outcomes of the cluster, and of its repetitions with slightly faster and slower messages. ends: outcomes at
+    the ends of its range; empty if step times were measured on a server. instead: a sentence on a better choice if the
+    ends have another verdict.
     """
     meets = runs[0].meets
     if any(one.meets != meets for one in runs):
@@ -81,7 +81,9 @@ def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -
 
 
 def by_chance(runs: Sequence[Outcome]) -> str:
-    """The least and the largest value of each limited number over repeated runs, and how many runs meet the SLO."""
+    """Sentence on the smallest and largest value of each limited number over repeated runs, and on how many runs meet
+    the SLO.
+    """
     bands = []
     for same in zip(*(one.readings for one in runs), strict=False):
         ranked = sorted(same, key=lambda one: one.value)
@@ -91,7 +93,7 @@ def by_chance(runs: Sequence[Outcome]) -> str:
 
 
 def range_of(ranked: Sequence[Reading]) -> str:
-    """Text from the first value to the last; one value if their texts are equal."""
+    """Text from the first value to the last. A single value if both texts are equal."""
     first, last = (one.value_text for one in (ranked[0], ranked[-1]))
     return first if first == last else f"{first} to {last}"
 
@@ -101,9 +103,9 @@ class Examined(NamedTuple):
 
     outcome: Outcome
     ends: Mapping[str, Outcome]
-    """Outcomes at the ends of its range; empty where a server was measured, or where no range is wanted."""
+    """Outcomes at the ends of the range. Empty if step times were measured on a server, or no range is wanted."""
     repeated: Sequence[Outcome]
-    """Outcomes with slightly faster and slower messages; empty where the limit is far."""
+    """Outcomes with slightly faster and slower messages. Empty if the limit is not near."""
 
     @property
     def runs(self) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""The outcome of a cluster: whether it meets an SLO, the numbers found, and what it lacks."""
+"""The outcome of a cluster: whether it meets an SLO, its numbers, and what it misses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -34,17 +34,17 @@ class Outcome:
 
     @property
     def readings(self) -> list[Reading]:
-        """Readings of all terms, the limits of a count before the count."""
+        """Readings of all terms. The limits of a count come before the count."""
         return [] if self.judgement is None else self.judgement.listed
 
     @property
     def ratios(self) -> Mapping[Term, float]:
-        """Value divided by limit for each term of the SLO; empty if the run stopped early or failed."""
+        """Value divided by limit for each term of the SLO. Empty if the run stopped early or failed."""
         return {} if self.judgement is None else self.judgement.ratios
 
     @property
     def ratio(self) -> float:
-        """The largest ratio of a value to its limit; infinite if the ratios are not known."""
+        """The largest ratio of a value to its limit. Infinite if the ratios are not known."""
         return max(self.ratios.values(), default=inf)
 
     @property
@@ -54,14 +54,14 @@ class Outcome:
 
     @property
     def lack(self) -> str:
-        """Text of the missed terms and their values; the reason if no values are known."""
+        """Text of the missed terms with their values. If no values are known: the reason."""
         if self.judgement is None or self.reason == SATURATED or not self.judgement.missed:
             return self.why
         return " and ".join(self.judgement.lacks)
 
     @property
     def shortfall(self) -> str:
-        """The term that is missed most, in a few words."""
+        """The term that misses its limit most, in a few words."""
         judged = self.judgement
         if judged is None or self.reason == SATURATED:
             return self.reason
@@ -91,8 +91,8 @@ def finite(value: float) -> float | None:
 
 
 def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo) -> Outcome:
-    """The outcome of a cluster from its rows, one for each seed. A queue that grows under generated arrivals misses
-    the SLO.
+    """The outcome of a cluster from its rows, one for each seed. A growing queue under generated arrivals misses the
+    SLO.
     """
     num_ended = sum(row["completed"] or 0 for row in rows)
     bad = [row for row in rows if row["status"] != "ok"]
@@ -104,7 +104,7 @@ def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo) -> Outcome:
 
 
 def outcome_of_run(requests: Sequence[RequestRecord], client: Client, slo: Slo, failures: str = "") -> Outcome:
-    """The outcome of one run by its records. failures: how many requests failed, and why."""
+    """The outcome of one run from its records. failures: number of failed requests, and why, as text."""
     num_ended = sum(request.outcome == "finished" for request in requests)
     is_overloaded = cannot_take_load(client, requests)
     return _judged(slo, [Times.of_requests(requests)], num_ended, failures, is_overloaded=is_overloaded)

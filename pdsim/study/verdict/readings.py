@@ -1,4 +1,4 @@
-"""Times of a run's requests, and the numbers that limits are about."""
+"""Times of a run's requests, and the numbers that limits apply to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +12,18 @@ from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary_rows import time_text
 
 OF_GAPS = ("tpot", *OWN_ITL)
-"""Metrics that a request of a single token has not."""
+"""Metrics that a request with a single token does not have."""
 _ROUNDING = 1e-9
-"""Relative error of a mean of shares that are all the same."""
+"""Relative rounding error of a mean of equal shares."""
 
 
 def time_limit(limit_ms: float) -> str:
-    """A limit as a file has it: "2 s", "50 ms"."""
+    """A limit in the notation of files: "2 s", "50 ms"."""
     return f"{limit_ms / 1e3:.10g} s" if limit_ms >= 1e3 else f"{limit_ms:.10g} ms"  # noqa: PLR2004
 
 
 def own_itl_ms(metric: str, request: RequestRecord) -> float:
-    """One of OWN_ITL of a request of at least two tokens, in ms."""
+    """A metric of OWN_ITL in ms, for a request of at least two tokens."""
     return request.own_itl_ms[OWN_ITL.index(metric)]
 
 
@@ -32,18 +32,19 @@ class Times:
     """Times of one run's requests. Arrays are over the requests that finished."""
 
     by_metric: Mapping[str, Any]
-    """ttft, tpot and e2e in ms, and where they were observed percentiles of own gaps; 0 of gaps for a single token."""
+    """Values by metric: ttft, tpot and e2e in ms, and observed percentiles of own gaps. Gaps of a single token
+    are 0."""
     has_tpot: Any
-    """True for two output tokens and more."""
+    """Mask of the requests with at least two output tokens."""
     num_lost: int
-    """Requests that failed, or had not ended."""
+    """Number of requests that failed, or had not ended."""
     classes: Any = None
-    """Classes of all requests, those that finished first; None: they have none."""
+    """Classes of all requests, finished ones first. None: requests have no classes."""
     duration_s: float = 0.0
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "Times":
-        """Times of a run by its shard."""
+        """Times of a run from the row of its shard."""
         return cls._of(
             row["ttft_ns"],
             row["e2e_ns"],
@@ -101,7 +102,7 @@ class Times:
         return self._where(self.is_of_class(request_class), lost.count(request_class))
 
     def is_of_class(self, request_class: str) -> Any:
-        """A mask of the finished requests: true for those of a class; all are of the class without a name."""
+        """A mask of the finished requests of a class. Without a name: of all finished requests."""
         if not request_class:
             return self.has_tpot | True
         return self.has_tpot & False if self.classes is None else self.classes[: len(self.has_tpot)] == request_class
@@ -111,7 +112,7 @@ class Times:
         return replace(self, by_metric=found, has_tpot=self.has_tpot[mask], num_lost=num_lost, classes=None)
 
     def percentile(self, metric: str, percent: float) -> float:
-        """The percentile of a metric, in ms; requests without an end are infinite. 0 without requests."""
+        """A percentile of a metric in ms. Requests without an end count as infinite. 0 without requests."""
         values = self.by_metric[metric]
         if metric in OF_GAPS:
             values = values[self.has_tpot]
@@ -119,7 +120,7 @@ class Times:
         return interpolated(percent, len(ranked), ranked.__getitem__) if ranked else 0.0
 
     def within(self, limits_ms: Sequence[tuple[str, float]]) -> Any:
-        """A mask of the finished requests: true where all limits are kept."""
+        """A mask of the finished requests that keep all limits."""
         kept = self.has_tpot | True
         for metric, limit_ms in limits_ms:
             kept = kept & (self.by_metric[metric] <= limit_ms)
@@ -128,14 +129,14 @@ class Times:
 
 @dataclass(frozen=True)
 class Reading:
-    """A number that a limit is about: what was measured or predicted, in the limit's own unit."""
+    """A measured or predicted number that has a limit, in the limit's own unit."""
 
     name: str
-    """Such as "TTFT p99", or "requests within TTFT and TPOT"."""
+    """Name such as "TTFT p99", or "requests within TTFT and TPOT"."""
     value: float
-    """In ms; of a count, the share of requests in percent. Infinite: too many requests have no end."""
+    """Value in ms; for a count the share of requests in percent. Infinite: too many requests have no end."""
     limit: float
-    """In the same unit."""
+    """Limit in the same unit."""
     is_share: bool
     request_class: str = ""
 
@@ -155,7 +156,7 @@ class Reading:
 
     @property
     def value_text(self) -> str:
-        """The value in its unit; "no end": too many requests fail for a percentile."""
+        """The value in its unit. "no end": too many requests fail for a percentile."""
         if self.value == inf:
             return "no end"
         text = _text(self.value, is_share=self.is_share)
@@ -165,7 +166,7 @@ class Reading:
 
     @property
     def short(self) -> str:
-        """The value of a count beside what is asked."""
+        """The value of a count, with the value that is asked for."""
         return f"{self.value_text}, {self.limit_text} asked"
 
     @classmethod
@@ -184,16 +185,16 @@ def _text(value: float, *, is_share: bool) -> str:
 
 
 def mean_reading(readings: Sequence[Reading]) -> Reading:
-    """The reading of several runs of one cluster."""
+    """The mean of a reading over several runs of one cluster."""
     return replace(readings[0], value=fmean(reading.value for reading in readings))
 
 
 @dataclass(frozen=True)
 class Attainment:
-    """Requests within all limits that cover them. Requests that fail are not."""
+    """Number of requests within all limits that apply to them. Failed requests are not within."""
 
     num_requests: int
-    """Requests that were sent."""
+    """Number of requests that were sent."""
     share: float
     goodput_per_s: float
     """Requests within all limits, per second."""
@@ -204,7 +205,7 @@ def attainment_of(num_kept: int, num_sent: int, duration_s: float) -> Attainment
 
 
 def mean_attainment(runs: Sequence[Attainment]) -> Attainment:
-    """The attainment of several runs of one cluster."""
+    """The mean attainment over several runs of one cluster."""
     return Attainment(
         sum(one.num_requests for one in runs),
         fmean(one.share for one in runs),

@@ -55,11 +55,11 @@ class Term:
     limits_ms: tuple[tuple[str, float], ...]
     """Limits by metric: ttft, tpot, e2e, or one of a request's own gaps."""
     percentile: float
-    """Percentile that has the limit; of a count, the percent of requests that must be within."""
+    """Percentile that has the limit; for a count, the percent of requests that must be within."""
     request_class: str = ""
-    """The class of the requests; empty: all requests."""
+    """The class of the requests. Empty: all requests."""
     is_share: bool = False
-    """It counts requests."""
+    """True: the term counts requests within limits."""
 
     def __str__(self) -> str:
         return f"{self._prefix}{self.name_in_class}"
@@ -85,14 +85,14 @@ class Term:
 
     @property
     def missed(self) -> str:
-        """Text about the requests that miss the limit."""
+        """Text on the requests that miss the limit."""
         if not self.is_share:
             return f"{self} is above {time_limit(self._limit_ms)}"
         requests = f" of {self.request_class}" if self.request_class else ""
         return f"fewer than {self.percentile:g} %{requests} have {self.limits}"
 
     def lack(self, value: float) -> str:
-        """Words for requests that miss it, and what was found: ms, or percent of the requests."""
+        """Text on the found value of a missed term. value: ms, or percent of the requests."""
         if self.is_share:
             of_class = f"of class {self.request_class} " if self.request_class else ""
             return f"{significant(value)} % of the requests {of_class}have {self.limits} ({self.percentile:g} % asked)"
@@ -139,7 +139,9 @@ class Term:
         return Reading(str(self), share, self.percentile, is_share=True, request_class=self.request_class)
 
     def readings_of_limits(self, times: Times) -> list[Reading]:
-        """Each limit of a count at its percentile: "TTFT p90" of "ttft < 2 s and tpot < 50 ms for 90 %"."""
+        """Readings of each limit of a count at its percentile: "TTFT p90" for "ttft < 2 s and tpot < 50 ms for
+        90 %".
+        """
         covered = self._covered(times)
         return [
             Reading(
@@ -153,9 +155,9 @@ class Term:
         ]
 
     def ratio(self, times: Times) -> float:
-        """What is found over the limit: above 1 misses it. Infinite: too many requests have no end.
+        """Found value divided by the limit: above 1 misses it. Infinite: too many requests have no end.
 
-        A count takes each request at the limit nearest to it, and then the request that decides.
+        For a count, each request counts with its largest ratio, and the percentile of these ratios decides.
         """
         if not self.is_share:
             reading = self.reading(times)
@@ -171,20 +173,24 @@ class Term:
         return times.of_class(self.request_class) if self.request_class else times
 
     def num_allowed(self, num_requests: int) -> int:
-        """Most requests that may be above a limit: with more it is missed, whatever the times are."""
+        """Maximum number of requests that may exceed a limit. With more, the term is missed whatever their
+        times are.
+        """
         if self.is_share:
             return num_requests - _num_needed(self.percentile, num_requests)
         return num_requests - 1 - floor(_position(self.percentile, num_requests))
 
     def num_lost_allowed(self, num_requests: int) -> int:
-        """Most requests that may have no end: a percentile between the last time and no end is none."""
+        """Maximum number of requests that may have no end. A percentile between the last time and a request without end
+        is infinite.
+        """
         if self.is_share:
             return self.num_allowed(num_requests)
         return num_requests - 1 - ceil(_position(self.percentile, num_requests))
 
 
 def _position(percentile: float, num_requests: int) -> float:
-    """The place of a percentile among sorted values; numpy's."""
+    """The position of a percentile among sorted values, as numpy defines it."""
     return max(0, num_requests - 1) * percentile / 100
 
 
@@ -194,19 +200,19 @@ def _num_needed(percent: float, num_requests: int) -> int:
 
 
 def _time_ms(metric: str, request: RequestRecord) -> float:
-    """A single token has no gaps."""
+    """Value of a metric in ms; 0 for gaps of a single token."""
     return 0.0 if metric in OF_GAPS and request.num_output_tokens < 2 else _METRICS[metric](request)  # noqa: PLR2004
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an SLO finds in the runs of one cluster."""
+    """Readings of an SLO in the runs of one cluster."""
 
     readings: Mapping[Term, Reading]
     ratios: Mapping[Term, float]
-    """What was found over the limit, by term."""
+    """Found value divided by the limit, by term."""
     details: tuple[Reading, ...]
-    """Limits of counts, each at its percentile."""
+    """Readings of the limits of counts, each at its percentile."""
     attained: Attainment
 
     @property
@@ -215,7 +221,7 @@ class Judgement:
 
     @property
     def listed(self) -> list[Reading]:
-        """Readings of all terms, the limits of a count before the count."""
+        """Readings of all terms. The limits of a count come before the count."""
         return [one for term, found in self.readings.items() for one in (*self.details_of(term), found)]
 
     @property
@@ -224,17 +230,17 @@ class Judgement:
 
     @property
     def lacks(self) -> list[str]:
-        """What was found and what is asked, in words, for each term that is missed."""
+        """Text for each missed term: the found value and the asked value."""
         return [term.lack(self.readings[term].value) for term in self.missed]
 
     @property
     def worst(self) -> Term:
-        """The term that is missed most, or that is nearest to its limit."""
+        """The term that misses its limit most, or is nearest to its limit."""
         return max(self.ratios, key=self.ratios.__getitem__)
 
     @property
     def worst_percentile(self) -> Term:
-        """The same as a percentile of one metric: of a count, the limit that is nearest."""
+        """The worst term as a percentile of one metric. For a count: its limit with the largest ratio."""
         worst = self.worst
         if not worst.is_share:
             return worst
@@ -243,7 +249,7 @@ class Judgement:
         return Term((worst.limits_ms[place],), worst.percentile, worst.request_class)
 
     def details_of(self, count: Term) -> list[Reading]:
-        """Readings of a count's limits, in their order; none of a percentile."""
+        """Readings of a count's limits, in order. Empty for a percentile."""
         skipped = 0
         for term in self.readings:
             if term == count:
@@ -252,7 +258,7 @@ class Judgement:
         raise KeyError(count)
 
     def tail_ms(self, metric: str) -> float | None:
-        """The metric at the percentile of the first term that limits it; None: none does."""
+        """The metric at the percentile of the first term that limits it. None: no term does."""
         for term, reading in self.readings.items():
             names = [name for name, _ in term.limits_ms]
             if metric in names:
@@ -261,7 +267,7 @@ class Judgement:
 
 
 def mean_judgement(runs: Sequence[Judgement]) -> Judgement:
-    """The judgement of several runs of one cluster."""
+    """The mean judgement over several runs of one cluster."""
     first = runs[0]
     return Judgement(
         readings={term: mean_reading([one.readings[term] for one in runs]) for term in first.readings},
@@ -280,7 +286,7 @@ class MissedError(Exception):
 
 
 class Tally:
-    """Called with each request that has ended. Raises MissedError as soon as too many miss a term."""
+    """Callable for each request that has ended. Raises MissedError as soon as too many requests miss a term."""
 
     def __init__(self, slo: "Slo", requests: Sequence[RequestSpec]) -> None:
         self._missed_left: dict[Term, int] = {}
@@ -329,7 +335,7 @@ class Slo:
         return self.judge([Times.of_requests(requests)])
 
     def kept(self, times: Times) -> Any:
-        """A mask of the finished requests: true where all limits that cover one are kept."""
+        """A mask of the finished requests that keep all limits that apply to them."""
         kept = times.has_tpot | True
         for term in self.terms:
             within = times.within(term.limits_ms)
@@ -343,29 +349,29 @@ class Slo:
         return attainment_of(num_kept, int(is_of.sum()), times.duration_s)
 
     def limit_ms(self, metric: str, request_class: str = "") -> float | None:
-        """The tightest limit of a metric; None: there is none."""
+        """The tightest limit of a metric in ms. None: there is none."""
         found = [
             ms for term in self.terms if term.covers(request_class) for name, ms in term.limits_ms if name == metric
         ]
         return min(found, default=None)
 
     def percentile_of(self, metric: str) -> float:
-        """The percentile of the first term that limits a metric; 99 if none does."""
+        """The percentile of the first term that limits a metric; 99 if no term does."""
         found = (term.percentile for term in self.terms if metric in dict(term.limits_ms))
         return next(found, 99.0)
 
     @property
     def needs_own_itl(self) -> bool:
-        """True if it limits a request's own gaps, which runs find only if they are told to."""
+        """True if a term limits a request's own gaps, which runs compute only on demand."""
         return any(name in OWN_ITL for term in self.terms for name, _ in term.limits_ms)
 
     @property
     def share(self) -> float:
-        """Share of the requests that must be within their limits: of several terms, the largest."""
+        """Share of the requests that must be within their limits: the largest of all terms."""
         return max(term.percentile for term in self.terms) / 100
 
     def require_classes(self, requests: Sequence[RequestSpec]) -> None:
-        """Raises ConfigError if no request has one of its classes."""
+        """Raises ConfigError if no request has one of the SLO's classes."""
         known = dict.fromkeys(classes_of(requests).values())
         for name in dict.fromkeys(term.request_class for term in self.terms):
             if name and name not in known:
@@ -374,7 +380,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str, where: str = "--slo") -> "Slo":
-        """Raises ConfigError, whose message begins with `where`."""
+        """An SLO from text. Raises ConfigError, whose message begins with `where`."""
         try:
             return cls.of_text(text)
         except ValueError as wrong:
@@ -382,7 +388,7 @@ class Slo:
 
     @classmethod
     def of_text(cls, text: str) -> "Slo":
-        """Raises ValueError."""
+        """An SLO from text. Raises ValueError."""
         terms = tuple(term for group in text.split(";") for term in _terms(group))
         names = [f"{term}" for term in terms]
         if twice := next((name for name in names if names.count(name) > 1), ""):
@@ -397,7 +403,7 @@ _EXAMPLE = "METRIC pNN < DURATION, such as 'ttft p99 < 2 s', nor 'ttft < 2 s and
 
 
 def _terms(group: str) -> list[Term]:
-    """Terms of "chat: ttft p99 < 2 s, tpot p99 < 50 ms", or of the same without a class."""
+    """Terms of a text such as "chat: ttft p99 < 2 s, tpot p99 < 50 ms", with or without a class."""
     name, colon, terms = group.partition(":") if ":" in group else ("", "", group)
     if colon and not name.strip():
         raise ValueError(f"{group.strip()!r} has no class before its colon")
