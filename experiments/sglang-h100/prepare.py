@@ -22,12 +22,12 @@ HERE = Path(__file__).parent
 DATA = HERE / "data"
 ARMS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("poisson8", "poisson19", "bursts", "long", "mixed", "code", "conversation"), ()),
-    "page1_c96": ("client={use: closed_loop, concurrency: 96}", "page_size=1"),
-    "page1_wide": ("client={use: closed_loop, concurrency: 16}", "page_size=1"),
+    "page1_c96": ("client={use: closed_loop, concurrency: 96, warm_up_requests: 0}", "page_size=1"),
+    "page1_wide": ("client={use: closed_loop, concurrency: 16, warm_up_requests: 0}", "page_size=1"),
     **dict.fromkeys(("page1_poisson8", "page1_poisson19", "page1_code"), ("page_size=1",)),
     "shared": ("decode.radix_cache=true",),
     "retract": (
-        "client={use: closed_loop, concurrency: 48}",
+        "client={use: closed_loop, concurrency: 48, warm_up_requests: 0}",
         "decode.pool_tokens=40000",
         "decode.admission={use: reserve_decode_tokens, reserved_tokens: 128}",
     ),

@@ -11,7 +11,7 @@ from pdsim import __version__
 from pdsim.files import write_whole
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.explanation.failures import failure_text
-from pdsim.metrics.records import Records
+from pdsim.metrics.records import Records, judged_records
 from pdsim.metrics.run_folder import OVERVIEW, SCENARIO, TIMELINE, JournalProof, write_records
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
@@ -38,6 +38,11 @@ class FinishedRun:
     def is_observed(self) -> bool:
         """True for a run of pdsim. Another tool's result has a summary and no records."""
         return "pdsim" in self.summary
+
+    @property
+    def judged(self) -> Records:
+        """Records without the requests that the summary leaves out."""
+        return judged_records(self.records, self.summary)
 
     @property
     def warnings(self) -> list[str]:

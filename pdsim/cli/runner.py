@@ -198,7 +198,7 @@ def compared_runs(
     is_long = any(run.summary.get("completed", 0) > MOST_REQUESTS for run in runs)
     count = (0 if is_long else NUM_REPEATS) if repeats is None else repeats
     can_repeat = len(runs) == len(paths) > 1 and all(_is_simulated(run) for run in runs)
-    found = [ComparedRun(run.name, run.summary, run.records, run.scenario) for run in runs]
+    found = [ComparedRun(run.name, run.summary, run.judged, run.scenario) for run in runs]
     if not (count and can_repeat):
         return found
     with temporary_folder("pdsim-repeats-") as temporary, progress_over("repetitions", None, quiet=quiet) as advance:
@@ -322,6 +322,6 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) ->
         from pdsim.metrics.plots import comparison
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        records = {run.name: run.records for run in runs if run.is_observed}
+        records = {run.name: run.judged for run in runs if run.is_observed}
         figure = comparison({run.name: run.summary for run in runs}, records)
         figure.savefig(path, dpi=110)

@@ -98,7 +98,7 @@ def run(
 
         explained = explain_command(out) if out else explain_command(scenario, own, profile) if scenario else ""
         assert finished.scenario is not None
-        shown = finished.name, finished.summary, finished.records, finished.scenario, finished.examined
+        shown = finished.name, finished.summary, finished.judged, finished.scenario, finished.examined
         print_run(*shown, explain=explained, details=details)
         if out is not None:
             print(f"run folder: {out}")
@@ -189,9 +189,9 @@ def _print_compared(finished: Sequence[FinishedRun], compared: "Sequence[Compare
     print_summaries(summaries)
     print_ranges({run.name: ranges_of(run.summary) for run in finished})
     print_range_notes(summaries)
-    if records := {run.name: run.records for run in finished if run.is_observed}:
-        print_stages(records)
-        print_usage(records)
+    if observed := [run for run in finished if run.is_observed]:
+        print_stages({run.name: run.judged for run in observed})
+        print_usage({run.name: run.records for run in observed})
 
 
 def explain(
@@ -245,12 +245,12 @@ def explain(
     if tail is not None:
         _explain_tail(finished, tail, tail_percent, command, beside=made, json_=json_)
     elif json_:
-        stages = [asdict(stage) for stage in stage_times(finished.records)]
+        stages = [asdict(stage) for stage in stage_times(finished.judged)]
         instances = [asdict(use) for use in instance_usage(finished.records)]
-        print_json({"stages": stages, "path_ms": mean_parts_ms(finished.records), "instances": instances, **made})
+        print_json({"stages": stages, "path_ms": mean_parts_ms(finished.judged), "instances": instances, **made})
     else:
-        print_stages({finished.name: finished.records})
-        print_path("what requests wait for, on average", mean_parts_ms(finished.records))
+        print_stages({finished.name: finished.judged})
+        print_path("what requests wait for, on average", mean_parts_ms(finished.judged))
         print_usage({finished.name: finished.records})
     if json_:
         return
@@ -311,7 +311,7 @@ def _explain_tail(
     from pdsim.metrics.explanation.tail import tail
     from pdsim.show.terminal.tables import print_tail, tail_json
 
-    found = tail(finished.records, metric, percent=percent)
+    found = tail(finished.judged, metric, percent=percent)
     if not found.groups and not beside.get("failures"):
         tokens = " with two output tokens" if metric == "tpot" else ""
         raise ConfigError(f"--tail {metric}: no request{tokens} finished in {finished.name}")
@@ -466,6 +466,6 @@ def export(
     elif to == "perfetto":
         write_timeline(out, finished.records)
     else:
-        write_result(out, to, Run(finished.summary, finished.records.requests, scenario))
+        write_result(out, to, Run(finished.summary, finished.judged.requests, scenario))
     print(f"{to}: {out}")
     fail_if_incomplete(finished)

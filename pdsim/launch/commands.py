@@ -15,7 +15,7 @@ from pdsim.scenario.sections.fields import Section
 from pdsim.scenario.sections.servers import ServerSettings, Split
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_model
-from pdsim.workload.client import ClosedLoop, Poisson
+from pdsim.workload.client import ClosedLoop, Poisson, warm_up_requests
 
 HOST = "127.0.0.1"
 GATEWAY_PORT = 8000
@@ -251,12 +251,22 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
             refused.append(f"{leaf.path}: {shown}: {words}")
     if refused:
         raise ConfigError(f"--engine {engine} cannot launch {scenario.name}:\n  " + "\n  ".join(refused))
-    return [*_servers(scenario), *(f"{', '.join(_outermost(paths))}: {why}" for why, paths in aside.items())]
+    ignored = [f"{', '.join(_outermost(paths))}: {why}" for why, paths in aside.items()]
+    return [*_servers(scenario), *_of_client(scenario), *ignored]
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
     """The paths that do not lie inside another of these paths."""
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
+
+
+def _of_client(scenario: Scenario) -> list[str]:
+    """What load generators count and the simulation does not."""
+    count = warm_up_requests(scenario.client, len(requests_of(scenario)))
+    if not count:
+        return []
+    simulated = f"the simulation leaves out the first {count:,} requests, which all come at once"
+    return [f"client: {simulated}; load generators count them, as with --set client.warm_up_requests=0"]
 
 
 def _servers(scenario: Scenario) -> list[str]:

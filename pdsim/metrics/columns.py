@@ -1,6 +1,6 @@
 """Tables of a run as NumPy columns, so that an analysis of 100,000 requests takes milliseconds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -64,10 +64,10 @@ class Columns:
 class StoredRecords:
     """Records of a run folder. A table becomes a list of records, or columns, only when an analysis uses it."""
 
-    def __init__(self, folder: Path) -> None:
-        """Reads the tables. Raises RunFolderError for tables that no run has written."""
+    def __init__(self, folder: Path, tables: Mapping[str, Any] | None = None) -> None:
+        """Reads the tables, unless they are given. Raises RunFolderError for tables that no run has written."""
         self._folder = folder
-        self._tables = {name: checked_table(folder, name) for name in KINDS}
+        self._tables = {name: checked_table(folder, name) for name in KINDS} if tables is None else tables
         for name, table in self._tables.items():
             records_in(folder, name, table[:1])
         self._columns = {name: _stored(name, table) for name, table in self._tables.items()}
@@ -87,6 +87,11 @@ class StoredRecords:
     @cached_property
     def levels(self) -> list[LevelRecord]:
         return records_in(self._folder, "levels", self._tables["levels"])
+
+    def without_first(self, num_requests: int) -> "StoredRecords":
+        """Records without the first requests to arrive; steps and transfers stay those of the whole run."""
+        sent = self._tables["requests"].sort_by([("arrival_ns", "ascending"), ("request_id", "ascending")])
+        return StoredRecords(self._folder, {**self._tables, "requests": sent.slice(num_requests)})
 
     def request(self, request_id: int) -> RequestRecord | None:
         table = self._tables["requests"]

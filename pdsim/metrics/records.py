@@ -1,7 +1,8 @@
 """Records of a run, simulated or real. Times are ns since the run began; None means never."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pdsim.core.instance import Levels
 
@@ -196,6 +197,11 @@ class RunRecords:
     servers: list[ServerRecord] = field(default_factory=list)
     """Roles of servers over time. Empty unless the cluster is elastic."""
 
+    def without_first(self, num_requests: int) -> "RunRecords":
+        """Records without the first requests to arrive; steps and transfers stay those of the whole run."""
+        requests = sorted(self.requests, key=lambda request: (request.arrival_ns, request.request_id))
+        return replace(self, requests=requests[num_requests:])
+
 
 class Records(Protocol):
     """Records of a run, in memory or in its folder."""
@@ -212,8 +218,10 @@ class Records(Protocol):
     @property
     def levels(self) -> list[LevelRecord]: ...
 
+    def without_first(self, num_requests: int) -> "Records": ...
 
-def without_first(records: RunRecords, num_requests: int) -> RunRecords:
-    """Records without the first num_requests requests to arrive. Steps and transfers remain those of the whole run."""
-    requests = sorted(records.requests, key=lambda request: (request.arrival_ns, request.request_id))
-    return replace(records, requests=requests[num_requests:])
+
+def judged_records(records: Records, summary: Mapping[str, Any]) -> Records:
+    """Records without the requests that the run's summary leaves out."""
+    num_left_out = summary.get("pdsim", {}).get("warm_up_requests", 0)
+    return records.without_first(num_left_out) if num_left_out else records

@@ -25,7 +25,7 @@ class LoadOptions:
     rate: str | None = None
     """Requests per second, such as 4/s: Poisson arrivals."""
     concurrency: int | None = None
-    """Requests in flight (closed loop), instead of a rate. As many requests at the start warm up and do not count."""
+    """Requests in flight (closed loop), instead of a rate. As many at the start warm up and do not count."""
     requests: int | None = None
     """Number of requests [1,000 with --rate]."""
     isl: int | None = None
@@ -50,7 +50,7 @@ class LoadOptions:
             return {"use": "open_loop", "arrivals": {"use": "poisson", "rate": self.rate}}
         if self.concurrency is None:
             return None
-        return {"use": "closed_loop", "concurrency": self.concurrency, "warm_up_requests": self.concurrency}
+        return {"use": "closed_loop", "concurrency": self.concurrency}
 
     def changes(self, *, has_own_load: bool) -> tuple[str, ...]:
         """Changes in the notation of --set. has_own_load: a file or a trace sets the number of requests."""

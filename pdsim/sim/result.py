@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdsim.metrics.explanation.failures import failure_rows
-from pdsim.metrics.records import RunRecords, without_first
+from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import RunTables
 from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
 from pdsim.metrics.tables import arrow_table
@@ -30,7 +30,7 @@ class RunResult(RunTables):
     @property
     def judged(self) -> RunRecords:
         """Records without the client's warm-up requests."""
-        return without_first(self.records, self._num_warm_up)
+        return self.records.without_first(self._num_warm_up)
 
     @property
     def _num_warm_up(self) -> int:
@@ -52,7 +52,7 @@ class RunResult(RunTables):
             extra |= elastic_fields(self.records.servers, self.scenario.pair.prefill.tp, end_ns)
         if num_warm_up:
             extra["warm_up_requests"] = num_warm_up
-        judged = without_first(self.records, num_warm_up + skip)
+        judged = self.records.without_first(num_warm_up + skip)
         if failures := failure_rows(judged.requests, has_faults=self.scenario.has_server_faults):
             extra["failures"] = failures
         speculative = self.scenario.acceptance is not None

@@ -19,7 +19,7 @@ from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.sim.uncertainty.noise import JITTERS
 from pdsim.study.points.tasks import shown
 from pdsim.study.verdict.slo import Slo
-from pdsim.workload.client import ClosedLoop
+from pdsim.workload.client import Client, ClosedLoop, warm_up_requests
 from pdsim.workload.request_spec import classes_of
 from pdsim.workload.trace_file import LONGEST_LINE, open_trace
 
@@ -214,6 +214,12 @@ class Base:
         for change in self.changes:
             apply_change(data, change)
         return data
+
+
+def warm_up_text(client: Client, num_requests: int) -> str:
+    """Says how many of the requests do not count; empty if all do."""
+    count = warm_up_requests(client, num_requests)
+    return f"; the first {count:,} warm up and do not count" if count else ""
 
 
 def jittered_messages(scenario: Scenario) -> list[Changes]:

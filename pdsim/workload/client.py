@@ -204,11 +204,14 @@ class ClosedLoop:
 
     concurrency: int
     """Number of sessions in flight. Requests that wait for each other are one session."""
-    warm_up_requests: int = 0
-    """Number of requests, the first to be sent, that metrics and SLOs leave out because they wait for each other at the
-    start. At most half of all requests.
+    warm_up_requests: int | None = None
+    """Number of requests, the first to be sent, that metrics and SLOs leave out. None: as many as the concurrency,
+    because these are sent at once and wait for each other; 0 if the concurrency is 1, or if the load has fewer than
+    twice as many requests. A number leaves out at most half of all requests.
 
-    AIPerf's --warmup-request-count; SGLang's and vLLM's clients count all requests.
+    What clients count: AIPerf 0.13.0 warms up only with --warmup-request-count (config/flags/_converter_warmup.py),
+    SGLang 0.5.23 with one request (benchmark/serving.py, --warmup-requests), vLLM 0.33.0 with none
+    (benchmarks/serve.py, --num-warmups). Each waits for the end of its warm-up, sends all at once, and counts them.
     """
     duration_ns: int | None = None
     """Time after which no request is sent, counted from the first request after the warm-up. None: all requests are
@@ -218,7 +221,7 @@ class ClosedLoop:
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise ValueError(f"a closed loop needs concurrency >= 1, found {self.concurrency}")
-        if self.warm_up_requests < 0:
+        if self.warm_up_requests is not None and self.warm_up_requests < 0:
             raise ValueError(f"a closed loop needs warm_up_requests >= 0, found {self.warm_up_requests}")
         if self.duration_ns is not None and self.duration_ns <= 0:
             raise ValueError(f"a closed loop needs duration > 0, found {self.duration_ns} ns")
@@ -229,11 +232,14 @@ Client = OpenLoop | ClosedLoop
 
 def warm_up_requests(client: Client, num_requests: int, num_primes: int = 0) -> int:
     """Number of requests, the first to be sent, that metrics leave out: the num_primes priming requests, or the
-    client's warm-up, at most half of all.
+    client's warm-up.
     """
     if num_primes or not isinstance(client, ClosedLoop):
         return num_primes
-    return min(client.warm_up_requests, num_requests // 2)
+    if client.warm_up_requests is not None:
+        return min(client.warm_up_requests, num_requests // 2)
+    has_second_round = num_requests >= 2 * client.concurrency
+    return client.concurrency if client.concurrency > 1 and has_second_round else 0
 
 
 class Clock(Protocol):

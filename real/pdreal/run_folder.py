@@ -15,7 +15,6 @@ from pdsim.cli.finished import ALL_KEPT, FinishedRun, write_run, write_scenario
 from pdsim.files import own_lock, remove_own, write_whole
 from pdsim.inputs import InputError, read_json
 from pdsim.metrics.explanation.failures import failure_rows
-from pdsim.metrics.records import without_first
 from pdsim.metrics.run_folder import ABOUT, LOG_FILES, LOGS, SCENARIO, journal_writer, run_replaced
 from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.metrics.tables import RunFolderError
@@ -69,11 +68,11 @@ def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> Fi
     fields: dict[str, Any] = {"events": 0, "stalled": False, **extra}
     if host_caches(scenario):
         fields |= host_cache_fields(records.host_copies, scenario.page_size)
-    if failures := failure_rows(records.requests, has_faults=scenario.has_server_faults):
-        fields["failures"] = failures
     if num_warm_up := warm_up_requests(scenario.client, len(records.requests)):
         fields["warm_up_requests"] = num_warm_up
-    judged = without_first(records, num_warm_up)
+    judged = records.without_first(num_warm_up)
+    if failures := failure_rows(judged.requests, has_faults=scenario.has_server_faults):
+        fields["failures"] = failures
     summary = {**scenario.benchmark_fields("pdreal"), **summarize(judged, extra=fields)}
     return FinishedRun(scenario.name, summary, records, interrupted=extra["interrupted"])
 

@@ -31,7 +31,7 @@ router: round_robin
 network: {transport: nixl-cuda-ipc, bandwidth: 100 GB/s, transfer_latency: 10 us, descriptor_latency: 1 us}
 cost: {use: affine, prefill_per_token: 0.05 ms, decode_base: 50 ms}
 workload: {use: random_lengths, num_requests: 160, input_tokens: 200, output_tokens: 10}
-client: {use: closed_loop, concurrency: 40}
+client: {use: closed_loop, concurrency: 40, warm_up_requests: 0}
 """
 """Of everything there is plenty: 10 ms a prompt, 0.2 ms on the link, half a second of decoding."""
 

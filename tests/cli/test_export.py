@@ -78,7 +78,11 @@ TOLD = ("tag", "dataset_name", "request_rate", "max_concurrency")
 
 
 @pytest.mark.parametrize(
-    "client", ["{use: open_loop, arrivals: {use: poisson, rate: 50/s}}", "{use: closed_loop, concurrency: 5}"]
+    "client",
+    [
+        "{use: open_loop, arrivals: {use: poisson, rate: 50/s}}",
+        "{use: closed_loop, concurrency: 5, warm_up_requests: 0}",
+    ],
 )
 def test_a_trace_replays_the_run(capsys, tmp_path, client):
     """Prompts share whole blocks here, so that nothing is lost. A closed loop's times are those at which it sent."""

@@ -51,7 +51,7 @@ LOADS = st.sampled_from(
         },
     ]
 )
-CLOSED = {"use": "closed_loop", "concurrency": 4}
+CLOSED = {"use": "closed_loop", "concurrency": 4, "warm_up_requests": 0}  # as the tools count
 CLIENTS = st.sampled_from(
     [
         CLOSED,

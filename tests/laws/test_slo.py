@@ -20,7 +20,8 @@ from pdsim.study.sweeping.sweep import sweep
 from pdsim.study.trials import Trials
 from pdsim.study.verdict.outcome import SATURATED
 from pdsim.study.verdict.readings import Times
-from pdsim.study.verdict.slo import MissedError, Slo, Tally, Term
+from pdsim.study.verdict.slo import Slo, Term
+from pdsim.study.verdict.tally import MissedError, Tally
 from pdsim.web.board import Board
 from pdsim.workload.request_spec import RequestSpec
 from tests.sweep_files import SCENARIO

@@ -10,7 +10,8 @@ from pdsim.study.planning.search import headroom
 from pdsim.study.points.result import PointResult, Replication
 from pdsim.study.verdict.outcome import SATURATED, Outcome, outcome_of
 from pdsim.study.verdict.readings import Times
-from pdsim.study.verdict.slo import MissedError, Slo, Tally, Term
+from pdsim.study.verdict.slo import Slo, Term
+from pdsim.study.verdict.tally import MissedError, Tally
 from pdsim.workload.request_spec import RequestSpec
 from tests.laws.test_slo import record
 

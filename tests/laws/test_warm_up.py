@@ -8,9 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdsim import simulate
+from pdsim.cli.runner import obtain_runs, run_scenario
+from pdsim.metrics.explanation.explain import stage_times
 from pdsim.scenario.loading import parse_scenario
+from pdsim.show.html.run import ReportedRun, run_page
 from pdsim.study.verdict.outcome import outcome_of_run
 from pdsim.study.verdict.slo import Slo
+from pdsim.study.verdict.tally import MissedError, Tally
+from pdsim.workload.client import ClosedLoop, OpenLoop, warm_up_requests
+from pdsim.workload.request_spec import RequestSpec
+from tests.laws.test_slo import record, requests, terms
 
 
 def scenario(*, concurrency: int, requests: int, warm_up: int, tokens: int = 1024):
@@ -38,6 +45,61 @@ def test_the_first_requests_are_judged_by_nothing(concurrency, rounds, share):
     slo = Slo.parse("ttft p99 < 1 s")
     judged = outcome_of_run(found.judged.requests, found.scenario.client, slo)
     assert judged.to_json() == outcome_of_run(first, found.scenario.client, slo).to_json()
+
+
+@given(st.none() | st.integers(0, 200), st.integers(1, 100), st.integers(0, 400))
+def test_by_default_the_first_round_is_left_out_where_there_is_a_second(given_number, concurrency, num_requests):
+    found = warm_up_requests(ClosedLoop(concurrency, given_number), num_requests)
+    if given_number is not None:
+        assert found == min(given_number, num_requests // 2)
+    elif concurrency > 1 and num_requests >= 2 * concurrency:
+        assert found == concurrency
+    else:
+        assert found == 0
+    assert warm_up_requests(OpenLoop(), num_requests) == 0
+
+
+@given(requests, terms, st.integers(0, 20), st.randoms())
+def test_a_run_that_is_ended_early_misses_it_without_its_warm_up(made, term, num_left_out, random):
+    """In whatever order requests end."""
+    slo = Slo((term,))
+    tally = Tally(slo, [RequestSpec(r.request_id, 0, range(9), range(r.num_output_tokens)) for r in made], num_left_out)
+    judged = made[num_left_out:]
+    ended = random.sample(made, len(made))
+    try:
+        for one in ended:
+            tally(one)
+    except MissedError:
+        assert not slo.judge_requests(judged).meets
+
+
+def test_a_run_is_ended_as_soon_as_a_request_behind_the_warm_up_misses():
+    slo = Slo.parse("ttft < 2 ms for 100 %")
+    made = [record(i, 9000, 0, 1, fails=False) for i in range(40)]
+    tally = Tally(slo, [RequestSpec(r.request_id, 0, range(9), range(1)) for r in made], 16)
+    for one in made[:16]:
+        tally(one)
+    with pytest.raises(MissedError):
+        tally(made[16])
+
+
+def test_pages_and_folders_leave_out_what_the_summary_leaves_out(tmp_path):
+    kept = tmp_path / "kept"
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "name: kept\nmodel: qwen3-0.6b\nprefill: {gpu: h100}\ndecode: {gpu: h100}\n"
+        "workload: {use: random_lengths, num_requests: 40, input_tokens: 4000, output_tokens: 20}\n"
+        "client: {use: closed_loop, concurrency: 10}\n"
+    )
+    finished = run_scenario(file, (), kept, quiet=True)
+    assert finished.summary["pdsim"]["warm_up_requests"] == 10
+    (stored,) = obtain_runs((kept,), (), None, quiet=True)
+    latency_ms = finished.summary["mean_e2e_latency_ms"]
+    for one in (finished, stored):
+        assert len(one.records.requests) == 40
+        assert len(one.judged.requests) == finished.summary["completed"] == 30
+        assert sum(stage.mean_ms for stage in stage_times(one.judged)) == pytest.approx(latency_ms)
+    assert "10 that warmed up are left out" in run_page([ReportedRun("kept", stored.summary, stored.records)]).subtitle
 
 
 @pytest.mark.parametrize("concurrency", [32, 64])

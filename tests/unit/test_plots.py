@@ -59,7 +59,7 @@ def test_a_comparison_shows_where_time_went_beside_rates_and_ttft(one):
     slow = result(cost={"use": "affine", "prefill_per_token": "4 ms", "decode_base": "10 ms"})
     runs = {"fast": one, "slow": slow}
     figure = comparison(
-        {name: run.summary() for name, run in runs.items()}, {name: run.records for name, run in runs.items()}
+        {name: run.summary() for name, run in runs.items()}, {name: run.judged for name, run in runs.items()}
     )
     by_label = axes(figure)
     stages = by_label["mean latency by stage, s"]

@@ -33,7 +33,7 @@ def result():
         prefill__instances=2,
         decode__pool_tokens=400,
         decode__radix_cache=True,
-        client={"use": "closed_loop", "concurrency": 8},
+        client={"use": "closed_loop", "concurrency": 8, "warm_up_requests": 0},
     )
     return run(scenario, levels=True).result
 

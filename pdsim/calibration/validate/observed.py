@@ -56,7 +56,9 @@ def profile_changes(profile: Path) -> tuple[str, ...]:
 def of_load(served: Scenario, arm: Mapping[str, Any]) -> Scenario:
     """The scenario with the requests and clients of the arm."""
     lengths = tuple((one["prompt_tokens"], one["output_tokens"]) for one in arm["requests"])
-    return served.model_copy(update={"workload": SentRequests(lengths), "client": ClosedLoop(arm["concurrency"])})
+    return served.model_copy(
+        update={"workload": SentRequests(lengths), "client": ClosedLoop(arm["concurrency"], warm_up_requests=0)}
+    )
 
 
 def _compare(arm: Mapping[str, Any], scenario: Scenario, case: str, simulate: Simulate) -> ArmErrors:

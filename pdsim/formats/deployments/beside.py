@@ -42,7 +42,7 @@ def _of_summary(summary: dict[str, Any]) -> dict[str, Any]:
     lengths = {f"{what}put_tokens": max(1, round(summary[f"total_{what}put_tokens"] / count)) for what in ("in", "out")}
     client: dict[str, Any] = {"use": "open_loop"}
     if summary.get("max_concurrency"):
-        client = {"use": "closed_loop", "concurrency": round(summary["max_concurrency"])}
+        client = {"use": "closed_loop", "concurrency": round(summary["max_concurrency"]), "warm_up_requests": 0}
     elif summary.get("request_throughput"):
         client["arrivals"] = {"use": "poisson", "rate": f"{summary['request_throughput']:g} /s"}
     return {"workload": {"use": "random_lengths", "num_requests": count, **lengths}, "client": client}

@@ -9,7 +9,7 @@ from pdsim.metrics.columns import columns
 from pdsim.metrics.explanation.explain import mean_parts_ms, stage_times
 from pdsim.metrics.explanation.failures import failures_in
 from pdsim.metrics.explanation.usage import USAGE_COLUMNS, instance_usage
-from pdsim.metrics.records import Records, RequestRecord
+from pdsim.metrics.records import Records, RequestRecord, judged_records
 from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import (
     Ranges,
@@ -60,9 +60,14 @@ class ReportedRun:
         """The scenario as plain data. Empty: not known."""
         return {} if self.scenario is None else self.scenario.model_dump()
 
+    @cached_property
+    def judged(self) -> Records:
+        """Records without the requests that the summary leaves out."""
+        return judged_records(self.records, self.summary)
+
     @property
     def num_finished(self) -> int:
-        return len(run_figures.finished(self.records.requests))
+        return len(run_figures.finished(self.judged.requests))
 
     @property
     def per_gpu(self) -> str:
@@ -82,7 +87,7 @@ def _single(run: ReportedRun) -> Page:
     figures = [*_latency_figures([run]), *_inside(run)]
     tables = [_summary_table([run])]
     if run.num_finished:
-        tables += [*_class_table(run), _stage_table(run), _instance_table(run), _request_table(run.records.requests)]
+        tables += [*_class_table(run), _stage_table(run), _instance_table(run), _request_table(run.judged.requests)]
     return Page(
         title=run.name,
         subtitle=_subtitle(run),
@@ -127,7 +132,7 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
 
 def _longest_stages(run: ReportedRun) -> str:
     """A sentence on the longest stages: on average, and for the 1 % of requests with the largest TTFT."""
-    stages = stage_times(run.records)
+    stages = stage_times(run.judged)
     longest = max(stages, key=lambda stage: stage.mean_ms)
     tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
     return (
@@ -141,6 +146,8 @@ def _subtitle(run: ReportedRun) -> str:
     said = [counted(summary["completed"], "request")] if "completed" in summary else []
     if summary.get("max_concurrency"):
         said.append(f"{summary['max_concurrency']} at once")
+        if left_out := summary.get("pdsim", {}).get("warm_up_requests"):
+            said.append(f"{left_out:,} that warmed up are left out")
     elif "request_rate" in summary:
         rate = summary["request_rate"]
         said.append("at the trace's times" if rate == "trace" else f"{rate} sent a second")
@@ -187,7 +194,7 @@ def _warnings(run: ReportedRun) -> list[str]:
 
 
 def _latency_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
-    requests = {run.name: run.records.requests for run in runs if run.num_finished}
+    requests = {run.name: run.judged.requests for run in runs if run.num_finished}
     return [run_figures.latency_distributions(requests), run_figures.stage_bars(requests)] if requests else []
 
 
@@ -198,9 +205,9 @@ def _inside(run: ReportedRun) -> list[FigureBlock]:
     records = run.records
     figures = [
         *_tornado(run.sensitivities),
-        run_figures.critical_path(mean_parts_ms(records)),
-        run_figures.ttft_over_time(records.requests),
-        run_figures.request_stages(records.requests),
+        run_figures.critical_path(mean_parts_ms(run.judged)),
+        run_figures.ttft_over_time(run.judged.requests),
+        run_figures.request_stages(run.judged.requests),
     ]
     if len(columns(records, "levels")["time_ns"]):
         figures.append(run_figures.occupancy(records))
@@ -270,7 +277,7 @@ def _class_table(run: ReportedRun) -> list[Table]:
 def _stage_table(run: ReportedRun) -> Table:
     rows = [
         [Cell(s.stage), cell(s.mean_ms), cell(s.median_ms), cell(s.slowest_ms), cell(s.share, ".1%"), Cell(s.meaning)]
-        for s in stage_times(run.records)
+        for s in stage_times(run.judged)
         if s.mean_ms
     ]
     return Table("Stages", ["stage", "mean, ms", "median, ms", "slowest 1%, ms", "of latency", "what happens"], rows)

@@ -72,7 +72,7 @@ def print_run(
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))
     print_sentence(console, f"{load_text(summary, scenario)}.")
-    if hint := _start_text(scenario):
+    if hint := _start_text(summary, scenario):
         print_sentence(console, hint)
     print_numbers(summary, examined)
     if stages := stage_text(records):
@@ -120,13 +120,15 @@ def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
     return f"{text}, sent {_pace(scenario)}{warm_up}"
 
 
-def _start_text(scenario: Scenario) -> str:
-    """A hint that the burst of requests at the start of a closed loop counts. Empty: there is no such burst."""
+def _start_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
+    """A hint that the burst of requests at the start of a closed loop counts. Empty: there is no burst, or it is left
+    out.
+    """
     client = scenario.client
-    if not isinstance(client, ClosedLoop) or client.warm_up_requests or client.concurrency == 1:
+    if not isinstance(client, ClosedLoop) or client.concurrency == 1 or summary["pdsim"].get("warm_up_requests"):
         return ""
-    field = f"client.warm_up_requests={client.concurrency}"
-    return f"All clients send at once at the start, and these requests count; --set {field} leaves them out."
+    why = f", because the load has fewer than {2 * client.concurrency:,}" if client.warm_up_requests is None else ""
+    return f"All clients send at once at the start, and these requests count{why}."
 
 
 def _pace(scenario: Scenario) -> str:

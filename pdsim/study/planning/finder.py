@@ -9,6 +9,7 @@ from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.loading import Changes
 from pdsim.sim.uncertainty.sensitivity import Limit
+from pdsim.study.base import warm_up_text
 from pdsim.study.examination import LoneRequest, deciding_measurement, lone_request, requests_alone
 from pdsim.study.measurement import Measurement
 from pdsim.study.planning.plan import Plan, Row
@@ -233,4 +234,5 @@ class Finder:
         path = getattr(base.scenario.workload, "path", None)
         source = f" of {path.name}" if path is not None else ""
         sizes = f"mean {prompt:,.0f} tokens in, {output:,.0f} out"
-        return f"{counted(len(requests), 'request')}{source} ({sizes}), sent {base.pace}"
+        left_out = warm_up_text(base.scenario.client, len(requests))
+        return f"{counted(len(requests), 'request')}{source} ({sizes}), sent {base.pace}{left_out}"

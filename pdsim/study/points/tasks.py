@@ -231,7 +231,7 @@ def _file_digest(module: str) -> str:
 @cache
 def metrics() -> dict[str, type]:
     """Numbers of a summary, including pdsim's own fields, the mean of each stage and descriptors, with their types."""
-    summary = summarize(RunRecords(), extra={"events": 0})
+    summary = summarize(RunRecords(), extra={"events": 0, "warm_up_requests": 0})
     numbers = summary | summary.pop("pdsim")
     found: dict[str, type] = {name: int if isinstance(value, int) else float for name, value in numbers.items()}
     found["gpu_hours"] = float

@@ -23,7 +23,7 @@ from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.points.tasks import Done, Task, with_all_columns
 from pdsim.study.verdict.outcome import cannot_take_load
-from pdsim.study.verdict.slo import MissedError, Tally
+from pdsim.study.verdict.tally import MissedError, Tally
 from pdsim.system.catalog import borrow, lookups_remembered
 from pdsim.workload.client import warm_up_requests
 from pdsim.workload.request_spec import RequestSpec, classes_of
@@ -57,9 +57,8 @@ def _run(task: Task) -> dict[str, Any]:
         _requests[workload] = requests_of(scenario)
     cluster = build(scenario, _requests[workload])
     num_primes = sum(spec.primes for spec in cluster.requests)
-    # a tally does not know which requests were sent first
-    judges_all = not warm_up_requests(scenario.client, len(cluster.requests), num_primes)
-    tally = Tally(task.slo, cluster.requests) if task.slo is not None and judges_all else None
+    num_left_out = warm_up_requests(scenario.client, len(cluster.requests), num_primes)
+    tally = Tally(task.slo, cluster.requests, num_left_out) if task.slo is not None else None
     return _row(Simulation(cluster, Observation(ended=tally, own_itl=task.own_itl)).run(), cluster.requests)
 
 

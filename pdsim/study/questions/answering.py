@@ -21,7 +21,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.sim.uncertainty.noise import JITTERS
 from pdsim.sim.uncertainty.sensitivity import Limit
-from pdsim.study.base import NUM_SEEDS, AskOptions, base_of, trace_lines
+from pdsim.study.base import NUM_SEEDS, AskOptions, base_of, trace_lines, warm_up_text
 from pdsim.study.examination import deciding_measurement, requests_alone
 from pdsim.study.measurement import Measurement
 from pdsim.study.points.engine import Progress, Work, open_engine
@@ -342,13 +342,18 @@ def _load(study: Study) -> str:
     runs = len(study[first].replications)
     cluster = f"{scenario.model} on {scenario.num_gpus} {gpus} with {sizes}"
     load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out on average, {study.base.pace}"
+    load += warm_up_text(scenario.client, _num_sent(study, first))
     return f"{cluster}; {load}; SLO: {study.slo}; {counted(runs, 'run')} of each."
+
+
+def _num_sent(study: Study, label: str) -> int:
+    row = study[label].replications[0].row
+    return int(row["completed"] + row["failed"] + row["unfinished"] + (row.get("warm_up_requests") or 0))
 
 
 def _requests(study: Study, label: str) -> str:
     """Text on the number of sent requests. For a truncated trace: which part of it was used."""
-    row, workload = study[label].replications[0].row, study.base.scenario.workload
-    count = int(row["completed"] + row["failed"] + row["unfinished"])
+    count, workload = _num_sent(study, label), study.base.scenario.workload
     lines = trace_lines(workload.path) if getattr(workload, "num_requests", None) and hasattr(workload, "path") else 0
     return (
         f"the first {count:,} requests of a trace of {lines:,} lines," if lines > count else counted(count, "request")

@@ -277,38 +277,6 @@ def mean_judgement(runs: Sequence[Judgement]) -> Judgement:
     )
 
 
-class MissedError(Exception):
-    """Raised as soon as a run can no longer meet its SLO."""
-
-    def __init__(self, term: Term, num_ended: int) -> None:
-        super().__init__(term.missed)
-        self.num_ended = num_ended
-
-
-class Tally:
-    """Callable for each request that has ended. Raises MissedError as soon as too many requests miss a term."""
-
-    def __init__(self, slo: "Slo", requests: Sequence[RequestSpec]) -> None:
-        self._missed_left: dict[Term, int] = {}
-        self._lost_left: dict[Term, int] = {}
-        for term in slo.terms:
-            count = sum(term.covers(s.request_class) and term.is_about(len(s.output)) for s in requests)
-            self._missed_left[term] = term.num_allowed(count)
-            self._lost_left[term] = term.num_lost_allowed(count)
-        self._classes = classes_of(requests)
-        self._num_ended = 0
-
-    def __call__(self, request: RequestRecord) -> None:
-        self._num_ended += 1
-        request_class = self._classes.get(request.request_id, "")
-        for term in self._missed_left:
-            if term.covers(request_class) and term.is_missed(request):
-                self._missed_left[term] -= 1
-                self._lost_left[term] -= request.outcome != "finished"
-                if self._missed_left[term] < 0 or self._lost_left[term] < 0:
-                    raise MissedError(term, self._num_ended)
-
-
 @dataclass(frozen=True)
 class Slo:
     terms: tuple[Term, ...]
