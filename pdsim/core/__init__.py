@@ -1,1 +1,1 @@
-"""Prefill and decode instances, router and caches: pure state machines, driven from outside."""
+"""Prefill and decode instances, router and caches, as pure state machines without clock or I/O."""

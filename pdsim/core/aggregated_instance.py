@@ -35,32 +35,32 @@ from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 
 MAX_ESTIMATED_TOKENS = 4096
-"""Limit of the output that a request is expected to still produce (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
+"""Maximum output that a request is expected to still produce (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatedLimits:
-    """Limits of one forward and of the instance as a whole, by SGLang's names."""
+    """Limits of one forward and of the whole instance, by SGLang's names."""
 
     max_running_requests: int
     chunked_prefill_tokens: int | None
-    """Tokens of one forward; None computes every prompt in one piece."""
+    """Maximum tokens of one forward. None: every prompt is computed in one piece."""
     max_prefill_tokens: int
-    """New tokens of one forward; the first prompt of a batch may exceed it."""
+    """Maximum new tokens of one forward. The first prompt of a batch may exceed it."""
     schedule_conservativeness: float = 1.0
-    """Above 1, running requests are expected to grow more, and fewer are begun beside them."""
+    """Factor on the expected growth of running requests. Above 1, fewer requests are begun beside them."""
     overlap: bool = True
-    """SGLang's overlap schedule chooses a step when the one before it begins. What came since is looked at only after
-    the choice: it waits for one step more. A driver that does choose so early must switch this off."""
+    """True: a step is chosen when the step before begins (SGLang's overlap schedule). Messages that arrive meanwhile
+    wait for one more step. A driver that chooses steps so early must switch this off."""
     drafts: Drafts | None = None
-    """Tokens that a step verifies of each request. None: each step gives each request one token."""
+    """Tokens of each request that a step verifies. None: each step gives each request one token."""
     wave_requests: float | None = None
-    """Requests whose attention runs at a time, and reads what they share once; None: all."""
+    """Number of requests whose attention runs at the same time, and reads shared KV once. None: all."""
     waiting_timeout_ns: int | None = None
-    """Time from a request's arrival here until it must be begun (SGLANG_REQ_WAITING_TIMEOUT)."""
+    """Maximum time from a request's arrival until it is begun (SGLANG_REQ_WAITING_TIMEOUT)."""
     preemption_threshold: int | None = None
-    """A running request gives way to one that waits for a slot, if its priority is lower by more than this
-    (--priority-scheduling-preemption-threshold). None: nobody does."""
+    """A request without a slot preempts a running request whose priority is lower by more than this
+    (--priority-scheduling-preemption-threshold). None: no preemption."""
     rules: EngineRules = SGLANG_0_5_23
 
 
@@ -68,7 +68,7 @@ class AggregatedLimits:
 class AggregatedRequest(RunningRequest):
     has_fixed_output: bool = False
     entry: int = 0
-    """Rank by the time when it last joined the queue."""
+    """Rank by the time when the request last joined the queue."""
 
     @property
     def num_growth_tokens(self) -> int:
@@ -76,7 +76,7 @@ class AggregatedRequest(RunningRequest):
 
     @property
     def num_reserved_tokens(self) -> int:
-        """The whole of its longest output, though a retracted request has produced part of it."""
+        """Tokens reserved for the request's longest output. Outputs before a retraction are not subtracted."""
         return min(self.max_output_tokens, MAX_ESTIMATED_TOKENS)
 
     @property
@@ -104,7 +104,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.drafts, limits.wave_requests)
         self.batch.counts_ended = limits.overlap or not limits.rules.filters_ended
         self._arrived: list[AggregatedRequest] = []
-        """Requests that the loop has not looked at yet."""
+        """Requests that arrived since the loop last chose a step."""
         self._builder: ForwardBuilder[AggregatedRequest] = ForwardBuilder(
             cache=cache,
             policy=policy,
@@ -116,20 +116,21 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             shares_late=True,
         )
         self._ends: SimulatedEnds | None = None
-        """Ends of what runs, for the forward that is being filled."""
+        """Simulated ends of running requests, for the forward that is being filled."""
         self._asked: AskedOutputs[AggregatedRequest] = AskedOutputs(instance_id, self.batch, cache)
         self._gave_way: list[AggregatedRequest] = []
-        """Requests that lost their slots to the forward that is being filled."""
+        """Requests that were preempted for the forward that is being filled."""
         self._retracted: dict[int, AggregatedRequest] = {}
-        """Requests whose KV is not there again yet."""
+        """Retracted requests whose KV is not recomputed yet."""
         self._preemption_policy = preemption_policy
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
         self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns, "waiting_timeout")
         self._num_prefill_steps = self._num_entries = 0
         self._may_give_way = False
-        """Requests of lower priorities run, and do not leave enough room for the one that waits."""
+        """True: running requests of lower priority may be preempted, because the waiting request has not enough
+        room."""
         self._blocked_by = ""
-        """Lacking to the first prompt that could not be begun: none is tried again before a request leaves the batch
+        """Resource that the first blocked prompt lacked. No prompt is tried again before a request leaves the batch
         (SGLang's batch_is_full)."""
 
     # What a preemption policy sees.
@@ -210,7 +211,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _tries_anew(self) -> bool:
-        """True if a prompt that lacks pages is looked at with each step (SGLang resets batch_is_full to preempt)."""
+        """True if a prompt that lacks pages is tried again at each step (SGLang resets batch_is_full to preempt)."""
         return self.limits.preemption_threshold is not None and self._blocked_by == "pages"
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
@@ -229,7 +230,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:
-        """Pages of a request that is begun or runs, in order. KeyError if it has none."""
+        """Pages of a begun or running request, in order. Raises KeyError if the request has no pages."""
         begun = self._builder.begun.get(request_id)
         return self.batch.page_table(request_id) if begun is None else begun.lease.table
 
@@ -238,7 +239,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return [*self._builder.begun.values(), *self.batch.requests(), *self._asked.closing.values()]
 
     def requests(self) -> list[int]:
-        """All requests of the instance, in any state."""
+        """Ids of all requests of the instance, in any state."""
         held = [*self._arrived, *self._builder.waiting, *self.holding(), *self._retracted.values()]
         return [request.request_id for request in held]
 
@@ -291,14 +292,15 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 return self.batch.step(FOREVER)
 
     def _be_idle(self) -> None:
-        """The expected part of longest outputs is the initial one again if nobody waits either."""
+        """Resets the expected share of longest outputs to its initial value, if no request runs or waits."""
         if not self._builder.has_work and not self._arrived:
             self._ratio.on_idle(self.batch.num_steps)
 
     def _give_way(self, waiting: AggregatedRequest, num_free_tokens: float) -> float:
-        """Give the slots of running requests of lower priorities to one that waits, if that makes room for it.
+        """Preempts running requests of lower priority if that makes room for a waiting request.
 
-        num_free_tokens: what the forward may still take. Returns the tokens that were reserved for their growth, or -1.
+        num_free_tokens: tokens that the forward may still take. Returns the tokens that were reserved for the victims'
+        growth, or -1.
         """
         threshold, running = self.limits.preemption_threshold, self.batch.requests()
         assert threshold is not None
@@ -317,7 +319,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return num_reserved - self._expected_growth(self.running)
 
     def _expected_growth(self, running: list[AggregatedRequest]) -> float:
-        """Tokens that running requests are expected to still take."""
+        """Number of tokens that running requests are expected to still take."""
         ratio = self._ratio.at(self.batch.num_steps)
         if not self.limits.rules.expects_fixed_outputs:
             return sum([request.num_growth_tokens * ratio for request in running])
@@ -329,7 +331,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self._ends.allow(request, begun, num_free_tokens)
 
     def _fill_forward(self, commands: list[m.Command]) -> Forward:
-        """Nothing is begun behind a prompt that was blocked, nor without a slot."""
+        """Fills the next forward. No prompt is begun behind a blocked prompt, or without a slot."""
         num_slots, reserved_tokens, may_preempt = None, 0.0, self.limits.preemption_threshold is not None
         self._ends = None
         if self._builder.waiting and not self._blocked_by:
@@ -346,7 +348,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return forward
 
     def _requeue(self, request: AggregatedRequest, commands: list[m.Command]) -> None:
-        """A request that lost its pages waits behind all others, unless nobody waits for it."""
+        """Puts a request that lost its pages at the end of the queue, unless its client has aborted it."""
         if request.is_aborted:
             return
         self._retracted[request.request_id] = request
@@ -358,7 +360,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self.limits.max_running_requests - self.num_active - len(self.batch.ended) - len(self._builder.begun)
 
     def _make_room(self, commands: list[m.Command]) -> None:
-        """Open the pages of the next step; take them from others if there are too few."""
+        """Allocates the pages of the next step. If there are too few, other requests are retracted."""
         lacked = False
         for request in self.batch.make_room(self._preemption_policy, self):
             lacked = True
@@ -375,7 +377,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
     # Giving up.
 
     def _give_up(self, request_id: int) -> None:
-        """Drop a request; its computed pages stay cached. It is unknown if it was lost with an earlier life."""
+        """Drops a request; its computed pages stay cached. The request may be unknown after a restart."""
         self.cache.stop_prefetch(request_id)
         if request := self._builder.begun.pop(request_id, None):
             self._builder.stop(request)
@@ -411,7 +413,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return commands
 
     def _on_token(self, request: AggregatedRequest, output: TokenSequence | None) -> list[m.Command]:
-        """The forward that completes a prompt also makes a token: the first, or the next after a retraction."""
+        """Handles the token of a completed prompt: the first token, or the next token after a retraction."""
         commands: list[m.Command] = [] if request.num_output_tokens else [m.FirstToken(request.request_id)]
         request.num_output_tokens += 1
         self._retracted.pop(request.request_id, None)

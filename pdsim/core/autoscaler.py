@@ -28,27 +28,27 @@ NOTHING = InstanceSeen("", 0, 0, 0.0, True)
 @dataclass(frozen=True, kw_only=True)
 class ScalingTimes:
     interval_ns: int
-    """Time from one decision to the next."""
+    """Time in ns from one decision to the next."""
     start_up_ns: int
     """Time in ns from the decision to start a server until it serves."""
     switch_ns: int
     """Time in ns from the moment when a server is empty until it serves in its new role."""
     drain_timeout_ns: int | None = None
-    """Time in ns after which a server that is not empty continues in its old role; None: no limit."""
+    """Maximum time in ns to drain. A server that is not empty by then keeps its old role. None: no limit."""
     poll_ns: int = 1_000_000_000
-    """Time between two looks at draining servers."""
+    """Time in ns between two checks of draining servers."""
 
 
 @dataclass(slots=True)
 class ElasticServer:
     index: int
     role: str
-    """Role of the server; empty: it is off."""
+    """Role of the server. Empty: the server is off."""
     state: str
     next_role: str = ""
-    """The role that a draining server takes next; empty: it stops."""
+    """The role that a draining server takes next. Empty: the server stops."""
     due_ns: int = 0
-    """A starting server serves from then on; a draining one must be empty by then."""
+    """Time in ns when a starting server begins to serve, or by which a draining server must be empty."""
 
     @property
     def instance_id(self) -> str:
@@ -94,7 +94,7 @@ class Autoscaler:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        """Look at the cluster. The last command sets the time of the next look."""
+        """Takes a view of the cluster, and returns commands. The last command sets the time of the next view."""
         if not isinstance(message, ClusterSeen):
             raise TypeError(f"an autoscaler does not take {message}")
         self.now_ns = now_ns
@@ -163,7 +163,9 @@ class Autoscaler:
                 self._begin(server, role, self._times.start_up_ns)
 
     def _spare(self, role: str, count: int, seen: dict[str, InstanceSeen]) -> Sequence[ElasticServer]:
-        """Servers with the fewest requests; at least one of the role stays."""
+        """The serving servers of a role with the fewest requests, up to `count`. At least one server of the role
+        remains.
+        """
         serving = [server for server in self.servers if server.state == SERVING and server.role == role]
         serving.sort(key=lambda server: (seen[server.instance_id].num_requests, -server.index))
         return serving[: max(0, min(count, len(serving) - 1))]

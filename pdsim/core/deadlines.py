@@ -1,4 +1,4 @@
-"""Requests that are remembered for a time: until a message must have arrived, or until none can arrive any more."""
+"""Sets of requests that are kept for a time: until a message must arrive, or until no message can arrive any more."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,10 +10,12 @@ KEPT_NS = 120_000_000_000
 
 
 class Deadlines:
-    """Requests with equal timeouts: the first in is the first due. Asks to be woken for it; `expired` names the due."""
+    """Requests with one timeout, in order of their deadlines. `add` asks to be woken; `expired` returns overdue
+    requests.
+    """
 
     def __init__(self, owner: str, timeout_ns: int | None, name: str = "timeout") -> None:
-        """Sets the timeout and its name; None: nothing is ever due."""
+        """Sets the timeout and its name. None: no request expires."""
         self._owner = owner
         self._timeout_ns = timeout_ns
         self._name = name
@@ -34,7 +36,9 @@ class Deadlines:
         return self._alarm(now_ns)
 
     def expired(self, now_ns: int, commands: list[Command], is_live: Callable[[int], bool]) -> list[int]:
-        """Requests that are due and still live, in order. They are forgotten, and an alarm is set for the next."""
+        """Requests that are overdue and still live, in order. They are forgotten, and an alarm is set for the next
+        deadline.
+        """
         if self._woken_ns > now_ns:
             return []
         found = []
@@ -46,7 +50,7 @@ class Deadlines:
         return found
 
     def _alarm(self, now_ns: int) -> list[Command]:
-        """Unless the owner will be woken anyway, and sees then what is due next."""
+        """Command to wake the owner at the first deadline, unless an earlier alarm is still pending."""
         if self._woken_ns > now_ns or not self._due:
             return []
         self._woken_ns = self._due[0][0]
@@ -54,15 +58,17 @@ class Deadlines:
 
 
 class LateRequests:
-    """Requests of which messages may still be on their way, though they have ended here or not come yet, and why."""
+    """Requests that ended here or have not arrived here, and for which messages may still be on the way, with the
+    reason.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[int, str]] = {}
-        """Time until which it is kept, and why; ordered by time."""
+        """Time until which a request is kept, and the reason; ordered by time."""
         self._now_ns = 0
 
     def at(self, now_ns: int) -> None:
-        """Set the time, and forget requests older than KEPT_NS."""
+        """Sets the time, and forgets requests older than KEPT_NS."""
         self._now_ns = now_ns
         while self._kept and next(iter(self._kept.values()))[0] <= now_ns:
             del self._kept[next(iter(self._kept))]

@@ -1,4 +1,4 @@
-"""Rules in which engines, and releases of one engine, decide differently: docs/behaviour has the source of each."""
+"""Rules in which engines, and releases of one engine, differ. docs/behaviour has the source of each rule."""
 
 from dataclasses import dataclass, replace
 
@@ -8,18 +8,18 @@ class EngineRules:
     """Rules of one release of an engine. The defaults are SGLang 0.5.23's."""
 
     tries_when_spent: bool = False
-    """The first waiting prompt is looked at though a begun one takes the whole forward: that counts as a use of its
-    cached prefix, and if it does not fit, none is tried before a request leaves."""
+    """True: the first waiting prompt is tried even if a begun prompt takes the whole forward. Its cached prefix then
+    counts as used, and if it does not fit, no prompt is tried before a request leaves."""
     caps_chunked_prompts: bool = False
-    """A prompt of more than what a forward may still take of max_prefill_tokens does not begin in it, though it would
-    be cut into chunks."""
+    """True: a prompt with more tokens than a forward may still take of max_prefill_tokens is not begun, although it
+    could be cut into chunks."""
     expects_fixed_outputs: bool = True
-    """Running requests that ignore the end of sequence are expected to reach their longest output, and one that is
-    begun needs a page more."""
+    """True: running requests that ignore EOS are expected to reach their longest output, and a begun one needs a
+    further page."""
     resumes_by_tokens: bool = False
-    """A retracted request asks for its tokens, not for whole pages."""
+    """True: a retracted request asks for its tokens. False: for whole pages."""
     counts_every_insert: bool = False
-    """A cached node is used once more whenever a request inserts it again, not once for each request."""
+    """True: each insert of a cached node counts as a use. False: once per request."""
     refreshes_waiting: bool = True
     """Every 32nd choice of prompts uses the cached prefixes of those that wait, unless the policy does so itself."""
     computes_last_token: bool = True
@@ -27,18 +27,19 @@ class EngineRules:
     splits_at_prompt: bool = True
     """A prompt and its outputs are cached as nodes of their own, so that the outputs may be evicted alone."""
     filters_ended: bool = True
-    """An aggregated instance without overlap counts no request that has ended when it chooses its next step."""
+    """True: an aggregated instance without overlap does not count ended requests when it chooses its next step."""
     computes_aborted_prompts: bool = False
-    """A begun prompt that is given up is computed to its end."""
+    """True: a begun prompt that is aborted is computed to its end."""
     keeps_aborted_places: bool = False
-    """A request that is given up keeps its place in decode's queue until it would get pages, or another comes."""
+    """True: an aborted request keeps its place in decode's queue until it would get pages, or another request
+    arrives."""
     runs_aborted_on: bool = True
-    """A running request that is given up gets one more token, and its KV is cached."""
+    """True: a running request that is aborted gets one more token, and its KV is cached."""
     sorts_at_retraction: bool = True
-    """A retraction leaves the batch sorted: those with the most outputs come first, of these the shortest prompts."""
+    """True: a retraction sorts the batch: requests with the most outputs first, and of these the shortest prompts."""
 
     caches_unseen: bool = False
-    """Outputs are cached as their pages fill: a request that loses its pages finds them again."""
+    """True: outputs are cached as their pages fill, so that a request that loses its pages finds them again."""
 
 
 SGLANG_0_5_23 = EngineRules()

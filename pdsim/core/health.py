@@ -1,7 +1,7 @@
-"""The health monitor: decides from heartbeats who is down, and tells all whom it concerns.
+"""The health monitor: decides from heartbeats which instances are down, and tells the instances that depend on them.
 
-SGLang's decode ranks ask each prefill server for its health, every 5 s, and give it up after two failures
-(common/conn.py: _start_heartbeat_checker_thread); its gateway asks everybody. Here one monitor does both.
+SGLang's decode ranks ask each prefill server for its health every 5 s, and give it up after two failures
+(common/conn.py: _start_heartbeat_checker_thread); its gateway asks all servers. Here one monitor does both.
 """
 
 from collections.abc import Mapping, Sequence

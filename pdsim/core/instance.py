@@ -1,4 +1,6 @@
-"""The contract between an instance, a pure state machine, and its driver; the control loop that both modes share."""
+"""The contract between an instance, which is a pure state machine, and its driver; and the control loop of both
+modes.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -11,7 +13,7 @@ from pdsim.policy.views import TokenSequence
 
 
 class PolicyError(ValueError):
-    """A policy proposed an action that the instance cannot do."""
+    """Raised if a policy proposes an action that the instance cannot do."""
 
 
 @dataclass(slots=True)
@@ -25,31 +27,31 @@ class Request:
     priority: int = 0
     lease: Lease = NO_LEASE
     num_cached_tokens: int = 0
-    """Tokens that the prefix cache had when the request began."""
+    """Number of tokens that the prefix cache had when the request was begun."""
     num_scheduled_tokens: int = 0
-    """Tokens of forwards so far, and cached ones."""
+    """Number of cached tokens, and of tokens in forwards so far."""
     num_computed_tokens: int = 0
     num_tried_tokens: int = 0
-    """Tokens to compute as it was last looked at, while it waited; 0 before."""
+    """Number of tokens to compute when the waiting request was last tried; 0 before."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute or to find in the cache: the prompt, and outputs that were lost."""
+        """Number of tokens to compute or to find in the cache: the prompt, and outputs whose KV was lost."""
         return self.num_prompt_tokens
 
     @property
     def sequence(self) -> TokenSequence:
-        """These tokens, as far as they are known."""
+        """The tokens to compute, as far as they are known."""
         return self.prompt
 
     @property
     def num_growth_tokens(self) -> int:
-        """Tokens that it may come to hold beyond these."""
+        """Number of further tokens that the request may come to hold."""
         return 1
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Tokens that a forward which completes it reserves for its growth."""
+        """Number of tokens that the forward completing this prompt reserves for its growth."""
         return 1
 
     @property
@@ -58,7 +60,7 @@ class Request:
 
 
 class Levels(NamedTuple):
-    """Occupancy of an instance and what waits in it."""
+    """Occupancy of an instance, and numbers of its waiting requests."""
 
     num_used_pages: int
     """Pages that requests hold, alone or through the prefix cache."""
@@ -85,13 +87,13 @@ LACKS = {
     "slots": ": max_running_requests was reached",
     "pages": ": its KV pool was full",
 }
-"""What Levels.blocked_by adds to the reason of a request that waited for too long."""
+"""Text for each value of Levels.blocked_by, in the reason of a request that waited for too long."""
 
 
 class Instance(Protocol):
-    """Driven by three calls; never blocks, never reads a clock, never does I/O.
+    """An instance has three calls; it never blocks, reads no clock and does no I/O.
 
-    The driver passes now_ns, executes the step it is given, and carries out the returned commands.
+    The driver passes now_ns, executes the step that it is given, and carries out the returned commands.
     """
 
     @property
@@ -99,7 +101,7 @@ class Instance(Protocol):
 
     @property
     def max_steps_in_flight(self) -> int:
-        """1, or more for an instance that chooses a step before it has seen the result of the last."""
+        """Number of steps in flight: above 1 if the instance chooses a step before it has seen the last result."""
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]: ...
 
@@ -110,7 +112,7 @@ class Instance(Protocol):
     def levels(self) -> Levels: ...
 
     def waiting_for(self) -> list[str]:
-        """Lines of the stall report: each waiting request and what it waits for."""
+        """Lines of the stall report: each waiting request, and what it waits for."""
 
 
 _PAUSE = Pause()

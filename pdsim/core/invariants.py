@@ -1,6 +1,6 @@
-"""Laws that hold between any two calls into an instance: for tests, debug runs and the end of every run.
+"""Laws that hold between any two calls into an instance, for tests, debug runs and the end of every run.
 
-docs/invariants.md lists them with these ids. `check` raises InvariantError with the state that breaks one.
+docs/invariants.md lists them with these ids. `check` raises InvariantError with the state that breaks a law.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
 
 
 class InvariantError(AssertionError):
-    """A law is broken: a bug in the core."""
+    """Raised if a law is broken, which is a bug in the core."""
 
 
 def check(instance: AnyInstance) -> None:
@@ -34,7 +34,9 @@ def check(instance: AnyInstance) -> None:
 
 
 def check_idle(instance: AnyInstance) -> None:
-    """After the last request nothing is held: every page is free or evictable. Cheap, for the end of every run."""
+    """Checks that nothing is held after the last request: every page is free or evictable. Cheap, for the end of every
+    run.
+    """
     pool = instance.cache.pool
     _require(not held_leases(instance), "LEAK-1", "leases after the last request", held_leases(instance), instance)
     _require(instance.num_available_pages == pool.num_pages, "LEAK-2", "pages", instance.num_available_pages, pool)
@@ -46,7 +48,7 @@ def check_idle(instance: AnyInstance) -> None:
 
 
 def check_all_idle(machines: Iterable[Any]) -> None:
-    """Check a whole cluster after its last request: instances, senders, receivers and the router."""
+    """Checks a whole cluster after its last request: instances, senders, receivers and the router."""
     for machine in machines:
         if isinstance(machine, AnyInstance):
             check_idle(machine)
@@ -92,7 +94,7 @@ def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
 
 
 def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | None) -> None:
-    """Checks the nodes on the GPU that are in host memory too."""
+    """Checks the nodes on the GPU that are also in host memory."""
     written = [(node, node.host) for node in nodes if node.host is not None]
     in_host = list(_nodes(host.tree.root))
     held = [page for pages in host.retracted.values() for page in pages]
@@ -107,7 +109,7 @@ def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | Non
 
 
 def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | None], *, has_gaps: bool = False) -> None:
-    """locked: the end of each locked path; has_gaps: locked nodes may have no pages."""
+    """Checks the radix tree. locked: the end of each locked path. has_gaps: locked nodes may have no pages."""
     locks = Counter(id(node) for end in locked for node in path_to(end))
     for node in nodes:
         _require(node.locks == locks[id(node)], "TREE-2", "locks", node.locks, (node.start, node.stop))
@@ -123,7 +125,7 @@ def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | Non
 
 
 def _pages_of(node: Node, lease: Lease) -> Sequence[int]:
-    """Pages of a node, or those that the holder of the lease has beside them."""
+    """Pages of a node, or the separate pages of the lease's holder for this node."""
     return next((pages for holder, pages in node.twins if holder is lease), node.pages)
 
 

@@ -1,4 +1,4 @@
-"""Record every call into an instance, and write calls as text."""
+"""Records every call into an instance, and writes the calls as text."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 KILLED = "killed"
-"""The call of an entry that is none: the instance died at args[0] ns. Later calls were made on a fresh one."""
+"""Call name of an entry for an instance's death at args[0] ns. Later calls are made on a new instance."""
 
 
 class Recorded:
@@ -57,7 +57,9 @@ class Recorded:
 
 
 def digest(entries: Iterable[Entry]) -> str:
-    """Equal for equal journals, whatever the process, the platform or PYTHONHASHSEED."""
+    """Digest of a journal. Equal journals have equal digests in every process, on every platform, with any
+    PYTHONHASHSEED.
+    """
     h = blake2b(digest_size=16)
     for entry in entries:
         h.update(to_line(entry).encode())
@@ -76,11 +78,11 @@ _TYPES: dict[str, Any] = {
 
 
 _LATER = {messages.Arrival: 1, messages.NewRequest: 1, messages.PrefillStep: 1}
-"""Fields at the end that are left out where they have their defaults: older journals do not have them."""
+"""Number of last fields that are left out if they have their defaults, because older journals lack them."""
 
 
 def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Takes the fields of a message in order; named tuples are their fields."""
+    """Function that takes the fields of a message in order. Named tuples are their own fields."""
     if issubclass(kind, tuple):
         return tuple
     names = [field.name for field in fields(kind)]
@@ -103,7 +105,7 @@ _VALUES = {kind: _values_in(kind) for kind in _TYPES.values()}
 _PLAIN = frozenset({int, str, bool, float, type(None)})
 _INT = frozenset({int})
 _LONG = 8
-"""Tuples of integers from this length on are page ids, which make up most of a journal."""
+"""Minimum length of integer tuples that are written as page ids, which make up most of a journal."""
 
 
 def to_json(value: Any) -> Any:
@@ -146,7 +148,9 @@ def to_line(entry: Entry) -> str:
 
 
 def to_text(value: Any) -> str:
-    """json.dumps(to_json(value)) without spaces, several times faster: a run writes millions of page ids."""
+    """The same text as json.dumps(to_json(value)) without spaces, but several times faster, because a run writes
+    millions of page ids.
+    """
     return str(_TEXT[type(value)](value))
 
 
@@ -159,7 +163,7 @@ def _sequence_text(value: Sequence[Any]) -> str:
 
 
 def _named_text(kind: Any) -> Callable[[Any], str]:
-    """Writes messages of this kind."""
+    """Function that writes messages of this kind."""
     hints = get_type_hints(kind)
     others = [(i, _TEXT.get(hint, to_text)) for i, hint in enumerate(hints.values()) if hint is not int]
     name, values = kind.__name__, _VALUES[kind]
@@ -179,12 +183,12 @@ def _named_text(kind: Any) -> Callable[[Any], str]:
 
 
 _SEEN_AGAIN = (messages.NewRequest, KvGranted, messages.PrefillStep, messages.DecodeStep, TransferUnit)
-"""Messages that several calls take or return; the last few keep their texts."""
+"""Messages that several calls take or return. The most recent ones keep their texts."""
 _NUM_REMEMBERED = 256
 
 
 class _Remembered:
-    """Writes an object that no one changes once, as long as few others come between."""
+    """Writes immutable objects, and reuses the texts of the most recent ones."""
 
     def __init__(self, text: Callable[[Any], str]) -> None:
         self._text = text

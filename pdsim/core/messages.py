@@ -1,7 +1,8 @@
-"""Everything that crosses an instance boundary: immutable, ids and numbers only, fit to cross a process boundary.
+"""Everything that crosses an instance's boundary: immutable, and made of ids and numbers, so that it can cross
+processes.
 
-Messages go to an instance. Commands come out of it and are carried out by its driver. Steps are what an instance asks
-its executor to run.
+Messages go to an instance. Commands come from an instance, and its driver carries them out. Steps are what an instance
+asks its executor to run.
 """
 
 from dataclasses import dataclass
@@ -20,14 +21,14 @@ class Arrival:
     prompt: TokenSequence
     max_output_tokens: int
     priority: int = 0
-    """Requests of a higher number are served first."""
+    """Requests with a higher number are served first."""
     ignores_eos: bool = False
     """True if only the longest output ends the request (ignore_eos)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """Router to both instances of the chosen pair, or to the aggregated one that is both."""
+    """Router to both instances of the chosen pair, or to the aggregated instance."""
 
     request_id: int
     arrival_ns: int
@@ -40,7 +41,7 @@ class NewRequest:
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
-        """Decode first; an aggregated one once."""
+        """Ids of the request's instances: decode first; an aggregated instance once."""
         return tuple(dict.fromkeys((self.decode_id, self.prefill_id)))
 
 
@@ -55,14 +56,14 @@ class KvGranted:
 
 @dataclass(frozen=True, slots=True)
 class PromptComputed:
-    """Prefill to decode: all KV of this prompt is there, and waits on prefill for pages to be granted."""
+    """Prefill to decode: all KV of this prompt is computed, and waits on prefill until pages are granted."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class KvArrived:
-    """Transport to decode: all KV is in place, and so is the first token."""
+    """Transport to decode: all KV and the first token have arrived."""
 
     request_id: int
     first_token_ends: bool
@@ -70,7 +71,7 @@ class KvArrived:
 
 @dataclass(frozen=True, slots=True)
 class KvOffered:
-    """Decode to prefill: a request ended, and the KV of these tokens of its prompt and output is cached here."""
+    """Decode to prefill: a request ended, and decode offers the cached KV of these tokens of its prompt and output."""
 
     request_id: int
     decode_id: str
@@ -80,7 +81,9 @@ class KvOffered:
 
 @dataclass(frozen=True, slots=True)
 class KvWanted:
-    """Prefill to decode: these pages wait for the offered KV behind the first tokens. No pages: for nothing."""
+    """Prefill to decode: these pages wait for the offered KV after the first cached tokens. No pages: none is
+    wanted.
+    """
 
     request_id: int
     num_cached_tokens: int
@@ -89,27 +92,27 @@ class KvWanted:
 
 @dataclass(frozen=True, slots=True)
 class KvReturned:
-    """Transport to both instances: the KV that prefill wanted is in prefill's pages."""
+    """Transport to both instances: the KV that prefill wanted has arrived in prefill's pages."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedBack:
-    """Host link to decode: the cached part of this prompt that lay in host memory is in place."""
+    """Host link to decode: the part of this prompt that was cached in host memory is loaded."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """Storage to instance: so many pages of a prefetch were found, and the first of them are read."""
+    """Storage to instance: num_found pages of a prefetch were found, of which the first num_read have been read."""
 
     request_id: int
     num_found: int
     num_read: int
     is_over: bool
-    """No more is read: it was stopped, or all that was found is there."""
+    """True: no more is read, because the prefetch was stopped or all found pages have been read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +124,14 @@ class KvSent:
 
 @dataclass(frozen=True, slots=True)
 class UnitSent:
-    """Transport to sender: the bytes of this unit are in place on the other side."""
+    """Transport to sender: the bytes of this unit have arrived."""
 
     unit: TransferUnit
 
 
 @dataclass(frozen=True, slots=True)
 class LayersComputed:
-    """Executor to sender: so many groups of layers of this step are computed."""
+    """Executor to sender: this number of layer groups of the step is computed."""
 
     step_id: int
     num_groups: int
@@ -136,17 +139,17 @@ class LayersComputed:
 
 @dataclass(frozen=True, slots=True)
 class AskStaging:
-    """Prefill to receiver, before the first forward of a prompt: lend a span for each cell of its grid."""
+    """Prefill to receiver, before the first forward of a prompt: request a span of the ring for each cell."""
 
     request_id: int
     prefill_id: str
     cell_bytes: tuple[int, ...]
-    """Bytes of all ranks that write into one decode rank."""
+    """Bytes of each cell, over all ranks that write into one decode rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingLent:
-    """Receiver to sender: where each cell goes, once the watermark has passed."""
+    """Receiver to sender: the span of each cell, which may be written once the watermark has passed."""
 
     request_id: int
     spans: tuple[Span, ...]
@@ -154,7 +157,7 @@ class StagingLent:
 
 @dataclass(frozen=True, slots=True)
 class StagingWatermark:
-    """Receiver to every sender: everything before this place of the ring is free."""
+    """Receiver to every sender: the ring is free before this position."""
 
     decode_id: str
     watermark: Watermark
@@ -162,7 +165,7 @@ class StagingWatermark:
 
 @dataclass(frozen=True, slots=True)
 class CellWritten:
-    """Sender to receiver: a cell's KV lies in the ring. Bytes are those of one writer."""
+    """Sender to receiver: a cell's KV is in the ring. num_bytes: of one writer."""
 
     request_id: int
     cell: int
@@ -171,24 +174,24 @@ class CellWritten:
 
 @dataclass(frozen=True, slots=True)
 class CellScattered:
-    """Executor to receiver, and on to the decode instance: a cell's KV lies in its pages."""
+    """Executor to receiver, and on to the decode instance: a cell's KV is in its pages."""
 
     request_id: int
     cell: int
     completes: KvArrived | None = None
-    """Message to pass on to the decode instance: this was the last that was missing."""
+    """Message to pass on to the decode instance with the last cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeCells:
-    """Decode instance to receiver: spans that its loop has seen scattered."""
+    """Decode instance to receiver: its loop has seen that these spans are scattered."""
 
     cells: tuple[CellScattered, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A side of a pair will not serve the request. Nothing of it is under way, nor will be."""
+    """One side of a pair will not serve the request. Nothing of the request is or will be under way."""
 
     request_id: int
     reason: str
@@ -197,9 +200,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Client to router, router to both instances, decode to prefill: give it up, whatever is under way.
+    """Client to router, router to both instances, decode to prefill: drop the request, whatever is under way.
 
-    A decode instance that had granted pages to it keeps them until the sender's Abort says that nobody writes to them.
+    A decode instance keeps granted pages until the sender's Abort says that nothing writes to them.
     """
 
     request_id: int
@@ -208,11 +211,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class StopSending:
-    """Prefill to sender: let what is under way end, send no more, and tell both sides when nothing is under way."""
+    """Prefill to sender: finish transfers under way, send no more, and tell both sides when nothing is under way."""
 
     request_id: int
     decode_id: str
-    """Empty if the prefill instance does not know the request."""
+    """Decode instance of the request. Empty: prefill does not know the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,7 @@ class TransferFailed:
 
 @dataclass(frozen=True, slots=True)
 class TransferLost:
-    """Transport to sender: the outcome of this unit is unknown, and its bytes may still arrive."""
+    """Transport to sender: the outcome of this unit's transfer is unknown, and its bytes may still arrive."""
 
     unit: TransferUnit
     reason: str
@@ -233,7 +236,7 @@ class TransferLost:
 
 @dataclass(frozen=True, slots=True)
 class KvLost:
-    """Sender to decode: prefill will not serve this request, but bytes of it may still arrive."""
+    """Sender to decode: prefill will not serve this request, but its bytes may still arrive."""
 
     request_id: int
     reason: str
@@ -241,7 +244,7 @@ class KvLost:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """An instance's answer to the health monitor, or its absence, and in which of its lives."""
+    """The answer of an instance to the health monitor, with the number of its life. None: no answer."""
 
     instance_id: str
     life: int | None
@@ -249,68 +252,68 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """Health monitor to those who work with an instance: what it held is lost."""
+    """Health monitor to instances and routers: this instance has failed, and what it held is lost."""
 
     instance_id: str
     has_restarted: bool = False
-    """It is back already: what it does now may be of its new life."""
+    """True: the instance has restarted already, so it may be serving new requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Health monitor: this instance answers again, with nothing in its memory."""
+    """Health monitor: this instance answers again, with empty memory."""
 
     instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """It is the time of a WakeAt, or later."""
+    """The time of a WakeAt has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSeen:
-    """An instance as an autoscaler sees it."""
+    """An instance as the autoscaler sees it."""
 
     instance_id: str
     num_requests: int
-    """Requests that were routed to the instance and have not ended."""
+    """Number of requests that were routed to the instance and have not ended."""
     num_queued: int
     page_use: float
-    """Share of its pages that requests hold; on decode what several share counts for each."""
+    """Share of the instance's pages that requests hold. On decode, shared pages count once per request."""
     is_empty: bool
-    """It holds nothing of any request, nor is anything on its way to it."""
+    """True: the instance holds nothing of any request, and nothing is on its way to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceMetrics:
-    """What an instance says of itself, as vLLM's num_requests_waiting and kv_cache_usage_perc."""
+    """Metrics of an instance, such as vLLM's num_requests_waiting and kv_cache_usage_perc."""
 
     instance_id: str
     num_queued: int
-    """Requests that wait, retracted ones included."""
+    """Number of waiting requests, including retracted ones."""
     page_use: float
-    """Share of its pages that requests hold."""
+    """Share of the instance's pages that requests hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSeen:
-    """Metrics of living instances; sent to a router whose policies read them."""
+    """Metrics of living instances, for a router whose policies read them."""
 
     instances: tuple[InstanceMetrics, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """The instances, and counts since the run began; sent to the autoscaler."""
+    """The instances, and counts since the run began, for the autoscaler."""
 
     instances: tuple[InstanceSeen, ...]
     num_arrived: int
     num_arrived_tokens: int
-    """Tokens of their prompts."""
+    """Prompt tokens of all arrived requests."""
     num_finished: int
     num_output_tokens: int
-    """Outputs of finished requests; the next two are their sums, too."""
+    """Output tokens of finished requests. ttft_ns and tpot_ns are sums over finished requests, too."""
     ttft_ns: int
     tpot_ns: int
 
@@ -336,7 +339,7 @@ class FlushCache:
 
 @dataclass(frozen=True, slots=True)
 class PutOut:
-    """Driver to instance: the output tokens that it asked for (AskOutput)."""
+    """Driver to instance: the output tokens that the instance asked for (AskOutput)."""
 
     request_id: int
     output: TokenSequence
@@ -344,21 +347,21 @@ class PutOut:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first token is streamed, by decode if there is one."""
+    """The first token is streamed: by decode, or by the aggregated instance."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Retracted:
-    """The request gave its pages back: its KV waits in host memory, or will be computed again."""
+    """The request lost its pages. Its KV waits in host memory, or will be recomputed."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskOutput:
-    """Request the first output tokens of a request from the driver before the next step, because their KV will be
+    """Asks the driver for the first output tokens of a request before the next step, because their KV will be
     cached.
     """
 
@@ -369,7 +372,7 @@ class AskOutput:
 
 @dataclass(frozen=True, slots=True)
 class SaveKv:
-    """Copy these pages of a retracted request to host memory before the next step begins: others will write into them.
+    """Copy these pages of a retracted request to host memory before the next step, because others will write into them.
 
     The copy is kept until LoadKv, or until the request is cancelled.
     """
@@ -380,7 +383,7 @@ class SaveKv:
 
 @dataclass(frozen=True, slots=True)
 class LoadKv:
-    """Copy it back into these pages, before the next step begins."""
+    """Copy the request's KV from host memory into these pages before the next step begins."""
 
     request_id: int
     pages: tuple[int, ...]
@@ -388,22 +391,22 @@ class LoadKv:
 
 @dataclass(frozen=True, slots=True)
 class WriteBackup:
-    """Copy these pages to as many pages of host memory, behind all such copies before it.
+    """Copy these pages to the given pages of host memory, after all earlier copies of this kind.
 
-    The host cache of an instance has them from now on.
+    The instance's host cache counts the pages as present from now on.
     """
 
     pages: tuple[int, ...]
     host_pages: tuple[int, ...]
     blocks: bool
-    """The loop stands still until it is done: the pages go to others."""
+    """True: the loop waits for the copy, because the pages go to other requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBack:
     """Copy these pages of host memory into pages of the GPU, for a prompt that continues them.
 
-    A prefill forward that is begun later computes a layer when its KV is there; a decode instance waits for LoadedBack.
+    A later prefill forward computes each layer when the layer's KV is loaded. A decode instance waits for LoadedBack.
     """
 
     request_id: int
@@ -413,7 +416,9 @@ class LoadBack:
 
 @dataclass(frozen=True, slots=True)
 class LoadRetracted:
-    """Copy the KV of a retracted request from these pages of host memory back, while the loop stands still."""
+    """Copy the KV of a retracted request from these pages of host memory back to the GPU. The loop waits for
+    the copy.
+    """
 
     request_id: int
     host_pages: tuple[int, ...]
@@ -422,9 +427,9 @@ class LoadRetracted:
 
 @dataclass(frozen=True, slots=True)
 class StoreKv:
-    """Copy to storage what lies in these pages of host memory: KV of tokens from start_tokens on.
+    """Copy these pages of host memory, with the KV of tokens from start_tokens on, to storage.
 
-    It begins when the copies before it are done.
+    The copy begins when earlier copies are done.
     """
 
     sequence: TokenSequence
@@ -434,33 +439,33 @@ class StoreKv:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchKv:
-    """Read into these pages of host memory what storage has of a prompt behind the first start_tokens."""
+    """Read the KV that storage has of a prompt after the first start_tokens into these pages of host memory."""
 
     request_id: int
     prompt: TokenSequence
     start_tokens: int
     host_pages: tuple[int, ...]
     least_pages: int
-    """Read nothing if storage has fewer pages."""
+    """Minimum number of pages. If storage has fewer, none is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopPrefetch:
-    """Read no more for this prompt than what is under way, and say when that is there."""
+    """Finish reads that are under way for this prompt, read no more, and report the end."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """Prefill has seen the end of the request's transfer and holds nothing of the request any more."""
+    """Prefill has seen the end of the request's transfer, and holds nothing of the request any more."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last token is streamed, and what the request held is free."""
+    """The last token is streamed, and everything that the request held is free."""
 
     request_id: int
 
@@ -470,7 +475,7 @@ class Failed:
     request_id: int
     reason: str
     retryable: bool = False
-    """True if another attempt may succeed, because an instance or a transfer failed and not the request."""
+    """True if another attempt may succeed, because an instance or a transfer failed and not the request itself."""
 
 
 Outcome = PrefillDone | Finished | Failed
@@ -501,7 +506,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """The unit's worker is free and nothing is missing: gather if it is staged, and write."""
+    """Start the transfer of this unit: its worker is free and it waits for nothing. A staged unit is gathered first."""
 
     unit: TransferUnit
     staging_offset_bytes: int | None
@@ -509,14 +514,14 @@ class StartTransfer:
 
 @dataclass(frozen=True, slots=True)
 class ReturnKv:
-    """Move this KV from decode to prefill, beside the transfer workers."""
+    """Move this KV from decode to prefill, without the transfer workers."""
 
     unit: TransferUnit
 
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Copy a cell from the ring, where it begins at this offset, into its pages. Bytes are those of one writer."""
+    """Copy a cell from this offset of the ring into its pages. num_bytes: of one writer."""
 
     decode_id: str
     request_id: int
@@ -527,7 +532,7 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Post Woken to this instance, or to the router, at that time."""
+    """Send Woken to this instance, or to the router, at this time."""
 
     who: str
     time_ns: int
@@ -542,7 +547,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Compute num_tokens of a prompt behind num_context_tokens whose KV exists."""
+    """Compute num_tokens of a prompt after num_context_tokens whose KV exists."""
 
     request_id: int
     num_context_tokens: int
@@ -555,20 +560,20 @@ class PrefillStep:
     step_id: int
     chunks: tuple[PrefillChunk, ...]
     num_decode_tokens: int = 0
-    """Tokens of running requests that the same forward computes."""
+    """Number of tokens of running requests that the same forward computes."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the forward computes."""
+        """Number of tokens that the forward computes."""
         return sum([chunk.num_tokens for chunk in self.chunks]) + self.num_decode_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """A token for every running request, up to max_steps times before the instance must be asked again.
+    """One token for every running request, up to max_steps times before the instance must be asked again.
 
-    With speculative decoding it is one step, which gives each of them one token or more.
-    The batch is the previous step's, less those that ended or are in `left`, and `joined`.
+    With speculative decoding: one step, which gives each request one or more tokens. The batch is the previous step's,
+    without requests that ended or are in `left`, plus `joined`.
     """
 
     step_id: int
@@ -576,16 +581,16 @@ class DecodeStep:
     left: tuple[int, ...]
     num_requests: int
     num_context_tokens: int
-    """KV tokens that the first step reads: of each request all it has, and what it writes."""
+    """KV tokens that the first step reads: for each request all its KV, including the tokens that the step writes."""
     num_distinct_tokens: int
-    """The same, with a cached prefix that several requests share counted once: where attention runs in waves, once in
-    each of them."""
+    """As num_context_tokens, but a cached prefix that several requests share counts once, or once per wave of
+    attention."""
     max_steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class MixedStep:
-    """A forward over chunks of prompts and a token of every running request."""
+    """A forward over chunks of prompts and one token of every running request."""
 
     prefill: PrefillStep
     decode: DecodeStep
@@ -597,10 +602,10 @@ Step = PureStep | MixedStep
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Report of the executor.
+    """Result of steps, from the executor.
 
-    `ended` has (request_id, output) for each sequence that stopped; the output is the whole of it. A prefill step
-    reports sequences that stop with their first token.
+    `ended` has (request_id, output) for each sequence that stopped, with its whole output. A prefill step reports
+    sequences that stop with their first token.
     """
 
     num_steps: int = 1
@@ -609,10 +614,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Report of a decode step that verified drafts; `ended` as in StepResult."""
+    """Result of a decode step that verified drafts. `ended` as in StepResult."""
 
     num_tokens: tuple[int, ...]
-    """Tokens that each request gained, at least 1, in the order of the batch."""
+    """Number of tokens that each request gained, at least 1, in batch order."""
     ended: tuple[tuple[int, Any], ...] = ()
 
     @property
@@ -625,7 +630,7 @@ Result = StepResult | Verified
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The host handles the consequences of a result. The loop continues when the host is done."""
+    """The loop waits until the host has handled the consequences of a result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Replay a recording against fresh instances.
+"""Replays a recording on new instances.
 
-A recording of a real run, replayed here, must give the same decisions: that is the proof that simulator and harness
-run the same policy code.
+The replay of a real run must give the same decisions, which proves that simulator and real mode run the same policy
+code.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,9 +17,10 @@ class ReplayError(AssertionError):
 def replay(
     entries: Iterable[Entry], instances: Mapping[str, Any], restarted: Callable[[str], Any] | None = None
 ) -> int:
-    """Make the recorded calls on fresh instances; the number of calls. Raises ReplayError at the first difference.
+    """Makes the recorded calls on new instances. Returns the number of calls. Raises ReplayError at the first
+    difference.
 
-    What died in the recorded run is replaced by what `restarted` makes.
+    restarted: makes the replacement of a machine that died in the recorded run.
     """
     machines, count = dict(instances), 0
     for entry in entries:
@@ -42,12 +43,12 @@ def replay(
 
 
 def _are_same(got: Any, recorded: Any) -> bool:
-    """Compares as JSON only what differs otherwise."""
+    """True if both results are equal, directly or as JSON, which is slower."""
     return bool(_as_read(got) == recorded or to_json(got) == to_json(recorded))
 
 
 def _as_read(returned: Any) -> Any:
-    """What a call returned, with tuples in the places of its lists, as in a journal that was read."""
+    """The result of a call with tuples in place of lists, as in a journal that was read from a file."""
     if type(returned) is list:
         return tuple(returned)
     if type(returned) is tuple:

@@ -22,7 +22,7 @@ from pdsim.policy.protocols import DisaggregationPolicy, SheddingPolicy
 from pdsim.policy.routing import Draws
 
 _RETRY = 1_000_000_000
-"""Ids of clients stay below."""
+"""First id of retries. Clients' ids are smaller."""
 _FINE = 1 << 30
 
 
@@ -31,7 +31,7 @@ def attempt_id(request_id: int, num_retries: int) -> int:
 
 
 def request_of(attempt: int) -> int:
-    """The client's id."""
+    """The client's id of an attempt."""
     return attempt % _RETRY
 
 
@@ -41,14 +41,14 @@ def num_retries(attempt: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryLimits:
-    """Limits of retries: names and defaults of SGLang's gateway."""
+    """Limits of retries, with the names and defaults of SGLang's gateway."""
 
     max_retries: int = 5
     initial_backoff_ns: int = 50_000_000
     backoff_multiplier: float = 1.5
     max_backoff_ns: int = 30_000_000_000
     backoff_jitter: float = 0.2
-    """Each backoff is longer or shorter by up to this fraction, drawn."""
+    """Each backoff is longer or shorter by a random share of up to this."""
     seed: int = 0
 
 
@@ -70,10 +70,10 @@ class _Request:
 
     arrival: m.Arrival
     num_tokens: int
-    """Length of its prompt."""
+    """Length of the prompt in tokens."""
     num_retries: int = 0
     attempt: m.NewRequest | None = None
-    """The last one; under way at these instances:"""
+    """The last attempt. at_prefill and at_decode tell where it is under way."""
     at_prefill: bool = False
     at_decode: bool = False
     streamed: bool = False
@@ -88,10 +88,10 @@ class _Request:
 
 
 class Router:
-    """The router of prefill and decode instances, or with one role only, of aggregated instances.
+    """The router of prefill and decode instances or, with one role, of aggregated instances.
 
-    It answers with what it sends, and with the ends that it decides itself. Finished, PrefillDone and FirstToken go to
-    the client as they are, if their attempt is the one under way: `client_of`.
+    It answers with messages to send, and with the ends that it decides itself. Finished, PrefillDone and FirstToken go
+    to the client unchanged, if they belong to the attempt under way: `client_of`.
     """
 
     instance_id: ClassVar[str] = "router"
@@ -105,7 +105,7 @@ class Router:
         shedding: SheddingPolicy | None = None,
         disaggregation: DisaggregationPolicy | None = None,
     ) -> None:
-        """decode: None if the instances are aggregated. shedding: None refuses nobody.
+        """decode: None if the instances are aggregated. shedding: None refuses no request.
 
         disaggregation: None computes every prompt on a prefill instance.
         """
@@ -113,7 +113,7 @@ class Router:
         self.live: dict[int, _Request] = {}
         """Requests by the client's id, in the order in which they were routed."""
         self._waiting: dict[int, _Request] = {}
-        """Those of them that are under way and whose clients have no token yet."""
+        """Requests that are under way and whose clients have no token yet."""
         self._prefill = prefill
         self._decode = prefill if decode is None else decode
         self._is_aggregated = decode is None
@@ -123,15 +123,15 @@ class Router:
         if disaggregation is not None:
             self._decode.num_picked_cached_tokens = 0
         self.hears_first_tokens = limits.max_retries > 0 or shedding is not None or prefill.hears_first_tokens
-        """True if it must be told of first tokens."""
+        """True if the router must be told of first tokens."""
         self.metrics_interval_ns = min((i for one in self.roles.values() if (i := one.metrics_interval_ns)), default=0)
-        """How often it must be told of metrics. 0: never."""
+        """Interval in ns at which the router must be told of metrics. 0: never."""
         self._backing_off: list[tuple[int, int, int]] = []
-        """(when, request, retry), as a heap; entries of requests that were cancelled are stale."""
+        """Heap of (time, request, retry). Entries of cancelled requests are stale."""
         self._draws = Draws()
 
     def client_of(self, attempt: int) -> int | None:
-        """The client's id of the request, if this is its attempt under way."""
+        """The client's id of a request, if this attempt is the one under way; otherwise None."""
         request = self._under_way(attempt)
         return None if request is None else request.arrival.request_id
 
@@ -233,7 +233,7 @@ class Router:
         return _Pair(self._decode.num_picked_cached_tokens, decode, self._prefill.loads)
 
     def _try_later(self, request: _Request, reason: str, now_ns: int) -> list[m.Command]:
-        """Wait for a backoff and try again, unless retries are used up."""
+        """Schedules another attempt after a backoff. Fails the request if retries are used up."""
         request_id, limits = request.arrival.request_id, self._limits
         if request.streamed or request.num_retries == limits.max_retries:
             del self.live[request_id]
@@ -271,7 +271,7 @@ class Router:
         return [] if was_finished else [replace(failed, request_id=request.arrival.request_id)]
 
     def _cancel(self, cancel: m.Cancel) -> list[m.Command]:
-        """Nothing if it has ended: its outcome was on the way."""
+        """Drops a cancelled request. Has no effect if the request has ended and its outcome is on the way."""
         request = self.live.get(cancel.request_id)
         if request is None or (request.at_prefill and not request.at_decode):
             return []
@@ -280,7 +280,9 @@ class Router:
         return [*commands, m.Failed(cancel.request_id, cancel.reason)]
 
     def _give_up(self, request: _Request, reason: str) -> list[m.Command]:
-        """Both instances are told, as a gateway drops both connections. The request may be tried again."""
+        """Cancels the attempt at both instances, as a gateway drops both connections. The request may be tried
+        again.
+        """
         assert request.attempt is not None
         self._leave_prefill(request)
         self._leave_decode(request)
@@ -305,7 +307,9 @@ class Router:
             del self.live[request.arrival.request_id]
 
     def _on_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Decode instances say what they lost with a prefill instance; nobody but the router says so for decode."""
+        """Handles a failed instance. Decode instances report what a prefill instance lost; only the router reports for
+        decode.
+        """
         instance_id = down.instance_id
         for instances in self.roles.values():
             instances.note(down)

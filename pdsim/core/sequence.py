@@ -1,6 +1,6 @@
-"""Token sequences: spans of named streams in simulation, token ids in reality. One interface, `TokenSequence`.
+"""Token sequences: spans of named streams in simulation, token ids in real mode. Both implement `TokenSequence`.
 
-What a scheduler has not seen, the outputs of a running request, stands behind its prompt as `UnseenOutput`.
+Unknown tokens, such as the outputs of a running request, follow the prompt as `UnseenOutput`.
 """
 
 from array import array
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class StreamSpan(NamedTuple):
-    """Tokens [offset, offset + length) of a stream. Equal tokens are the same offsets of the same stream."""
+    """Tokens [offset, offset + length) of a stream. Tokens are equal if their stream and offset are equal."""
 
     stream: int
     offset: int
@@ -18,9 +18,9 @@ class StreamSpan(NamedTuple):
 
 
 class Spans:
-    """A sequence made of spans, so that a 55,000-token prompt costs a few objects.
+    """A sequence made of spans, so that a 55,000-token prompt needs only a few objects.
 
-    Adjoining spans are joined, hence equal sequences are made of equal spans.
+    Adjoining spans are joined, so equal sequences have equal spans.
     """
 
     __slots__ = ("_ends", "_length", "spans")
@@ -41,12 +41,12 @@ class Spans:
                 ends.append(length)
         self.spans = tuple(joined)
         self._ends = tuple(ends) if len(ends) > 1 else ()
-        """None of one span alone: most sequences are, and there are many."""
+        """Ends of the spans. Empty for a single span, the most frequent case."""
         self._length = length
 
     @classmethod
     def of(cls, stream: int, length: int) -> "Spans":
-        """The first tokens of a single stream."""
+        """The first `length` tokens of a stream."""
         return cls(((stream, 0, length),))
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class Spans:
 
 
 class TokenIds:
-    """A sequence of real token ids, kept as the bytes of 32-bit integers: slices compare at memory speed."""
+    """A sequence of real token ids, kept as the bytes of 32-bit integers, so that slices compare at memory speed."""
 
     __slots__ = ("_bytes",)
 
@@ -156,7 +156,7 @@ class TokenIds:
 
 
 class UnseenOutput:
-    """A prompt and the first outputs of one request, which equal nobody else's."""
+    """A prompt with the first outputs of one request, which equal no other request's outputs."""
 
     __slots__ = ("_length", "_num_prompt_tokens", "_prompt", "_request_id")
 
@@ -176,7 +176,7 @@ class UnseenOutput:
         return ("unseen", self._request_id, start)
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """The other one has the same page at its start."""
+        """Number of common tokens from these starts on. The first pages are equal."""
         if isinstance(other, UnseenOutput):
             return min(self._length - start, other._length - other_start)
         num_tokens: int = self._prompt.common_prefix(start, other, other_start)

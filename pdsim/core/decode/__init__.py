@@ -1,1 +1,1 @@
-"""A decode instance: its queue for pages, its batch, and its life of a request."""
+"""Decode instances: their queue for pages, their batch, and the states of a request."""

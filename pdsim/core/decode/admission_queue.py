@@ -25,7 +25,7 @@ class DecodeRequest(RunningRequest):
     prefill_id: str
     ends_with_first_token: bool = False
     entry: int = 0
-    """Rank by the time when it was ready to run for the first time."""
+    """Rank by the time when the request was first ready to run."""
 
 
 def decode_request(new: NewRequest) -> DecodeRequest:
@@ -56,21 +56,21 @@ class AdmissionQueue:
         self.uncomputed: dict[int, DecodeRequest] = {}
         self.retracted: dict[int, DecodeRequest] = {}
         self.blocked_by = ""
-        """Resource that the head of the queue lacked when it was last tested: "slots", "pages", or empty."""
+        """Resource that the head of the queue lacked at its last test: "slots", "pages", or empty."""
         self.ask_again_steps = FOREVER
-        """After how many steps, if nothing else happens, the answer may be another."""
+        """Number of steps after which the answer may change if nothing else happens."""
         self._computed_early = LateRequests()
-        """PromptComputed came before NewRequest."""
+        """Requests for which PromptComputed came before NewRequest."""
         self._refused = LateRequests()
-        """Requests that one side will not serve, and why."""
+        """Requests that one side refuses to serve, with the reason."""
         self._down: set[str] = set()
-        """Prefill instances."""
+        """Prefill instances that are down."""
         self._decode_id = decode_id
         self._cache = cache
         self._policy = policy
         self._keeps_aborted_places = rules.keeps_aborted_places
         self._num_aborted = 0
-        """Aborted requests that are still in the queue."""
+        """Number of aborted requests that are still in the queue."""
         self._grants_computed_only = grants_computed_only
 
     def requests(self) -> list[DecodeRequest]:
@@ -101,14 +101,16 @@ class AdmissionQueue:
         return []
 
     def on_computed(self, request_id: int) -> None:
-        """Nothing new where pages are granted early."""
+        """Handles a prompt that prefill has computed. Has no effect if pages are granted before prefill computes."""
         if request := self.uncomputed.pop(request_id, None):
             self._enqueue(request)
         elif self._grants_computed_only and request_id not in self._refused:
             self._computed_early.add(request_id)
 
     def _enqueue(self, request: DecodeRequest) -> None:
-        """Behind all of its priority, and before those of lower ones. Who was given up is found out, and goes."""
+        """Puts a request behind all requests of its priority and above. Aborted requests leave the queue at
+        this time.
+        """
         if self._num_aborted:
             self.queued = deque([queued for queued in self.queued if not queued.is_aborted])
             self._num_aborted = 0
@@ -120,9 +122,9 @@ class AdmissionQueue:
     # Getting pages.
 
     def admit_next(self, view: DecodeView, num_slots: int, num_buffers: int = FOREVER) -> DecodeRequest | None:
-        """First come first served: nobody passes a head that does not fit.
+        """Admits the first request of the queue if it fits. Later requests never overtake it.
 
-        num_buffers: further requests whose KV may be on its way.
+        num_buffers: number of further requests whose KV may be on its way.
         """
         self.blocked_by, self.ask_again_steps = "", FOREVER
         if not self.queued:
@@ -148,7 +150,7 @@ class AdmissionQueue:
         return self.queued.popleft()
 
     def resume_next(self, view: DecodeView, num_slots: int) -> DecodeRequest | None:
-        """A retracted request comes back whole: it is not matched against the prefix cache again."""
+        """Admits the first retracted request if it fits, with all of its KV. The prefix cache is not searched again."""
         self.ask_again_steps = FOREVER
         if not self.retracted or view.num_active >= num_slots:
             return None
@@ -175,11 +177,11 @@ class AdmissionQueue:
     # Giving up.
 
     def refuse(self, request_id: int, reason: str) -> None:
-        """Refuse a request; if it has not arrived yet, refuse it at its arrival."""
+        """Refuses a request. If the request has not arrived yet, it is refused at its arrival."""
         self._refused.add(request_id, reason)
 
     def give_up(self, request_id: int) -> bool:
-        """Drop an aborted request that has no pages. Returns False if it does not wait here."""
+        """Drops an aborted request that has no pages. Returns False if the request does not wait here."""
         if not self._keeps_aborted_places:
             return self.withdraw(request_id) is not None
         for request in self.queued:
@@ -190,7 +192,7 @@ class AdmissionQueue:
         return self.uncomputed.pop(request_id, None) is not None
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
-        """A request that has had no pages leaves, if it waits here."""
+        """Removes a request that never had pages, and returns it. None: the request does not wait here."""
         request = next((r for r in self.queued if r.request_id == request_id), None)
         if request is None:
             return self.uncomputed.pop(request_id, None)
@@ -219,7 +221,7 @@ class Releases:
     """
 
     def __init__(self, decode_id: str, cache: KvCache, *, timeout_ns: int | None, staged: bool) -> None:
-        """timeout_ns: how long an answer is waited for; staged: what was written may be in a staging ring."""
+        """timeout_ns: maximum wait for an answer of the sender. staged: written KV may be in a staging ring."""
         self._decode_id = decode_id
         self._cache = cache
         self._staged = staged
@@ -235,7 +237,9 @@ class Releases:
         return self._deadlines.add(request.request_id, now_ns)
 
     def give_back(self, request_id: int) -> bool:
-        """Nobody writes any more, and nothing is on its way from the ring. Whether the request's pages were held."""
+        """Frees the pages of a request into which no sender and no scatter writes any more. Returns False if none were
+        held.
+        """
         request = self._held.pop(request_id, None)
         if request is None:
             return False
@@ -251,7 +255,7 @@ class Releases:
             commands += self._stop_waiting(request_id)
 
     def _stop_waiting(self, request_id: int) -> list[Command]:
-        """Give up waiting for the sender. With staging the receiver has the last word, when no scatter is under way."""
+        """Stops waiting for the sender. With staging, the receiver decides when no scatter is under way."""
         if self._staged:
             abort = Abort(request_id, "nobody writes any more", retryable=True)
             return [Tell(receiver_of(self._decode_id), abort)]

@@ -20,13 +20,13 @@ class AskedOutputs(Generic[RequestT]):
         self._cache = cache
 
     def ask(self, request: RequestT) -> list[Command]:
-        """Ask for the outputs so far of a request that left the batch; nothing if none are cached."""
+        """Asks for the outputs so far of a request that left the batch. Empty if the instance has no prefix cache."""
         if self._cache.prefix_cache is None:
             return []
         return [AskOutput(self._instance_id, request.request_id, request.num_output_tokens)]
 
     def close(self, request: RequestT) -> list[Command]:
-        """Cache what a request has that was given up, as soon as its outputs are known."""
+        """Caches the KV of an aborted request as soon as its outputs are known."""
         if self._cache.prefix_cache is None:
             self._cache.drop(request.lease)
             return []

@@ -61,9 +61,9 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.ready = ReadyQueue()
         self._max_transferring = limits.max_transferring
         self._arrived: set[int] = set()
-        """Requests in `transferring` whose KV has come; next_step sees them, and the cells of the staging ring."""
+        """Requests in `transferring` whose KV has arrived. next_step handles them, and staging cells."""
         self._loading: set[int] = set()
-        """Requests whose cached KV is on its way from host memory."""
+        """Requests whose cached KV is being loaded from host memory."""
         self._asked: AskedOutputs[DecodeRequest] = AskedOutputs(instance_id, self.batch, cache)
         self._giver = giver
         self._scattered: list[m.CellScattered] = []
@@ -133,7 +133,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        """Act in SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
+        """Acts in SGLang's order: resume, admit, see arrivals, merge, make room. Retracted requests block new ones."""
         self.now_ns = now_ns
         commands: list[m.Command] = []
         if self._times_out:
@@ -144,7 +144,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return step, commands
 
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
-        """One iteration of SGLang's loop. None: it has no step, but the next one, which takes no time, may have."""
+        """One iteration of SGLang's loop. None: no step, but the next iteration, which takes no time, may have one."""
         frees_places = bool(self.batch.ended)
         ask_again_steps, changed = self._change(commands)
         self._copy(commands)
@@ -157,7 +157,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return None if changed else _WAIT
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
-        """Returns after how many steps, if nothing else happens, to look again, and whether the batch changed."""
+        """Updates queue and batch. Returns the number of steps until the next look, and whether the batch changed."""
         ask_again_steps = self._take_in(commands)
         changed = bool(self.ready.requests) and self._merge(commands)
         if self.batch.ended:
@@ -183,7 +183,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:
-        """Pages of a request's KV, in order. KeyError if it has none."""
+        """Pages of a request's KV, in order. Raises KeyError if the request has no pages."""
         if self.batch.has(request_id):
             return self.batch.page_table(request_id)
         ready = {request.request_id: request for request in self.ready.requests}
@@ -195,7 +195,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return [*self.active, *self._asked.closing.values(), *self._releases.held, *returning]
 
     def requests(self) -> list[int]:
-        """All requests of the instance, in any state."""
+        """Ids of all requests of the instance, in any state."""
         held = [*self.holding(), *self.queue.requests()]
         scattered = [cell.request_id for cell in self._scattered]
         return [*(request.request_id for request in held), *scattered]
@@ -225,7 +225,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     # Admission.
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Returns after how many steps, if nothing else happens, to try again."""
+        """Resumes and admits requests. Returns the number of steps until the next try, if nothing else happens."""
         if self.queue.retracted:
             self._resume(commands)
             if self.queue.retracted:
@@ -271,7 +271,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self.cache.drop(request.lease)
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """Copies come before commands that let others write into their pages."""
+        """Adds copies to host memory. They precede commands that let others write into the copied pages."""
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
 
@@ -281,13 +281,13 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _num_places(self) -> int:
-        """Requests that the batch may hold. Ended requests still take a place."""
+        """Number of places in the batch. Ended requests still take a place."""
         return self.limits.max_running_requests - len(self.batch.ended)
 
     # Giving up.
 
     def _on_abort(self, message: m.Abort) -> list[m.Command]:
-        """Release an aborted request: nothing writes into its pages, now or later."""
+        """Releases an aborted request: nothing writes into its pages, now or later."""
         request_id, reason = message.request_id, message.reason
         if self._releases.give_back(request_id) or request_id in self._arrived:
             return []
@@ -301,14 +301,14 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return [m.Failed(request_id, reason, message.retryable)]
 
     def _on_lost(self, lost: m.KvLost, now_ns: int) -> list[m.Command]:
-        """Holds the pages, unless the request was cancelled before: then they are held already."""
+        """Holds the pages of a lost transfer, unless the request was cancelled and its pages are held already."""
         if not self._is_due(lost.request_id):
             return []
         held = self._releases.hold(self.transferring.pop(lost.request_id), now_ns)
         return [m.Failed(lost.request_id, lost.reason, retryable=True), *held]
 
     def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:
-        """The router has told the client already."""
+        """Drops a cancelled request. The router has told the client already."""
         request_id = cancel.request_id
         if self._is_due(request_id):
             return self._releases.hold(self.transferring.pop(request_id), now_ns)
@@ -330,7 +330,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Fail what it has not sent. If it is back, it may be sending for requests of its new life."""
+        """Fails requests that a dead prefill instance has not sent. If restarted, it may be sending new requests."""
         reason = f"{down.instance_id} was lost"
         commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
         due = [r for r in self.transferring.values() if r.prefill_id == down.instance_id and self._is_due(r.request_id)]
@@ -364,7 +364,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def _collect_arrived(self, commands: list[m.Command]) -> None:
-        """Make arrived requests ready, in order of admission. Spans of the staging ring come back only now."""
+        """Makes arrived requests ready, in order of admission. Spans of the staging ring are returned only now."""
         if self._scattered:
             commands.append(m.Tell(receiver_of(self.instance_id), m.FreeCells(tuple(self._scattered))))
             self._scattered = []
@@ -380,7 +380,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self._arrived.remove(request_id)
 
     def _merge(self, commands: list[m.Command]) -> bool:
-        """Fill the batch. Whether pages came free or prompts were cached: the head of the queue may fit now."""
+        """Fills the batch from ready requests. Returns True if requests joined, so that the queue may have room now."""
         taken = self.ready.take(self._num_places - self.batch.num_requests)  # each takes a place, if it ends, too
         for request in taken:
             self._merge_one(request, commands)
@@ -399,7 +399,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.batch.join(request)
 
     def _make_room(self, commands: list[m.Command]) -> bool:
-        """Open the pages of the next step; take them from others if there are too few. Whether it came to that."""
+        """Allocates the pages of the next step. Returns True if requests were retracted for them."""
         lacked = False
         for request in self.batch.make_room(self._preemption_policy, self, keeps_last=self._is_returning):
             lacked = True
@@ -415,14 +415,14 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _awaits_return(self) -> bool:
-        """True if the only running request lacks pages, and KV on its way back to prefill will free some."""
+        """True if the only running request lacks pages, and KV that returns to prefill will free some."""
         if not self._is_returning or self.batch.num_requests != 1:
             return False
         (request,) = self.batch.requests()
         return len(request.lease.table) * self.page_size < request.num_kv_tokens + self.batch.num_ahead_tokens
 
     def _retract(self, request: DecodeRequest) -> list[m.Command]:
-        """Save the KV of a request whose pages are free: others will write into them."""
+        """Saves the KV of a retracted request, because others will write into its pages."""
         if request.is_aborted:
             return []
         request_id, num_pages = request.request_id, -(-request.num_kv_tokens // self.page_size)

@@ -12,26 +12,27 @@ class DecodeLimits:
 
     max_running_requests: int
     extra_slots: int = 0
-    """Requests that may wait for their KV beyond those that may run (--disaggregation-decode-extra-slots)."""
+    """Number of requests that may wait for their KV beyond the running ones (--disaggregation-decode-extra-slots)."""
     waiting_timeout_ns: int | None = None
-    """Time from the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
+    """Maximum time from the grant until all KV has arrived (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
     release_timeout_ns: int | None = None
     """Time in ns for which pages are kept while a sender does not confirm that it has stopped writing."""
     polling_interval_steps: int = 1
-    """Steps between looks at queue and transfers while anything runs (--disaggregation-decode-polling-interval)."""
+    """Number of steps between checks of queue and transfers while requests run
+    (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
-    """Report which pages are copied to host memory and back. A driver with real KV needs the report."""
+    """True: report which pages are copied to host memory and back. A driver with real KV needs the report."""
     retracts_to_host_cache: bool = False
-    """Retracted KV goes into pages of the host cache (--disaggregation-decode-retraction-backup host_pool)."""
+    """True: retracted KV goes into pages of the host cache (--disaggregation-decode-retraction-backup host_pool)."""
     drafts: Drafts | None = None
-    """Tokens that a step verifies of each request. None: each step gives each request one token."""
+    """Tokens of each request that a step verifies. None: each step gives each request one token."""
     wave_requests: float | None = None
-    """Requests whose attention runs at a time, and reads what they share once; None: all."""
+    """Number of requests whose attention runs at the same time, and reads shared KV once. None: all."""
     grants_computed_only: bool = False
-    """Pages are granted when prefill has computed the prompt (--disaggregation-decode-allocation-policy)."""
+    """True: pages are granted when prefill has computed the prompt (--disaggregation-decode-allocation-policy)."""
     rules: EngineRules = SGLANG_0_5_23
 
     @property
     def max_transferring(self) -> int:
-        """Requests whose KV may be on its way: each has a metadata buffer for its first token."""
+        """Maximum number of requests whose KV is on its way: each has a metadata buffer for its first token."""
         return 2 * self.max_running_requests

@@ -1,6 +1,6 @@
-"""Whether a prompt fits whose output ends at its longest only, where nothing is cached (add_one_req_ignore_eos).
+"""Tests whether a prompt fits that ignores EOS, if the instance has no prefix cache (SGLang's add_one_req_ignore_eos).
 
-The ends of all that runs are simulated: at none of them may there be less than a token free for each that still runs.
+The ends of all running requests are simulated: at each end, every request that still runs needs one free token.
 """
 
 from collections.abc import Iterable
@@ -11,24 +11,24 @@ from pdsim.core.decode.running_batch import RunningRequest
 
 class _End(NamedTuple):
     tokens_left: float
-    """Tokens that the request is expected to still produce."""
+    """Number of tokens that the request is expected to still produce."""
     num_tokens: int
-    """Tokens that its end frees."""
+    """Number of tokens that the request's end frees."""
 
 
 class SimulatedEnds:
-    """The ends of the requests that run, and of those that one forward begins: the soonest first."""
+    """The ends of running requests and of those that one forward begins, the soonest first."""
 
     def __init__(self, running: Iterable[RunningRequest], ratio: float) -> None:
-        """ratio: part of their longest output that those are expected to produce which may end sooner."""
+        """ratio: expected share of their longest outputs, for requests that may end sooner."""
         self._running = running
         self._ratio = ratio
         self._ends: list[_End] | None = None
 
     def allow(self, request: RunningRequest, begun: Iterable[RunningRequest], num_free_tokens: int) -> bool:
-        """True if the request fits beside what runs; num_free_tokens is without its prompt.
+        """True if the request fits beside the running ones. num_free_tokens: without its prompt.
 
-        begun: requests that this forward has, when the first is asked for. Those asked for are counted from then on.
+        begun: requests that this forward had at the first call. Requests of later calls are added.
         """
         if self._ends is None:
             others = [self._end_of(other) for other in (request, *self._running, *begun)]
@@ -48,7 +48,7 @@ class SimulatedEnds:
         return _End(request.max_output_tokens * ratio - request.num_output_tokens, request.num_tokens)
 
     def _insert(self, new: _End) -> None:
-        """SGLang puts the last of all before the last but one."""
+        """Inserts an end. As in SGLang, an end later than all others is put before the last one."""
         assert self._ends is not None
         if new.tokens_left > 0:
             last = max(0, len(self._ends) - 1)

@@ -1,7 +1,7 @@
 """Requests of a decode instance whose KV is complete, and that wait for a place in the batch.
 
-The first that was ready is the first to go, unless requests have priorities: then the highest goes first, as in
-SGLang's get_new_prebuilt_batch. Who comes back after a retraction has the rank that it had.
+They leave in the order in which they became ready. With priorities, the highest goes first, as in SGLang's
+get_new_prebuilt_batch. A resumed request keeps its rank from before the retraction.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from pdsim.core.decode.admission_queue import DecodeRequest
 class ReadyQueue:
     def __init__(self) -> None:
         self.requests: list[DecodeRequest] = []
-        """In the order in which they came, or by priority as of the last look."""
+        """Requests in order of arrival, or by priority as of the last call of `take`."""
         self._num_entries = 0
-        """Requests that came for the first time."""
+        """Number of requests that came for the first time."""
         self._has_priorities = False
 
     def __iter__(self) -> Iterator[DecodeRequest]:
@@ -28,7 +28,7 @@ class ReadyQueue:
         self.requests.append(request)
 
     def take(self, num_places: int) -> list[DecodeRequest]:
-        """As many of the first as there are places. They leave."""
+        """Removes and returns the first requests, at most num_places."""
         if self._has_priorities:
             self.requests.sort(key=lambda request: (-request.priority, request.entry))
         num_places = max(num_places, 0)
@@ -37,7 +37,7 @@ class ReadyQueue:
         return taken
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
-        """A request leaves, if it waits here."""
+        """Removes and returns a request. None: the request does not wait here."""
         for i, request in enumerate(self.requests):
             if request.request_id == request_id:
                 return self.requests.pop(i)

@@ -1,8 +1,10 @@
-"""The requests that one instance decodes, a step at a time or many at once, and the pages that they open.
+"""The requests that one instance decodes, one or many steps at a time, and the pages that they allocate.
 
-All run the same number of steps, so nothing is kept per request and step: a request remembers what it had when it
-joined, and its phase, which says in which steps it opens a new page:
-  it needs one before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase
+All requests run the same number of steps, so nothing is updated per request and step. A request keeps its length when
+it joined, and its phase, which tells the steps in which it needs a new page:
+
+  it needs a page before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase
+
 Law: tests/laws/test_decode_steps.py.
 """
 
@@ -20,7 +22,7 @@ from pdsim.policy.protocols import PreemptionPolicy
 from pdsim.policy.views import DecodeView, TokenSequence
 
 RETRACT_STEPS = 20
-"""SGLANG_RETRACT_DECODE_STEPS: after a retraction, those that still run are to last so long."""
+"""SGLANG_RETRACT_DECODE_STEPS: steps for which free pages should last after a retraction."""
 FOREVER = 1 << 62
 """More steps than any run has."""
 _ROUNDING = 1e-9
@@ -29,27 +31,27 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True, kw_only=True)
 class RunningRequest(Request):
-    """A request as a batch sees it."""
+    """A request in a batch."""
 
     max_output_tokens: int
     num_output_tokens: int = 0
-    """Brought up to date when it leaves the batch, and for a policy that looks."""
+    """Number of output tokens, updated when the request leaves the batch, and before a policy reads it."""
     joined_at_step: int = 0
     output: TokenSequence | None = None
-    """Outputs that it had when it was last retracted, if they can be cached."""
+    """Outputs when the request was last retracted, if they can be cached."""
     unseen: UnseenOutput | None = None
-    """The prompt and these outputs, where nobody tells them."""
+    """Prompt and outputs, if the instance does not learn the output tokens."""
     is_aborted: bool = False
-    """Nobody waits for it: its next token is its last."""
+    """True: the client has aborted the request. Its next token is its last."""
 
     @property
     def num_kv_tokens(self) -> int:
-        """The last output token has no KV yet: the next step computes it."""
+        """Number of tokens with KV. The last output token has none: the next step computes it."""
         return self.num_prompt_tokens + (self.num_output_tokens - 1 if self.num_output_tokens else 0)
 
     @property
     def num_tokens(self) -> int:
-        """The last output token is an input like the others, if their KV was lost."""
+        """Number of tokens to compute if the KV is lost, including the last output token."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
@@ -64,38 +66,38 @@ RequestT = TypeVar("RequestT", bound=RunningRequest)
 
 class RunningBatch(Generic[RequestT]):
     def __init__(self, cache: KvCache, wave_requests: float | None = None) -> None:
-        """wave_requests: those whose attention runs at a time; None: all."""
+        """wave_requests: number of requests whose attention runs at the same time. None: all."""
         self.num_steps = 0
         self.num_requests = 0
         self.num_kv_tokens = 0
-        """Sum over all requests."""
+        """KV tokens of all requests together."""
         self.num_written_tokens = 1
-        """Tokens of KV that each request writes in one step."""
+        """Number of KV tokens that each request writes in one step."""
         self.num_ahead_tokens = 1
-        """Tokens beyond its KV for which a request needs pages before a step."""
+        """Number of tokens beyond its KV for which a request needs pages before a step."""
         self._cache = cache
         self._page_size = cache.page_size
         self._wave_requests = wave_requests
         self._num_shared_pages = 0
-        """Pages of the prefix cache that they read, counted once for each of them."""
+        """Number of prefix cache pages that requests read, counted once per request."""
         self._num_repeated: int | None = None
-        """Tokens that each step reads again, until a request joins or leaves."""
+        """Tokens that each step reads more than once. None: not known since a request joined or left."""
         self._requests: dict[int, RequestT] = {}
         self._by_phase: list[dict[int, Lease]] = [{} for _ in range(cache.page_size)]
-        """Leases by request, in the order in which they joined."""
+        """Leases by phase and request, in the order in which requests joined."""
         self._joined: list[int] = []
-        """Requests that joined since the last step; _left: those that left without an end."""
+        """Requests that joined since the last step. _left: requests that left without an end."""
         self._left: list[int] = []
         self.ended: list[RequestT] = []
-        """Requests that ended, and that SGLang counts until it has chosen the next step."""
+        """Ended requests, which SGLang counts until it has chosen the next step."""
         self.counts_ended = True
         self.sorts_at_retraction = True
         self.caches_unseen = False
         self.num_aborted = 0
-        """Requests that run though nobody waits for them."""
+        """Number of running requests that are aborted."""
 
     def requests(self) -> list[RequestT]:
-        """Requests in the order in which they joined, their lengths up to date."""
+        """Requests in the order in which they joined, with current lengths."""
         for request in self._requests.values():
             self._update(request)
         return list(self._requests.values())
@@ -109,7 +111,7 @@ class RunningBatch(Generic[RequestT]):
     # Coming and going.
 
     def join(self, request: RequestT) -> None:
-        """Its KV is complete and its last output token known."""
+        """Adds a request whose KV is complete and whose last output token is known."""
         request.joined_at_step = self.num_steps
         self._requests[request.request_id] = request
         self._joined.append(request.request_id)
@@ -121,7 +123,7 @@ class RunningBatch(Generic[RequestT]):
         self._by_phase[self._phase(request)][request.request_id] = request.lease
 
     def end(self, request_id: int, output: TokenSequence) -> RequestT:
-        """It has its last token."""
+        """Removes a request that has its last token."""
         request = self._leave(request_id)
         self.close(request, output)
         if self.counts_ended:
@@ -129,7 +131,7 @@ class RunningBatch(Generic[RequestT]):
         return request
 
     def close(self, request: RequestT, output: TokenSequence) -> None:
-        """Cache prompt and output of a request outside the batch; the last token has no KV."""
+        """Caches prompt and output of a request outside the batch. The last token has no KV."""
         if self._cache.prefix_cache is None:
             self._cache.drop(request.lease)
         else:
@@ -138,14 +140,15 @@ class RunningBatch(Generic[RequestT]):
 
     @property
     def num_opening_pages(self) -> int:
-        """Pages that the next step opens."""
+        """Number of pages that the next step needs."""
         return len(self._due(0, 1))
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
-        """Open the pages of the next step. Yields the requests that make way for it, before they lose their pages.
+        """Allocates the pages of the next step. Yields the requests that are retracted for them, before they lose their
+        pages.
 
-        The last request is among them only if it does not fit alone; then the batch is empty. keeps_last: it stays, and
-        no pages are opened.
+        The last request is retracted only if it does not fit alone. keeps_last: it is never retracted, and no pages are
+        allocated.
         """
         while len(leases := self._due(0, 1)) > self._cache.num_available_pages:
             if keeps_last and self.num_requests == 1:
@@ -171,7 +174,9 @@ class RunningBatch(Generic[RequestT]):
         return step
 
     def _num_repeated_tokens(self) -> int:
-        """Cached tokens that a step reads again within a wave of attention, in the order in which requests joined."""
+        """Number of cached tokens that a step reads again within a wave of attention. Waves follow the order of
+        joining.
+        """
         size = self._wave_requests
         num_repeated = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
         if size is None or self.num_requests <= size or not num_repeated:
@@ -181,7 +186,7 @@ class RunningBatch(Generic[RequestT]):
         return sum([self._cache.num_repeated_tokens(nodes[start:end]) for start, end in pairwise(ends)])
 
     def advance(self, result: Result) -> None:
-        """Steps were run; the pages of the first were opened before."""
+        """Counts steps that were run. The pages of the first step were allocated before."""
         assert isinstance(result, StepResult)
         num_steps = result.num_steps
         if num_steps > 1:
@@ -190,7 +195,7 @@ class RunningBatch(Generic[RequestT]):
         self.num_kv_tokens += num_steps * self.num_requests
 
     def _max_steps(self) -> int:
-        """Steps for which the free pages last: in page_size steps each request opens one."""
+        """Number of steps for which the free pages last: in page_size steps each request needs one page."""
         cache = self._cache
         num_pages = cache.num_available_pages if cache.host is None else cache.num_unblocked_pages
         if cache.frees_ahead and cache.host is not None:
@@ -208,30 +213,30 @@ class RunningBatch(Generic[RequestT]):
         self._give_back(request)
 
     def _give_back(self, request: RequestT) -> None:
-        """Its pages are free, and some more, so that those that still run last for some steps."""
+        """Frees the pages of a request, and some more, so that the other requests can run for some steps."""
         self._drop(request)
         if self._cache.evicts_early:
             self._cache.make_free(-(-self.num_requests * RETRACT_STEPS // self._page_size))
 
     def _sort(self) -> None:
-        """Those with the most outputs first, of these the shortest prompts (SGLang's retract_decode)."""
+        """Sorts requests: most outputs first, and of these the shortest prompts (SGLang's retract_decode)."""
         kept = sorted(self.requests(), key=lambda r: (-r.num_output_tokens, r.num_prompt_tokens))
         self._requests = {request.request_id: request for request in kept}
 
     def retract(self, request_id: int) -> RequestT:
-        """It makes way for one that waits, and loses its pages."""
+        """Removes a request that is preempted for a waiting one. It loses its pages."""
         request = self._take_out(request_id)
         self._give_back(request)
         return request
 
     def abort(self, request_id: int) -> None:
-        """Nobody waits for it any more: it ends with its next token."""
+        """Marks a running request as aborted. It ends with its next token."""
         request = self._requests[request_id]
         self.num_aborted += not request.is_aborted
         request.is_aborted = True
 
     def take_aborted(self) -> list[RequestT]:
-        """Those whose last step was run leave, with their pages."""
+        """Removes aborted requests whose last step has run. They keep their pages."""
         aborted = [request for request in self._requests.values() if request.is_aborted]
         for request in aborted:
             self._take_out(request.request_id)
@@ -240,11 +245,11 @@ class RunningBatch(Generic[RequestT]):
         return aborted
 
     def remove(self, request_id: int) -> None:
-        """It leaves without an end, and loses its pages."""
+        """Removes a request without an end. It loses its pages."""
         self._drop(self._take_out(request_id))
 
     def _drop(self, request: RequestT) -> None:
-        """Free the pages of a request that left; its outputs stay cached where they are as their pages fill."""
+        """Frees the pages of a request that left. Outputs stay cached if they are cached as their pages fill."""
         if self.caches_unseen and self._cache.prefix_cache is not None:
             request.unseen = UnseenOutput(request.prompt, request.request_id, request.num_output_tokens)
             self._cache.close(request.lease, request.unseen, request.num_kv_tokens)
@@ -272,7 +277,7 @@ class RunningBatch(Generic[RequestT]):
         return request
 
     def _due(self, skip_steps: int, num_steps: int) -> list[Lease]:
-        """Leases that open a page, in order, in num_steps <= page_size steps after the next skip_steps."""
+        """Leases that need a page, in order, in num_steps <= page_size steps after the next skip_steps."""
         start = self.num_steps + skip_steps
         leases: list[Lease] = []
         for step in range(start, start + num_steps):
@@ -295,7 +300,7 @@ class RunningBatch(Generic[RequestT]):
                 self._cache.grow_all(list(due.values()), len(due))
 
     def _phase(self, request: RequestT) -> int:
-        """The same whenever joined_at_step and num_output_tokens belong together."""
+        """Phase of a request. It stays the same while joined_at_step and num_output_tokens belong together."""
         return (request.joined_at_step - request.num_kv_tokens) % self._page_size
 
     def _update(self, request: RequestT) -> None:
@@ -304,16 +309,18 @@ class RunningBatch(Generic[RequestT]):
 
 
 class Drafts(NamedTuple):
-    """Tokens of one request in one step."""
+    """Numbers of tokens of one request in one speculative step."""
 
     num_verified: int
-    """Those that a step computes, the request's last token among them (--speculative-num-draft-tokens)."""
+    """Tokens that a step computes, including the request's last token (--speculative-num-draft-tokens)."""
     num_reserved: int
-    """Those that it may need pages for: more than it verifies where drafts are a tree."""
+    """Tokens that may need pages: more than the verified tokens if drafts are a tree."""
 
 
 class SpeculativeBatch(RunningBatch[RequestT]):
-    """Verifies drafts in each step. Pages are held for two: SGLang begins one before it knows the last one's tokens."""
+    """Batch that verifies drafts in each step. Each request holds pages for two steps, because SGLang begins a step
+    before it knows the tokens of the last one.
+    """
 
     def __init__(self, cache: KvCache, drafts: Drafts, wave_requests: float | None = None) -> None:
         super().__init__(cache, wave_requests)
@@ -340,7 +347,7 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         self.num_kv_tokens += sum(result.num_tokens)
 
     def _lacking_pages(self) -> list[int]:
-        """Pages that each request, in order, needs for the next step beyond those it has."""
+        """Number of further pages that each request needs for the next step, in order."""
         return [
             max(0, -(-(request.num_kv_tokens + self.num_ahead_tokens) // self._page_size) - len(request.lease.table))
             for request in self._requests.values()
@@ -350,14 +357,14 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         return 1
 
     def _sort(self) -> None:
-        """Verified has the tokens of each request in the order of the batch."""
+        """Does nothing: Verified has the tokens of requests in batch order."""
 
     def _phase(self, request: RequestT) -> int:
-        """None opens its pages in a fixed rhythm."""
+        """The same for all requests, because they allocate pages in no fixed rhythm."""
         return 0
 
     def _update(self, request: RequestT) -> None:
-        """Lengths are always up to date."""
+        """Does nothing: lengths are always current."""
 
 
 def running_batch(cache: KvCache, drafts: Drafts | None, wave_requests: float | None) -> RunningBatch[RequestT]:
@@ -367,7 +374,7 @@ def running_batch(cache: KvCache, drafts: Drafts | None, wave_requests: float | 
 
 
 class DecodingInstance(Generic[RequestT]):
-    """A decode or an aggregated instance, as far as both show their policies the same."""
+    """Common view of decode and aggregated instances for policies."""
 
     cache: KvCache
     batch: RunningBatch[RequestT]

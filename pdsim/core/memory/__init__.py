@@ -1,1 +1,1 @@
-"""The KV of an instance: pages, the radix tree over them, and the tiers behind the GPU."""
+"""The KV of an instance: pages, the radix tree over them, and the storage tiers behind the GPU."""

@@ -21,10 +21,11 @@ from pdsim.policy.views import TokenSequence
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
 LEAST_TOKENS = 10
-"""Fewer are computed again rather than loaded (SGLang 0.5.12, hiradix_cache.py, load_back_threshold)."""
+"""Minimum number of tokens to load from host memory. Fewer are recomputed (SGLang 0.5.12, hiradix_cache.py,
+load_back_threshold)."""
 _NEVER = 1 << 62
 _INSERTS: dict[WritePolicy, int] = {"write_through": 1, "write_through_selective": 2, "write_back": _NEVER}
-"""After so many a node is written (the same, write_through_threshold)."""
+"""Number of inserts after which a node is written to host memory, by policy (same file, write_through_threshold)."""
 
 
 PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
@@ -32,7 +33,7 @@ PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
 TIMEOUT_BASE_NS = 2_000_000_000
 TIMEOUT_PER_KI_TOKEN_NS = 100_000_000
 TIMEOUT_MAX_NS = 30_000_000_000
-"""SGLang 0.5.12, hicache_storage.py, PrefetchTimeoutConfig."""
+"""Maximum wait for a prefetch in ns (SGLang 0.5.12, hicache_storage.py, PrefetchTimeoutConfig)."""
 _NEVER_NS = 1 << 62
 
 
@@ -47,7 +48,7 @@ class HostCache:
         least_tokens: int = LEAST_TOKENS,
         stores: bool = False,
     ) -> None:
-        """prefix_cache: that of the GPU; stores: what is written here goes on to storage."""
+        """prefix_cache: of the GPU. stores: pages written to host memory are also written to storage."""
         self.pool = pool
         self.tree = RadixCache(pool, prefix_cache.page_size, eviction, has_drafts=prefix_cache.has_drafts)
         self.writes_back = write == "write_back"
@@ -57,11 +58,11 @@ class HostCache:
         self._least_tokens = least_tokens
         self._stores = stores
         self.retracted: dict[int, list[int]] = {}
-        """Pages of requests that decode has retracted, by request."""
+        """Host pages of requests that decode has retracted, by request."""
         self.copies: list[m.HostCopy] = []
         """Copies that were decided since they were last taken, in order."""
         self._leaving: list[Node] = []
-        """Ends of leaves that the GPU is about to lose, still locked."""
+        """Host nodes of leaves that the GPU is about to evict, still locked."""
 
     def take_copies(self) -> list[m.HostCopy]:
         copies, self.copies = self.copies, []
@@ -70,13 +71,13 @@ class HostCache:
     # Reading from storage.
 
     def reserve(self, num_pages: int) -> list[int]:
-        """Pages for what will be read; fewer if there is no room for all."""
+        """Host pages for KV that will be read. Fewer pages if there is no room for all."""
         if num_pages > self.pool.num_free:
             self.tree.evict(num_pages)
         return self.pool.allocate(min(num_pages, self.pool.num_free))
 
     def take(self, sequence: TokenSequence, below: Node, pages: list[int]) -> None:
-        """Keep what was read behind a locked node. What is here by now is freed."""
+        """Adds pages that were read, behind a locked node. Pages that the cache already has are freed."""
         start, stop = below.stop, below.stop + len(pages) * self._page_size
         end, _ = self.tree.lock_path(sequence, stop)
         num_here = max(0, end.stop - start) // self._page_size
@@ -94,7 +95,9 @@ class HostCache:
     # Loading.
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
-        """Pages of the longest prefix of at most max_tokens behind the first num_shared; 0 if they are too few."""
+        """Number of pages of the longest prefix of at most max_tokens behind the first num_shared pages; 0 if
+        too few.
+        """
         self.tree.num_accesses = self._prefix_cache.num_accesses - 2  # one access, of what is here and what is there
         end, _ = self.tree.match(sequence, max_tokens)
         self.tree.unlock(end)
@@ -102,11 +105,13 @@ class HostCache:
         return num_pages if num_pages * self._page_size >= self._least_tokens else 0
 
     def path_behind(self, end: Node, num_tokens: int) -> list[Node]:
-        """The nodes down to this one, without those that end within the first num_tokens."""
+        """The path to a node, without nodes that end within the first num_tokens."""
         return [node for node in path_to(end) if node.stop > num_tokens]
 
     def keep(self, node: Node, end: Node) -> None:
-        """A new node of the GPU's tree ends as this one does, which stays as long, and goes on with its history."""
+        """Links a new node of the GPU's tree to the host node with the same end, locks the host node, and copies its
+        history.
+        """
         self.tree.lock(end)
         node.host = end
         node.born, node.num_hits = end.born, end.num_hits
@@ -114,7 +119,9 @@ class HostCache:
     # Retracted requests.
 
     def retract(self, request_id: int, pages: Sequence[int]) -> bool:
-        """Copy all pages of a request here, where they stay until it resumes; False if there is no room for them."""
+        """Copies all pages of a request to host memory, where they stay until it resumes. Returns False if there is no
+        room.
+        """
         host_pages = self.reserve(len(pages))
         if len(host_pages) < len(pages):
             self.pool.free(host_pages)
@@ -129,13 +136,13 @@ class HostCache:
         self.copies.append(m.LoadRetracted(request_id, tuple(host_pages), tuple(pages)))
 
     def forget(self, request_id: int) -> None:
-        """Free what is held of a retracted request, if anything is."""
+        """Frees the host pages of a retracted request, if it has any."""
         self.pool.free(self.retracted.pop(request_id, []))
 
     # Writing.
 
     def on_insert(self, node: Node, *, is_whole: bool = True) -> None:
-        """KV up to the end of this node of the GPU's tree was inserted: a whole prompt or output, or a chunk of it."""
+        """Handles KV inserted up to a node of the GPU's tree. is_whole: a whole prompt or output, not a chunk."""
         if node.host is None and node.parent is not None:
             self._find(node)
         if is_whole:
@@ -145,7 +152,7 @@ class HostCache:
                     self._write(step)
 
     def on_evict(self, node: Node) -> None:
-        """A leaf of the GPU's tree goes."""
+        """Handles the eviction of a leaf of the GPU's tree: with write-back, its pages are copied to host memory."""
         if self.writes_back:
             for step in path_to(node):
                 if step.host is None:
@@ -155,7 +162,7 @@ class HostCache:
         self.release(node)
 
     def release(self, node: Node) -> None:
-        """A leaf of the GPU's tree goes. What it leaves here has its history, and may go when all have gone."""
+        """Unlocks the host node of an evicted leaf after all evictions, with the leaf's history."""
         end = node.host
         if end is None:
             return
@@ -167,7 +174,7 @@ class HostCache:
         self._leaving.append(end)
 
     def settle(self) -> None:
-        """They have gone."""
+        """Unlocks the host nodes of leaves that have been evicted."""
         for end in self._leaving:
             self.tree.unlock(end)
             if not end.pages:
@@ -175,19 +182,19 @@ class HostCache:
         self._leaving.clear()
 
     def flush(self) -> None:
-        """Forget what is not on the GPU."""
+        """Evicts all host pages of which the GPU has no copy."""
         self.settle()
         self.tree.evict(self.tree.num_evictable_pages)
 
     def _find(self, node: Node) -> None:
-        """Keep what host memory has of a new node of the GPU's tree, which ends where that does, and with its nodes."""
+        """Links a new node of the GPU's tree to host nodes with the same tokens, and splits it where they end."""
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         for part in self.path_behind(end, node.start):
             self.keep(node if part.stop == node.stop else self._prefix_cache.split(node, part.stop), part)
         self.tree.unlock(end)
 
     def _write(self, node: Node, *, pages: bool = True) -> None:
-        """Have a node of the GPU's tree here, locked: with its pages, if there is room for them, or without."""
+        """Makes a locked host node for a node of the GPU's tree. pages: copy its pages, if there is room."""
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         if end.stop < node.stop:
             host_pages = self._copy(node) if pages else []
@@ -200,7 +207,7 @@ class HostCache:
         node.host = end
 
     def _copy(self, node: Node) -> list[int] | None:
-        """Copy the pages of a node of the GPU's tree to as many here; None if there is no room."""
+        """Copies the pages of a node of the GPU's tree to host memory. None: there is no room."""
         pool, num_pages = self.pool, len(node.pages)
         if num_pages > pool.num_free:
             self.tree.evict(num_pages)
@@ -214,7 +221,7 @@ class HostCache:
 
 
 def _follows_host(node: Node) -> bool:
-    """True if all in front of a node is in host memory: there are no gaps (SGLang's backup invariant)."""
+    """True if all ancestors of a node are in host memory, so that there are no gaps (SGLang's backup invariant)."""
     parent = node.parent
     return parent is not None and (parent.parent is None or parent.host is not None)
 
@@ -223,9 +230,9 @@ def _follows_host(node: Node) -> bool:
 class PrefetchLimits:
     policy: PrefetchPolicy
     least_tokens: int
-    """Fewer are not worth reading (prefetch_threshold)."""
+    """Minimum number of tokens worth reading (prefetch_threshold)."""
     max_tokens: int
-    """No prefetch begins while prefetches hold as many (prefetch_capacity_limit)."""
+    """Maximum number of tokens held by prefetches at which another may begin (prefetch_capacity_limit)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -233,14 +240,14 @@ class Prefetch:
     request_id: int
     prompt: TokenSequence
     end: Node
-    """The end of what host memory has before it, locked."""
+    """The last node of the part that host memory already has; locked."""
     pages: list[int]
-    """Pages of host memory that are held for it, in order; the first of them are given to the host cache."""
+    """Host pages reserved for the prefetch, in order. The first of them go to the host cache."""
     begun_ns: int
     num_found: int = 0
     num_read: int = 0
     num_kept: int = 0
-    """Pages that the host cache has taken or freed."""
+    """Number of pages that the host cache has taken or freed."""
     is_stopped: bool = False
 
 
@@ -264,7 +271,7 @@ class Prefetcher:
         self._least_pages = max(1, -(-limits.least_tokens // page_size))
 
     def begin(self, request_id: int, prompt: TokenSequence, num_gpu_tokens: int, now_ns: int) -> None:
-        """Prefetch what continues a prompt, of which the GPU has so many tokens."""
+        """Begins to prefetch KV that continues a prompt. num_gpu_tokens: tokens of the prompt that the GPU has."""
         size, (end, _) = self._page_size, self._host.tree.match(prompt, len(prompt))
         num_pages = (len(prompt) - end.stop) // size
         has_all = end.stop >= num_gpu_tokens and all(node.pages for node in path_to(end))  # none on the GPU alone
@@ -279,7 +286,7 @@ class Prefetcher:
         self._host.tree.unlock(end)
 
     def awaits(self, request_id: int, now_ns: int) -> bool:
-        """True if a prompt is not to be computed yet. If it is, no more is read for it."""
+        """True if a prompt must still wait for its prefetch. False stops the prefetch."""
         prefetch = self.under_way.get(request_id)
         if prefetch is None or prefetch.is_stopped:
             return False
@@ -289,18 +296,18 @@ class Prefetcher:
         return False
 
     def next_due_ns(self, now_ns: int) -> int | None:
-        """Time at which the next prompt stops waiting, whatever is read."""
+        """Time at which the next prompt stops waiting, whatever has been read. None: no prompt waits for a time."""
         due = [self._due_ns(prefetch) for prefetch in self.under_way.values() if not prefetch.is_stopped]
         return min([time_ns for time_ns in due if now_ns < time_ns < _NEVER_NS], default=None)
 
     def stop(self, request_id: int) -> None:
-        """The prompt was given up."""
+        """Stops the prefetch of a prompt that was given up."""
         prefetch = self.under_way.get(request_id)
         if prefetch is not None and not prefetch.is_stopped:
             self._stop(prefetch)
 
     def on_prefetched(self, message: m.Prefetched) -> None:
-        """Take a report of storage. One on a prefetch of an earlier life is ignored."""
+        """Handles a report of storage. Reports on prefetches of an earlier life are ignored."""
         prefetch = self.under_way.get(message.request_id)
         if prefetch is None:
             return
@@ -315,7 +322,7 @@ class Prefetcher:
             del self.under_way[message.request_id]
 
     def held_pages(self) -> list[int]:
-        """Pages of host memory that no cache has yet."""
+        """Host pages that are reserved for prefetches and not yet in the host cache."""
         return [page for prefetch in self.under_way.values() for page in prefetch.pages[prefetch.num_kept :]]
 
     def _due_ns(self, prefetch: Prefetch) -> int:
@@ -338,6 +345,6 @@ class Prefetcher:
             self._host.take(prefetch.prompt, prefetch.end, prefetch.pages[: prefetch.num_read])
 
     def _free(self, prefetch: Prefetch, num_pages: int) -> None:
-        """Free its pages behind so many."""
+        """Frees the pages of a prefetch after the first num_pages."""
         self._host.pool.free(prefetch.pages[num_pages:])
         prefetch.pages = prefetch.pages[:num_pages]

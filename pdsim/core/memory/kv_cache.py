@@ -24,19 +24,19 @@ class Lease:
     table: list[int] = field(default_factory=list)
     num_shared: int = 0
     replaced: list[int] = field(default_factory=list)
-    """Its own pages that the prefix cache turned out to have, and that somebody may still read."""
+    """Pages of the request that the prefix cache also has, and that others may still read."""
     has_twins: bool = False
-    """The prefix cache has pages that it computed a second time: it holds its own."""
+    """True: the request holds its own copy of pages that the prefix cache also has."""
     read_node: Node | None = None
     """The end of the cached path that the decode steps of a batch read."""
     num_loaded: int = 0
-    """Pages that were loaded from host memory for this request, when it was admitted."""
+    """Number of pages that were loaded from host memory for this request when it was admitted."""
     num_counted_tokens: int = 0
-    """Tokens whose nodes have counted the request as a hit."""
+    """Number of tokens whose nodes have counted the request as a hit."""
 
 
 NO_LEASE = Lease()
-"""The lease of a request that has not been admitted. Never changed."""
+"""The lease of a request that has not been admitted. It never changes."""
 
 
 class KvCache:
@@ -66,16 +66,17 @@ class KvCache:
         self.prefetcher = prefetcher
         self._keeps_replaced = keeps_replaced
         self._keeps_twins = False
-        """Who computes a cached page a second time uses its own one."""
+        """True: a request that recomputes a cached page uses its own copy."""
         self._counts_every_insert = counts_every_insert
         self._splits_at_prompt = splits_at_prompt
         self.evicts_early = prefix_cache is not None
-        """More than what lacks is evicted, as SGLang does."""
+        """True: eviction frees more pages than are lacking, as in SGLang."""
         self.frees_ahead = self.evicts_early and page_size > 1
-        """Before pages are taken, one more for each request is to be free (alloc_paged_token_slots_extend, _decode)."""
+        """True: before pages are allocated, one further page per request must be free (alloc_paged_token_slots_extend,
+        _decode)."""
 
     def evict_as_vllm(self) -> None:
-        """Evict only as many pages as are lacking, in the order in which they came free, page by page."""
+        """Switches to vLLM's eviction: only lacking pages, page by page, in the order in which they became unused."""
         self.evicts_early = self.frees_ahead = False
         self._keeps_twins = True
         if self.prefix_cache is not None:
@@ -96,12 +97,12 @@ class KvCache:
 
     @property
     def num_unblocked_pages(self) -> int:
-        """Available pages whose eviction holds up no loop."""
+        """Number of available pages whose eviction does not block the loop."""
         assert self.host is not None
         return self.pool.num_free if self.host.writes_back else self.num_available_pages
 
     def levels(self) -> tuple[int, int, int]:
-        """Pages in use, evictable and free: together all."""
+        """Pages in use, evictable and free. Their sum is all pages."""
         free, available = self.pool.num_free, self.num_available_pages
         return self.pool.num_pages - available, available - free, free
 
@@ -109,7 +110,7 @@ class KvCache:
         return 0 if self.prefix_cache is None else self.prefix_cache.peek(sequence)
 
     def use(self, sequence: TokenSequence) -> int:
-        """Tokens of the longest cached prefix, which is used from now on."""
+        """Number of tokens of the longest cached prefix. The call counts as a use of the prefix."""
         if self.prefix_cache is None:
             return 0
         node, _ = self.prefix_cache.match(sequence, len(sequence))
@@ -117,18 +118,20 @@ class KvCache:
         return node.stop
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """Open a lease on the longest cached prefix of at most max_tokens, and lock the prefix."""
+        """Opens a lease on the longest cached prefix of at most max_tokens, and locks the prefix."""
         if self.prefix_cache is None:
             return Lease()
         node, pages = self.prefix_cache.match(sequence, max_tokens)
         return Lease(node, pages, len(pages))
 
     def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int) -> int:
-        """Pages that host memory has behind those of a lease that was just opened."""
+        """Number of pages that host memory has behind those of a lease that was just opened."""
         return 0 if self.host is None else self.host.num_loadable_pages(sequence, lease.num_shared, max_tokens)
 
     def load(self, lease: Lease, sequence: TokenSequence, num_pages: int, request_id: int) -> None:
-        """Load so many pages into a lease that was just opened, for others too. The caller has seen that they fit."""
+        """Loads pages from host memory into a lease that was just opened, and caches them. The caller has checked that
+        they fit.
+        """
         host, tree = self.host, self.prefix_cache
         assert host is not None
         assert tree is not None
@@ -151,7 +154,7 @@ class KvCache:
         lease.num_shared += num_pages
 
     def prefetch(self, request_id: int, prompt: TokenSequence, now_ns: int) -> None:
-        """A prompt came: read what storage has of it, if there is any."""
+        """Begins to read a new prompt's KV from storage, if there is storage."""
         if self.prefetcher is not None:
             lease = self.open(prompt, len(prompt))
             num_tokens = lease.num_shared * self.page_size
@@ -159,17 +162,17 @@ class KvCache:
             self.prefetcher.begin(request_id, prompt, num_tokens, now_ns)
 
     def stop_prefetch(self, request_id: int) -> None:
-        """It was given up."""
+        """Stops the prefetch of a prompt that was given up."""
         if self.prefetcher is not None:
             self.prefetcher.stop(request_id)
 
     def grow(self, lease: Lease, num_pages: int) -> None:
-        """Lengthen the page table of a lease. The caller has checked num_available_pages."""
+        """Lengthens the page table of a lease. The caller has checked num_available_pages."""
         if num_pages:
             lease.table += self.allocate(num_pages)
 
     def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
-        """Distribute num_pages over the leases in turn, one page at a time."""
+        """Distributes num_pages over the leases in turn, one page at a time."""
         pages = self.allocate(num_pages)
         if num_pages == len(leases):
             for lease, page in zip(leases, pages, strict=True):
@@ -179,12 +182,12 @@ class KvCache:
                 lease.table += pages[i :: len(leases)]
 
     def make_free(self, num_pages: int) -> None:
-        """Evict cached pages until a count of pages is free or no page is evictable."""
+        """Evicts cached pages until num_pages are free, or no page is evictable."""
         if num_pages > self.pool.num_free and self.prefix_cache is not None:
             self._evict(self.prefix_cache, num_pages - self.pool.num_free)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Evicts as many leaves of the prefix cache as it takes."""
+        """Allocates pages, and evicts leaves of the prefix cache as needed."""
         pool = self.pool
         if num_pages > pool.num_free:
             if self.prefix_cache is None or num_pages > self.num_available_pages:
@@ -247,14 +250,14 @@ class KvCache:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
     def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
-        """Tokens behind which an insert that ends in node counts as a hit; None: nowhere."""
+        """Number of tokens behind which an insert that ends in this node counts as a hit. None: nowhere."""
         if self._counts_every_insert:
             return None if is_chunk else 0
         counted, lease.num_counted_tokens = lease.num_counted_tokens, node.stop
         return counted
 
     def drop(self, lease: Lease) -> None:
-        """Give up the lease and free the pages that the request owns."""
+        """Ends the lease, and frees the pages that the request owns."""
         self.pool.free(lease.table[lease.num_shared :] if lease.num_shared else lease.table)
         if lease.replaced:
             self.pool.free(lease.replaced)
@@ -268,7 +271,7 @@ class KvCache:
         lease.node, lease.table, lease.num_shared = None, [], 0
 
     def flush(self) -> None:
-        """Drop all cached KV that no lease holds."""
+        """Drops all cached KV that no lease holds."""
         if self.prefix_cache is not None:
             leaving = None if self.host is None else self.host.release
             self.prefix_cache.evict(self.prefix_cache.num_evictable_pages, leaving)
@@ -276,7 +279,7 @@ class KvCache:
             self.host.flush()
 
     def add_reader(self, lease: Lease) -> None:
-        """Count the request as a reader: each decode step reads its KV from now on."""
+        """Counts the request as a reader of its cached KV in each decode step."""
         if self.prefix_cache is not None and lease.node is not None:
             lease.read_node = lease.node
             self.prefix_cache.add_reader(lease.node)
@@ -288,15 +291,15 @@ class KvCache:
 
     @property
     def num_read_tokens(self) -> int:
-        """Cached tokens that a decode step reads, each counted once."""
+        """Number of cached tokens that a decode step reads, each counted once."""
         return 0 if self.prefix_cache is None else self.prefix_cache.num_read_pages * self.page_size
 
     def num_repeated_tokens(self, read_nodes: Iterable[Node | None]) -> int:
-        """Cached tokens that decode steps of these leases' readers read again after the first of them."""
+        """Number of cached tokens that decode steps of these readers read more than once, without the first reading."""
         return 0 if self.prefix_cache is None else self.prefix_cache.num_repeated_tokens(read_nodes)
 
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
-        """Hand the whole pages to the prefix cache; what it holds already is freed and replaced in the table."""
+        """Gives whole pages to the prefix cache. Pages that the cache already has are replaced in the table."""
         assert lease.node is not None
         shared, whole = lease.num_shared, cache.num_cacheable(num_tokens) // self.page_size
         if whole <= shared:

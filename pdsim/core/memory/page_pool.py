@@ -1,13 +1,13 @@
-"""The KV pages of one instance and which of them are free. Law: tests/laws/test_page_pool.py."""
+"""The KV pages of one instance, and which of them are free. Law: tests/laws/test_page_pool.py."""
 
 from collections.abc import Sequence
 
 
 class PagePool:
-    """Hands out page ids in the order of its free list.
+    """Allocates page ids in the order of its free list.
 
-    Freed pages wait aside until the list is too short for what is asked, and only then are sorted into it (SGLang's
-    allocators with need_sort). So page tables are contiguous on a fresh server and break up with churn. Page 0 is
+    Freed pages are kept aside until the list is too short for an allocation, and are then sorted into it (SGLang's
+    allocators with need_sort). So page tables are contiguous on a fresh server and fragment over time. Page 0 is
     reserved for padding.
     """
 
@@ -20,11 +20,13 @@ class PagePool:
 
     @property
     def num_listed(self) -> int:
-        """So many pages come in the same order whether they are taken at once or one by one."""
+        """Number of pages in the free list. They come in the same order whether they are taken at once or one
+        by one.
+        """
         return len(self._list) - self._next
 
     def allocate(self, num_pages: int) -> list[int]:
-        """The next num_pages free pages. The caller has seen num_free: asking for more is a bug."""
+        """The next num_pages free pages. The caller has checked num_free; more is an error."""
         if num_pages > self.num_free:
             raise RuntimeError(f"asked for {num_pages} pages, {self.num_free} of {self.num_pages} are free")
         stop = self._next + num_pages

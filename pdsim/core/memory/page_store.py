@@ -1,8 +1,7 @@
-"""KV pages outside the instances, found by the tokens up to their end (SGLang's HiCache, L3).
+"""KV pages outside the instances, found by their prefix of tokens (SGLang's HiCache, L3).
 
-Storage names a page by a hash of all tokens up to its end, so equal prompts of different instances have equal pages.
-Nothing is kept behind a page that is not there: leaves go first, the least recently used. Law:
-tests/laws/test_storage.py.
+Storage names a page by a hash of all tokens up to its end, so instances share pages of equal prompts. A page is never
+kept without the pages before it: the least recently used leaves are evicted first. Law: tests/laws/test_storage.py.
 """
 
 from pdsim.core.memory.radix_cache import RadixCache
@@ -21,18 +20,18 @@ class PageStore:
         return self._tree.num_evictable_pages
 
     def num_found(self, sequence: TokenSequence, start_tokens: int) -> int:
-        """Pages behind the first start_tokens that are there without a gap. Counts as an access."""
+        """Number of stored pages without a gap behind the first start_tokens. Counts as an access."""
         node, _ = self._tree.match(sequence, len(sequence))
         self._tree.unlock(node)
         return max(0, node.stop - start_tokens) // self._page_size
 
     def num_missing(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Pages of these tokens that are not there; 0 if what lies before them is not."""
+        """Number of pages of these tokens that are not stored; 0 if the pages before them are missing."""
         end = min(self._tree.peek(sequence), stop_tokens)
         return 0 if end < start_tokens else (stop_tokens - end) // self._page_size
 
     def write(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Store the missing pages if there is room for all of them. Returns the number of stored pages."""
+        """Stores the missing pages if there is room for all of them. Returns the number of stored pages."""
         num_pages = self.num_missing(sequence, start_tokens, stop_tokens)
         if not num_pages:
             return 0

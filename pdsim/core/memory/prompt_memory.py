@@ -1,4 +1,4 @@
-"""The prompts that a router sent to the instances of one role: an estimate of what each of them has cached."""
+"""The prompts that a router sent to the instances of one role: an estimate of the content of their caches."""
 
 from collections.abc import Collection, Hashable, Iterable
 
@@ -7,14 +7,14 @@ from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 
 PAGE_SIZE = 64
-"""Page size in tokens at which prompts are remembered, unless their instances' page size is known."""
+"""Page size in tokens for remembered prompts, unless the page size of the instances is known."""
 _NOBODY: frozenset[str] = frozenset()
 
 
 class PromptMemory:
     """The prompts that were sent to one instance.
 
-    Forgets the least recently sent first. A prompt that is larger than the memory is not remembered.
+    The least recently sent prompts are forgotten first. A prompt that is larger than the memory is not remembered.
     """
 
     def __init__(self, num_tokens: int, page_size: int = PAGE_SIZE) -> None:
@@ -32,7 +32,7 @@ class PromptMemory:
         return self._prefixes.peek(prompt)
 
     def add(self, prompt: TokenSequence) -> list[Hashable]:
-        """First pages of prompts that are forgotten, all that begin so."""
+        """Adds a prompt. Returns first pages of which all prompts are forgotten."""
         forgotten: list[Hashable] = []
         if not self.takes(prompt):
             return forgotten
@@ -50,14 +50,14 @@ class PromptMemory:
 
 
 class PromptMemories:
-    """The memory of each instance, and which of them know a prompt's first page: the others know nothing of it."""
+    """The memory of each instance, with an index of instances by the first page of their prompts."""
 
     def __init__(self, instance_ids: Iterable[str], num_tokens: int, page_size: int = PAGE_SIZE) -> None:
         """num_tokens: size of each memory."""
         self._num_tokens, self._page_size = num_tokens, page_size
         self._memories = {instance_id: PromptMemory(num_tokens, page_size) for instance_id in instance_ids}
         self._holders: dict[Hashable, set[str]] = {}
-        """Instances by first page. Nobody goes through a set: its order is not the same in every process."""
+        """Instances by first page. The sets are never iterated, because their order differs between processes."""
 
     def num_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         return self._memories[instance_id].num_tokens(prompt)
@@ -75,7 +75,7 @@ class PromptMemories:
             self._leave(first_page, instance_id)
 
     def forget(self, instance_id: str) -> None:
-        """Forget all prompts of an instance, because its cache is empty."""
+        """Forgets all prompts of an instance, because its cache is empty."""
         self._memories[instance_id] = PromptMemory(self._num_tokens, self._page_size)
         for first_page in [page for page, holders in self._holders.items() if instance_id in holders]:
             self._leave(first_page, instance_id)

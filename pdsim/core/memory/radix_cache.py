@@ -1,9 +1,9 @@
 """The prefix cache of one instance: a compressed trie over whole pages, whose nodes own KV pages.
 
 A node is
-  protected   locked by requests that use it, itself or below it
-  evictable   locked by nobody, or only by such as computed its tokens a second time and hold pages of their own
-and its pages go back to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
+  protected   if requests lock it, through itself or a node below
+  evictable   if no request locks it, or only requests that hold their own copies of its pages
+and its pages return to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -20,7 +20,7 @@ from pdsim.policy.views import TokenSequence
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
-    """Tokens [start, stop) of a sequence that was inserted, with the pages that hold their KV."""
+    """Tokens [start, stop) of an inserted sequence, with the pages that hold their KV."""
 
     parent: "Node | None"
     key: Hashable
@@ -32,17 +32,17 @@ class Node:
     last_access: int
     num_hits: int = 0
     num_inserts: int = 0
-    """Whole prompts and outputs inserted through it, where there is host memory."""
+    """Number of whole prompts and outputs that were inserted through the node. Used with host memory only."""
     locks: int = 0
     readers: int = 0
     walk: int = 0
-    """The last count of repeated tokens that came by."""
+    """Number of the last count of repeated tokens that visited the node."""
     heap_serial: int = 0
     num_twins: int = 0
-    """Locks of those who hold pages of their own with the same KV, in `twins`."""
+    """Number of locks by requests that hold their own copies of the node's pages, in `twins`."""
     twins: list[tuple[object, Sequence[int]]] = field(default_factory=list)
     host: "Node | None" = None
-    """The end of the same tokens in host memory, locked for this node; None: they are not known to be there."""
+    """Host node with the same end, locked for this node. None: not known to be in host memory."""
     children: dict[Hashable, "Node"] = field(default_factory=dict)
 
     @property
@@ -51,14 +51,15 @@ class Node:
 
 
 Match = tuple[Node, list[int]]
-"""Cached tokens: their deepest node, and their pages in order."""
+"""A cached prefix: its deepest node, and its pages in order."""
 
 
 class RadixCache:
-    """Owns the pages of what it caches and frees them to the pool when they are evicted. No pool: nobody owns them.
+    """A prefix cache that owns the pages of its nodes, and frees them to the pool at eviction. Without a pool no pages
+    are owned.
 
-    With drafts (`has_drafts`) a token's KV includes its draft's, which depends on the next token too. Then the key of a
-    token is the pair of both, and the last token of a sequence has none (SGLang's bigram keys).
+    With drafts (`has_drafts`) a token's KV includes the draft's KV, which depends on the next token. The key of a token
+    is then the pair of both tokens, and the last token of a sequence has no key (SGLang's bigram keys).
     """
 
     def __init__(
@@ -67,15 +68,15 @@ class RadixCache:
         self.page_size = page_size
         self.has_drafts = has_drafts
         self._num_next = int(has_drafts)
-        """Tokens behind a page that its key has, too."""
+        """Number of tokens after a page that belong to its key."""
         self.uses_whole_nodes = True
-        """A match that ends inside a node counts as an access of all of it, as in SGLang."""
+        """True: a match that ends inside a node counts as an access of the whole node, as in SGLang."""
         self.evicts_pages = False
-        """A leaf loses only as many of its last pages as are lacking, and a match is no access, as in vLLM."""
+        """True: a leaf loses only as many of its last pages as are lacking, and a match is no access, as in vLLM."""
         self.evicts_by_recency = isinstance(eviction, LeastRecentlyUsed)
         self.num_evictable_pages = 0
         self.num_read_pages = 0
-        """Each counted once, however many requests read it."""
+        """Number of pages that decode steps read, each counted once."""
         self.root = Node(None, None, None, 0, 0, [], 0, 0)
         self._pool = pool
         self._eviction = eviction
@@ -87,7 +88,7 @@ class RadixCache:
         self._compact_above = 64
 
     def peek(self, sequence: TokenSequence) -> int:
-        """Tokens of the longest cached prefix, without touching the tree."""
+        """Number of tokens of the longest cached prefix. The tree does not change."""
         stop = self.num_cacheable(len(sequence))
         child, end = self._next(self.root, sequence, stop)
         while child is not None and end == child.stop:
@@ -95,7 +96,7 @@ class RadixCache:
         return end
 
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
-        """The longest cached prefix of at most max_tokens, in whole pages, locked. Splits what matches in part."""
+        """The longest cached prefix of at most max_tokens, in whole pages, locked. A partly matching node is split."""
         node, pages = self._descend(self.root, sequence, self.num_cacheable(min(max_tokens, len(sequence))))
         self.lock(node)
         if not self.evicts_pages:
@@ -103,17 +104,17 @@ class RadixCache:
         return node, pages
 
     def lock_path(self, sequence: TokenSequence, num_tokens: int) -> Match:
-        """The same of whole pages, without an access."""
+        """The cached prefix of at most num_tokens, in whole pages, locked. Does not count as an access."""
         node, pages = self._descend(self.root, sequence, num_tokens)
         self.lock(node)
         return node, pages
 
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
-        """Cache the first num_tokens, a number that num_cacheable gives, of which `below` already covers the beginning.
+        """Caches the first num_tokens (a result of num_cacheable), of which `below` already covers the beginning.
 
-        `pages` hold the tokens behind `below`. The tree keeps those that it had not cached; the others, at the front,
-        stay the caller's, and the pages returned are the tree's own in their place. The node is the end of it all. The
-        caller touches it.
+        `pages` hold the tokens after `below`. The tree takes the pages of tokens that it had not cached; the first
+        pages, of tokens that it had, stay the caller's. Returns the last node, and the tree's pages in place of the
+        caller's. The caller calls `touch`.
         """
         node, found = self._descend(below, sequence, num_tokens)
         if node.stop < num_tokens:
@@ -127,9 +128,9 @@ class RadixCache:
         return node, found
 
     def touch(self, node: Node, hits_behind: int | None = None) -> None:
-        """An access to the path that ends in node, and a hit of its nodes that end behind so many tokens.
+        """Counts an access to the path that ends in node, and a hit of its nodes that end after hits_behind tokens.
 
-        Looking it up is no hit yet (None): that may come to nothing, and again.
+        None: no hits, because a lookup may be repeated or come to nothing.
         """
         self.num_accesses += 2
         step: Node | None = node
@@ -141,7 +142,7 @@ class RadixCache:
         self._offer(node)
 
     def lock(self, node: Node, below: Node | None = None) -> None:
-        """Protect the path to node, or its part behind `below`."""
+        """Locks the path to node, or its part after `below`."""
         step: Node | None = node
         while step is not below and step is not None:
             if step.locks == step.num_twins:
@@ -161,7 +162,7 @@ class RadixCache:
             step = step.parent
 
     def keep_twins(self, node: Node, below: Node, holder: object, pages: Sequence[int]) -> None:
-        """Whoever locked the path to node holds pages of its own for the first nodes of the path behind `below`."""
+        """Records that the holder of a lock has its own copies of the pages of the first nodes after `below`."""
         path = path_to(node)
         start = 0
         for step in path[path.index(below) + 1 if below.parent is not None else 0 :]:
@@ -175,7 +176,7 @@ class RadixCache:
                 self._offer(step)
 
     def drop_twins(self, node: Node, holder: object) -> None:
-        """Free the pages that the holder of a lock on the path to node has beside it."""
+        """Frees the separate page copies of a lock's holder on the path to node."""
         step: Node | None = node
         while step is not None:
             for twin in step.twins:
@@ -191,7 +192,7 @@ class RadixCache:
             step = step.parent
 
     def add_reader(self, node: Node) -> None:
-        """A decode step now reads the path to node."""
+        """Counts a reader of the path to node in decode steps."""
         step: Node | None = node
         while step is not None:
             step.readers += 1
@@ -208,7 +209,7 @@ class RadixCache:
             step = step.parent
 
     def num_repeated_tokens(self, nodes: Iterable[Node | None]) -> int:
-        """Tokens of the paths to these nodes, which are read, without the first time that each is there."""
+        """Number of tokens of the paths to these nodes that are read more than once, without the first reading."""
         self._num_walks += 1
         walk = self.root.walk = self._num_walks
         num_tokens = 0
@@ -223,9 +224,9 @@ class RadixCache:
         return num_tokens
 
     def evict(self, num_pages: int, leaving: Callable[[Node], None] | None = None) -> int:
-        """Free leaves, whole ones unless evicts_pages, until num_pages are freed or all is locked. Returns the number.
+        """Evicts leaves until num_pages are freed or all nodes are locked. Returns the number of freed pages.
 
-        leaving: called with each leaf before it goes.
+        With evicts_pages a leaf may be evicted in part. leaving: called with each leaf before its eviction.
         """
         freed = 0
         while freed < num_pages and self._heap:
@@ -251,11 +252,11 @@ class RadixCache:
         return freed
 
     def _cut(self, node: Node, num_pages: int) -> None:
-        """Leave it its last pages; those before may be evicted later."""
+        """Splits a node, which keeps its last num_pages. The pages before can be evicted later."""
         self._offer(self.split(node, node.stop - num_pages * self.page_size))
 
     def _replace(self, node: Node) -> int:
-        """Free its pages: those of the first twin take their place. Returns their number."""
+        """Frees the pages of a node, which takes over the pages of its first twin. Returns their number."""
         if self._pool is not None:
             self._pool.free(node.pages)
         (_, node.pages), *node.twins = node.twins
@@ -264,7 +265,7 @@ class RadixCache:
         return len(node.pages)
 
     def remove(self, node: Node) -> None:
-        """Free a node that nobody uses, with all below it."""
+        """Frees an unused node, with all nodes below it."""
         parent = node.parent
         assert parent is not None
         del parent.children[node.key]
@@ -279,16 +280,16 @@ class RadixCache:
         self._offer(parent)
 
     def num_cacheable(self, num_tokens: int) -> int:
-        """Tokens of whole pages among the first num_tokens that have a key."""
+        """Number of tokens in whole pages among the first num_tokens that have a key."""
         num_keys = max(0, num_tokens - self._num_next)
         return num_keys - num_keys % self.page_size
 
     def _key(self, sequence: TokenSequence, start: int) -> Hashable:
-        """Identifies the page at `start`."""
+        """Key of the page at `start`."""
         return sequence.page_key(start, self.page_size + self._num_next)
 
     def _descend(self, node: Node, sequence: TokenSequence, stop: int) -> Match:
-        """Walk down from node as far as the sequence goes on, up to stop (whole pages), and collect the pages."""
+        """Walks down from a node as far as the sequence matches, up to stop (whole pages), and collects the pages."""
         pages: list[int] = []
         child, end = self._next(node, sequence, stop)
         while child is not None:
@@ -305,9 +306,9 @@ class RadixCache:
         return node, pages
 
     def _next(self, node: Node, sequence: TokenSequence, stop: int) -> tuple[Node | None, int]:
-        """The child that begins with the next page of sequence, and up to where, in whole pages, the two are the same.
+        """The child that begins with the next page of the sequence, and the end of their common whole pages.
 
-        Without such a child that is where node ends.
+        None, and the end of the node: there is no such child.
         """
         start = node.stop
         if start == stop or not node.children:
@@ -319,7 +320,7 @@ class RadixCache:
         return child, end - end % self.page_size if end < stop else stop
 
     def see(self, node: Node, sequence: Any) -> None:
-        """What stood for unseen outputs on the path to node are these tokens from now on."""
+        """Replaces unseen outputs on the path to node by the given tokens."""
         step = node
         while isinstance(step.sequence, UnseenOutput):
             parent, key = step.parent, self._key(sequence, step.start)
@@ -340,7 +341,9 @@ class RadixCache:
             self.split(step, middle)
 
     def split(self, node: Node, middle: int) -> Node:
-        """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
+        """Splits a node at middle: a new parent gets the tokens before. `node`, which requests may hold, keeps the
+        rest.
+        """
         parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None
         head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born, node.last_access)
@@ -358,7 +361,7 @@ class RadixCache:
         return head
 
     def _offer(self, node: Node) -> None:
-        """Put a node that may be evicted, or one whose key changed, into the heap; its older entries lapse."""
+        """Puts an evictable node into the heap, again if its key changed. Older entries of the node become invalid."""
         if node.locks != node.num_twins or (node.children and not node.num_twins) or node.parent is None:
             return
         self._serial += 1
@@ -371,7 +374,7 @@ class RadixCache:
 
 
 def path_to(node: Node | None) -> list[Node]:
-    """The nodes down to this one, without the root."""
+    """The nodes from the root (excluded) to this node."""
     path: list[Node] = []
     while node is not None and node.parent is not None:
         path.append(node)

@@ -1,1 +1,1 @@
-"""A prefill instance: its queues, the forwards that it builds, and its life of a request."""
+"""Prefill instances: their queues, the forwards that they build, and the states of a request."""

@@ -19,9 +19,9 @@ class PrefillRequest(Request):
     cursor: SendCursor = UNGRANTED
     given_up: bool = False
     gives_way: bool = False
-    """True if the prompt gives way to granted prompts, which it does as soon as no forward computes it."""
+    """True if the prompt gives way to granted prompts as soon as no forward computes it."""
     num_attempts: int = 0
-    """Attempts to compute it before its grant, this one included."""
+    """Number of attempts to compute the prompt before its grant, including the present one."""
     ends_with_first_token: bool = False
     """True if a computed prompt that waits for its grant ends with its first token."""
 
@@ -47,9 +47,9 @@ class BootstrapQueue:
     """The requests of one prefill instance that wait for grants, and grants that wait for their request."""
 
     def __init__(self, prefill_id: str, *, timeout_ns: int | None) -> None:
-        """timeout_ns: how long a request may wait for its grant, and a grant for its request."""
+        """timeout_ns: maximum wait of a request for its grant, and of a grant for its request."""
         self.ungranted: dict[int, PrefillRequest] = {}
-        """Requests in any state: optimistic ones may be computed."""
+        """Requests without a grant, in any state: optimistic ones may be computed."""
         self.early: dict[int, KvGranted] = {}
         self.refused = LateRequests()
         self._deadlines = Deadlines(prefill_id, timeout_ns, "bootstrap_timeout")
@@ -69,14 +69,14 @@ class BootstrapQueue:
         return self._deadlines.add(request.request_id, now_ns)
 
     def keep(self, grant: KvGranted, now_ns: int) -> list[Command]:
-        """Keep a grant until its request arrives, unless the request was refused."""
+        """Keeps a grant until its request arrives, unless the request was refused."""
         if grant.request_id in self.refused:
             return []
         self.early[grant.request_id] = grant
         return self._deadlines.add(grant.request_id, now_ns)
 
     def refuse(self, request_id: int) -> PrefillRequest | None:
-        """The request, if it has no grant yet."""
+        """Refuses a request. Returns the request if it has no grant yet."""
         self.refused.add(request_id)
         self.early.pop(request_id, None)
         return self.ungranted.pop(request_id, None)

@@ -1,4 +1,4 @@
-"""Fills prefill forwards from the prompts that wait, as SGLang's PrefillAdder does."""
+"""Fills prefill forwards from waiting prompts, as SGLang's PrefillAdder does."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
@@ -17,9 +17,9 @@ from pdsim.policy.views import QueuedPrefill
 UNLIMITED = 1 << 62
 
 SMOOTHNESS = 0.75
-"""Share of the step from the first chunk's size to that of equal time (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
+"""Weight of the equal-time size against the first chunk's size (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
 LEAST_SHARE = 4
-"""No chunk is less than this part of the first one."""
+"""Minimum size of a chunk: the first chunk's size divided by this."""
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 REFRESH_CHOICES, MOST_REFRESHED = 32, 128
@@ -33,26 +33,26 @@ GiveWay = Callable[[RequestT, float], float]
 """Frees slots for a prompt that finds none, where so many tokens are free. Returns the tokens that were reserved for
 those who gave theirs, or -1 if nobody does."""
 Fits = Callable[[RequestT, list[RequestT], int], bool]
-"""True if a request fits whose output ends at its longest only, beside those that its forward has, where so many tokens
-are free behind its prompt."""
+"""Function that tells whether a request that ignores EOS fits beside those of its forward. Its last argument: free
+tokens after its prompt."""
 
 
 @dataclass(slots=True)
 class Forward:
-    """A forward, and what may still be added while it is being filled."""
+    """A forward that is being filled, and what may still be added."""
 
     chunk_tokens: int = 0
     prefill_tokens: int = 0
     num_slots: int = 0
     reserved_tokens: float = 0
-    """Not to be taken: what others grow by, and what this forward takes when all of it is chosen."""
+    """Tokens that may not be taken: the growth of other requests, and all tokens chosen for this forward."""
     taken_tokens: int = 0
-    """The latter alone, without what its requests grow by."""
+    """Tokens chosen for this forward, without the growth of its requests."""
     chunks: list[PrefillChunk] = field(default_factory=list)
     hold_until_ns: int | None = None
-    """The policy begins nothing before."""
+    """Time before which the policy begins no prompt."""
     blocked_by: str = ""
-    """Lacking to the first prompt that was not begun: "slots", "pages", or nothing."""
+    """Resource that the first prompt that was not begun lacks: "slots", "pages", or empty."""
 
     @property
     def is_spent(self) -> bool:
@@ -63,7 +63,7 @@ class Forward:
 class ChunkSizer:
     """Sizes the chunks of a long prompt so that all take equally long in a pipeline stage (SGLang's DynamicChunkSizer).
 
-    A prompt of n tokens takes quadratic n^2 + linear n, and a constant time that makes no difference to sizes.
+    The time of a prompt of n tokens is quadratic n^2 + linear n + a constant, which does not affect sizes.
     """
 
     quadratic: float
@@ -71,11 +71,11 @@ class ChunkSizer:
     first_tokens: int
     max_tokens: int
     context_tokens: int
-    """The model's context."""
+    """The model's context in tokens."""
     page_size: int
 
     def num_tokens(self, num_before: int) -> int:
-        """Tokens of the next forward of a prompt that has num_before computed: more than 0."""
+        """Number of tokens of the next forward, above 0. num_before: computed tokens of the prompt, above 0."""
         if self.quadratic <= 0:
             return self.first_tokens
         alignment = max(self.page_size, LEAST_ALIGNMENT)
@@ -86,14 +86,14 @@ class ChunkSizer:
         return found if found > 0 else self.first_tokens
 
     def equal_tokens(self, num_before: int) -> float:
-        """Tokens behind num_before that take as long as the first chunk."""
+        """Number of tokens after num_before that take as long as the first chunk."""
         first, slope = self.first_tokens, 2 * self.quadratic * num_before + self.linear
         target = self.quadratic * first * first + self.linear * first
         return (sqrt(slope * slope + 4 * self.quadratic * target) - slope) / (2 * self.quadratic)
 
 
 class ForwardBuilder(Generic[RequestT]):
-    """Holds the prompts of one instance that wait and those that are being computed. A prefill policy sees it."""
+    """Holds the waiting and the begun prompts of one instance. A prefill policy sees it."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class ForwardBuilder(Generic[RequestT]):
         self.begun: dict[int, RequestT] = {}
         self._waiting: OrderedDict[int, RequestT] = OrderedDict()
         self.partial: RequestT | None = None
-        """The begun prompt with tokens that no forward has yet."""
+        """The begun prompt that has tokens in no forward yet."""
         self._shares_late = shares_late
         self._unshared: RequestT | None = None
         """The partial prompt, if its last chunk is not cached yet."""
@@ -140,7 +140,7 @@ class ForwardBuilder(Generic[RequestT]):
         self._refreshes = rules.refreshes_waiting and not self._sorts and tree is not None and tree.evicts_by_recency
         self._num_choices = 0
         self.spare_tokens = 1
-        """They stay free when a prompt is begun."""
+        """Number of tokens that must stay free when a prompt is begun."""
 
     # What a prefill policy sees.
 
@@ -164,7 +164,7 @@ class ForwardBuilder(Generic[RequestT]):
 
     @property
     def is_midway(self) -> bool:
-        """True if a prompt was begun and not finished. `partial` itself, once compared, stays narrowed behind calls."""
+        """True if a begun prompt has tokens left. mypy would keep a compared `partial` narrowed after calls."""
         return self.partial is not None
 
     @property
@@ -182,10 +182,10 @@ class ForwardBuilder(Generic[RequestT]):
     def fill(
         self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
-        """The next forward: what goes on, and what the policy picks of those that wait, if num_slots is not None.
+        """The next forward: prompts that continue, and prompts that the policy picks, unless num_slots is None.
 
-        reserved_tokens: not to be taken, though no page holds them yet: what others will grow by.
-        num_decode_tokens: of the forward, which running requests take.
+        reserved_tokens: tokens that may not be taken, for the growth of other requests. num_decode_tokens: tokens of
+        the forward that running requests take.
         """
         self.now_ns = now_ns
         if (unshared := self._unshared) is not None:
@@ -249,7 +249,9 @@ class ForwardBuilder(Generic[RequestT]):
             self._waiting.pop(chunk.request_id, None)
 
     def _try_first(self, forward: Forward) -> None:
-        """A forward that a begun prompt takes for itself begins none, but the first one's cached prefix is used."""
+        """Handles a forward that a begun prompt fills: no prompt is begun, but the first prompt's cached prefix counts
+        as used.
+        """
         picks = self._policy.select(self)
         if isinstance(picks, HoldUntil) or (pick := next(iter(picks), None)) is None:
             return
@@ -264,16 +266,16 @@ class ForwardBuilder(Generic[RequestT]):
         self._cache.drop(lease)
 
     def withdraw(self, request_id: int) -> RequestT | None:
-        """A prompt that was not begun leaves, if it waits here."""
+        """Removes a prompt that was not begun. None: the prompt does not wait here."""
         return self._waiting.pop(request_id, None)
 
     def stop(self, request: RequestT) -> None:
-        """Compute no more of a prompt than forwards have already."""
+        """Computes no more of a prompt than forwards have already."""
         if self.partial is request:
             self.partial = self._unshared = None
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """A chunk was computed; the whole pages of the prompt are shared from now on."""
+        """Counts a computed chunk, and caches the whole pages of the prompt so far."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
         if self._shares_late and not chunk.is_last:
@@ -283,7 +285,7 @@ class ForwardBuilder(Generic[RequestT]):
         return request
 
     def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
-        """Share the whole pages of so many tokens, as far as they are known."""
+        """Caches the whole pages of the first num_tokens, as far as the tokens are known."""
         sequence = request.sequence
         num_known = request.num_prompt_tokens if sequence is request.prompt else len(sequence)
         num_tokens = min(num_tokens, num_known)
@@ -307,7 +309,7 @@ class ForwardBuilder(Generic[RequestT]):
         return len(partial.lease.table) * self.page_size + room - partial.num_scheduled_tokens
 
     def _take(self, pick: Pick, forward: Forward) -> str | None:
-        """Lock the prompt's cached prefix and compute what fits of the rest; or what it lacks, if nothing does."""
+        """Locks the prompt's cached prefix and adds the tokens that fit. Returns the lacking resource if none fits."""
         request = self._waiting.get(pick.request_id)
         if request is None or pick.request_id in self.begun:
             raise PolicyError(f"{self._policy}: picked request {pick.request_id}, which does not wait")
@@ -352,7 +354,7 @@ class ForwardBuilder(Generic[RequestT]):
         return True
 
     def _fits(self, request: RequestT, num_new: int, forward: Forward) -> bool:
-        """True if there is room for so many new tokens of a prompt, and for what it may grow by."""
+        """True if there is room for num_new tokens of a prompt and for its growth."""
         room = self._room_tokens(forward)
         if self._allows_fixed is not None and request.ignores_eos:
             whole_pages = -(-num_new // self.page_size) * self.page_size
@@ -364,13 +366,15 @@ class ForwardBuilder(Generic[RequestT]):
         return num_new + request.num_growth_tokens + self.page_size + self.spare_tokens < room + 1
 
     def _is_capped(self, request: RequestT) -> bool:
-        """True if max_prefill_tokens keeps a prompt from a forward that has others."""
+        """True if max_prefill_tokens keeps a prompt out of a forward that has others."""
         if self._allows_fixed is not None and request.ignores_eos:
             return False
         return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
-        """Add a chunk of at most limit tokens, if any; a prompt it does not complete is the partial one."""
+        """Adds a chunk of at most limit tokens, if any. A prompt that the chunk does not complete becomes the partial
+        prompt.
+        """
         num_tokens = request.num_tokens - request.num_scheduled_tokens
         is_last = num_tokens <= limit
         if not is_last:
@@ -392,7 +396,7 @@ class ForwardBuilder(Generic[RequestT]):
         return self.num_available_pages * self.page_size - forward.reserved_tokens
 
     def _open_pages(self, chunks: list[PrefillChunk]) -> None:
-        """All prefixes that it shares are locked by now."""
+        """Allocates the pages of the chunks. All their cached prefixes are locked by now."""
         size = self.page_size
         if self._cache.frees_ahead:
             num_tokens = sum([chunk.num_tokens for chunk in chunks])

@@ -39,27 +39,29 @@ _ARRIVAL = attrgetter("arrival_ns", "request_id")
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillLimits:
-    """Limits of one forward and of the instance as a whole, by SGLang's names."""
+    """Limits of one forward and of the whole instance, by SGLang's names."""
 
     max_running_requests: int
-    """Requests between their first chunk and the end of their transfer."""
+    """Maximum number of requests between their first chunk and the end of their transfer."""
     chunked_prefill_tokens: int | None
-    """Tokens of one forward; None computes every prompt in one piece."""
+    """Maximum tokens of one forward. None: every prompt is computed in one piece."""
     max_prefill_tokens: int
-    """New tokens of one forward; the first prompt of a batch may exceed it."""
+    """Maximum new tokens of one forward. The first prompt of a batch may exceed it."""
     overlap: bool = True
-    """Choose the next forward while one runs, and see results one forward late (SGLang's overlap schedule)."""
+    """True: the next forward is chosen while one runs, and results are seen one forward late (SGLang's overlap
+    schedule)."""
     bootstrap_timeout_ns: int | None = None
-    """Time from a request's arrival until decode must have granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
+    """Maximum time from a request's arrival until decode has granted pages
+    (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
     optimistic_attempts: int = 0
-    """Attempts to compute a prompt before decode has granted pages (--optimistic-prefill-attempts)."""
+    """Number of attempts to compute a prompt before decode has granted pages (--optimistic-prefill-attempts)."""
     num_stages: int = 1
-    """Pipeline stages. With several, as many forwards are under way, and overlap has no effect."""
+    """Number of pipeline stages. With several, as many forwards are under way, and overlap has no effect."""
     rules: EngineRules = SGLANG_0_5_23
 
     @property
     def max_first_tokens(self) -> int:
-        """Slots that hold a first token until it is sent: SGLang's metadata buffers."""
+        """Number of slots that hold a first token until it is sent: SGLang's metadata buffers."""
         return 2 * self.max_running_requests
 
     @property
@@ -79,14 +81,14 @@ class PrefillInstance:
         taker: KvTaker | None = None,
         sizer: ChunkSizer | None = None,
     ) -> None:
-        """taker: takes KV that decode sends back; sizer: of chunks behind a prompt's first."""
+        """taker: takes KV that decode sends back. sizer: of chunks after a prompt's first."""
         self.instance_id = instance_id
         self.cache = cache
         self.limits = limits
         self.page_size = cache.page_size
         self.max_steps_in_flight = limits.max_steps_in_flight
         self.granted: list[PrefillRequest] = []
-        """By arrival."""
+        """Requests with a grant and without a slot, by arrival."""
         self.sending: dict[int, PrefillRequest] = {}
         self._builder: ForwardBuilder[PrefillRequest] = ForwardBuilder(
             cache=cache,
@@ -98,14 +100,14 @@ class PrefillInstance:
         )
         self._bootstrap = BootstrapQueue(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
         self._set_aside: dict[int, PrefillRequest] = {}
-        """Optimistic ones that have given way: they wait for their grant with nothing in hand."""
+        """Optimistic requests that have given way: they wait for their grant without slot and pages."""
         self._down: set[str] = set()
-        """Decode instances."""
+        """Decode instances that are down."""
         self._sent: list[int] = []
         self._planner = planner
         self._taker = taker
         self._max_prompts_begun = max(1, limits.max_running_requests // limits.num_stages)
-        """Prompts that one forward may begin (SGLang's pp_max_micro_batch_size)."""
+        """Maximum number of prompts that one forward may begin (SGLang's pp_max_micro_batch_size)."""
         self._num_steps = 0
         self._blocked_by = ""
 
@@ -115,7 +117,7 @@ class PrefillInstance:
 
     @property
     def num_slots_sending(self) -> int:
-        """Slots of requests that are computed and not sent yet."""
+        """Number of requests that are computed and not sent yet, each with a slot."""
         return len(self.sending)
 
     # What a driver calls.
@@ -219,11 +221,11 @@ class PrefillInstance:
         return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:
-        """Pages of a prompt that is begun or being sent, in order. KeyError if it has none."""
+        """Pages of a prompt that is begun or being sent, in order. Raises KeyError if the prompt has no pages."""
         return (self._builder.begun.get(request_id) or self.sending[request_id]).lease.table
 
     def requests(self) -> list[int]:
-        """All requests of the instance, in any state."""
+        """Ids of all requests of the instance, in any state."""
         queued = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
         held = [*self._builder.begun, *self.sending, *self._set_aside]
         return [*(request.request_id for request in queued), *self._bootstrap.early, *held]
@@ -278,7 +280,7 @@ class PrefillInstance:
         return self._bootstrap.expect(request, now_ns)
 
     def _grant(self, request: PrefillRequest, grant: m.KvGranted, now_ns: int) -> list[m.Command]:
-        """An optimistic one may be begun already, or computed."""
+        """Handles a grant. An optimistic request may be begun or computed already."""
         cursor = self._planner.cursor(grant)
         if cursor is None:
             reason = f"its KV does not fit the staging ring of {request.decode_id}"
@@ -294,7 +296,7 @@ class PrefillInstance:
         return commands
 
     def _enqueue_granted(self) -> None:
-        """Enqueue by arrival, optimistic ones too, as many as there are slots for their first tokens."""
+        """Enqueues requests by arrival, including optimistic ones, up to the number of slots for first tokens."""
         held = len(self._builder.waiting) + len(self._builder.begun) + self.num_slots_sending
         num_free = self.limits.max_first_tokens - held
         if num_free < len(self.granted):
@@ -327,7 +329,9 @@ class PrefillInstance:
             self._give_way(partial, again=True)
 
     def _in_the_way(self) -> int | None:
-        """The youngest of the parked, if nothing moves before one of them goes: SGLang would wait for a timeout."""
+        """The youngest parked request, if no request can proceed until one gives way. SGLang would wait for a
+        timeout.
+        """
         ungranted = self._bootstrap.ungranted.keys()
         all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= ungranted
         return next(reversed(self.sending)) if all_parked and self._granted_wait() else None
@@ -336,7 +340,7 @@ class PrefillInstance:
         return any(request.is_granted for request in (*self._builder.waiting, *self.granted))
 
     def _give_way(self, request: PrefillRequest, *, again: bool) -> None:
-        """again: it may be begun anew, while attempts are left, before its grant."""
+        """Frees a request's pages and slot. again: it may be begun anew before its grant, if attempts are left."""
         self.cache.drop(request.lease)
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = 0
         request.gives_way = False
@@ -349,7 +353,7 @@ class PrefillInstance:
     # Giving up.
 
     def _give_up(self, request_id: int) -> list[m.Command]:
-        """Give a request up; its computed pages stay cached. Slot and pages are held while anything reads them."""
+        """Gives a request up; its computed pages stay cached. Slot and pages are held while anything reads them."""
         self.cache.stop_prefetch(request_id)
         ungranted = self._bootstrap.refuse(request_id)
         if request := self._builder.begun.get(request_id):
@@ -362,11 +366,11 @@ class PrefillInstance:
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
     def _give_up_ungranted(self, request: PrefillRequest) -> list[m.Command]:
-        """Give up a request without a grant: only an optimistic one has anything to stop."""
+        """Gives up a request without a grant. Only an optimistic request has anything to stop."""
         return self._give_up(request.request_id) if request.is_optimistic else []
 
     def _forget(self, request_id: int) -> PrefillRequest | None:
-        """Drop a request that was not begun."""
+        """Drops a request that was not begun."""
         if request := self._builder.withdraw(request_id):
             return request
         if request := self.sending.get(request_id) or self._set_aside.pop(request_id, None):
@@ -377,7 +381,7 @@ class PrefillInstance:
         return None
 
     def _stop_sending(self, request: PrefillRequest) -> list[m.Command]:
-        """Stop sending as soon as no forward computes it."""
+        """Stops sending as soon as no forward computes the request."""
         if request.is_in_forward:
             return []
         self._builder.begun.pop(request.request_id, None)

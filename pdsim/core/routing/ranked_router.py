@@ -10,7 +10,7 @@ from pdsim.policy.views import InstanceLoad, TokenSequence
 
 
 class RankedRouter(RoleRouter):
-    """The servers of one role. The routing policy sees servers; each server picks a rank by a policy of its own."""
+    """The servers of one role. The routing policy sees servers; each server picks a rank by its own policy."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RankedRouter(RoleRouter):
         return self._ranks[self._server_of[instance_id]].load_of(instance_id)
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
-        """A server is offered while one of its ranks is."""
+        """Offers a server while at least one of its ranks is offered."""
         server = self._server_of.get(message.instance_id)
         if server is None:
             return
@@ -50,7 +50,7 @@ class RankedRouter(RoleRouter):
             super().note(replace(message, instance_id=server))
 
     def read(self, metrics: Sequence[m.InstanceMetrics]) -> None:
-        """A server has the queues of its ranks together, and their mean page use."""
+        """Reads metrics. A server gets the sum of its ranks' queues, and their mean page use."""
         of_servers: dict[str, list[m.InstanceMetrics]] = {}
         for one in metrics:
             if (server := self._server_of.get(one.instance_id)) is not None:

@@ -1,4 +1,4 @@
-"""Chooses the instance of one role for a request by a routing policy, and keeps what the policy sees."""
+"""Chooses an instance of one role for a request by a routing policy, and keeps the data that the policy sees."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pdsim.policy.views import InstanceLoad, TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class MemorySize:
-    """What a router remembers of each instance: pages of page_size tokens, up to num_tokens."""
+    """Size of a router's memory of each instance: pages of page_size tokens, up to num_tokens."""
 
     page_size: int = PAGE_SIZE
     num_tokens: int = 1 << 24
@@ -24,7 +24,7 @@ REMEMBERED = MemorySize()
 
 @dataclass(slots=True)
 class RoutedLoad:
-    """Requests routed to one instance and not done, and their prompt tokens."""
+    """Unfinished requests that were routed to one instance, and their prompt tokens."""
 
     instance_id: str
     num_requests: int = 0
@@ -62,10 +62,12 @@ class RoleRouter:
         self.metrics_interval_ns: int = getattr(policy, "metrics_interval_ns", 0)
         self._work = RoutedWork(self._loads, memory.page_size) if getattr(policy, "is_kv_aware", False) else None
         self.num_picked_cached_tokens: int | None = None
-        """Tokens of the last prompt that its instance had seen; None: nobody asks."""
+        """Tokens of the last prompt that its instance had seen. None: not needed."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Prompts are remembered once a policy has asked: an approximate copy of the instance's cache."""
+        """Number of leading prompt tokens that were sent to an instance before. Prompts are remembered from the first
+        call on.
+        """
         return self._memories().num_tokens(prompt, instance_id)
 
     def holders(self, prompt: TokenSequence) -> Collection[str]:
@@ -89,11 +91,11 @@ class RoleRouter:
 
     @property
     def hears_first_tokens(self) -> bool:
-        """True if a first token tells that a prompt is computed; of a prefill instance its end does."""
+        """True if a first token tells that a prompt is computed. On a prefill instance the prompt's end tells this."""
         return self._work is not None and self.role == "aggregated"
 
     def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0) -> str:
-        """Picks an instance that is not down; not the one to avoid, if there is another."""
+        """Picks an instance that is not down, and not the one to avoid if there is another."""
         self.now_ns = now_ns
         self.instances = self._offered(avoid) if self._down or avoid else self.loads
         instance_id = self._policy.pick(prompt, self)
@@ -116,7 +118,7 @@ class RoleRouter:
             self._work.remove(request_id)
 
     def on_computed(self, request_id: int) -> None:
-        """The prompt of a request is computed."""
+        """Notes that the prompt of a request is computed."""
         if self._work is not None:
             self._work.on_computed(request_id)
 
@@ -128,7 +130,9 @@ class RoleRouter:
         return len(self._down) == len(self._loads)
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
-        """Offer an instance from now on, or do not. One that died, or serves anew, has nothing in its cache."""
+        """Offers an instance from now on, or stops offering it. An instance that restarted or serves anew has an empty
+        cache.
+        """
         instance_id = message.instance_id
         if instance_id not in self._loads:
             return
@@ -140,19 +144,19 @@ class RoleRouter:
             self._remembered.forget(instance_id)
 
     def read(self, metrics: Sequence[m.InstanceMetrics]) -> None:
-        """The metrics of instances of all roles."""
+        """Reads the metrics of this role's instances. metrics: of all roles."""
         for one in metrics:
             if (load := self._loads.get(one.instance_id)) is not None:
                 load.num_queued, load.page_use = one.num_queued, one.page_use
 
     def forget(self) -> list[m.Command]:
-        """Forget the content of the caches, and have instances forget it, too."""
+        """Forgets the content of the caches, and tells the instances to drop theirs."""
         self._remembered = None
         return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
 
     @property
     def offered(self) -> list[RoutedLoad]:
-        """Loads of the instances that new requests may be sent to."""
+        """Loads of the instances that accept new requests."""
         return [load for load in self.loads if load.instance_id not in self._down]
 
     def _offered(self, avoid: str) -> list[RoutedLoad]:

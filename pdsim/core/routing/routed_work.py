@@ -1,4 +1,4 @@
-"""What requests that a router sent to instances still cost there: tokens to compute, and pages in use."""
+"""Work of routed requests at their instances: tokens to compute, and pages in use."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from pdsim.policy.views import TokenSequence
 
 
 class ActivePages:
-    """The whole pages of the prompts that are at one instance. A page that prompts share is counted once."""
+    """The whole pages of the prompts that are at one instance. A shared page counts once."""
 
     def __init__(self, page_size: int) -> None:
         self.num_pages = 0
         self._prefixes = RadixCache(None, page_size, LeastRecentlyUsed())
 
     def num_shared(self, prompt: TokenSequence) -> int:
-        """Number of leading pages of a prompt that are there."""
+        """Number of leading pages of a prompt that are at the instance already."""
         return self._prefixes.peek(prompt) // self._prefixes.page_size
 
     def add(self, prompt: TokenSequence) -> Node:
-        """The node is for `remove`."""
+        """Adds a prompt. Returns the node to pass to `remove`."""
         num_pages, prefixes = len(prompt) // self._prefixes.page_size, self._prefixes
         end, found = prefixes.insert(prompt, num_pages * prefixes.page_size, range(num_pages), prefixes.root)
         prefixes.lock(end)
@@ -38,7 +38,7 @@ class _Work:
 
     instance_id: str
     num_uncached_tokens: int
-    """0 from when its prompt is computed."""
+    """Number of prompt tokens to compute; 0 after the prompt is computed."""
     end: Node
 
 
@@ -52,11 +52,11 @@ class RoutedWork:
         self._requests: dict[int, _Work] = {}
 
     def num_uncached_tokens(self, instance_id: str) -> int:
-        """Prompt tokens to compute of prompts that are not computed yet."""
+        """Number of prompt tokens that the instance still has to compute."""
         return self._num_uncached_tokens[instance_id]
 
     def num_pages_with(self, prompt: TokenSequence, num_pages: int, instance_id: str) -> int:
-        """Distinct whole pages of the prompts at an instance and of this prompt, which has num_pages."""
+        """Number of distinct whole pages of an instance's prompts together with this prompt, which has num_pages."""
         active = self._pages[instance_id]
         return active.num_pages + num_pages - active.num_shared(prompt)
 

@@ -1,1 +1,1 @@
-"""The way of KV from prefill to decode and back: plan, sender, staging ring, receiver."""
+"""Transfer of KV from prefill to decode and back: plan, sender, staging ring, receiver."""

@@ -15,7 +15,7 @@ from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.views import TokenSequence
 
 LEAST_TOKENS = 64
-"""Fewest tokens worth a return; fewer are computed again (vLLM, kv_recompute_threshold)."""
+"""Minimum number of tokens worth a return. Fewer are recomputed (vLLM, kv_recompute_threshold)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class KvGiver:
         self._wire = wire
 
     def offer(self, request_id: int, prefill_id: str, sequence: TokenSequence, num_tokens: int) -> Command:
-        """Offer the cached KV of a request that has just ended."""
+        """Offers the cached KV of a request that has just ended."""
         lease = self._cache.open(sequence, num_tokens)
         num_tokens = lease.num_shared * self._cache.page_size
         self.held[request_id] = Returning(request_id, lease, sequence, num_tokens, prefill_id)
@@ -57,7 +57,7 @@ class KvGiver:
         return [ReturnKv(TransferUnit(*ids, source, message.pages, *size, now_ns, is_last=False))]
 
     def release(self, request_id: int) -> None:
-        """Release KV that has arrived at prefill, or that prefill does not want."""
+        """Releases KV that has arrived at prefill, or that prefill does not want."""
         self._cache.drop(self.held.pop(request_id).lease)
 
 

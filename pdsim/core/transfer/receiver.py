@@ -40,21 +40,21 @@ class Receiver:
         release_timeout_ns: int | None = None,
         has_restarted: bool = False,
     ) -> None:
-        """release_timeout_ns: how long spans are kept for a writer that was lost and is back."""
+        """release_timeout_ns: time for which spans are kept after their writer was lost and has restarted."""
         self.instance_id = receiver_of(decode_id)
         self.ring = ring
         self._decode_id = decode_id
         self._prefill_ids = prefill_ids
         self._incoming: dict[int, _Incoming] = {}
         self._aborted = LateRequests()
-        """Requests of which nothing is taken in any more."""
+        """Aborted requests, whose messages are ignored."""
         self._orphans = Deadlines(self.instance_id, release_timeout_ns)
         self._strangers: set[str] = set(prefill_ids) if has_restarted else set()
-        """Prefill instances whose sender does not know the watermark: one of the two is new."""
+        """Prefill instances whose sender does not know the watermark, because one of the two has restarted."""
 
     @property
     def held(self) -> list[int]:
-        """Requests whose KV is not all in its pages."""
+        """Requests whose KV is not yet completely in its pages."""
         return list(self._incoming)
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
@@ -133,7 +133,7 @@ class Receiver:
         return self._give_back(message, incoming)
 
     def _give_back(self, abort: m.Abort, incoming: _Incoming) -> list[m.Command]:
-        """The spans, and word to the decode instance, when no scatter is under way."""
+        """Frees the spans of an aborted request and tells the decode instance, when no scatter is under way."""
         if incoming.num_scattered < incoming.num_written:
             return []
         del self._incoming[abort.request_id]
@@ -141,7 +141,9 @@ class Receiver:
         return [*self._free(m.FreeCells(cells)), m.Tell(self._decode_id, abort)]
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """The decode instance may not know all that it was sending, if it died in between itself."""
+        """Handles a failed prefill instance. The decode instance may not know all of its transfers, if it restarted
+        itself.
+        """
         self._strangers.add(down.instance_id)
         commands: list[m.Command] = []
         for request_id in [i for i, incoming in self._incoming.items() if incoming.prefill_id == down.instance_id]:

@@ -14,11 +14,11 @@ class StagingPlan:
     """Sizes of staging memory (SGLang 0.5.23, staging_handler.py)."""
 
     cell_pages: int
-    """A cell of the grid: what one forward can compute."""
+    """Maximum pages of a cell, which are those that one forward can compute."""
     buffer_bytes: int | None
-    """Buffer of one prefill worker: a request with a larger cell is sent as slices. None: a cell always fits."""
+    """Buffer of one prefill worker. A request with a larger cell is sent as slices. None: every cell fits."""
     ring_bytes: int
-    """Ring of one decode rank: a request with a larger cell fails."""
+    """Ring of one decode rank. A request with a larger cell fails."""
 
 
 class SendPlanner:
@@ -33,7 +33,9 @@ class SendPlanner:
         staging: StagingPlan | None = None,
         layer_groups: int = 0,
     ) -> None:
-        """layer_groups: KV of so many groups of layers goes while the forward computes the others; 0: after it."""
+        """layer_groups: number of layer groups whose KV is sent while the forward computes the others. 0: KV is sent
+        after the forward.
+        """
         self._prefill_id = prefill_id
         self._layout = layout
         self._policy = policy
@@ -41,7 +43,9 @@ class SendPlanner:
         self._layer_groups = layer_groups
 
     def cursor(self, grant: KvGranted) -> SendCursor | None:
-        """None if the KV cannot be sent: a staged cell that is larger than the whole ring."""
+        """A cursor for the granted pages. None: the KV cannot be sent, because a staged cell is larger than the whole
+        ring.
+        """
         cell_pages = None
         if self._staging is not None and self._layout.slices:
             cell_pages = self._staging.cell_pages
@@ -53,13 +57,15 @@ class SendPlanner:
         return SendCursor(grant.num_cached_tokens, grant.pages, self._layout.page_size, cell_pages)
 
     def ring_bytes(self, num_pages: int) -> int:
-        """Bytes of one decode rank's ring that the largest cell of so many pages takes; 0: nothing is staged."""
+        """Bytes of one decode rank's ring that the largest cell of these pages takes; 0 without staging."""
         if self._staging is None or not self._layout.slices:
             return 0
         return min(self._staging.cell_pages, num_pages) * self._layout.page_bytes * self._layout.num_writers
 
     def with_chunk(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """Units as a chunk is begun: the cached prefix with a prompt's first; the chunk's KV layer by layer."""
+        """Units to send when a chunk is begun: the cached prefix with a prompt's first chunk; and the chunk's KV layer
+        by layer.
+        """
         commands: list[Command] = []
         if chunk.num_context_tokens == request.num_cached_tokens:
             commands += self.ask_staging(request)
@@ -71,7 +77,7 @@ class SendPlanner:
         return commands
 
     def ask_staging(self, request: PrefillRequest) -> list[Command]:
-        """Ask for a span of the ring for each cell, if it goes through the ring."""
+        """Asks for a span of the ring for each cell. Empty if the request is not staged."""
         if not request.cursor.is_staged:
             return []
         page_bytes = self._layout.page_bytes * self._layout.num_writers
@@ -86,7 +92,7 @@ class SendPlanner:
         return end
 
     def after_chunk(self, request: PrefillRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
-        """Units that a computed chunk leaves to send. With layer groups only the first token is left."""
+        """Units to send after a computed chunk. With layer groups only the first token is left."""
         end = request.num_prompt_tokens if is_last else self._send_until(request)
         return self._units(request, end, now_ns, is_last=is_last, first_token_ends=first_token_ends)
 
@@ -107,7 +113,7 @@ class SendPlanner:
     def _cells(
         self, request: PrefillRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
     ) -> list[Command]:
-        """Sends a descriptor for each cell. State does not pass the ring: it follows with the first token."""
+        """Units of staged cells, each with one descriptor. State is not staged: it is sent with the first token."""
         whole = [piece for piece in pieces if piece.source]
         units: list[Command] = [
             self._unit(
@@ -122,7 +128,7 @@ class SendPlanner:
         return units
 
     def _layers(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """A unit for each group of layers of a chunk, to be sent when the group is computed."""
+        """A unit for each layer group of a chunk, to be sent when the group is computed."""
         units: list[Command] = []
         end = chunk.num_context_tokens + chunk.num_tokens
         for piece in request.cursor.advance(end, request.lease.table, is_last=chunk.is_last):

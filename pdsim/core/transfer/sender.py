@@ -34,14 +34,14 @@ class _Queue:
 
 
 _EMPTY = Watermark()
-"""Of a decode instance that has told none."""
+"""Watermark of a decode instance that has sent none."""
 
 
 class Sender:
     def __init__(
         self, prefill_id: str, decode_ids: Sequence[str], *, num_queues: int, by_request: bool = False, staged: bool
     ) -> None:
-        """All units for one decode instance go through one queue, or all of one request."""
+        """by_request: all units of one request go through one queue. Otherwise: all units for one decode instance."""
         self.instance_id = sender_of(prefill_id)
         self._prefill_id = prefill_id
         self._staged = staged
@@ -49,19 +49,20 @@ class Sender:
         self._queues = [_Queue() for _ in range(num_queues)]
         self._decode_ids = decode_ids
         self._shards: dict[str, int] = {}
-        """Queue of each decode instance; made at the first unit, for a table in each sender is one of all pairs."""
+        """Queue of each decode instance. Entries are made at the first unit, because full tables would grow with all
+        pairs."""
         self._computed = (0, 0)
-        """The step that computes layers, and how many groups it has: steps follow each other."""
+        """The step whose layers are being computed, and its number of computed groups."""
         self._spans: dict[tuple[int, int], Span] = {}
         self._watermarks: dict[str, Watermark] = {}
         self._stopped = LateRequests()
-        """Requests of which no more is sent, with _LOST if something may land yet: what still comes is dropped."""
+        """Requests of which no more is sent; their later messages are dropped. Reason _LOST: bytes may still arrive."""
         self._stopping: dict[int, m.StopSending] = {}
-        """Stopped requests of which a unit is under way, for however long."""
+        """Stopped requests with a unit under way."""
 
     @property
     def held(self) -> list[int]:
-        """Requests of which units, spans or an answer are still here."""
+        """Requests with units, spans or a pending answer at this sender."""
         sending = [queue.sending for queue in self._queues if queue.sending is not None]
         units = [*sending, *(unit for queue in self._queues for unit in queue.units)]
         return [*(unit.request_id for unit in units), *(request_id for request_id, _ in self._spans), *self._stopping]
@@ -164,7 +165,7 @@ class Sender:
         return [*commands, m.Tell(self._prefill_id, m.Abort(request_id, reason, retryable=True))]
 
     def _say(self, decode_id: str, request_id: int, reason: str) -> m.Command:
-        """Says that no more is sent, and what the decode instance may do with the pages."""
+        """Tells the decode instance that no more is sent, and whether it may reuse the pages."""
         is_lost = request_id in self._stopped and self._stopped.why(request_id) == _LOST
         word = m.KvLost(request_id, reason) if is_lost else m.Abort(request_id, reason, retryable=True)
         return m.Send(self._arrives_at(decode_id), word)
@@ -177,7 +178,7 @@ class Sender:
             del self._spans[key]
 
     def _answer(self, request_id: int) -> list[m.Command]:
-        """Nothing is under way, nor will be, as far as this sender can know."""
+        """Answers a StopSending when nothing of the request is under way, as far as this sender can know."""
         stop = self._stopping.pop(request_id, None)
         if stop is None or not stop.decode_id:
             return []

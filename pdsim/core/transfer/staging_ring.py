@@ -1,8 +1,8 @@
-"""The staging memory of one decode rank: a ring of bytes that is lent out ahead of time.
+"""The staging memory of one decode rank: a ring of bytes that is lent before it is free.
 
-The writer of an allocation may be told its place before that place is free. It must not write until the watermark,
-the oldest live allocation that it knows of, has passed: `may_write`. Freed places come back in the order in which they
-were lent; the tail of the ring that an allocation does not fit into is wasted for that round (SGLang 0.5.23,
+The writer of a span may learn its position before the position is free. It must not write until the watermark, the
+oldest live span that it knows of, has passed: `may_write`. Spans are freed in the order of lending. If a span does not
+fit into the tail of the ring, the tail is unused in this round (SGLang 0.5.23,
 disaggregation/common/staging_handler.py: StagingAllocator, is_watermark_ready).
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """Bytes [offset, end) of the ring, lent out in this round."""
+    """Bytes [offset, end) of the ring in one round."""
 
     offset: int
     round: int
@@ -21,14 +21,14 @@ class Span(NamedTuple):
 
 
 class Watermark(NamedTuple):
-    """Start of the oldest live allocation: everything before it in this round, and all earlier rounds, is free."""
+    """Start of the oldest live span: everything before it in this round, and all earlier rounds, is free."""
 
     round: int = 0
     offset: int = 0
 
 
 def may_write(span: Span, watermark: Watermark) -> bool:
-    """True if nothing live lies under the span, as far as the watermark tells."""
+    """True if the watermark shows that no live bytes lie under the span."""
     if span.round == 0 or span.round - 1 < watermark.round:
         return True
     return span.round - 1 == watermark.round and span.end <= watermark.offset
@@ -48,7 +48,7 @@ class StagingRing:
         self._head = 0
         self._round = 0
         self._lent: deque[_Lent] = deque()
-        """Spans in the order in which they were lent; those freed behind a live one are still here."""
+        """Spans in the order of lending. A span that was freed behind a live span is still included."""
         self._live: dict[Hashable, _Lent] = {}
 
     @property
@@ -64,7 +64,7 @@ class StagingRing:
         return self._live[key].span
 
     def assign(self, key: Hashable, num_bytes: int) -> Span | None:
-        """Lend bytes that may still be in use; None if the whole ring is too small."""
+        """Lends bytes that may still be in use. None: the whole ring is too small."""
         assert key not in self._live, f"{key} holds a span already"
         if num_bytes > self.num_bytes:
             return None
@@ -79,7 +79,7 @@ class StagingRing:
         return span
 
     def free(self, key: Hashable) -> Watermark:
-        """Take a span back. The watermark moves only when the oldest live one is freed."""
+        """Frees a span. The watermark moves only when the oldest live span is freed."""
         self._live.pop(key).freed = True
         while self._lent and self._lent[0].freed:
             self._lent.popleft()

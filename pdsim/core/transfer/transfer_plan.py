@@ -22,32 +22,33 @@ class RankPairLayout:
 
     page_size: int
     page_bytes: int
-    """KV of one page that one prefill rank sends to one decode rank, all layers."""
+    """KV bytes of one page that one prefill rank sends to one decode rank, over all layers."""
     num_planes: int
-    """Arrays that hold a part of every page: K and V of each layer, or its latent and the key of its indexer."""
+    """Number of arrays that hold a part of every page: K and V of each layer, or its latent and the key of its
+    indexer."""
     planes_per_layer: int = 1
     num_writers: int = 1
-    """Prefill ranks that write to one decode rank."""
+    """Number of prefill ranks that write to one decode rank."""
     num_targets: int = 1
-    """Decode ranks that one prefill rank writes to."""
+    """Number of decode ranks that one prefill rank writes to."""
     num_pairs: int = 1
-    """Pairs of ranks in all."""
+    """Number of pairs of ranks."""
     num_absent_layers: int = 0
-    """Layers of pairs of smaller pipeline stages that these have less than the largest, together."""
+    """Number of layers that pairs of smaller pipeline stages have less than the largest, summed over these pairs."""
     slices: bool = False
     """True if the two sides lay out heads differently, so that each token of each plane is a descriptor."""
     coalesces: bool = True
-    """The engine joins pages that follow each other on both sides (Mooncake does, NIXL does not)."""
+    """True: the engine joins pages that are contiguous on both sides (Mooncake does, NIXL does not)."""
     pushes: bool = False
     """True if a kernel writes all pages of a unit, with one descriptor."""
     state_bytes: int = 0
-    """State of linear-attention layers per request, sent behind the last page."""
+    """Bytes of linear-attention state per request, sent after the last page."""
     num_state_planes: int = 0
     window_tokens: int = 0
-    """Last tokens of a prompt whose KV in layers with a window is sent, behind the last page. page_bytes and
-    num_planes leave these layers out."""
+    """Last tokens of a prompt whose KV in layers with a window is sent after the last page. page_bytes and num_planes
+    do not include these layers."""
     window_page_bytes: int = 0
-    """KV of one page in these layers that one prefill rank sends to one decode rank."""
+    """KV bytes of one page in these layers that one prefill rank sends to one decode rank."""
     num_window_planes: int = 0
 
     def size(
@@ -76,9 +77,10 @@ class RankPairLayout:
         return size
 
     def _windows(self, sent: range) -> "TransferSize":
-        """From the page with the window's first token on (SGLang 0.5.23, disaggregation/prefill.py:1588).
+        """Size of a prompt's windows, from the page with their first token on (SGLang 0.5.23,
+        disaggregation/prefill.py:1588).
 
-        The pages of a window count as following each other.
+        The pages of a window count as contiguous.
         """
         first = max(sent.start, sent.stop - self.window_tokens) // self.page_size
         num_pages = -(-sent.stop // self.page_size) - first
@@ -89,39 +91,39 @@ class RankPairLayout:
 
     @property
     def num_layers(self) -> int:
-        """Layers with KV that a pair moves."""
+        """Number of layers with KV that a pair moves."""
         return self.num_planes // self.planes_per_layer
 
     def total(self, amount: int) -> int:
-        """The sum over all pairs of an amount that is this pair's."""
+        """The sum over all pairs, from the amount of this pair."""
         whole = amount * self.num_pairs
         return whole - amount * self.num_absent_layers // self.num_layers if self.num_absent_layers else whole
 
     def part(self, size: "TransferSize", group: int, num_groups: int) -> "TransferSize":
-        """The share of a group of layers; those with state lie somewhere between those with KV."""
+        """The share of a layer group. Layers with state or windows are assumed to be spread evenly."""
         if self.num_state_planes or self.num_window_planes:
             return size.share(range(group, group + 1), num_groups)
         return size.share(layers_of_group(self.num_layers, group, num_groups), self.num_layers)
 
 
 def layers_of_group(num_layers: int, group: int, num_groups: int) -> range:
-    """Groups are as equal as whole layers allow."""
+    """Layers of one group. The sizes of groups differ by at most one layer."""
     return range(num_layers * group // num_groups, num_layers * (group + 1) // num_groups)
 
 
 class TransferSize(NamedTuple):
-    """Amount that one pair of ranks moves: bytes, and pieces of memory that the engine is told to copy."""
+    """Amount that one pair of ranks moves: bytes, and descriptors of memory that the engine is told to copy."""
 
     num_bytes: int
     num_descriptors: int
 
     def share(self, parts: range, num_parts: int) -> "TransferSize":
-        """Some neighbours of num_parts that are as equal as whole numbers allow."""
+        """The share of consecutive parts, of num_parts nearly equal parts."""
         return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in self))
 
 
 def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
-    """Longest stretches in which the page ids of both sides rise by one."""
+    """Number of runs in which the page ids of both sides are consecutive."""
     count = min(1, len(source))
     for i in range(1, len(source)):
         if source[i] - source[i - 1] != 1 or target[i] - target[i - 1] != 1:
@@ -131,9 +133,9 @@ def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TransferUnit:
-    """A command: move a part of a prompt's KV, queued behind the earlier units of this pair of instances.
+    """Command to move a part of a prompt's KV, queued after earlier units of this pair of instances.
 
-    Pages are ids on both sides; bytes and descriptors are those of one pair of ranks.
+    Pages are ids on both sides. Bytes and descriptors are those of one pair of ranks.
     """
 
     request_id: int
@@ -148,14 +150,14 @@ class TransferUnit:
     first_token_ends: bool = False
     """True if the first token, which travels with the last unit, ends the request."""
     cell: int | None = None
-    """Goes through staging memory, as this cell of the request's grid."""
+    """Number of the cell of the request's grid, if the unit is staged."""
     after_layers: tuple[int, int] | None = None
-    """Waits until this step has computed this group of layers: (step_id, group)."""
+    """(step_id, group) of the layer group that must be computed first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Pages that one unit moves, and the cell of the grid that they lie in."""
+    """Pages that one unit moves, and their cell of the grid."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -186,12 +188,12 @@ class SendCursor:
         return self._cell_pages is not None
 
     def cell_sizes(self) -> list[int]:
-        """Pages of each cell of the grid, from the first token sent to the prompt's end."""
+        """Number of pages of each cell of the grid, from the first token sent to the prompt's end."""
         total, cell = len(self._target_pages), self._cell_pages or len(self._target_pages)
         return [min(cell, total - start) for start in range(0, total, cell)] if total else []
 
     def advance(self, end_tokens: int, table: Sequence[int], *, is_last: bool) -> list[Piece]:
-        """The next pieces, up to end_tokens; none when there is nothing to send yet."""
+        """The next pieces up to end_tokens. Empty: there is nothing to send yet."""
         page_size, base = self._page_size, self._start_pages
         if not is_last:
             cell_tokens = page_size * (self._cell_pages or 1)
@@ -217,4 +219,4 @@ class SendCursor:
 
 
 UNGRANTED = SendCursor(0, (), 1)
-"""Cursor of a request that decode has granted no pages. Never moved."""
+"""Cursor of a request without granted pages. It never moves."""

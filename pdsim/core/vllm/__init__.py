@@ -1,1 +1,1 @@
-"""Instances that decide as vLLM's scheduler, where SGLang's decides otherwise."""
+"""Instances that follow vLLM's scheduler where it differs from SGLang's."""

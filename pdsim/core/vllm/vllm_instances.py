@@ -37,7 +37,7 @@ from pdsim.policy.views import TokenSequence
 
 
 class VllmPrefillInstance(PrefillInstance):
-    """Its pool alone limits how many computed prompts wait to be read."""
+    """vLLM's prefill instance. Only its KV pool limits the number of computed prompts that wait to be read."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class VllmPrefillInstance(PrefillInstance):
         prompt_tokens: int | None = None,
         hold_timeout_ns: int | None,
     ) -> None:
-        """prompt_tokens: of one prompt in a step, if they are limited.
+        """prompt_tokens: maximum of one prompt in a step; None: no limit.
 
-        hold_timeout_ns: from the end of a prompt's last forward until decode must have begun to read it, if ever
+        hold_timeout_ns: maximum time from a prompt's last forward until decode begins to read it; None: no limit.
         """
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
         self._builder = self._prompts = VllmForwardBuilder[PrefillRequest](
@@ -76,7 +76,7 @@ class VllmPrefillInstance(PrefillInstance):
         return super()._fill(now_ns)
 
     def _make_room(self) -> None:
-        """Begun prompts give way, the last one first, until the others have pages for the next step."""
+        """Preempts begun prompts, the last one first, until the others have pages for the next step."""
         prompts = self._prompts
         while prompts.num_opening_pages(0) > self.num_available_pages:
             resting = [partial for partial in prompts.partials if not partial.is_in_forward]
@@ -110,13 +110,13 @@ class TokenBudget:
     """Limits of the tokens of one step."""
 
     step_tokens: int | None
-    """Tokens of all requests; running ones come first. None: any number."""
+    """Maximum tokens of all requests; running ones come first. None: no limit."""
     prompt_tokens: int | None = None
-    """Tokens of one prompt. None: as many as are left."""
+    """Maximum tokens of one prompt. None: as many as are left."""
 
 
 def was_preempted(request: DecodeRequest) -> bool:
-    """True for a waiting request that gave its pages back: it has outputs."""
+    """True for a waiting request that was preempted: it has outputs."""
     return request.num_output_tokens > 0
 
 
@@ -133,7 +133,7 @@ class VllmDecodeInstance(DecodeInstance):
         policy: PrefillPolicy | None = None,
         giver: KvGiver | None = None,
     ) -> None:
-        """policy: picks prompts that are computed here; None: first come, first served."""
+        """policy: picks the prompts that are computed here. None: first come, first served."""
         super().__init__(
             instance_id,
             cache=cache,
@@ -154,9 +154,9 @@ class VllmDecodeInstance(DecodeInstance):
         self.batch.caches_unseen = limits.rules.caches_unseen
         self._num_forwards = self._num_admitted = 0
         self._preempts = False
-        """Somebody gave way to the step that is being chosen: it begins nothing."""
+        """True: a request was preempted for the step that is being chosen, which therefore begins none."""
         self._blocked_by = ""
-        """Lacking to the first prompt that could not be begun."""
+        """Resource that the first prompt that could not be begun lacked."""
 
     @property
     def retracted(self) -> Collection[DecodeRequest]:
@@ -234,7 +234,7 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def _num_slots(self) -> int:
-        """Only running requests count: those whose KV is on its way hold pages, but no slot."""
+        """Number of slots. Requests whose KV is on its way hold pages, but no slot."""
         return self._num_places + len(self.transferring) + len(self.ready.requests)
 
     @property
@@ -242,7 +242,7 @@ class VllmDecodeInstance(DecodeInstance):
         return self.limits.max_running_requests - len(self._builder.begun)
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Nothing is admitted before a preempted request, nor before a prompt to be computed here that came earlier."""
+        """Admits requests, unless a preempted request or an earlier prompt to compute here waits."""
         if not self._builder.waiting:
             return super()._take_in(commands)
         first = next(iter(self._builder.waiting))
@@ -251,7 +251,9 @@ class VllmDecodeInstance(DecodeInstance):
         return FOREVER
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
-        """Who runs gets pages for the next step; unless one gave way, arrived ones join, then others are admitted."""
+        """Gives running requests pages for the next step. If none is preempted, arrived requests join and others are
+        admitted.
+        """
         self._preempts = joined = False
         num_available_pages = self.num_available_pages
         self._make_way(commands)
@@ -269,7 +271,7 @@ class VllmDecodeInstance(DecodeInstance):
         return ask_again_steps, joined
 
     def _join(self, commands: list[m.Command]) -> bool:
-        """Arrived requests, as many of the first as find a place, until one finds no page."""
+        """Adds arrived requests in order, until there is no place or no page for one."""
         ready, joined = self.ready.requests, False
         ready.sort(key=lambda request: (-request.priority, request.entry))
         while ready and self.batch.num_requests < self._num_places and not self._preempts:
@@ -280,14 +282,14 @@ class VllmDecodeInstance(DecodeInstance):
         return joined
 
     def _admit(self, commands: list[m.Command]) -> None:
-        """They join in the order in which they are admitted."""
+        """Admits requests, and ranks them in the order of admission."""
         super()._admit(commands)
         for request in self.transferring.values():
             if not request.entry:
                 self._rank(request)
 
     def _rank(self, request: DecodeRequest) -> None:
-        """Rank a request after all requests that were admitted or began to run earlier."""
+        """Ranks a request after all requests that were admitted or began to run earlier."""
         self._num_admitted += 1
         request.entry = self._num_admitted
 
@@ -311,11 +313,11 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def running(self) -> list[DecodeRequest]:
-        """Decoding or partly computed, in the order in which they began to run."""
+        """Requests that decode or are partly computed, in the order in which they began to run."""
         return sorted([*self.batch.requests(), *self._builder.partials], key=lambda request: request.entry)
 
     def _make_way(self, commands: list[m.Command]) -> None:
-        """Who runs gives way until the others have pages for the next step."""
+        """Preempts running requests until the others have pages for the next step."""
         while self._lacks_pages:
             self._preempts = True
             self._preempt(self._preemption_policy.victim(self), commands)
@@ -326,7 +328,7 @@ class VllmDecodeInstance(DecodeInstance):
         return self.batch.num_opening_pages + num_partials > self.num_available_pages
 
     def _preempt(self, request_id: int, commands: list[m.Command]) -> None:
-        """Preempt a request: it loses its pages and waits first, unless it does not fit alone."""
+        """Preempts a request: it loses its pages and waits first. If it does not fit alone, it fails."""
         builder = self._builder
         if begun := builder.begun.get(request_id):
             builder.preempt(begun)
@@ -343,7 +345,7 @@ class VllmDecodeInstance(DecodeInstance):
     # Computing.
 
     def _fill(self, now_ns: int, num_decode_tokens: int, commands: list[m.Command]) -> Forward:
-        """The next chunks, as far as there is room. Reads that stood behind the last waiting prompt are admitted."""
+        """The next chunks, as far as there is room. Reads that waited behind the last waiting prompt are admitted."""
         num_slots = None if self._preempts else self._num_places - self.batch.num_requests
         partials = {partial.request_id for partial in self._builder.partials}
         forward = self._builder.fill(now_ns, num_slots, num_decode_tokens=num_decode_tokens)
@@ -360,7 +362,7 @@ class VllmDecodeInstance(DecodeInstance):
         return m.PrefillStep(self._num_forwards, tuple(forward.chunks), num_decode_tokens)
 
     def _compute_alone(self, now_ns: int, commands: list[m.Command]) -> m.PrefillStep | m.Wait:
-        """Nothing runs. What has no room although nobody else holds pages never has."""
+        """Computes prompts while no request runs. A prompt without room although no other request holds pages fails."""
         forward = self._fill(now_ns, 0, commands)
         while not forward.chunks and forward.blocked_by and self._builder.waiting and not self.holding():
             largest = max(self._builder.waiting, key=lambda waiting: waiting.num_tokens)
