@@ -47,18 +47,8 @@ def test_no_folder_has_more_than_15_files(house):
 
 
 def test_no_file_has_more_than_450_lines(house):
-    assert over(house.file_lengths(ROOT), 450) <= {
-        "pdsim/cli/runs.py",
-        "pdsim/core/messages.py",
-        "pdsim/launch/sglang.py",
-    }
+    assert over(house.file_lengths(ROOT), 450) == {"pdsim/core/messages.py"}  # a table of messages
 
 
 def test_no_function_has_more_than_70_lines(house):
-    assert over(house.function_lengths(ROOT), 70) <= {
-        "kernels/pdkernels/attention/decode.py:decode_part_kernel",
-        "kernels/pdkernels/attention/decode.py:paged_decode",
-        "pdsim/cli/measurements.py:observe",
-        "pdsim/cli/studies.py:plan",
-        "pdsim/study/planning/planning.py:plan",
-    }
+    assert over(house.function_lengths(ROOT), 70) == set()

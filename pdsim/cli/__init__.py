@@ -21,7 +21,7 @@ for path in (
     "measurements:validate",
     "measurements:calibrate",
     "measurements:scale",
-    "runs:explain",
+    "explaining:explain",
     "runs:report",
     "runs:replay",
     "studies:plan",

@@ -50,6 +50,7 @@ ProfileFiles = Annotated[
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON instead of tables.")]
 Details = Annotated[bool, Parameter(help="Print all numbers, and where the time of requests goes by stage.")]
 Seed = Annotated[int | None, Parameter(help="Seed, instead of the scenario's.")]
+RunOrScenario = Annotated[Path, Parameter(help="Run folder, or scenario file to simulate first.")]
 Tornado = Annotated[
     bool,
     Parameter(help="Simulate again with 10 % more of each resource, to find the resource that limits each metric."),

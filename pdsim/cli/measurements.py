@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,37 @@ _EXPERIMENTS = Path("experiments")
 """Folder where cases are looked for by name."""
 _PROFILE = "name:"
 """Begin of each profile."""
+
+
+@dataclass(frozen=True)
+class ObservationLimits:
+    """Limits of all measurements of a server."""
+
+    minutes: Annotated[
+        float, Parameter(validator=Number(gt=0), help="Maximum duration of all measurements, in minutes.")
+    ] = 10.0
+    requests: Annotated[int, Parameter(validator=Number(gte=20), help="Maximum number of requests in total.")] = 600
+    concurrency: Annotated[int, Parameter(validator=Number(gte=1), help="Maximum number of requests in flight.")] = 16
+    longest_prompt: Annotated[
+        int, Parameter(validator=Number(gte=64), help="Length of the longest prompt, in tokens.")
+    ] = 4096
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What a client must know of a server that the server does not say."""
+
+    model: Annotated[str | None, Parameter(help="Model, by the server's name for it [the server's first].")] = None
+    gpu: Annotated[
+        str | None, Parameter(help="GPU of the server, by its name in pdsim catalog. Servers do not report it.")
+    ] = None
+    tp: Annotated[
+        int | None,
+        Parameter(validator=Number(gte=1), help="Number of GPUs of the server, if the server does not report it."),
+    ] = None
+    api_key: Annotated[
+        str | None, Parameter(env_var="OPENAI_API_KEY", help="Key to send as bearer token. It is written nowhere.")
+    ] = None
 
 
 def observe(
@@ -41,25 +72,8 @@ def observe(
     ] = None,
     set_: Set = (),
     out: Annotated[Path, out_at("Folder for rows, description of the server, and load.")] = Path("observed"),
-    minutes: Annotated[
-        float, Parameter(validator=Number(gt=0), help="Maximum duration of all measurements, in minutes.")
-    ] = 10.0,
-    requests: Annotated[int, Parameter(validator=Number(gte=20), help="Maximum number of requests in total.")] = 600,
-    concurrency: Annotated[int, Parameter(validator=Number(gte=1), help="Maximum number of requests in flight.")] = 16,
-    longest_prompt: Annotated[
-        int, Parameter(validator=Number(gte=64), help="Length of the longest prompt, in tokens.")
-    ] = 4096,
-    model: Annotated[str | None, Parameter(help="Model, by the server's name for it [the server's first].")] = None,
-    gpu: Annotated[
-        str | None, Parameter(help="GPU of the server, by its name in pdsim catalog. Servers do not report it.")
-    ] = None,
-    tp: Annotated[
-        int | None,
-        Parameter(validator=Number(gte=1), help="Number of GPUs of the server, if the server does not report it."),
-    ] = None,
-    api_key: Annotated[
-        str | None, Parameter(env_var="OPENAI_API_KEY", help="Key to send as bearer token. It is written nowhere.")
-    ] = None,
+    limits: Annotated[ObservationLimits, Parameter(name="*")] = ObservationLimits(),
+    about: Annotated[ServerOptions, Parameter(name="*")] = ServerOptions(),
     dry_run: Annotated[bool, Parameter(help="Print what would be sent, and send nothing.")] = False,
     json_: Json = False,
 ) -> None:
@@ -80,8 +94,8 @@ def observe(
     from pdsim.cli.finished import progress_over
     from pdsim.show.terminal.measurements import print_observation, print_plan
 
-    server = ServerClient(url, model=model, api_key=api_key)
-    budget = ObservationBudget(minutes, requests, concurrency, longest_prompt)
+    server = ServerClient(url, model=about.model, api_key=about.api_key)
+    budget = ObservationBudget(**asdict(limits))
     probes = list(planned(budget))
     if dry_run:
         if json_:
@@ -94,7 +108,7 @@ def observe(
     flags = ("--minutes", "--requests", "--concurrency", "--longest-prompt")
     words = zip(flags, astuple(budget), strict=True)
     command = " ".join(["pdsim observe", server.url, *(f"{flag} {value:g}" for flag, value in words)])
-    session = Session(server, budget, out, command=command, gpu=gpu, tp=tp)
+    session = Session(server, budget, out, command=command, gpu=about.gpu, tp=about.tp)
     with progress_over("observing", sum(one.num_requests for one in probes), quiet=json_) as advance:
         session.run(probes, advance)
     for note in session.notes:

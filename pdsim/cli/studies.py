@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -99,6 +99,29 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Clusters that a plan may choose."""
+
+    gpu: Annotated[
+        list[str] | None,
+        Parameter(
+            help="GPU to choose from, perhaps with its price per hour: h100=2.5. Repeat for more [the scenario's]."
+        ),
+    ] = None
+    currency: Annotated[str, Parameter(help="Currency of prices: a symbol, or a code such as EUR.")] = "$"
+    max_gpus: Annotated[
+        int, Parameter(validator=Number(gte=1, lte=1024), help="Maximum number of GPUs of a cluster.")
+    ] = MAX_GPUS
+    try_: Annotated[
+        list[str] | None,
+        Parameter(name="--try", help="Values of a field to search, such as page_size=[1,64]. Repeat for more fields."),
+    ] = None
+    speedup: Annotated[
+        str, Parameter(help="Also find the cheapest cluster for these multiples of the load, such as 0.5,2,4.")
+    ] = ""
+
+
 def plan(
     scenario: Annotated[Path | None, Parameter(help="Scenario file (YAML) [a built-in scenario].")] = None,
     /,
@@ -107,23 +130,7 @@ def plan(
     trace: Trace = None,
     check: Annotated[Path | None, Parameter(help="Second trace, to judge the plan with.")] = None,
     slo: Limits = DEFAULT_SLO,
-    gpu: Annotated[
-        list[str] | None,
-        Parameter(
-            help="GPU to choose from, perhaps with its price per hour: h100=2.5. Repeat for more [the scenario's]."
-        ),
-    ] = None,
-    currency: Annotated[str, Parameter(help="Currency of prices: a symbol, or a code such as EUR.")] = "$",
-    max_gpus: Annotated[
-        int, Parameter(validator=Number(gte=1, lte=1024), help="Maximum number of GPUs of a cluster.")
-    ] = MAX_GPUS,
-    try_: Annotated[
-        list[str] | None,
-        Parameter(name="--try", help="Values of a field to search, such as page_size=[1,64]. Repeat for more fields."),
-    ] = None,
-    speedup: Annotated[
-        str, Parameter(help="Also find the cheapest cluster for these multiples of the load, such as 0.5,2,4.")
-    ] = "",
+    clusters: Annotated[ClusterOptions, Parameter(name="*")] = ClusterOptions(),
     set_: Set = (),
     profile: ProfileFiles = (),
     seeds: Annotated[
@@ -161,11 +168,11 @@ def plan(
             trace=trace,
             check=check,
             slo=slo,
-            prices=prices_of(gpu or ()),
-            currency=currency,
-            max_gpus=max_gpus,
-            tried=fields_of(try_ or ()),
-            speedup=speedup,
+            prices=prices_of(clusters.gpu or ()),
+            currency=clusters.currency,
+            max_gpus=clusters.max_gpus,
+            tried=fields_of(clusters.try_ or ()),
+            speedup=clusters.speedup,
             changes=(*load.changes(has_own_load=has_load), *set_),
             seeds=seeds,
             jobs=jobs,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 from pdsim.launch import commands, manifests, sglang
+from pdsim.launch.bench_serving import bench_flags
 from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     FIRST_PORT,
@@ -49,7 +50,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     cluster += [*_access(app), _gateway(made, scenario, app, model), _service(app)]
     made.notes.append(f"nodes: label those with each GPU: {GPU_LABEL}=NAME")
     made.manifests["cluster.yaml"] = manifests.text(cluster)
-    flags, _ = sglang.bench_flags(scenario, f"{app}-gateway")
+    flags, _ = bench_flags(scenario, f"{app}-gateway")
     if flags:
         command = container_words(command_words(sglang.LOAD, [*flags, ("model", model)]))
         made.manifests["load.yaml"] = manifests.text([manifests.job(app, {"image": IMAGE, "command": command})])

@@ -1,6 +1,6 @@
 """Commands that put a scenario on real GPUs with SGLang 0.5: its servers, its gateway and its load.
 
-Flags are those of SGLang 0.5.23 (srt/arg_groups/fields, benchmark/serving.py) and of sglang-router 0.3.2.
+Flags are those of SGLang 0.5.23 (srt/arg_groups/fields) and of sglang-router 0.3.2; bench_serving.py has the load's.
 """
 
 import json
@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pdsim.launch.bench_serving import bench_flags
 from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
@@ -23,7 +24,6 @@ from pdsim.launch.commands import (
     kv_cache_dtype,
     notes_on,
     one_of,
-    pace,
     places,
     quantization,
     thresholds,
@@ -46,8 +46,6 @@ from pdsim.scenario.sections.servers import (
     ServerSettings,
 )
 from pdsim.system.catalog import load_model, load_transport
-from pdsim.workload.lengths import Fixed, Lengths, Uniform
-from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
 _MODULES = ("sglang.launch_server", "sglang_router.launch_router", "sglang.bench_serving")
 SERVER, GATEWAY, LOAD = (("python", "-m", module) for module in _MODULES)
@@ -424,64 +422,3 @@ def environment(scenario: Scenario, role: str) -> dict[str, object]:
     if role == "decode" and most not in (None, ReserveDecodeTokens().max_estimated_output_tokens):
         found["SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"] = most
     return found
-
-
-# The load.
-
-
-def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
-    """Flags of SGLang's benchmark client; or no flags, and the reasons why the client cannot send the load."""
-    requests, dataset = _dataset(scenario.workload)
-    sent = pace(scenario.client)
-    why = [] if dataset else [f"{component_name(scenario.workload)} with these lengths is none of its workloads"]
-    why += [] if sent else ["it sends Poisson arrivals or a closed loop"]
-    if why:
-        return [], why
-    flags: Flags = [
-        ("backend", "sglang"),
-        ("host", host),
-        ("port", GATEWAY_PORT),
-        ("num-prompts", requests),
-        *dataset,
-        *sent,
-        ("seed", scenario.seed),
-        ("tag", scenario.name),
-        ("output-file", f"{scenario.name}.jsonl"),
-    ]
-    return flags, []
-
-
-def _dataset(workload: Any) -> tuple[int, Flags]:
-    """Number of prompts, and the flags of bench_serving that generate them. Empty flags: bench_serving cannot generate
-    them.
-    """
-    if isinstance(workload, SharedPrefixGroups):
-        return workload.num_groups * workload.prompts_per_group, [
-            ("dataset-name", "generated-shared-prefix"),
-            ("gsp-num-groups", workload.num_groups),
-            ("gsp-prompts-per-group", workload.prompts_per_group),
-            ("gsp-system-prompt-len", workload.system_prompt_tokens),
-            ("gsp-question-len", workload.question_tokens),
-            ("gsp-output-len", workload.output_tokens),
-            ("gsp-num-turns", workload.num_turns if workload.num_turns > 1 else None),
-            ("gsp-range-ratio", f"{workload.range_ratio:g}" if workload.range_ratio < 1 else None),
-            ("gsp-ordered", workload.ordered),
-        ]
-    if isinstance(workload, RandomLengths):
-        inputs, outputs = _longest(workload.input_tokens), _longest(workload.output_tokens)
-        if inputs is not None and outputs is not None and inputs[1] == outputs[1]:
-            return workload.num_requests, [
-                ("dataset-name", "random-ids"),
-                ("random-input-len", inputs[0]),
-                ("random-output-len", outputs[0]),
-                ("random-range-ratio", f"{inputs[1]:g}"),
-                ("tokenize-prompt", True),
-            ]
-    return 0, []
-
-
-def _longest(lengths: Lengths) -> tuple[int, float] | None:
-    """The longest length, and the shortest length as a share of the longest. None: lengths of another distribution."""
-    if isinstance(lengths, Fixed):
-        return lengths.tokens, 1.0
-    return (lengths.high, lengths.low / lengths.high) if isinstance(lengths, Uniform) else None

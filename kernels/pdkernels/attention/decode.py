@@ -20,6 +20,21 @@ _BLOCK_TOKENS = 64
 
 
 @triton.jit
+def row_offset(page, head, slot, HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, HND: tl.constexpr):
+    """First element of the row that one KV head has for the token in this slot of a page."""
+    row = (page * HEADS + head) * PAGE + slot if HND else (page * PAGE + slot) * HEADS + head
+    return row * DIM
+
+
+@triton.jit
+def token_range(lengths, sequence, first_block, last_block, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+    """First token and end of these blocks of a sequence, whose window begins with the first block."""
+    length = tl.load(lengths + sequence)
+    skipped = tl.maximum(length - WINDOW, 0) if WINDOW else 0
+    return skipped + first_block * TOKENS, tl.minimum(skipped + last_block * TOKENS, length)
+
+
+@triton.jit
 def decode_part_kernel(
     query,
     key_pages,
@@ -59,10 +74,8 @@ def decode_part_kernel(
     query_head = head * GROUP + row
     while block < end_block:
         begin_block, next_block = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
-        length = tl.load(lengths + sequence)
-        skipped = tl.maximum(length - WINDOW, 0) if WINDOW else 0
-        start = skipped + (block - begin_block) * TOKENS
-        end = tl.minimum(skipped + (tl.minimum(next_block, end_block) - begin_block) * TOKENS, length)
+        first_block, last_block = block - begin_block, tl.minimum(next_block, end_block) - begin_block
+        start, end = token_range(lengths, sequence, first_block, last_block, TOKENS, WINDOW)
         query_offset = sequence * query_stride + query_head[:, None] * DIM + dim[None, :]
         q = tl.load(query + query_offset, mask=used[:, None], other=0.0)
 
@@ -72,10 +85,7 @@ def decode_part_kernel(
             token = first + tl.arange(0, TOKENS)
             live = token < end
             page = tl.load(block_table + sequence * table_stride + token // PAGE, mask=live, other=0).to(tl.int64)
-            if HND:
-                offset = ((page * HEADS + head) * PAGE + token % PAGE) * DIM
-            else:
-                offset = ((page * PAGE + token % PAGE) * HEADS + head) * DIM
+            offset = row_offset(page, head, token % PAGE, HEADS, DIM, PAGE, HND)
             k = tl.load(key_pages + offset[:, None] + dim[None, :], mask=live[:, None], other=0.0)
             v = tl.load(value_pages + offset[:, None] + dim[None, :], mask=live[:, None], other=0.0)
             scores = tl.dot(q, k.to(q.dtype).T, input_precision="ieee") * scale_log2
@@ -150,14 +160,11 @@ def paged_decode(
 
     """
     batch, query_heads, head_dim = query.shape
-    order = "HND" if key_pages.dim() == 4 else "NHD"
-    kv_heads = key_pages.shape[1]
-    page_size = key_pages.shape[2] if order == "HND" else page_size or 1
+    kv_heads, is_hnd = key_pages.shape[1], key_pages.dim() == 4
+    page_size = key_pages.shape[2] if is_hnd else page_size or 1
     _check_decode(query, key_pages, value_pages, block_table, lengths)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device) if output is None else output
-    if workspace is None:
-        workspace = decode_workspace(batch, query_heads, kv_heads, head_dim, query.device)
-        workspace.divide(lengths)
+    workspace = workspace or _divided(query, kv_heads, lengths)
     workspace.check(lengths)
     tiling = tiling or DecodeTiling()
     group = query_heads // kv_heads
@@ -180,7 +187,7 @@ def paged_decode(
         ROWS=max(16, triton.next_power_of_2(group)),  # a tensor core takes 16 rows
         DIM=head_dim,
         PAGE=page_size,
-        HND=order == "HND",
+        HND=is_hnd,
         TOKENS=workspace.block_tokens,
         BATCH=batch,
         SHARES=workspace.shares,
@@ -191,6 +198,14 @@ def paged_decode(
     )
     workspace.join(output)
     return output
+
+
+def _divided(query: torch.Tensor, kv_heads: int, lengths: torch.Tensor) -> DecodeWorkspace:
+    """A new workspace, divided over these lengths."""
+    batch, query_heads, head_dim = query.shape
+    workspace = decode_workspace(batch, query_heads, kv_heads, head_dim, query.device)
+    workspace.divide(lengths)
+    return workspace
 
 
 def _check_decode(

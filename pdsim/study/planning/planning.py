@@ -75,11 +75,9 @@ def plan(
     """
     if seeds < 1 or max_gpus < 1:
         raise ConfigError(f"--seeds {seeds}, --max-gpus {max_gpus}: at least 1")
-    if out is not None:
-        require_out(Path(out))
-    if scenario is not None and out is not None and Path(scenario).resolve() == (Path(out) / SCENARIO).resolve():
-        raise ConfigError(f"--out {out}: the plan's {SCENARIO} would replace {scenario}: name another folder")
     given = None if scenario is None else Path(scenario)
+    if out is not None:
+        _require_folder(Path(out), given)
     wanted = Slo.parse(slo)
     options = AskOptions(trace=None if trace is None else Path(trace), speedup=speedup)
     with opened_folder(out) as folder:
@@ -101,6 +99,13 @@ def plan(
             made = _with_busiest(made, trials)
             _write(made, trials.base, folder)
     return made
+
+
+def _require_folder(out: Path, given: Path | None) -> None:
+    """Raises ConfigError if the plan's files cannot lie there, or would replace the scenario that the user gave."""
+    require_out(out)
+    if given is not None and given.resolve() == (out / SCENARIO).resolve():
+        raise ConfigError(f"--out {out}: the plan's {SCENARIO} would replace {given}: name another folder")
 
 
 def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
