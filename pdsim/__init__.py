@@ -50,7 +50,7 @@ _PLACES = {
     "simulate": "sim.simulation",
     "sweep": "study.sweeping.sweep",
 }
-"""Loaded when they are asked for: a command needs few of them."""
+"""Names that are imported at their first use, because a command needs few of them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Files that are written whole or not at all, and folders of which nothing is removed but what this program wrote.
+"""Writes files whole or not at all, and removes only files that this program wrote.
 
-A link is never followed to be written or removed: it is replaced itself, or refused.
+A symbolic link is never followed for writing or removing: the link itself is replaced, or refused.
 """
 
 import fcntl
@@ -16,19 +16,20 @@ from tempfile import gettempdir, mkdtemp
 from pdsim.inputs import InputError
 
 LOCK = "owner.lock"
-"""File by whose lock a folder's owner is known to live."""
+"""File whose lock shows that the owner of a folder is alive."""
 _NEW = ".new-"
-"""Begin of the names of folders whose files have not taken their places."""
+"""First characters of the names of folders whose files have not been moved to their places."""
 
 
 class ForeignFileError(InputError):
-    """Something stands where this program would write or remove, and another made it."""
+    """Raised if a file or folder of another program stands where this program would write or remove."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file under another name, and rename: whenever the writer dies, the old file or the new one is whole.
+    """Writes a file under another name, and renames it, so that the old or the new file is whole even if the writer
+    dies.
 
-    A device, such as /dev/stdout, is written to as it is. Makes the folder if need be.
+    A device, such as /dev/stdout, is written to directly. Missing folders are made.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
@@ -46,9 +47,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def require_empty_or_own(folder: Path, what: str, *, is_own: bool) -> None:
-    """Raises ForeignFileError for a folder that has files, unless it is known as one that this program made.
+    """Raises ForeignFileError for a folder with files, unless this program made the folder.
 
-    what: what would be written there, for the message.
+    what: name of what would be written there, for the message.
     """
     if is_own or not folder.is_dir():
         return
@@ -58,7 +59,7 @@ def require_empty_or_own(folder: Path, what: str, *, is_own: bool) -> None:
 
 
 def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
-    """Paths below a folder that match no pattern of `own`; a link to a folder counts as foreign."""
+    """Paths below a folder that match no pattern of `own`. A link to a folder counts as foreign."""
     found = []
     for place, folders, files in os.walk(folder):
         below = Path(place).relative_to(folder)
@@ -78,16 +79,18 @@ def require_own(folder: Path, own: Collection[str]) -> None:
 
 
 def remove_own(folder: Path, own: Collection[str]) -> None:
-    """Remove a folder of own files alone. Raises ForeignFileError, and removes nothing, if there is another."""
+    """Removes a folder that has only own files. If there is another file, raises ForeignFileError and removes
+    nothing.
+    """
     require_own(folder, own)
     if folder.exists():
         shutil.rmtree(folder)
 
 
 def replace_folder(new: Path, folder: Path, own: Collection[str]) -> None:
-    """Rename a whole new folder to `folder`; one of own files that stands there is removed after that.
+    """Renames a complete new folder to `folder`. An existing folder of own files is removed after that.
 
-    Raises ForeignFileError, and changes nothing, if what stands there has foreign files.
+    Raises ForeignFileError, and changes nothing, if the existing folder has foreign files.
     """
     require_own(folder, own)
     if not folder.exists():
@@ -101,9 +104,10 @@ def replace_folder(new: Path, folder: Path, own: Collection[str]) -> None:
 
 @contextmanager
 def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Path]:
-    """A new folder for files that take the places of those in `folder` when all are written; the file `last` last.
+    """Context with a new folder, whose files replace those in `folder` when all are written; the file `last` comes
+    last.
 
-    If that fails, what stood in `folder` stays. Own files that are not written again are removed, others are kept.
+    If that fails, `folder` stays as it was. Own files that are not written again are removed, others are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     new = Path(mkdtemp(prefix=_NEW, dir=folder))
@@ -122,7 +126,9 @@ def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Pa
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder below TMPDIR that is removed at the end; what a killed owner left is removed by the next one."""
+    """Context with a folder below TMPDIR that is removed at the end. Folders that killed owners left are also
+    removed.
+    """
     _remove_abandoned(prefix)
     folder = Path(mkdtemp(prefix=prefix))
     try:
@@ -135,7 +141,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def own_lock(folder: Path, name: str = LOCK) -> Iterator[None]:
-    """A lock on a file of the folder, which the kernel takes back however its owner ends.
+    """Context with a lock on a file of the folder. The kernel releases the lock however its owner ends.
 
     Raises BlockingIOError if another process has it.
     """
@@ -148,12 +154,12 @@ def own_lock(folder: Path, name: str = LOCK) -> Iterator[None]:
 
 
 def _opened(path: Path, flags: int = 0) -> int:
-    """Neither through a link, nor waiting for the other end of a FIFO."""
+    """Opens a file without following links and without waiting for the other end of a FIFO."""
     return os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def _remove_abandoned(prefix: str) -> None:
-    """Folders that this user made and whose owner is certainly gone; others stay as they are."""
+    """Removes folders that this user made and whose owner is certainly gone."""
     for lock in Path(gettempdir()).glob(f"{prefix}*/{LOCK}"):
         _remove_if_abandoned(lock)
 

@@ -1,4 +1,4 @@
-"""No search for garbage where none comes about."""
+"""Pauses the garbage collector while it would find nothing."""
 
 import atexit
 import gc
@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Switch the collector off while much is made that stays: reference counts free the rest at once."""
+    """Context without the collector, for code that makes many objects that stay. Reference counts still free
+    objects.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -19,6 +21,6 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def search_seldom() -> None:
-    """Lets the collector look seldom, and not at all as the process ends: for one that makes little garbage."""
+    """Makes collections rare, and skips the one at the end of the process, for programs with few reference cycles."""
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)

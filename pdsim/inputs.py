@@ -1,4 +1,4 @@
-"""Reading what others wrote: text, JSON, YAML and numbers, each with its limits. Errors say where."""
+"""Reads input of others: text, JSON, YAML and numbers, each with its limits. Errors name the place."""
 
 import gzip
 import json
@@ -13,16 +13,16 @@ from reprlib import Repr
 from typing import IO, Any
 
 MOST_BYTES = 1 << 30
-"""Bytes of a file that is read as a whole."""
+"""Maximum number of bytes of a file that is read as a whole."""
 MOST_YAML_BYTES = 16 << 20
 MOST_YAML_VALUES = 1_000_000
-"""Values of a YAML file, those behind an alias counted wherever the alias stands."""
+"""Maximum number of values of a YAML file. Values behind an alias count at each use."""
 MOST_TOKENS = 1 << 40
-"""A length or a count of tokens above this is a mistake: no server has held a thousandth of it."""
+"""Largest accepted length or number of tokens. Larger values are mistakes: no server has held a thousandth of it."""
 MOST_CONTEXT_TOKENS = 100_000_000
-"""Ten times the longest context that a published model has."""
+"""Ten times the longest context of a published model."""
 MOST_SECONDS = 4e9
-"""A time above this is a mistake; times since 1970 are below it. Nanoseconds of twice as much leave 64 bits."""
+"""Largest accepted time in s. Times since 1970 are below it, and twice as many ns fit into 64 bits."""
 
 _SHOWN = Repr()
 _SHOWN.maxlevel, _SHOWN.maxdict, _SHOWN.maxlist, _SHOWN.maxtuple, _SHOWN.maxset = 4, 8, 8, 8, 8
@@ -30,11 +30,11 @@ _SHOWN.maxstring, _SHOWN.maxlong, _SHOWN.maxother = 160, 60, 160
 
 
 class InputError(ValueError):
-    """Input that cannot be taken: the message names the place, what was found and what is possible."""
+    """Input that cannot be used. The message names the place, the value and the possible values."""
 
 
 def shown(value: object) -> str:
-    """A value as a message prints it: what is long or deep is cut."""
+    """A value as a message prints it. Long or deep values are cut."""
     try:
         return _SHOWN.repr(value)
     except ValueError:  # Python prints no integer of more than 4300 digits
@@ -42,17 +42,17 @@ def shown(value: object) -> str:
 
 
 def shortened(message: str) -> str:
-    """A message that names parts of a damaged file is cut in its middle where it is longer than a page."""
+    """A message whose middle is left out if it is longer than a page, as for parts of a damaged file."""
     left_out = len(message) - 2 * _HALF_A_PAGE
     return message if left_out <= 0 else f"{message[:_HALF_A_PAGE]} [{left_out} characters] {message[-_HALF_A_PAGE:]}"
 
 
 _HALF_A_PAGE = 900
-"""Characters."""
+"""Number of characters."""
 
 
 def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> str:
-    """Text of a regular file, a BOM left out. Raises InputError; FileNotFoundError and the like pass."""
+    """Text of a regular file without a BOM. Raises InputError; FileNotFoundError and similar errors pass through."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")
     if (size := path.stat().st_size) > most_bytes:
@@ -65,7 +65,7 @@ def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> s
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """Lines of a regular file, plain or gzip, a BOM left out. Raises InputError, also while they are read."""
+    """Context with the lines of a regular file, plain or gzip, without a BOM. Raises InputError, also while reading."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")
     opener = gzip.open if path.suffix == ".gz" else open
@@ -77,12 +77,14 @@ def open_text(path: Path) -> Iterator[IO[str]]:
 
 
 def read_json(path: Path) -> Any:
-    """Raises InputError; FileNotFoundError and the like pass."""
+    """The JSON value of a file. Raises InputError; FileNotFoundError and similar errors pass through."""
     return parse_json(read_text(path, "JSON"), str(path))
 
 
 def parse_json(text: str, where: str, *, has_infinity: bool = False) -> Any:
-    """Raises InputError, also for Infinity, NaN and what rounds to infinity, such as 1e999, unless has_infinity."""
+    """The JSON value of a text. Raises InputError, unless has_infinity also for Infinity, NaN and numbers that round to
+    infinity, such as 1e999.
+    """
     try:
         return json.loads(text) if has_infinity else _FINITE.decode(text)
     except json.JSONDecodeError as wrong:
@@ -109,12 +111,12 @@ _FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """YAML 1.2. Raises InputError, also for a text whose aliases multiply or contain themselves."""
+    """The YAML 1.2 value of a text. Raises InputError, also for a text whose aliases multiply or contain themselves."""
     return _parsed_yaml(text, where, one=True)
 
 
 def parse_yaml_documents(text: str, where: str) -> list[Any]:
-    """The same of a file with several documents, as manifests have them."""
+    """The YAML 1.2 values of a text with several documents, such as manifests."""
     documents: list[Any] = _parsed_yaml(text, where, one=False)
     return documents
 
@@ -141,12 +143,12 @@ def _parsed_yaml(text: str, where: str, *, one: bool) -> Any:
 
 
 _SHORT = 20_000
-"""Characters of a text that is remembered."""
+"""Maximum number of characters of a text whose value is cached."""
 
 
 @lru_cache(maxsize=64)
 def _remembered_yaml(text: str, one: bool) -> Any:
-    """Plans and sweeps read the same few files of the catalog for each run."""
+    """The YAML value of a text, cached because plans and sweeps read the same catalog files for each run."""
     return _yaml(text, one)
 
 
@@ -158,7 +160,7 @@ def _yaml(text: str, one: bool) -> Any:
 
 
 def _require_size(data: Any, where: str) -> None:
-    """Raises InputError if the data has too many values once each alias is written out."""
+    """Raises InputError if the data has too many values with each alias written out."""
     sizes: dict[int, int | None] = {}
 
     def size(value: Any) -> int:
@@ -180,7 +182,7 @@ def _require_size(data: Any, where: str) -> None:
 
 
 def whole(value: Any) -> int:
-    """A whole number, or the text of one. Raises ValueError: fractions and booleans are none."""
+    """A whole number, or the text of one. Raises ValueError for fractions and booleans."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("no whole number")
     if isinstance(value, str):
@@ -191,7 +193,7 @@ def whole(value: Any) -> int:
 
 
 def finite(value: Any) -> float:
-    """A finite number, or the text of one. Raises ValueError: booleans are none."""
+    """A finite number, or the text of one. Raises ValueError for booleans."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("no number")
     try:

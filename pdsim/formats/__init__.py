@@ -1,1 +1,1 @@
-"""Files of other tools: deployments, results and pages of metrics are read; runs are written as results."""
+"""Files of other tools: reads deployments, results and metrics pages; writes runs as results of other tools."""

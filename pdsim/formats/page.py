@@ -1,4 +1,4 @@
-"""Tables of `docs/formats.md`, made of what the readers declare."""
+"""Tables of `docs/formats.md`, made from the readers' declarations."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from pdsim.workload.trace_kind import READS
 
 
 def results_table() -> str:
-    """Results by tool: the file, what differs, and the name of --to where runs are written as such."""
+    """Table of results by tool: the file, its differences, and the value of --to that writes it."""
     rows = [(tool.name, tool.file, tool.differs, _written(tool.name)) for tool in TOOLS]
     return _table(("tool", "file", "what differs from a [summary](metrics.md)", "`--to`"), rows)
 

@@ -1,4 +1,4 @@
-"""Saved pages of metrics and answers of server info: SGLang's, vLLM's and Dynamo's numbers under one name each."""
+"""Reads saved metrics pages and server info of SGLang, vLLM and Dynamo, with one name for each quantity."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from pdsim.scenario.yaml_file import ConfigError
 class Quantity(NamedTuple):
     what: str
     names: tuple[str, ...]
-    """Names of metrics, without `_total`; the first that a page has counts."""
+    """Names of metrics, without `_total`. The first name that a page has counts."""
     factor: float = 1.0
     is_mean: bool = False
     """True: several servers or ranks are averaged. False: they are summed."""
@@ -77,14 +77,15 @@ QUANTITIES = {
         for part, factor in (("sum", 1e3), ("count", 1.0))
     },
 }  # fmt: skip
-"""Sums of times are in ms."""
+"""Quantities of a page. Sums of times are in ms."""
 COUNTERS = (
     "requests", "prompt_tokens", "output_tokens", "hit_tokens", "queried_tokens", "preemptions",
     *(f"{time}_{part}" for time in ("ttft", "tpot", "itl", "e2e_latency") for part in ("sum", "count")),
 )  # fmt: skip
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
 _OF_RAY = re.compile(r"^(?:ray_)?(vllm|sglang)[:_]")
-"""Ray, and stores that take no colons, write ray_vllm_num_requests_running for vllm:num_requests_running."""
+"""Prefix of metric names from Ray, and from stores without colons: ray_vllm_num_requests_running for
+vllm:num_requests_running."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -101,7 +102,7 @@ class Page:
     path: Path
     values: dict[str, float] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
-    """What server info says beside: model, tp, flags."""
+    """Other facts of server info: model, tp, flags."""
 
 
 def read_page(path: Path) -> Page:
@@ -116,8 +117,8 @@ def read_page(path: Path) -> Page:
 
 
 def samples(text: str) -> Iterator[Sample]:
-    """Samples of Prometheus's text format; other lines are left out, and so are ranks that repeat what rank 0 says,
-    and endpoints of Dynamo's workers that do not generate.
+    """Samples of Prometheus's text format. Left out: other lines, ranks that repeat rank 0, and endpoints of Dynamo's
+    workers that do not generate.
     """
     for line in text.splitlines():
         found = _SAMPLE.match(line.strip())
@@ -154,13 +155,13 @@ def _values(found: Iterable[Sample]) -> dict[str, float]:
 
 
 def _wholes(found: Sequence[Sample]) -> Sequence[Sample]:
-    """Without the parts by priority that SGLang writes beside the whole, whose priority is empty."""
+    """Samples without SGLang's parts by priority, if the whole, whose priority is empty, is there."""
     wholes = [sample for sample in found if not sample.labels.get("priority")]
     return wholes or found
 
 
 def _pool(by_name: Mapping[str, list[Sample]]) -> dict[str, float]:
-    """VLLM says blocks and their size as labels; Dynamo blocks alone."""
+    """Size of the KV pool. vLLM gives blocks and their size as labels; Dynamo only blocks."""
     total = size = 0.0
     for sample in by_name.get("vllm:cache_config_info", ()):
         try:
@@ -180,7 +181,7 @@ _OF_LOADS = {
     "waiting": ("num_waiting_reqs", "num_queue_reqs"),
     "cache_usage": ("token_usage",),
 }
-"""Of several ranks the sum, or the mean, as on a page of metrics."""
+"""Fields of a load report, by quantity. Several ranks are summed or averaged, as on a metrics page."""
 _TOLD = (
     "model_path", "model", "served_model_name", "version", "tp_size", "dp_size", "pp_size", "ep_size",
     "tensor_parallel_size", "max_running_requests", "chunked_prefill_size", "mem_fraction_static", "kv_cache_dtype",
@@ -189,7 +190,7 @@ _TOLD = (
 
 
 def _of_info(path: Path, found: Any) -> Page:
-    """SGLang's /server_info and the like: an object, whose states and configurations may nest."""
+    """Page of SGLang's /server_info and similar answers: an object, whose states and configurations may nest."""
     flat: dict[str, Any] = {}
     numbers: dict[str, list[float]] = {}
     for name, value in _leaves(found):

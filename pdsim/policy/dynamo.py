@@ -19,25 +19,25 @@ _FINE = 1 << 53
 
 @dataclass
 class DynamoKv:
-    """The instance with the fewest blocks to compute and in use; of equal ones any.
+    """The instance with the lowest cost in blocks to compute and blocks in use. Ties are broken at random.
 
-    On prefill the blocks in use do not count, and on decode only they do (types.rs, build_decode_router_override;
-    prefill routers have router_track_active_blocks false). Aggregated instances share blocks of equal beginnings.
+    On prefill, blocks in use do not count; on decode, only they do (types.rs, build_decode_router_override; prefill
+    routers have router_track_active_blocks false). Aggregated instances share blocks of equal prefixes.
     """
 
     overlap_score_credit: float = 1.0
-    """Blocks that a cached block saves."""
+    """Number of blocks that a cached block saves."""
     overlap_score_credit_decay: float = 0.0
-    """How fast the credit falls with the prompts that wait at an instance: 1 halves it where one prompt as long as
-    this one waits more than elsewhere."""
+    """Decay of the credit with the prompts that wait at an instance. With 1, the credit is halved if one prompt of this
+    length more waits there than elsewhere."""
     prefill_load_scale: float = 1.0
     """Weight of blocks to compute against blocks in use."""
     decode_active_request_weight: float = 0.0
-    """Blocks that each request at an instance costs beside its own."""
+    """Additional cost in blocks of each request at an instance."""
     router_temperature: float = 0.0
-    """Temperature of a softmax over costs that are scaled to [0, 1]. 0: the lowest cost."""
+    """Temperature of a softmax over costs that are scaled to [0, 1]. 0: the lowest cost is chosen."""
     seed: int = 0
-    """Seed of the draws."""
+    """Seed of the random draws."""
     is_kv_aware: ClassVar[bool] = True
     _draws: Draws = field(default_factory=Draws, init=False)
 
@@ -66,7 +66,7 @@ class DynamoKv:
         return [blocks + other for blocks, other in zip(self._to_compute(prompt, view), extra, strict=True)]
 
     def _to_compute(self, prompt: TokenSequence, view: RoutingView) -> list[float]:
-        """Blocks that prompts there and this one have to compute, by the weights."""
+        """Number of blocks that each instance has to compute, including this prompt's, with the policy's weights."""
         page, holders = view.page_size, view.holders(prompt)
         queued = [view.num_uncached_tokens(load.instance_id) for load in view.instances]
         least, size = min(queued), ceil(len(prompt) / page)

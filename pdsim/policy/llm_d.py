@@ -17,38 +17,39 @@ from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 _SECOND_NS = 1_000_000_000
 _MS_NS = 1_000_000
 _FULL_QUEUE_TOKENS = 4_194_304
-"""token-load-scorer: tokens in flight that score 0 (queueThresholdTokens)."""
+"""token-load-scorer: number of tokens in flight that scores 0 (queueThresholdTokens)."""
 
 
 @dataclass
 class LlmD:
-    """The instance with the highest weighted sum of scores; of equal ones any.
+    """The instance with the highest weighted sum of scores. Ties are broken at random.
 
-    Weights of the sample deploy/config/pd-epp-config.yaml. The guide of prefill-decode disaggregation filters by
-    affinity instead, with token_load_scorer on prefill and active_request_scorer on decode.
+    The default weights are those of the sample deploy/config/pd-epp-config.yaml. The guide of prefill-decode
+    disaggregation filters by affinity instead, with token_load_scorer on prefill and active_request_scorer on decode.
     """
 
     prefix_cache_scorer: float = 2.0
     """Weight of the cached share of the prompt."""
     queue_scorer: float = 1.0
-    """Weight of a short queue: 1 for the shortest, 0 for the longest."""
+    """Weight of a short queue: score 1 for the shortest queue, 0 for the longest."""
     kv_cache_utilization_scorer: float = 0.0
     """Weight of the share of pages that no request holds."""
     active_request_scorer: float = 0.0
-    """Weight of few requests: 1 for none, 0 for the most."""
+    """Weight of few requests: score 1 for none, 0 for the most."""
     token_load_scorer: float = 0.0
-    """Weight of few tokens to compute, this prompt's included: 1 for none, 0 for 4,194,304 (128 times 32,768)."""
+    """Weight of few tokens to compute, including this prompt's: score 1 for none, 0 for 4,194,304 (128 times
+    32,768)."""
     affinity_threshold: float = 0.0
-    """If some instances have cached this share of a prompt, only those are scored (prefix-cache-affinity-filter; 0.8
+    """If some instances have cached this share of a prompt, only these are scored (prefix-cache-affinity-filter; 0.8
     there). 0: all are scored."""
     max_ttft_penalty_ns: int = 18 * _SECOND_NS
-    """How much longer the best of these may queue than the best other instance. 0: as long as it takes."""
+    """Maximum additional queueing time of the best of these instances over the best other instance. 0: no maximum."""
     peak_prefill_tokens_per_s: float = 15928.0
-    """Rate by which tokens in flight become time."""
+    """Rate by which tokens in flight are converted into queueing time."""
     refresh_metrics_interval_ns: int = 50 * _MS_NS
     """Interval at which the queue and page use of instances are read."""
     seed: int = 0
-    """Seed of the draws."""
+    """Seed of the random draws."""
     is_kv_aware: ClassVar[bool] = True
     _draws: Draws = field(default_factory=Draws, init=False)
 
@@ -65,7 +66,7 @@ class LlmD:
 
     @property
     def metrics_interval_ns(self) -> int:
-        """0: no scorer reads metrics."""
+        """Interval at which scorers need metrics, in ns. 0: no scorer reads metrics."""
         return self.refresh_metrics_interval_ns if self.queue_scorer or self.kv_cache_utilization_scorer else 0
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -77,7 +78,7 @@ class LlmD:
         return offered[row].instance_id
 
     def scores(self, prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
-        """Weighted sum of each."""
+        """Weighted sum of scores of each offered instance."""
         total = [0.0] * len(offered)
         for name, scorer in _SCORERS.items():
             if weight := getattr(self, name):
@@ -130,7 +131,9 @@ def _token_load(prompt: TokenSequence, view: RoutingView, offered: Sequence[Inst
 
 
 def _in_flight(view: RoutingView, load: InstanceLoad) -> int:
-    """Uncached prompt tokens until the first token; none on decode, whose load is the output that nobody knows."""
+    """Number of uncached prompt tokens that an instance has to compute. 0 on decode, whose load is outputs of unknown
+    length.
+    """
     return 0 if view.role == "decode" else view.num_uncached_tokens(load.instance_id)
 
 

@@ -1,4 +1,6 @@
-"""Built-in policies for KV pages: admission, when a request gets them; preemption, who gives them back; eviction."""
+"""Built-in policies for KV pages: admission (when a request gets pages), preemption (which request loses them),
+eviction.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +9,7 @@ from pdsim.policy.views import CachedLeaf, Candidate, DecodeView, QueuedDecode
 
 
 def num_kv_tokens(request: QueuedDecode) -> int:
-    """Tokens whose KV a request holds: all but the last output token, which the next step computes."""
+    """Number of tokens whose KV a request holds: all but the last output token, which the next step computes."""
     return request.num_prompt_tokens + max(request.num_output_tokens - 1, 0)
 
 
@@ -16,15 +18,16 @@ def num_pages(num_tokens: int, page_size: int) -> int:
 
 
 def whole(num_tokens: int, unit_tokens: int) -> int:
-    """Tokens of as many whole units as hold these."""
+    """Number of tokens, rounded up to whole units."""
     return num_pages(num_tokens, unit_tokens) * unit_tokens
 
 
 @dataclass
 class ReserveDecodeTokens:
-    """SGLang's rule: every active request keeps a fixed reserve of tokens to grow into.
+    """SGLang's rule: every active request keeps a fixed reserve of tokens for its growth.
 
-    It over-commits on purpose: who outgrows the reserve is paid for by the others, or by a retraction.
+    The rule over-commits on purpose: a request that outgrows its reserve uses other requests' reserves, or causes a
+    retraction.
     """
 
     reserved_tokens: int = 512
@@ -81,7 +84,7 @@ class ReserveMaxOutput:
 
 @dataclass
 class FreePages:
-    """Admit whatever fits now (vLLM's rule): what outgrows the pool is preempted."""
+    """Admits every request that fits now (vLLM's rule). Requests that outgrow the pool are preempted."""
 
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
         return ADMITTED if candidate.num_new_pages <= view.num_available_pages else Deferred(ask_again_steps=None)
@@ -89,7 +92,9 @@ class FreePages:
 
 @dataclass
 class FewestOutputsFirst:
-    """The request with fewest output tokens, of these the longest prompt, of these the last of the batch (SGLang's)."""
+    """Preempts the request with the fewest output tokens; of these the longest prompt, then the last of the batch
+    (SGLang's).
+    """
 
     def victim(self, view: DecodeView) -> int:
         return min(reversed(view.running), key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens)).request_id
@@ -97,10 +102,12 @@ class FewestOutputsFirst:
 
 @dataclass
 class LowestPriorityFirst:
-    """The lowest priority; of these as fewest_outputs_first (SGLang's --retraction-policy priority)."""
+    """Preempts the request with the lowest priority; ties as in fewest_outputs_first (SGLang's --retraction-policy
+    priority).
+    """
 
     last_arrived: bool = False
-    """Prefer the youngest of these, as vLLM's priority scheduling."""
+    """True: among equal priorities the youngest request, as in vLLM's priority scheduling."""
 
     def victim(self, view: DecodeView) -> int:
         lowest = min(request.priority for request in view.running)
@@ -112,7 +119,7 @@ class LowestPriorityFirst:
 
 @dataclass
 class LastArrivedFirst:
-    """The youngest request, so that the oldest keep their progress."""
+    """Preempts the youngest request, so that the oldest keep their progress."""
 
     def victim(self, view: DecodeView) -> int:
         return max(view.running, key=lambda r: (r.arrival_ns, r.request_id)).request_id
@@ -120,7 +127,7 @@ class LastArrivedFirst:
 
 @dataclass
 class LastAdmittedFirst:
-    """The last of the batch (vLLM's first come, first served)."""
+    """Preempts the last request of the batch (vLLM's first come, first served)."""
 
     def victim(self, view: DecodeView) -> int:
         return view.running[-1].request_id
@@ -128,7 +135,7 @@ class LastAdmittedFirst:
 
 @dataclass
 class LeastRecentlyUsed:
-    """The least recently used."""
+    """Evicts the least recently used leaf."""
 
     def key(self, leaf: CachedLeaf) -> int:
         return leaf.last_access
@@ -136,7 +143,7 @@ class LeastRecentlyUsed:
 
 @dataclass
 class LeastFrequentlyUsed:
-    """The one that fewest requests inserted; of these the least recently used."""
+    """Evicts the leaf that the fewest requests inserted; of these the least recently used."""
 
     def key(self, leaf: CachedLeaf) -> tuple[int, int]:
         return (leaf.num_hits, leaf.last_access)
@@ -144,7 +151,7 @@ class LeastFrequentlyUsed:
 
 @dataclass
 class FirstInFirstOut:
-    """The one that was inserted first."""
+    """Evicts the leaf that was inserted first."""
 
     def key(self, leaf: CachedLeaf) -> int:
         return leaf.born

@@ -7,16 +7,17 @@ from pdsim.policy.protocols import Pick
 from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill
 
 _MOST_RANKED = 128
-"""SGLang's lpm falls back to fcfs in longer queues, to bound the tree walks."""
+"""Longest queue that lpm sorts. In longer queues SGLang's lpm falls back to fcfs, to bound the tree walks."""
 _FEW_CACHED_TOKENS = 32
-"""With no more cached, a prompt waits for one before it that begins alike (IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD)."""
+"""Maximum cached tokens of a prompt that waits for an earlier prompt with the same beginning
+(IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD)."""
 _ALIKE_TOKENS = 32
-"""Prompts that share so many tokens begin alike (IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD)."""
+"""Minimum shared tokens of prompts with the same beginning (IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD)."""
 
 
 @dataclass
 class FirstComeFirstServed:
-    """The order of grants, or of arrival (SGLang's fcfs)."""
+    """In the order of grants, or of arrival (SGLang's fcfs)."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         return (Pick(request.request_id) for request in view.waiting)
@@ -32,10 +33,10 @@ class HighestPriorityFirst:
 
 @dataclass
 class ShortestPromptFirst:
-    """Short prompts first; one that has waited longer than its patience goes before all."""
+    """Short prompts first. A prompt that has waited longer than patience precedes all others."""
 
     patience_ns: int = 10_000_000_000
-    """Maximum time after its arrival for which a prompt may be passed over."""
+    """Time after its arrival from which a prompt precedes shorter ones."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         def rank(request: QueuedPrefill) -> tuple[bool, int, int]:
@@ -47,14 +48,14 @@ class ShortestPromptFirst:
 
 @dataclass
 class LongestPrefixFirst:
-    """The longest cached prefix first (SGLang's lpm), and prompts that may soon find one last.
+    """Longest cached prefix first (SGLang's lpm). Prompts that may soon find a prefix in the cache come last.
 
-    Of waiting prompts that begin alike and have next to nothing cached, the first in the queue goes ahead, and caches
-    what the others share. The order stays for the next choice. More than 128 prompts are not sorted.
+    Of waiting prompts with the same beginning and hardly any cached tokens, the first in the queue goes ahead, and
+    caches what the others share. The order stays for the next choice. Queues of more than 128 prompts are not sorted.
     """
 
     _order: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Places in the queue as it was last sorted."""
+    """Positions in the queue as it was last sorted."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         last = len(self._order)
@@ -82,10 +83,12 @@ class LongestPrefixFirst:
 
 @dataclass
 class EveryChunk:
-    """Send each chunk as soon as it is computed, so that only the last one is exposed (SGLang's default)."""
+    """Sends each chunk as soon as it is computed, so that only the last chunk's transfer is exposed (SGLang's
+    default).
+    """
 
     cached_prefix_first: bool = True
-    """Send cached pages before the first forward, not with the first chunk
+    """True: cached pages are sent before the first forward, not with the first chunk
     (SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX)."""
 
     def send_until(self, request: SendingPrefill) -> int:
@@ -96,7 +99,7 @@ class EveryChunk:
 
 @dataclass
 class WholePrompt:
-    """Send everything after the last chunk: one transfer, wholly exposed."""
+    """Sends all KV after the last chunk: a single transfer, which is fully exposed."""
 
     def send_until(self, request: SendingPrefill) -> int:
         return request.num_sent_tokens

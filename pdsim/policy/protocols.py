@@ -11,14 +11,14 @@ from pdsim.policy import views
 
 
 class Pick(NamedTuple):
-    """Compute this prompt next, at most max_tokens of it; the core cuts it to the budgets and the pages."""
+    """Compute this prompt next, at most max_tokens of it. The core cuts the chunk to the budgets and the pages."""
 
     request_id: int
     max_tokens: int | None = None
 
 
 class HoldUntil(NamedTuple):
-    """Start no new prompt before this time (or the next message), although some wait."""
+    """Begin no new prompt before this time or the next message, although prompts wait."""
 
     time_ns: int
 
@@ -27,10 +27,10 @@ class PrefillPolicy(Protocol):
     """Decides which prompts the next forward computes."""
 
     def select(self, view: views.PrefillView) -> Iterable[Pick] | HoldUntil:
-        """Waiting prompts in the order in which to take them; the core stops at the first that does not fit.
+        """Waiting prompts in the order in which to begin them. The core stops at the first that does not fit.
 
-        The one partly computed prompt always goes first and is not among them. Return a generator where the order
-        is expensive: the core pulls no more picks than it can use.
+        The one partly computed prompt always comes first and is not among them. Return a generator if the order is
+        expensive: the core pulls no more picks than it can use.
         """
 
 
@@ -55,14 +55,14 @@ class AdmissionPolicy(Protocol):
 
 
 class PreemptionPolicy(Protocol):
-    """Decides who gives its pages back when the next decode step does not fit."""
+    """Decides which request loses its pages when the next decode step does not fit."""
 
     def victim(self, view: views.DecodeView) -> int:
         """The request_id of one of view.running."""
 
 
 class EvictionPolicy(Protocol):
-    """Decides which unused leaf of the prefix cache goes first."""
+    """Decides which unused leaf of the prefix cache is evicted first."""
 
     def key(self, leaf: views.CachedLeaf) -> Any:
         """Sort key of a leaf; smaller keys are evicted first. It may depend on the leaf alone."""
@@ -72,18 +72,20 @@ class TransferPolicy(Protocol):
     """Decides how much of a prompt's KV to send as it begins, and after each computed chunk."""
 
     def send_until(self, request: views.SendingPrefill) -> int:
-        """The token up to which to send now, at most request.num_computed_tokens. A prompt's end always goes."""
+        """The number of tokens to send so far, at most request.num_computed_tokens. The end of a prompt is
+        always sent.
+        """
 
 
 class RoutingPolicy(Protocol):
-    """Chooses the instance of one role. Prefill and decode have a policy each, as in SGLang's gateway."""
+    """Chooses the instance of one role. Prefill and decode have separate policies, as in SGLang's gateway."""
 
     def pick(self, prompt: views.TokenSequence, view: views.RoutingView) -> str:
         """The instance_id of one of view.instances."""
 
 
 class SheddingPolicy(Protocol):
-    """Decides whom the router refuses as a request arrives."""
+    """Decides which request the router refuses when a request arrives."""
 
     def shed(self, request: views.WaitingRequest, view: views.SheddingView) -> int | None:
         """Id of the request to refuse: the arriving one, or one of view.waiting. None: refuse no request."""
@@ -93,11 +95,11 @@ class DisaggregationPolicy(Protocol):
     """Decides where a prompt is computed: on a prefill instance, or on its decode instance."""
 
     def is_remote(self, prompt: views.TokenSequence, view: views.PairView) -> bool:
-        """True: a prefill instance computes it, and sends the KV."""
+        """True: a prefill instance computes the prompt, and sends its KV. False: the decode instance computes it."""
 
 
 class Servers(NamedTuple):
-    """Numbers of servers that are to have each role."""
+    """Numbers of servers that each role should have."""
 
     prefill: int
     decode: int

@@ -20,7 +20,7 @@ _TOKENS = attrgetter("num_tokens", "num_requests")
 
 @dataclass
 class FewestRequests:
-    """The fewest requests; ties go to the first rank (DPBudget.dispatch)."""
+    """The rank with the fewest requests. Ties go to the first rank (DPBudget.dispatch)."""
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         return min(view.instances, key=_REQUESTS).instance_id
@@ -28,14 +28,16 @@ class FewestRequests:
 
 @dataclass
 class FewestTokens:
-    """The fewest tokens, then the fewest requests; ties go to the first rank (DPBudget.dispatch)."""
+    """The rank with the fewest tokens, then the fewest requests. Ties go to the first rank (DPBudget.dispatch)."""
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         return min(view.instances, key=_TOKENS).instance_id
 
 
 def rank_policy(method: LoadBalanceMethod, seed: int) -> RoutingPolicy:
-    """The policy of one server. The gateway draws bootstrap rooms, so that a rank by its room is a random one."""
+    """The rank policy of one server. The gateway draws bootstrap rooms at random, so a rank chosen by its room is
+    random.
+    """
     match method:
         case "round_robin":
             return RoundRobin()

@@ -1,4 +1,5 @@
-"""Built-in policies of the router: the instance of a request, who computes its prompt, and whom it refuses.
+"""Built-in policies of the router: which instance serves a request, where its prompt is computed, and which requests
+are refused.
 
 Routing policies have the names and defaults of SGLang's gateway.
 """
@@ -14,7 +15,9 @@ _LOAD = attrgetter("num_requests", "num_tokens")
 
 @dataclass
 class Draws:
-    """Random draws without `random`, equal in every replay: splitmix64 (Steele, Lea and Flood 2014) over a counter."""
+    """Random draws that are equal in every replay, without `random`: splitmix64 (Steele, Lea and Flood 2014) over a
+    counter.
+    """
 
     count: int = 0
 
@@ -41,10 +44,10 @@ class RoundRobin:
 
 @dataclass
 class RandomChoice:
-    """Any instance, all equally often."""
+    """A random instance, each with equal probability."""
 
     seed: int = 0
-    """Seed of the draws."""
+    """Seed of the random draws."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -53,10 +56,10 @@ class RandomChoice:
 
 @dataclass
 class PowerOfTwo:
-    """The less loaded of two drawn at random, by tokens; ties go to the first drawn."""
+    """The less loaded of two random instances, by tokens. Ties go to the first drawn."""
 
     seed: int = 0
-    """Seed of the draws."""
+    """Seed of the random draws."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -68,7 +71,7 @@ class PowerOfTwo:
 
 @dataclass
 class LeastLoaded:
-    """The fewest requests, then the fewest prompt tokens; ties go to the first."""
+    """The instance with the fewest requests, then the fewest prompt tokens. Ties go to the first instance."""
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         return min(view.instances, key=_LOAD).instance_id
@@ -78,19 +81,20 @@ class LeastLoaded:
 class CacheAware:
     """The instance that saw most of the prompt, unless the load is out of balance or the match is poor.
 
-    Then one of those with the fewest requests, drawn at random: sgl-model-gateway/src/policies/cache_aware.rs, since
-    SGLang's pull request 33138 of August 2026. Before, the first of them (since 14650 of December 2025), or the one
-    with the smallest tree.
+    In these cases a random instance among those with the fewest requests:
+    sgl-model-gateway/src/policies/cache_aware.rs, since SGLang's pull request 33138 of August 2026. Earlier releases
+    take the first of them (since 14650 of December 2025), or the instance with the smallest tree.
     """
 
     match_threshold: float = 0.3
-    """A match counts if it is more than this fraction of the prompt."""
+    """Fraction of the prompt that a match must exceed to count."""
     balance_abs_threshold: int = 64
-    """Loads are out of balance if they differ by more requests than this and by more than balance_rel_threshold."""
+    """Loads are out of balance if they differ by more than this number of requests and by more than
+    balance_rel_threshold."""
     balance_rel_threshold: float = 1.5
-    """Loads are out of balance if they also differ by more than this factor."""
+    """Ratio of request numbers above which loads are out of balance, together with balance_abs_threshold."""
     seed: int = 0
-    """Seed of the draws."""
+    """Seed of the random draws."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -122,7 +126,7 @@ class QueueLimit:
     """
 
     max_queued_requests: int
-    """Requests that may wait."""
+    """Maximum number of waiting requests."""
 
     def __post_init__(self) -> None:
         if self.max_queued_requests < 1:
@@ -138,13 +142,13 @@ class QueueLimit:
 
 @dataclass
 class PrefixBased:
-    """Prompts with this many tokens that decode has not cached go to prefill.
+    """Prompts with at least this many tokens that decode has not cached are computed on prefill.
 
     llm-d's prefix-based-pd-decider (pkg/epp/framework/plugins/scheduling/profilehandler/disagg).
     """
 
     non_cached_tokens: int
-    """0: all stay on decode."""
+    """Minimum number of uncached tokens. 0: decode computes all prompts."""
 
     def __post_init__(self) -> None:
         if self.non_cached_tokens < 0:
@@ -158,15 +162,15 @@ class PrefixBased:
 
 @dataclass
 class LengthAndQueue:
-    """Prompts with more uncached tokens go to prefill, unless too many wait there.
+    """Prompts with more uncached tokens are computed on prefill, unless too many prompts wait there.
 
     Dynamo's PyDisaggregatedRouter (examples/llm/components/disagg_router.py).
     """
 
     max_local_prefill_length: int = 1000
-    """Uncached tokens that decode computes itself."""
+    """Maximum number of uncached tokens that decode computes itself."""
     max_prefill_queue_size: int = 2
-    """Prompts that may wait at prefill."""
+    """Maximum number of prompts that may wait at prefill."""
 
     def __post_init__(self) -> None:
         if self.max_local_prefill_length < 0 or self.max_prefill_queue_size < 1:

@@ -9,21 +9,22 @@ from pdsim.policy.views import ScalingView
 
 @dataclass
 class LoadThresholds:
-    """A server more where a role is above its threshold, one less where it is below: Dynamo's load planner.
+    """Adds a server to a role above its threshold, and removes one from a role below its threshold: Dynamo's load
+    planner.
 
-    If there is no server left, the other role gives one, if it is below its lower threshold.
+    If no server is left, the other role gives one if it is below its lower threshold.
     """
 
     prefill_queue_scale_up: float = 5.0
-    """A server more above this many requests that wait, for each prefill server."""
+    """Number of waiting requests per prefill server above which a server is added."""
     prefill_queue_scale_down: float = 0.2
-    """A server less below."""
+    """Number of waiting requests per prefill server below which a server is removed."""
     decode_kv_scale_up: float = 0.9
-    """A server more above this share of decode's pages in use."""
+    """Share of decode's pages in use above which a server is added."""
     decode_kv_scale_down: float = 0.5
-    """A server less below."""
+    """Share of decode's pages in use below which a server is removed."""
     keep_servers: bool = False
-    """Servers change their roles, and none starts or stops."""
+    """True: servers only change roles; none starts or stops."""
 
     def servers(self, view: ScalingView) -> Servers:
         prefill, decode = view.prefill.num_servers, view.decode.num_servers
@@ -47,11 +48,11 @@ class Forecast:
     """
 
     prefill_token_rate_per_s: float
-    """Prompt tokens that a prefill server computes within the SLO."""
+    """Prompt tokens per second that a prefill server computes within the SLO."""
     decode_requests: float
-    """Requests that a decode server runs within the SLO."""
+    """Number of requests that a decode server runs within the SLO."""
     keep_servers: bool = False
-    """Servers change their roles, and none starts or stops: all are shared out."""
+    """True: all servers are divided between the roles; none starts or stops."""
     _last: tuple[float, float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class Forecast:
         return self._shared(view, tokens_per_s / self.prefill_token_rate_per_s, requests / self.decode_requests)
 
     def _shared(self, view: ScalingView, prefill: float, decode: float) -> Servers:
-        """Servers that both roles need, or their parts of all servers if these are too few or stay."""
+        """Numbers of servers that both roles need. If these are too many, or servers stay: shares of all servers."""
         wanted = Servers(max(1, ceil(prefill)), max(1, ceil(decode)))
         total = view.prefill.num_servers + view.decode.num_servers if self.keep_servers else view.max_servers
         if not self.keep_servers and sum(wanted) <= total:

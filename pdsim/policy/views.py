@@ -1,7 +1,7 @@
-"""Read-only views: all that a policy may see.
+"""Read-only views with everything that a policy may see.
 
-They are Protocols, not copies: the core passes its own objects, and the type checker rejects a write.
-Ground truth that a real system cannot know (the output length, the exact duration of a step) is in no view.
+They are Protocols, not copies: the core passes its own objects, and the type checker rejects a write. No view contains
+facts that a real system cannot know, such as the output length or the exact duration of a step.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -15,10 +15,10 @@ class TokenSequence(Protocol):
     def __len__(self) -> int: ...
 
     def page_key(self, start: int, size: int) -> Hashable:
-        """Equal for equal tokens: identifies tokens [start, start + size)."""
+        """Key of tokens [start, start + size). Equal tokens have equal keys."""
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """Count the tokens from `start` that equal those of `other` from `other_start`."""
+        """Number of tokens from `start` that equal those of `other` from `other_start`."""
 
     def then(self, other: Any) -> "TokenSequence":
         """This sequence followed by another sequence."""
@@ -35,7 +35,7 @@ class QueuedRequest(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def priority(self) -> int:
-        """Priority; larger goes first. 0 unless the scenario gives the request's class a priority."""
+        """Priority; larger values go first. 0 unless the scenario gives the request's class a priority."""
 
 
 class QueuedPrefill(QueuedRequest, Protocol):
@@ -62,10 +62,12 @@ class PrefillView(InstanceView, Protocol):
 
     @property
     def waiting(self) -> Collection[QueuedPrefill]:
-        """Ordered as decode granted them; aggregated: as they came or were retracted."""
+        """Waiting prompts. Prefill: in the order of decode's grants. Aggregated: in the order of arrival or
+        retraction.
+        """
 
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
-        """Prompt tokens that the prefix cache holds now. Costs a tree walk."""
+        """Number of prompt tokens that the prefix cache holds now. Costs a tree walk."""
 
     def use_cached_tokens(self, request: QueuedPrefill) -> int:
         """Number of cached prompt tokens. Counts as a use, so that they are not evicted soon."""
@@ -80,7 +82,7 @@ class SendingPrefill(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_cached_tokens(self) -> int:
-        """Found in the prefill instance's prefix cache; computed, as soon as the prompt has begun."""
+        """Number of prompt tokens found in the prefill instance's prefix cache. Set when the prompt is begun."""
 
     @property
     def num_computed_tokens(self) -> int: ...
@@ -98,19 +100,21 @@ class QueuedDecode(QueuedRequest, Protocol):
 
 
 class DecodeView(InstanceView, Protocol):
-    """A decode instance as its policies see it, or an aggregated one as its preemption policy does."""
+    """View of a decode instance for its policies, or of an aggregated instance for its preemption policy."""
 
     @property
     def num_active(self) -> int:
-        """Requests that run, are ready to run, or wait for their KV: len(active)."""
+        """Number of requests that run, are ready to run, or wait for their KV: len(active)."""
 
     @property
     def num_ahead_tokens(self) -> int:
-        """Tokens beyond its KV for which a running request needs pages: 1, or more with speculative decoding."""
+        """Number of tokens beyond its KV for which a running request needs pages: 1, or more with speculative
+        decoding.
+        """
 
     @property
     def num_running_tokens(self) -> int:
-        """Prompt and output tokens of everything that runs."""
+        """Prompt and output tokens of all running requests."""
 
     @property
     def resume_unit_tokens(self) -> int:
@@ -130,7 +134,7 @@ class DecodeView(InstanceView, Protocol):
 
 @dataclass(slots=True)
 class Candidate:
-    """A request at the head of the admission queue, its cached prefix matched and locked."""
+    """A request at the head of the admission queue, with its cached prefix matched and locked."""
 
     request: QueuedDecode
     num_tokens: int
@@ -140,7 +144,7 @@ class Candidate:
     num_new_pages: int
     """Pages to allocate for the rest."""
     resumes: bool = False
-    """True for a retracted request that comes back."""
+    """True for a retracted request that resumes."""
 
 
 class CachedLeaf(Protocol):
@@ -148,7 +152,7 @@ class CachedLeaf(Protocol):
 
     @property
     def last_access(self) -> int:
-        """Grows with every access to the tree."""
+        """Number of the last access. It grows with every access to the tree."""
 
     @property
     def num_hits(self) -> int:
@@ -156,44 +160,44 @@ class CachedLeaf(Protocol):
 
     @property
     def born(self) -> int:
-        """The access at which it was inserted."""
+        """Number of the access at which the leaf was inserted."""
 
     @property
     def num_pages(self) -> int: ...
 
 
 class InstanceLoad(Protocol):
-    """A router's knowledge of one instance."""
+    """The router's knowledge of one instance."""
 
     @property
     def instance_id(self) -> str: ...
     @property
     def num_requests(self) -> int:
-        """Routed there and not done."""
+        """Number of unfinished requests that were routed to the instance."""
 
     @property
     def num_tokens(self) -> int:
-        """Their prompt tokens."""
+        """Prompt tokens of these requests."""
 
     @property
     def num_pages(self) -> int:
-        """Whole pages of their prompts. 0 unless the policy is KV-aware."""
+        """Number of distinct whole pages of these prompts. 0 unless the policy is KV-aware."""
 
     @property
     def num_queued(self) -> int:
-        """Requests that waited there as its metrics were last read. 0 unless the policy has a metrics_interval_ns."""
+        """Number of waiting requests when the metrics were last read. 0 unless the policy has a metrics_interval_ns."""
 
     @property
     def page_use(self) -> float:
-        """Share of its pages that requests held then."""
+        """Share of the instance's pages that requests held when the metrics were last read."""
 
 
 class RoutingView(Protocol):
     """View of the instances of one role for routing policies.
 
-    A policy whose class says `is_kv_aware = True` may use `num_uncached_tokens` and `num_pages_with`. For such a policy
-    the router remembers prompts in pages of the instances' size, and as many tokens as their pools hold. A policy with
-    a `metrics_interval_ns` above 0 has the metrics of instances read so often.
+    A policy whose class has `is_kv_aware = True` may use `num_uncached_tokens` and `num_pages_with`. For such a policy
+    the router remembers prompts in pages of the instances' size, and as many tokens as their pools hold. For a policy
+    with a `metrics_interval_ns` above 0, the metrics of instances are read at this interval.
     """
 
     @property
@@ -204,26 +208,26 @@ class RoutingView(Protocol):
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page in which prompts are remembered."""
+        """Page size in tokens at which prompts are remembered."""
 
     @property
     def instances(self) -> Sequence[InstanceLoad]:
         """Instances of the role; never empty, always in the same order."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Prompt tokens that the router remembers to have sent to this instance."""
+        """Number of prompt tokens that the router remembers to have sent to this instance."""
 
     def holders(self, prompt: TokenSequence) -> Collection[str]:
-        """Instances that may have some of these tokens; other instances have none of them. Supports `in`."""
+        """Instances that may have some of these tokens. Other instances have none. Supports `in`."""
 
     def num_uncached_tokens(self, instance_id: str) -> int:
-        """Tokens to compute of the prompts that were sent to this instance and are not computed yet.
+        """Number of tokens to compute for prompts that were sent to this instance and are not computed yet.
 
-        What the router remembered of a prompt as it was sent is not to compute.
+        Tokens that the router remembered when the prompt was sent do not count.
         """
 
     def num_pages_with(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Distinct whole pages of this prompt and of those of the instance's requests."""
+        """Number of distinct whole pages of this prompt and of the prompts of the instance's requests."""
 
 
 class WaitingRequest(Protocol):
@@ -233,14 +237,14 @@ class WaitingRequest(Protocol):
     def request_id(self) -> int: ...
     @property
     def num_tokens(self) -> int:
-        """Length of its prompt."""
+        """Length of the prompt in tokens."""
 
     @property
     def priority(self) -> int: ...
 
 
 class SheddingView(Protocol):
-    """Knowledge of a router as a request arrives."""
+    """The router's knowledge when a request arrives."""
 
     @property
     def waiting(self) -> Sequence[WaitingRequest]:
@@ -248,15 +252,15 @@ class SheddingView(Protocol):
 
 
 class PairView(Protocol):
-    """Knowledge of a router of a prompt whose decode instance is chosen, and whose prefill instance is not."""
+    """The router's knowledge of a prompt whose decode instance is chosen, and whose prefill instance is not."""
 
     @property
     def num_decode_cached_tokens(self) -> int:
-        """Prompt tokens that the router remembers to have sent to this decode instance."""
+        """Number of prompt tokens that the router remembers to have sent to this decode instance."""
 
     @property
     def decode(self) -> InstanceLoad:
-        """The chosen decode instance, without this prompt."""
+        """Load of the chosen decode instance, without this prompt."""
 
     @property
     def prefill(self) -> Sequence[InstanceLoad]: ...
@@ -271,17 +275,17 @@ class RoleSeen(Protocol):
 
     @property
     def num_requests(self) -> int:
-        """Requests at servers that serve or drain: routed there and not done."""
+        """Unfinished requests at servers that serve or drain."""
 
     @property
     def num_queued(self) -> int: ...
     @property
     def page_use(self) -> float:
-        """Mean share of their pages that requests hold."""
+        """Mean share of the servers' pages that requests hold."""
 
 
 class ScalingView(Protocol):
-    """An autoscaler's view: the servers of both roles, and counts since it last decided."""
+    """The autoscaler's view: the servers of both roles, and counts since its last decision."""
 
     @property
     def now_ns(self) -> int: ...
@@ -289,7 +293,7 @@ class ScalingView(Protocol):
     def interval_ns(self) -> int: ...
     @property
     def max_servers(self) -> int:
-        """Servers of both roles together."""
+        """Maximum number of servers of both roles together."""
 
     @property
     def prefill(self) -> RoleSeen: ...
@@ -307,7 +311,7 @@ class ScalingView(Protocol):
 
     @property
     def mean_ttft_ns(self) -> float:
-        """Mean over finished requests; 0 if none did."""
+        """Mean TTFT of finished requests in ns; 0 if no request finished."""
 
     @property
     def mean_tpot_ns(self) -> float: ...

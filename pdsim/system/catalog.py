@@ -1,6 +1,6 @@
-"""Models, GPUs and transfer engines by name: one YAML file each, in this package or in a folder of the user's.
+"""Models, GPUs and transfer engines by name: one YAML file each, in this package or in a folder of the user.
 
-An entry is a dataclass from the plain data of its file, every mistake with its field.
+An entry is a dataclass made from the plain data of its file. A mistake is reported with its field.
 """
 
 import atexit
@@ -26,25 +26,25 @@ from pdsim.system.transport import Transport
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSpec:
-    """A GPU; `sources` says where each number comes from. Rates are per second and per direction."""
+    """A GPU. `sources` names the source of each number. Rates are per second and per direction."""
 
     name: str
     memory_bytes: float
     memory_bandwidth: float
     flops: dict[Dtype, float]
-    """Dense; a type that the GPU has no units for is absent."""
+    """Dense FLOP/s by data type. Types for which the GPU has no units are absent."""
     nvlink_bandwidth: float
     nic_bandwidth: float
     host_bandwidth: float
-    """Bandwidth of the link to the memory of its host."""
+    """Bandwidth of the link between the GPU and its host's memory."""
     num_sms: int | None = None
-    """Streaming multiprocessors, or compute units; None: not told."""
+    """Number of streaming multiprocessors, or compute units. None: not known."""
     gpus_per_server: int = 8
     """Number of GPUs in one NVLink domain or on one board, the limit of tensor parallelism."""
     gpus_per_host: int | None = None
-    """GPUs that one operating system sees, where an NVLink domain has several hosts; None: all of a server."""
+    """Number of GPUs of one operating system, if an NVLink domain has several hosts. None: all GPUs of a server."""
     board_power_w: float | None = None
-    """The most that its board draws."""
+    """Maximum power of the GPU's board in W."""
     sources: dict[str, str]
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class GpuSpec:
         return -(-num_gpus // (self.gpus_per_host or self.gpus_per_server))
 
     def flops_for(self, dtype: Dtype) -> float:
-        """FLOP/s of the type itself, or of the widest narrower type's compute it runs in: bf16."""
+        """FLOP/s in which a data type is computed: its own, or those of bf16 if the GPU has no units for it."""
         return self.flops.get(dtype, self.flops["bf16"])
 
 
@@ -64,42 +64,42 @@ Kind = Literal["models", "gpus", "transports"]
 KINDS: dict[Kind, type[Any]] = {"models": ModelSpec, "gpus": GpuSpec, "transports": Transport}
 
 VARIABLE = "PDSIM_CATALOG"
-"""The environment variable with a folder of the user's, which processes inherit."""
+"""Environment variable with a folder of the user, which child processes inherit."""
 SHIPPED = Path(__file__).parent / "catalog"
 Entry = TypeVar("Entry")
 
 _lent: list[Path] = []
-"""Copies of entries that other machines or users had."""
+"""Folders with copies of entries from other machines or users."""
 _borrowed: dict[str, str] = {}
 _located: ContextVar[dict[tuple[Kind, str], tuple[Path, int]] | None] = ContextVar("located", default=None)
-"""Files of entries, and when they were modified; None: each is looked for whenever it is asked for."""
+"""Files of entries, with their modification times. None: files are looked up at each use."""
 
 
 class CatalogError(ValueError):
-    """An entry that is missing, or wrong."""
+    """Raised for a catalog entry that is missing or wrong."""
 
 
 class EntryError(ValueError):
-    """A field that is wrong."""
+    """Raised for a wrong field of an entry."""
 
 
 def own_folder() -> Path:
-    """The user's folder, whatever they work on."""
+    """The user's own folder of catalog entries, for all projects."""
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path("~/.config").expanduser()) / "pdsim"
 
 
 def folders() -> list[Path]:
-    """The folders of entries, those of this package first."""
+    """The folders of entries, starting with this package's."""
     given = os.environ.get(VARIABLE)
     return list(dict.fromkeys([SHIPPED, *([Path(given).absolute()] if given else []), own_folder()]))
 
 
 @contextmanager
 def searched(folder: Path | None, *, is_new: bool = False) -> Iterator[None]:
-    """Entries of this folder are found for as long as this lasts, also by processes that are started meanwhile.
+    """Context in which entries of this folder are found, also by processes that start within it.
 
-    is_new: it may not be there yet.
+    is_new: the folder may not exist yet.
     """
     if folder is None:
         yield
@@ -128,8 +128,8 @@ def lookups_remembered() -> Iterator[None]:
 
 
 def lend(folder: Path) -> list[str]:
-    """Lets this process find the entries of a folder that no other folder has. Returns the entries that differ from
-    another folder's.
+    """Lets this process find entries of a folder that no other folder has. Returns the entries that differ from those
+    of another folder.
     """
     if folder not in _lent:
         _lent.append(folder)
@@ -143,7 +143,7 @@ def lend(folder: Path) -> list[str]:
 
 
 def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
-    """Texts of the user's own entries among these names, by place in a catalog, with entries that they refer to."""
+    """Texts of the user's own entries among these names, by path in a catalog, including entries that they refer to."""
     found: dict[str, str] = {}
     for kind, entry in named:
         name: str | None = entry
@@ -158,7 +158,7 @@ def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
 
 
 def borrow(entries: Mapping[str, str]) -> None:
-    """Finds entries in this process that another one had: those that are missing here."""
+    """Lets this process find entries of another process, if they are missing here. entries: texts by path."""
     missing = {place: text for place, text in entries.items() if not any((one / place).is_file() for one in folders())}
     if missing and missing.items() - _borrowed.items():
         folder = Path(mkdtemp(prefix="pdsim-catalog-"))
@@ -169,13 +169,13 @@ def borrow(entries: Mapping[str, str]) -> None:
 
 
 def write_entries(entries: Mapping[str, str], folder: Path) -> None:
-    """Makes a catalog of them; no folder of none."""
+    """Writes entries as a catalog folder. Without entries, no folder is made."""
     for place, text in entries.items():
         write_whole(folder / place, text)
 
 
 def names(kind: Kind) -> list[str]:
-    """Entries of all folders together."""
+    """Names of the entries in all folders."""
     return sorted({path.stem for folder in (*folders(), *_lent) for path in (folder / kind).glob("*.yaml")})
 
 
@@ -201,7 +201,7 @@ def file_of(kind: Kind, name: str) -> Path:
 
 
 def _located_file(kind: Kind, name: str) -> tuple[Path, int]:
-    """The file, and when it was modified, in ns."""
+    """The file of an entry, with its modification time in ns."""
     remembered = _located.get()
     if remembered is None:
         remembered = {}
@@ -228,7 +228,7 @@ def _load(kind: Kind, name: str) -> Any:
 
 @cache
 def _built(kind: Kind, name: str, path: Path, modified_ns: int) -> Any:
-    """The entry of the file as it stood at that time."""
+    """The entry of a file with this modification time."""
     del modified_ns
     data = _read(path)
     passed = [name]
@@ -257,9 +257,10 @@ def hint(word: Any, among: Iterable[str]) -> str:
 
 
 def build(kind: type[Entry], data: Any, path: str = "", **given: Any) -> Entry:
-    """An entry from the mapping of its fields, and from those given. path: of the mapping in its file, with a dot.
+    """An entry from the mapping of its fields and from given fields. path: prefix of field names in messages, with a
+    dot.
 
-    Raises EntryError. A number that must be there is above 0; one with a default may be 0.
+    Raises EntryError. Required numbers must be above 0; numbers with a default may be 0.
     """
     if not isinstance(data, Mapping):
         raise EntryError(f"{path.rstrip('.') or 'the file'}: expected a mapping of fields, found {data!r}")
@@ -283,7 +284,7 @@ def build(kind: type[Entry], data: Any, path: str = "", **given: Any) -> Entry:
 
 
 def _value(kind: Any, value: Any, path: str) -> Any:
-    """The value, if it is of this kind; a mapping becomes the dataclass that it describes."""
+    """The value of a field, if it has this type. A mapping becomes the dataclass that it describes."""
     options = [option for option in get_args(kind) if option is not NoneType]
     if NoneType in get_args(kind):
         return None if value is None else _value(options[0], value, path)

@@ -1,4 +1,4 @@
-"""Draft models of speculative decoding: layers, weights, and the output projection that proposes tokens.
+"""Draft models of speculative decoding: their layers, weights, and the output projection that proposes tokens.
 
 Sources are SGLang 0.5.23's (speculative/eagle_worker_v2.py, models/deepseek_nextn.py, llama_eagle.py, llama_eagle3.py).
 """
@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from pdsim.system.model import GroupedQueryAttention, ModelSpec
 
 EAGLE3_VOCABULARY = 32_000
-"""Tokens that published EAGLE3 heads propose (draft_vocab_size)."""
+"""Number of tokens that published EAGLE3 heads can propose (draft_vocab_size)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftModel:
-    """A draft model that stands beside its target on the same GPUs."""
+    """A draft model beside its target on the same GPUs."""
 
     layers: ModelSpec
-    """Its layers, without embeddings and output projection."""
+    """The draft's layers, without embeddings and output projection."""
     proposing: ModelSpec
-    """The same with the output projection."""
+    """The draft's layers with the output projection."""
     own_bytes: float
-    """Weights besides the routed experts that it does not share with the target, all ranks together."""
+    """Bytes of weights that the draft does not share with the target, without routed experts, over all ranks."""
 
     @property
     def expert_bytes(self) -> float:
@@ -28,7 +28,7 @@ class DraftModel:
 
 
 def nextn_layers(model: ModelSpec, num_layers: int) -> DraftModel:
-    """Layers of the model's own checkpoint that predict further tokens (MTP), each behind a projection of embedding and
+    """Layers of the model's own checkpoint that predict further tokens (MTP), each after a projection of embedding and
     hidden state. A layer has the mean size of the model's layers. Embeddings and output projection are the target's
     (set_embed_and_head).
     """
@@ -50,8 +50,8 @@ def nextn_layers(model: ModelSpec, num_layers: int) -> DraftModel:
 
 
 def eagle_head(model: ModelSpec, num_layers: int) -> DraftModel:
-    """An EAGLE head in bf16: layers without experts that have as many parameters as a token uses of a target's layer,
-    behind a projection of embedding and hidden state. Embeddings and output projection are the target's.
+    """An EAGLE head in bf16: layers without experts, with as many parameters as a token uses in a target's layer, after
+    a projection of embedding and hidden state. Embeddings and output projection are the target's.
     """
     layers = _bare(model.in_dtype("bf16"), num_layers, _dense(model) * num_layers + _projection(model, 2))
     return DraftModel(layers=layers, proposing=_with_head(layers, model.vocab_size), own_bytes=layers.shared_bytes)
@@ -59,7 +59,7 @@ def eagle_head(model: ModelSpec, num_layers: int) -> DraftModel:
 
 def eagle3_head(model: ModelSpec, num_layers: int, vocabulary: int) -> DraftModel:
     """An EAGLE3 head in bf16: as EAGLE's, with a projection of three hidden states, attention over embedding and hidden
-    state side by side, and an output projection of its own.
+    state side by side, and its own output projection.
     """
     attention, wider = model.attention, 0
     if isinstance(attention, GroupedQueryAttention):
@@ -72,7 +72,7 @@ def eagle3_head(model: ModelSpec, num_layers: int, vocabulary: int) -> DraftMode
 
 
 def standalone(draft: ModelSpec) -> DraftModel:
-    """A smaller model of the same vocabulary, which shares nothing with the target."""
+    """A smaller model with the same vocabulary, which shares no weights with the target."""
     routed = draft.num_expert_params
     shared = draft.num_params - routed - _embeddings(draft)
     layers = replace(
@@ -93,17 +93,17 @@ def _embeddings(model: ModelSpec) -> int:
 
 
 def _dense(model: ModelSpec) -> float:
-    """Parameters that a token uses of a layer."""
+    """Number of parameters of a layer that a token uses."""
     return (model.num_active_params - _embeddings(model)) / model.num_layers
 
 
 def _projection(model: ModelSpec, num_inputs: int) -> int:
-    """Parameters of the projection of several hidden states to one."""
+    """Number of parameters of a projection of num_inputs hidden states to one."""
     return num_inputs * model.hidden_size * model.hidden_size
 
 
 def _bare(model: ModelSpec, num_layers: int, num_params: float) -> ModelSpec:
-    """Layers without experts, embeddings and output projection. All attend to the whole context."""
+    """The model's layers without experts, embeddings and output projection. All attend to the whole context."""
     attention = model.attention
     if isinstance(attention, GroupedQueryAttention):
         attention = replace(attention, num_layers=num_layers, num_window_layers=0)

@@ -1,4 +1,4 @@
-"""KV pages that a GPU's memory has room for: SGLang's arithmetic (0.5.23, memory_hook and pool_configurator).
+"""Number of KV pages that fit into a GPU's memory, by SGLang's arithmetic (0.5.23, memory_hook and pool_configurator).
 
 vLLM's defaults are those of 0.33.0: config/cache.py and EngineArgs.get_batch_defaults of engine/arg_utils.py.
 """
@@ -15,58 +15,59 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 RUNTIME_BYTES = 2e9
-"""CUDA context, NCCL and workspaces inside the static fraction: the roughly 2 GB that make the published logs agree
-(Qwen3-32B on B200: 2.12 M tokens, 37 running)."""
+"""CUDA context, NCCL and workspaces within the static fraction: with about 2 GB the published logs agree (Qwen3-32B on
+B200: 2.12 M tokens, 37 running)."""
 
 
 Role = Literal["prefill", "decode", "aggregated"]
-"""Work of a server."""
+"""Role of a server."""
 
 
 class LayoutError(ValueError):
-    """A model that cannot be laid on these GPUs."""
+    """Raised for a model that cannot be laid out on these GPUs."""
 
 
 class TokenBytes(NamedTuple):
-    """KV of one token on one rank."""
+    """KV bytes of one token on one rank."""
 
     whole: int
-    """In layers that keep it as long as the request runs."""
+    """Bytes in layers that keep the token's KV as long as the request runs."""
     window: int
-    """In layers that keep it for the last tokens only."""
+    """Bytes in layers that keep KV for the last tokens only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A model on the GPUs of one instance, its attention split over tp ranks.
+    """A model on the GPUs of one instance, with its attention split over tp ranks.
 
-    With data-parallel attention several instances make one server: each has its own tp ranks and its own KV, and all
-    share the routed experts.
+    With data-parallel attention several instances form one server: each has its own tp ranks and KV, and all share the
+    routed experts.
     """
 
     model: ModelSpec
-    """The part that the largest pipeline stage has, where there are several."""
+    """The model; with several pipeline stages, the part of the largest stage."""
     gpu: GpuSpec
     tp: int
     dp: int = 1
-    """Instances of one server."""
+    """Number of instances of one server."""
     pp: int = 1
-    """Pipeline stages of the instance, each on tp GPUs."""
+    """Number of pipeline stages of the instance, each on tp GPUs."""
     cp: int = 1
-    """Groups of tp GPUs that share the tokens of a prompt. Each has its KV, and all weights but the routed experts'."""
+    """Number of groups of tp GPUs that share the tokens of a prompt. Each group has the prompt's KV, and all weights
+    except routed experts."""
     has_whole_experts: bool = False
-    """True if each GPU of a server holds some experts, and not a part of all."""
+    """True if each GPU of a server holds whole experts instead of a part of every expert."""
     expert_skew: float = 0
-    """Excess of the busiest GPU's experts over the mean in tokens."""
+    """Relative excess of the busiest GPU's expert tokens over the mean."""
     overlaps_batches: bool = False
-    """True: one half of a batch is exchanged between hosts while the other half is computed."""
+    """True: half of a batch exchanges tokens between hosts while the other half computes."""
     num_draft_layers: int = 0
     """Number of attention layers of a draft model, each with as much KV as a layer of the model (SGLang 0.5.23,
     model_executor/pool_configurator.py: cell_size * draft_num_layers / num_layers)."""
     draft: DraftModel | None = None
     """Draft model with weights on these GPUs. None: there is none."""
     num_verified_tokens: int = 1
-    """Tokens of a request that one decode step computes."""
+    """Number of a request's tokens that one decode step computes."""
     kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 
@@ -82,7 +83,9 @@ class Layout:
                 raise LayoutError(f"tp {self.tp} and the {attention.num_kv_heads} KV heads of {name} do not divide")
 
     def _require_whole_hosts(self) -> None:
-        """Ranks are spread evenly over hosts (SGLang 0.5.23, arg_groups/validation_hook.py:179)."""
+        """Raises LayoutError unless ranks are spread evenly over hosts (SGLang 0.5.23,
+        arg_groups/validation_hook.py:179).
+        """
         num_gpus, num_hosts, name = self.num_server_gpus, self.num_domains, self.gpu.name
         where = f"tp {num_gpus} goes over {num_hosts} hosts of {self.gpu.gpus_per_server} {name}"
         if num_gpus % num_hosts:
@@ -102,32 +105,32 @@ class Layout:
 
     @property
     def num_server_gpus(self) -> int:
-        """GPUs of one stage of a server: those that reduce and exchange together."""
+        """Number of GPUs of one stage of a server, which reduce and exchange together."""
         return self.tp * self.dp * self.cp
 
     @property
     def num_domains(self) -> int:
-        """NVLink domains that a stage of a server spans: hosts, or racks of several hosts."""
+        """Number of NVLink domains that a stage of a server spans. A domain is a host, or a rack of several hosts."""
         return -(-self.num_server_gpus // self.gpu.gpus_per_server)
 
     @property
     def gpus_per_domain(self) -> int:
-        """GPUs of the server in each of its domains."""
+        """Number of the server's GPUs in each NVLink domain."""
         return self.num_server_gpus // self.num_domains
 
     @property
     def read_token_bytes(self) -> int:
-        """KV of one token on one rank that the model's attention reads: all layers that the rank has."""
+        """KV bytes of one token on one rank that the model's attention reads, over all layers of the rank."""
         return int(self.model.attention.num_kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype])
 
     @property
     def kv_token_bytes(self) -> int:
-        """KV of one token on one rank: the model's layers and the draft's, with the keys of their indexers."""
+        """KV bytes of one token on one rank: the model's layers and the draft's, with indexer keys."""
         one = self.read_token_bytes + self.model.attention.index_token_bytes
         return one * self.num_kv_layers // self.model.attention.num_layers
 
     def token_bytes(self, engine: str) -> "TokenBytes":
-        """KV of one token on one rank, by how long an engine keeps it."""
+        """KV bytes of one token on one rank, split by how long an engine keeps them."""
         attention = self.model.attention
         if not attention.num_window_layers or (engine == "sglang" and not attention.has_window_pool):
             return TokenBytes(self.kv_token_bytes, 0)
@@ -136,11 +139,12 @@ class Layout:
         return TokenBytes(self.kv_token_bytes - (0 if beside else window), window)
 
     def _mean_token_bytes(self, engine: str) -> float:
-        """KV for each token of the pool. SGLang gives windows a pool of their own, which no request waits for here.
+        """KV bytes per token of the pool. SGLang has a separate pool for windows, for which requests do not wait in
+        this model.
 
         vLLM (0.33.0, v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config; kv_cache_interface.py,
-        max_admission_blocks_per_request) takes the mean of the longest request, in which windows also hold the tokens
-        of two forwards that are under way.
+        max_admission_blocks_per_request) uses the mean over the longest request, in which windows also hold the tokens
+        of two forwards under way.
         """
         whole, window = self.token_bytes(engine)
         attention, longest = self.model.attention, self.model.max_context_tokens
@@ -156,19 +160,21 @@ class Layout:
 
     @property
     def state_bytes(self) -> int:
-        """State of one request on one rank, besides its KV."""
+        """Bytes of one request's linear-attention state on one rank."""
         return 0 if self.model.state is None else self.model.state.num_bytes(self.state_dtype) // self.tp
 
     @property
     def weight_bytes_per_rank(self) -> float:
-        """Weights of the model and of its draft."""
+        """Bytes of the weights of the model and its draft on one rank."""
         shared, routed = self.model.shared_bytes, self.model.expert_bytes
         if self.draft is not None:
             shared, routed = shared + self.draft.own_bytes, routed + self.draft.expert_bytes
         return shared / self.tp + routed / (self.tp * self.dp * self.cp)
 
     def states(self, mem_fraction: float, rule: StateRule | None = None) -> StateMemory:
-        """Slots for linear-attention states. rule: None for vLLM, which has no slots: its share of memory counts."""
+        """Slots for linear-attention states. rule: None for vLLM, which has no slots; its states then take their share
+        of memory.
+        """
         room = self._room(mem_fraction)
         if not self.state_bytes:
             return StateMemory(0, 0)
@@ -178,13 +184,13 @@ class Layout:
         return StateMemory(int(num_bytes // self.state_bytes), num_bytes)
 
     def _room(self, mem_fraction: float) -> float:
-        """Bytes for KV and states."""
+        """Bytes for KV and states on one rank."""
         return self.gpu.memory_bytes * mem_fraction - self.weight_bytes_per_rank - RUNTIME_BYTES
 
     def pool_tokens(
         self, mem_fraction: float, page_size: int, *, engine: str = "sglang", states: StateRule | None = None
     ) -> int:
-        """Tokens whose KV fits, in whole pages.
+        """Number of tokens whose KV fits, in whole pages.
 
         Raises LayoutError if weights and states leave no room.
         """
@@ -205,7 +211,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTier:
-    """Defaults that follow from a GPU's memory."""
+    """Defaults that depend on a GPU's memory."""
 
     chunked_prefill_tokens: int
     max_graph_batch: int
@@ -229,7 +235,7 @@ def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:
 def default_mem_fraction(
     gpu: GpuSpec, num_gpus: int, role: Role, chunk_tokens: int | None, max_running: int | None, *, draft_tokens: int = 1
 ) -> float:
-    """mem_fraction_static when it is not given. num_gpus: of a server; draft_tokens: of a request in a step."""
+    """Default of mem_fraction_static. num_gpus: of a server. draft_tokens: of a request in a step."""
     tier = memory_tier(gpu, num_gpus)
     graphs = (0 if role == "prefill" else 2 * tier.max_graph_batch) + (0 if role == "decode" else 1536)
     if role == "decode":
@@ -244,26 +250,26 @@ def default_mem_fraction(
 
 
 def default_max_running(pool_tokens: int, max_context_tokens: int) -> int:
-    """max_running_requests when it is not given."""
+    """Default of max_running_requests."""
     by_context = int(pool_tokens / max_context_tokens * 512)
     return min(max(2048, min(by_context, 4096)), pool_tokens // 2)
 
 
 VLLM_MEM_FRACTION = 0.92
-"""vLLM's gpu_memory_utilization when it is not given."""
+"""vLLM's default of gpu_memory_utilization."""
 
 
 _FORWARDS_UNDER_WAY = 2
-"""Those of vLLM's asynchronous scheduling."""
+"""Number of forwards under way in vLLM's asynchronous scheduling."""
 
 
 class VllmBatch(NamedTuple):
-    """The most that one engine of vLLM, which is one data-parallel rank, takes into a forward when nothing is given."""
+    """Default limits of a forward of one vLLM engine, which is one data-parallel rank."""
 
     num_tokens: int
-    """max_num_batched_tokens"""
+    """max_num_batched_tokens."""
     num_requests: int
-    """max_num_seqs"""
+    """max_num_seqs."""
 
 
 def vllm_batch(gpu: GpuSpec) -> VllmBatch:

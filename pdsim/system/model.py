@@ -1,33 +1,33 @@
-"""Costs of a language model: parameters, KV bytes and attention work, independent of where it runs."""
+"""Costs of a language model that do not depend on hardware: parameters, KV bytes and attention work."""
 
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar, Literal
 
 Dtype = Literal["bf16", "fp8", "fp4", "int4", "int8"]
-"""Types of weights; embeddings and output projection have bf16 in any case. int4 and int8 are computed in bf16."""
+"""Data types of weights. Embeddings and output projection always have bf16. int4 and int8 are computed in bf16."""
 
 KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
-"""fp32 is for CPUs."""
+"""Data types of KV. fp32 is for CPUs."""
 
 KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
-"""KV types by torch's name, which rows and options of real runs use."""
+"""KV types by torch's names, which rows and options of real runs use."""
 
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 DTYPE_BYTES: dict[KvDtype | Dtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5625, "int4": 0.52, "int8": 1.02}
-"""fp4: with the scales of groups of 16, as NVFP4 has (MXFP4: of 32). Integers: with scales and zeros of groups of
-128."""
+"""Bytes per element. fp4: with the scales of groups of 16, as in NVFP4 (MXFP4: of 32). Integers: with scales and zeros
+of groups of 128."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedQueryAttention:
-    """Layers with a paged KV cache of key and value heads (MHA and MQA are its ends)."""
+    """Layers with a paged KV cache of key and value heads. Includes multi-head and multi-query attention."""
 
     KIND: ClassVar = "grouped-query"
     WINDOW_POOL_RATIO: ClassVar = 0.8
-    """Tokens of SGLang's window pool for each token of its pool (0.5.23, swa_full_tokens_ratio)."""
+    """Tokens of SGLang's window pool per token of its main pool (0.5.23, swa_full_tokens_ratio)."""
     index_token_bytes: ClassVar = 0
 
     num_layers: int
@@ -35,19 +35,19 @@ class GroupedQueryAttention:
     num_kv_heads: int
     head_dim: int
     num_window_layers: int = 0
-    """Layers among them that attend to the last window_tokens only. They keep and send the KV of their window."""
+    """Number of these layers that attend to the last window_tokens only. They keep and send the KV of their window."""
     window_tokens: int = 0
     has_window_pool: bool = True
-    """False: SGLang keeps and sends KV of these layers whole (0.5.23, configs/model_config.py:2651,
+    """False: SGLang keeps and sends all KV of window layers (0.5.23, configs/model_config.py:2651,
     is_hybrid_swa_model)."""
     value_dim: int | None = None
-    """Width of a value head; None: head_dim."""
+    """Width of a value head. None: head_dim."""
     num_window_kv_heads: int | None = None
-    """KV heads of the layers with a window; None: num_kv_heads."""
+    """Number of KV heads in layers with a window. None: num_kv_heads."""
     window_head_dim: int | None = None
-    """Width of their key heads; None: head_dim."""
+    """Width of key heads in layers with a window. None: head_dim."""
     window_value_dim: int | None = None
-    """Width of their value heads; None: window_head_dim, or else value_dim."""
+    """Width of value heads in layers with a window. None: window_head_dim, or else value_dim."""
 
     def __post_init__(self) -> None:
         if self.num_window_layers > self.num_layers:
@@ -56,7 +56,7 @@ class GroupedQueryAttention:
 
     @property
     def kept_window_tokens(self) -> int:
-        """Tokens whose KV layers with a window keep of a request."""
+        """Number of a request's tokens whose KV window layers keep."""
         return self.window_tokens if self.num_window_layers else 0
 
     @property
@@ -66,7 +66,7 @@ class GroupedQueryAttention:
 
     @property
     def _widths(self) -> tuple[int, int]:
-        """Width of a key head and a value head together: of the layers without a window, and of those with one."""
+        """Width of a key head plus a value head: of layers without a window, and of layers with one."""
         whole = self.head_dim + (self.value_dim or self.head_dim)
         if self.window_head_dim is None and self.window_value_dim is None:
             return whole, whole
@@ -74,7 +74,7 @@ class GroupedQueryAttention:
         return whole, dim + (self.window_value_dim or self.window_head_dim or self.value_dim or dim)
 
     def num_kv_elements(self, tp: int) -> int:
-        """KV elements of one token on one rank: beyond one head each, ranks hold copies."""
+        """Number of KV elements per token on one rank. Each rank holds at least one head, if needed a copy."""
         return self.num_whole_elements(tp) + self.num_window_elements(tp)
 
     def num_whole_elements(self, tp: int) -> int:
@@ -88,7 +88,7 @@ class GroupedQueryAttention:
 
     @property
     def flops_per_pair(self) -> int:
-        """FLOPs of a query token against a context token, all heads and layers: QK and PV."""
+        """FLOPs of a query token with a context token, over all heads and layers: QK and PV."""
         whole, window = self._widths
         num_whole = self.num_layers - self.num_window_layers
         return 2 * self.num_query_heads * (num_whole * whole + self.num_window_layers * window)
@@ -100,7 +100,8 @@ class LatentAttention:
 
     KIND: ClassVar = "latent"
     WINDOW_POOL_RATIO: ClassVar = 0.1
-    """As above, for DeepSeek V4 (0.5.23, arg_groups/model_overrides/deepseek_v4.py:48)."""
+    """Tokens of SGLang's window pool per token of its main pool, for DeepSeek V4 (0.5.23,
+    arg_groups/model_overrides/deepseek_v4.py:48)."""
     has_window_pool: ClassVar = True
 
     num_layers: int
@@ -115,20 +116,21 @@ class LatentAttention:
     """Number of layers by tokens per stored latent (DeepSeek V4). None: every layer stores the latent of each
     token."""
     num_window_layers: int = 0
-    """Layers that keep the latents of the last kept_window_tokens beside what they compress (DeepSeek V4)."""
+    """Number of layers that keep the latents of the last kept_window_tokens besides compressed latents
+    (DeepSeek V4)."""
     kept_window_tokens: int = 0
     index_token_bytes: int = 0
-    """Keys of the indexers of all layers, per token: fp8 with scales, whatever type KV has (SGLang 0.5.23,
+    """Bytes of indexer keys of all layers per token: fp8 with scales, for all KV types (SGLang 0.5.23,
     model_executor/pool_configurator.py:560; vLLM 0.33.0, models/deepseek_v2.py:732)."""
 
     @property
     def window_share(self) -> float:
-        """Share of the layers whose attention is bounded."""
+        """Share of the layers with bounded attention."""
         return 1.0 if self.sparse_tokens else 0.0
 
     @property
     def window_tokens(self) -> int:
-        """Tokens that it is bounded to."""
+        """Maximum number of tokens that bounded attention covers."""
         return self.sparse_tokens
 
     @property
@@ -142,13 +144,13 @@ class LatentAttention:
         return int((self.kv_lora_rank + self.rope_dim) * self._latents_per_token)
 
     def num_window_elements(self, tp: int) -> int:
-        """Number of elements per token of the windows, which num_kv_elements leaves out."""
+        """Number of elements per token in windows, which num_kv_elements does not include."""
         del tp
         return (self.kv_lora_rank + self.rope_dim) * self.num_window_layers
 
     @property
     def flops_per_pair(self) -> float:
-        """FLOPs as prefill computes it, with keys and values expanded from the latent."""
+        """FLOPs of a query token with a context token in prefill, with keys and values expanded from the latent."""
         return 2 * self._latents_per_token * self.num_query_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
 
@@ -159,35 +161,35 @@ class Experts:
     num_layers: int
     num_experts: int
     num_active: int
-    """Experts that each token is routed to."""
+    """Number of experts that each token is routed to."""
     intermediate_size: int
     weight_dtype: Dtype | None = None
-    """Type of the expert weights. None: the model's type. Experts compute at the rate of the model's type."""
+    """Data type of the expert weights. None: the model's type. Experts compute at the rate of the model's type."""
     input_size: int | None = None
-    """Width of what goes into an expert and comes out of it, where that is a projection; None: the model's."""
+    """Width of an expert's input and output, if these are projections. None: the model's hidden size."""
     num_matrices: int = 3
-    """Projections of an expert: gate, up and down, or 2, up and down."""
+    """Number of matrices of an expert: 3 (gate, up, down), or 2 (up, down)."""
 
     def num_params(self, hidden_size: int) -> int:
-        """Projections of all experts."""
+        """Number of parameters of all experts."""
         each = self.num_matrices * (self.input_size or hidden_size) * self.intermediate_size
         return self.num_layers * self.num_experts * each
 
     def fraction_read(self, num_tokens: float) -> float:
-        """Share of all experts that at least one of num_tokens uses, if routing is uniform."""
+        """Share of all experts that at least one of num_tokens uses, with uniform routing."""
         unused: float = (1 - self.num_active / self.num_experts) ** num_tokens
         return 1 - unused
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentState:
-    """State that linear-attention layers keep of a request, whatever its length: all ranks together."""
+    """State that linear-attention layers keep of a request, of fixed size. Sizes are over all ranks."""
 
     num_layers: int
     conv_bytes: int
     """Bytes of one layer."""
     ssm_elements: int
-    """Elements of one layer."""
+    """Number of elements of one layer."""
 
     def num_bytes(self, dtype: StateDtype) -> int:
         return self.num_layers * (self.conv_bytes + self.ssm_elements * STATE_DTYPE_BYTES[dtype])
@@ -195,7 +197,7 @@ class RecurrentState:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Llama 3's stretch of rotary position embeddings: config.json's rope_scaling of type llama3."""
+    """Llama 3's scaling of rotary position embeddings: config.json's rope_scaling of type llama3."""
 
     factor: float
     low_freq_factor: float
@@ -205,7 +207,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN's stretch of rotary position embeddings, which scales attention too: rope_scaling of type yarn."""
+    """YaRN's scaling of rotary position embeddings and of attention: rope_scaling of type yarn."""
 
     factor: float
     original_max_position_embeddings: int
@@ -217,31 +219,33 @@ class YarnScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedRouting:
-    """DeepSeek-V3's choice of experts: by sigmoids, and a learned bias that weighs nothing, in the best groups only."""
+    """DeepSeek-V3's routing: experts are chosen within the best groups by sigmoid scores with a learned bias; the bias
+    does not change their weights.
+    """
 
     num_groups: int
-    """Number of groups of experts. A group is judged by its best two experts."""
+    """Number of groups of experts. The score of a group is that of its best two experts."""
     num_active_groups: int
     scale: float
-    """Factor of what the chosen experts say together."""
+    """Factor on the sum of the chosen experts' outputs."""
     num_shared: int
-    """Experts beside them that see every token."""
+    """Number of shared experts, which process every token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaArchitecture:
-    """Details of Llama, Qwen3 and DeepSeek models that running a model needs beyond sizes; costs ignore them."""
+    """Details of Llama, Qwen3 and DeepSeek models that real mode needs beyond sizes. Cost models ignore them."""
 
     intermediate_size: int
-    """Size of layers without experts."""
+    """Width of MLPs in layers without experts."""
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     yarn: YarnScaling | None = None
     qk_norm: bool = False
-    """Query and key heads are normalised before they are rotated, as Qwen3 does."""
+    """True: query and key heads are normalised before rotation, as in Qwen3."""
     query_rank: int = 0
-    """Width of the queries' own latent, with latent attention; 0: none."""
+    """Width of the queries' own latent with latent attention. 0: none."""
     routing: GroupedRouting | None = None
     """Routing of tokens to experts. None: softmax over all experts."""
     window_layers: tuple[int, ...] = ()
@@ -249,47 +253,50 @@ class LlamaArchitecture:
 
 
 def stage_layers(num_layers: int, num_stages: int) -> list[int]:
-    """Layers of each pipeline stage: as equal as they can be, the last having one more (SGLang's get_pp_indices)."""
+    """Number of layers of each pipeline stage, as equal as possible; the last stages may have one more (SGLang's
+    get_pp_indices).
+    """
     few, rest = divmod(num_layers, num_stages)
     return [few] * (num_stages - rest) + [few + 1] * rest
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model. Field meanings follow its config.json; `sources` says where each number comes from."""
+    """A model. Field meanings follow its config.json; `sources` names the source of each number."""
 
     name: str
     num_params: float
     num_active_params: float
-    """Used by each token."""
+    """Number of parameters that each token uses."""
     num_layers: int
     hidden_size: int
     vocab_size: int
     max_context_tokens: int
     weight_dtype: Dtype
     num_params_wider_than_fp4: float = 0
-    """Parameters that its checkpoint in fp4 keeps in bf16, beside embeddings and output projection."""
+    """Number of parameters that the model's fp4 checkpoint keeps in bf16, without embeddings and output projection."""
     num_params_in_bf16: float = 0
-    """Parameters of layers that its checkpoint, in weight_dtype, keeps in bf16, beside embeddings and output projection
-    (fp4 has num_params_wider_than_fp4)."""
+    """Number of layer parameters that the model's checkpoint keeps in bf16, without embeddings and output projection
+    (fp4 uses num_params_wider_than_fp4)."""
     kv_dtype: KvDtype | None = None
-    """Type of its KV where the checkpoint says one; None: it says none."""
+    """Data type of KV that the checkpoint names. None: it names none."""
     tied_embeddings: bool = False
     attention: GroupedQueryAttention | LatentAttention
     experts: Experts | None = None
     state: RecurrentState | None = None
     num_nextn_layers: int = 0
-    """Layers of its checkpoint that predict further tokens (MTP), which count in no other field. 0: there are none."""
+    """Number of the checkpoint's layers that predict further tokens (MTP). No other field includes them. 0: there are
+    none."""
     llama: LlamaArchitecture | None = None
     sources: dict[str, str]
 
     def in_dtype(self, dtype: Dtype) -> "ModelSpec":
-        """The model with all its weights in one type."""
+        """The model with all its weights in one data type."""
         experts = None if self.experts is None else replace(self.experts, weight_dtype=None)
         return replace(self, weight_dtype=dtype, num_params_in_bf16=0, experts=experts)
 
     def with_redundant(self, num_redundant: int) -> "ModelSpec":
-        """The model with this number of copies of experts in each layer with experts."""
+        """The model with num_redundant copies of experts in each layer with experts."""
         if self.experts is None:
             return self
         experts = replace(self.experts, num_experts=self.experts.num_experts + num_redundant)
@@ -297,8 +304,8 @@ class ModelSpec:
         return replace(self, experts=experts, num_params=self.num_params + added)
 
     def largest_stage(self, num_stages: int) -> "ModelSpec":
-        """The part of the model in the largest of this number of pipeline stages. Embeddings are divided as layers
-        are.
+        """The part of the model in the largest of num_stages pipeline stages. Embeddings are divided in proportion to
+        layers.
         """
         if num_stages == 1:
             return self
@@ -332,7 +339,7 @@ class ModelSpec:
 
     @property
     def weight_dtypes(self) -> tuple[Dtype, ...]:
-        """The model's, and that of the routed experts if it is another."""
+        """The model's weight type, and the type of the routed experts if it differs."""
         own = None if self.experts is None else self.experts.weight_dtype
         return (self.weight_dtype,) if own is None else (self.weight_dtype, own)
 
@@ -342,12 +349,14 @@ class ModelSpec:
 
     @property
     def num_expert_params(self) -> int:
-        """Parameters of the routed experts."""
+        """Number of parameters of the routed experts."""
         return 0 if self.experts is None else self.experts.num_params(self.hidden_size)
 
     @property
     def num_embedding_params(self) -> int:
-        """Parameters of an input embedding that is only looked up: a tied one is the output projection too."""
+        """Number of parameters of an input embedding that is only looked up. A tied embedding is also the output
+        projection, and counts as 0.
+        """
         return 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
 
     @property
@@ -356,51 +365,51 @@ class ModelSpec:
 
     @property
     def shared_bytes(self) -> float:
-        """Bytes of all weights but the routed experts."""
+        """Bytes of all weights except routed experts."""
         narrow = self.num_params - self.num_expert_params - self._num_wide_params
         return narrow * DTYPE_BYTES[self.weight_dtype] + self._num_wide_params * DTYPE_BYTES["bf16"]
 
     @property
     def _num_wide_params(self) -> float:
-        """Parameters that have bf16 where the others are narrower."""
+        """Number of parameters that have bf16 while the others are narrower."""
         if self.weight_dtype == "bf16":
             return 0
         return self.vocab_size * self.hidden_size * (2 - self.tied_embeddings) + self._num_kept_params
 
     @property
     def _num_kept_params(self) -> float:
-        """Parameters of layers among them."""
+        """Number of layer parameters that have bf16 while the others are narrower."""
         return self.num_params_wider_than_fp4 if self.weight_dtype == "fp4" else self.num_params_in_bf16
 
     @property
     def shared_bytes_read(self) -> float:
-        """Bytes that every forward reads."""
+        """Bytes of weights that every forward reads, without routed experts."""
         return self.shared_bytes - self.num_embedding_params * DTYPE_BYTES["bf16"]
 
     @property
     def wide_bytes_read(self) -> float:
-        """Bytes among them of weights that have bf16 where the others are narrower."""
+        """Bytes of read weights that have bf16 while the others are narrower."""
         return DTYPE_BYTES["bf16"] * max(0, self._num_wide_params - self.num_embedding_params)
 
     @property
     def wide_flops_per_token(self) -> float:
-        """Operations per token of these matrix products, without the output projection, which a prompt needs for one
-        token only.
+        """FLOPs per token of matrix products with these weights, without the output projection, which a prompt needs
+        for one token only.
         """
         return 2 * self._num_kept_params
 
     def expert_bytes_read(self, num_tokens: float) -> float:
-        """Bytes that a forward over num_tokens reads."""
+        """Bytes of expert weights that a forward over num_tokens reads."""
         return 0.0 if self.experts is None else self.expert_bytes * self.experts.fraction_read(num_tokens)
 
     @property
     def expert_flops_per_token(self) -> float:
-        """Matrix products of one token in the experts that it is routed to."""
+        """FLOPs of one token in the experts that it is routed to."""
         if self.experts is None:
             return 0.0
         return 2 * self.experts.num_params(self.hidden_size) * self.experts.num_active / self.experts.num_experts
 
     @property
     def flops_per_token(self) -> float:
-        """Matrix products of one token, without attention."""
+        """FLOPs of one token in matrix products, without attention."""
         return 2 * (self.num_active_params - self.num_embedding_params)

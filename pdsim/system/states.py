@@ -1,4 +1,4 @@
-"""Memory of linear-attention states: SGLang's arithmetic (0.5.23, mem_cache/kv_cache_configurator.py,
+"""Memory of linear-attention states, by SGLang's arithmetic (0.5.23, mem_cache/kv_cache_configurator.py,
 _handle_max_mamba_cache and _calculate_mamba_ratio).
 """
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 STATE_SHARE = 0.9
-"""Memory of linear-attention states for each byte of KV (mamba_full_memory_ratio)."""
+"""Memory of linear-attention states relative to the memory of KV (mamba_full_memory_ratio)."""
 CACHED_SLOTS = 3
-"""Slots of a running request beside a prefix cache, which keeps states."""
+"""Number of slots of a running request with a prefix cache, which keeps states."""
 
 StateStrategy = Literal["no_buffer", "extra_buffer"]
 
 
 def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bool) -> int:
-    """Slots of a running request: with extra_buffer also those that its decode steps write in turn."""
+    """Number of slots of a running request. With extra_buffer this includes slots that decode steps write in turn."""
     if not radix_cache:
         return 1
     return CACHED_SLOTS + (0 if strategy == "no_buffer" else 2 if overlap else 1)
@@ -27,18 +27,20 @@ class StateMemory(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StateRule:
-    """How many states one data-parallel rank keeps."""
+    """Rule for the number of states that one data-parallel rank keeps."""
 
     slots_per_request: int
     num_drafts: int = 0
-    """Tokens that a step verifies of each request: it keeps a state for each. 0: no drafts."""
+    """Number of tokens of each request that a step verifies, each with its own state. 0: no drafts."""
     max_running: int | None = None
-    """Requests that run at once, where it is known before memory is divided."""
+    """Maximum number of running requests, if known before memory is divided."""
     is_fixed: bool = False
-    """True: as many slots as requests run, and all other memory for KV. So it is without a prefix cache."""
+    """True: as many slots as running requests, and all other memory for KV, as without a prefix cache."""
 
     def memory(self, room: float, state_bytes: int) -> StateMemory:
-        """room: bytes for states and KV of one rank. One slot more of each kind is padding."""
+        """Slots and bytes of states. room: bytes for states and KV of one rank. One further slot of each kind is
+        padding.
+        """
         if self.is_fixed and self.max_running is not None:
             num_slots = self.max_running
         else:

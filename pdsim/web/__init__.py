@@ -1,1 +1,1 @@
-"""A local page: choose a cluster, and see what it does."""
+"""A local page on which a user chooses a cluster and sees its latency and price."""

@@ -1,4 +1,4 @@
-"""The page's controls, and the answers to what is chosen."""
+"""The page's controls, and the answers to the user's choices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,10 +30,10 @@ _METRICS = {
     "requests/s": ("request_throughput", ""),
     "output tokens/s": ("output_throughput", ""),
 }
-"""Fields of a summary, and their units."""
+"""Fields of a summary that the page shows, with their units."""
 _TP = (1, 2, 4, 8)
 MOST_KEPT = 200
-"""Number of runs to keep, so that a choice that was answered before needs no new run."""
+"""Maximum number of kept runs. A repeated choice needs no new run."""
 _LOADS = {
     "client.concurrency": ("requests in flight", (1, 512)),
     "client.arrivals.rate": ("requests/s", (0.1, 200)),
@@ -44,10 +44,10 @@ _KV_TYPES = ("bf16", "fp8", "fp4")
 
 
 class Board:
-    """A scenario with one cluster and one load at a time, as the page chooses them."""
+    """A scenario with one cluster and one load at a time, chosen on the page."""
 
     def __init__(self, base: Base, work: Work, slo: Slo, prices: Mapping[str, float], num_requests: int) -> None:
-        """prices: of an hour of each GPU, by name. num_requests: at most, until the page asks for more or fewer."""
+        """prices: of an hour of each GPU, by name. num_requests: default number of simulated requests."""
         self._base = base
         self._work = work
         self._slo = slo
@@ -102,7 +102,7 @@ class Board:
 
     @property
     def _slider(self) -> dict[str, Any] | None:
-        """Title, range and value of the load's slider; None: the load is one that cannot be scaled."""
+        """Title, range and value of the load's slider. None: the load cannot be scaled."""
         load = self._load.base.load
         if load is None:
             return None
@@ -110,7 +110,9 @@ class Board:
         return {"title": title, "range": limits, "now": load[1]}
 
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
-        """A server of the scenario, with enough GPUs for the model. Without a scenario file its GPU has a price."""
+        """A server of the scenario, with enough GPUs for the model. Without a scenario file, the GPU is one with a
+        price.
+        """
         is_priced = settings.gpu in self._prices or self._base.of_starter is None
         gpu = settings.gpu if is_priced else next(iter(self._prices), settings.gpu)
         tp = next((tp for tp in _TP if tp >= settings.tp and self._fits(Server(gpu, Split(tp)))), settings.tp)
@@ -124,7 +126,9 @@ class Board:
         return True
 
     def answer(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises ConfigError for a choice that is no cluster, no load or no SLO, and for a model that does not fit."""
+        """Answer to a choice. Raises ConfigError for an impossible cluster, load or SLO, and for a model that does not
+        fit.
+        """
         choice, part = Choice.of(chosen), Part.of(chosen)
         if part != self._load.part:
             load = load_of(self._base, part)
@@ -179,7 +183,7 @@ def _changes(base: Base, choice: Choice) -> Changes:
 
 
 def _router(base: Base, policy: str, *, is_aggregated: bool) -> Any:
-    """The policy for all roles, beside what else the scenario's router does."""
+    """The policy for all roles, together with the other settings of the scenario's router."""
     kept = ("shedding",) if is_aggregated else ("shedding", "disaggregation")
     others = {name: one for name in kept if (one := getattr(base.scenario.router, name)) is not None}
     if not others:
@@ -198,7 +202,7 @@ def _costs(choice: Choice, num_gpus: int) -> dict[str, Any]:
 
 
 def _results(slo: Slo, row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Numbers of a run, and of the runs at both ends of the range of times."""
+    """Numbers of a run, with those of the runs at both ends of the range of step times."""
     known = [row, *(other for other in others if other["status"] == "ok")]
     return {
         "requests": row["completed"],
@@ -213,7 +217,7 @@ def _results(slo: Slo, row: Mapping[str, Any], others: Sequence[Mapping[str, Any
 
 
 def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was found of a term; None: too many requests failed for the percentile to have an end."""
+    """Readings of a term. None: too many requests failed for the percentile to be finite."""
     readings = [term.reading(Times.of_row(row)) for row in rows if row["status"] == "ok"]
     values = [one.value if isfinite(one.value) else None for one in readings]
     are_met = [*(one.is_met for one in readings), *(False for _ in rows[len(readings) :])]

@@ -1,4 +1,4 @@
-"""What a user chooses on the page, checked."""
+"""Checks the user's choices on the page."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ _MOST_REQUESTS = 10**9
 
 @dataclass(frozen=True)
 class Part:
-    """Requests that are simulated."""
+    """The part of the load that is simulated."""
 
     trace: str
-    """The path of a trace; empty: the scenario's own requests."""
+    """Path of a trace. Empty: the scenario's own requests."""
     first: int
-    """Number of the first request, from 1; made-up loads have no other."""
+    """Number of the first request, from 1. Generated loads always begin with 1."""
     count: int
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Part":
-        """Raises ConfigError."""
+        """The part that the user chose. Raises ConfigError."""
         trace = chosen.get("trace", "")
         if not isinstance(trace, str) or len(trace) > 4096 or "\0" in trace:  # noqa: PLR2004
             raise ConfigError("trace: expected the path of a file")
@@ -37,13 +37,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Choice:
-    """One cluster, and how it is judged. None: as the scenario has it."""
+    """One cluster, and its SLO and prices. None: as in the scenario."""
 
     model: str | None
     weight_dtype: str | None
     kv_dtype: str | None
     servers: tuple[Server, ...]
-    """Prefill and decode, or aggregated ones."""
+    """Servers of prefill and decode, or of the aggregated role."""
     counts: tuple[int, ...]
     radix: bool
     router: str | None
@@ -54,7 +54,7 @@ class Choice:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Choice":
-        """Raises ConfigError."""
+        """The choice of the user. Raises ConfigError."""
         servers, counts = _servers(chosen)
         slo = chosen.get("slo")
         if not isinstance(slo, str):
@@ -91,7 +91,7 @@ def _prices(chosen: Any) -> dict[str, float]:
 
 
 def _servers(chosen: Mapping[str, Any]) -> tuple[tuple[Server, ...], tuple[int, ...]]:
-    """Servers of each role, and how many. Raises ConfigError."""
+    """Servers of each role, and their numbers. Raises ConfigError."""
     roles = ("aggregated",) if chosen.get("kind") == "aggregated" else ("prefill", "decode")
     try:
         servers = tuple(Server(chosen[role]["gpu"], Split(chosen[role]["tp"])) for role in roles)

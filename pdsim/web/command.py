@@ -1,4 +1,4 @@
-"""The shortest command that gives the numbers of an answer."""
+"""Finds the shortest command that gives the numbers of an answer."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from pdsim.study.points.tasks import described
 
 
 def shortest_command(base: Base, changes: Changes, slo: str) -> str:
-    """A `pdsim run` of the base's file, or without a file of the starter, with the changes that make a difference."""
+    """A `pdsim run` command of the base's file, or without a file of the starter, with the changes that matter."""
     own = read_yaml(base.path) if base.of_starter is None else starting_point()
     if base.of_starter is not None:
         del own["client"]  # without a file, `pdsim run` asks for a load
@@ -39,7 +39,7 @@ def _data(base: Base, changes: Changes) -> dict[str, Any]:
 
 
 def _changed(own: Mapping[str, Any], given: list[str], base: Base) -> Scenario | None:
-    """None: these changes make no scenario."""
+    """The scenario with these changes. None: the changes are impossible."""
     data = deepcopy(dict(own))
     try:
         for change in given:
@@ -50,7 +50,7 @@ def _changed(own: Mapping[str, Any], given: list[str], base: Base) -> Scenario |
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields of plain data that differ, with their paths. Another component is one value."""
+    """Fields of plain data that differ, with their paths. A different component is a single value."""
     for name, value in after.items():
         own = before.get(name)
         if name in before and own == value:

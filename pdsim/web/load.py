@@ -46,7 +46,7 @@ def whole_part(base: Base) -> Part:
 
 
 def load_of(base: Base, part: Part) -> Load:
-    """Raises ConfigError for a trace that cannot be read."""
+    """The load of a part. Raises ConfigError for a trace that cannot be read."""
     workload, whole = base.scenario.workload, whole_part(base)
     fields = {"skip_requests": part.first - 1, "num_requests": part.count}
     if part.trace not in ("", whole.trace):

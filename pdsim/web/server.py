@@ -1,4 +1,4 @@
-"""The page's server. It listens on this machine alone, and computes one answer at a time: the newest question's."""
+"""The page's server. It listens on this machine only, and computes one answer at a time, for the newest question."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ from pdsim.web.board import Board
 
 HOST = "127.0.0.1"
 _BODY_S = 10.0
-"""Limit for the body of a question."""
+"""Maximum time in s for the body of a question."""
 _IDLE_S = 30.0
-"""Limit for a connection between two requests, and for the headers of a request."""
+"""Maximum time in s for an idle connection, and for the headers of a request."""
 _KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 _COLOURS = files("pdsim.show") / "assets" / "colours.css"
-"""Shared with reports."""
+"""Style sheet that reports use, too."""
 
 
 class BoardServer:
@@ -34,7 +34,7 @@ class BoardServer:
         return web.json_response(self._board.controls())
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """Status 409: a newer question came before this one's turn."""
+        """Answers a question. Status 409: a newer question arrived before this one was computed."""
         if request.content_type != "application/json":  # what a page of another origin may send unasked
             raise web.HTTPUnsupportedMediaType(text="send application/json")
         chosen = await _object_of(request)
@@ -75,7 +75,9 @@ def _asset(name: str) -> Any:
 
 @web.middleware
 async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResponse:
-    """A name of another site that leads here is refused: its page could read the answers."""
+    """Refuses requests under the name of another site that resolves to this machine, because its page could read the
+    answers.
+    """
     try:
         host = request.url.host
     except ValueError:

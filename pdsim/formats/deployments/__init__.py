@@ -1,1 +1,1 @@
-"""Deployments of SGLang, vLLM and Dynamo as scenarios: scripts, manifests and values of charts."""
+"""Reads deployments of SGLang, vLLM and Dynamo as scenarios: scripts, manifests and values of charts."""

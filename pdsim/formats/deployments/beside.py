@@ -1,4 +1,4 @@
-"""A load from files beside a deployment: a trace, or the result of a client."""
+"""Reads a load from a file beside a deployment: a trace, or the result of a client."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ _SUFFIXES = (".json", ".jsonl", ".csv", ".gz")
 
 
 def is_beside(path: Path) -> bool:
-    """A trace or a result by its name, or a report of a client as it was printed."""
+    """True for a trace or a result, by its name, and for a printed report of a client."""
     return path.suffix in _SUFFIXES or is_printed(path)
 
 
 def load_beside(path: Path) -> tuple[dict[str, Any], str]:
-    """Workload, client, and assumptions about them. Raises ConfigError for other files."""
+    """Workload and client of a file, and assumptions about them. Raises ConfigError for other files."""
     try:
         summary = {} if path.suffix == ".gz" else read_results(path)[0].summary
     except InputError:

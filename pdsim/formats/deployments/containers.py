@@ -1,4 +1,4 @@
-"""Containers of manifests and of charts' values, with what stands around them: replicas, hosts, GPUs, roles."""
+"""Containers in manifests and in values of charts, with their replicas, hosts, GPUs and roles."""
 
 import re
 import shlex
@@ -14,25 +14,25 @@ _PARALLEL = {
     "pipeline": "pipeline-parallel-size",
     "dataLocal": "data-parallel-size-local",
 }
-"""Sizes of llm-d's and KServe's values by vLLM's flags."""
+"""Sizes in llm-d's and KServe's values, by vLLM's flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """Copies, hosts, GPUs and role of a container, as its manifest or chart says them."""
+    """Replicas, hosts, GPUs and role of a container, from its manifest or chart."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
     hosts: int = 1
-    """Hosts of each replica."""
+    """Number of hosts of each replica."""
     gpus: int | None = None
-    """GPUs of each host."""
+    """Number of GPUs of each host."""
     gpu: str | None = None
-    """GPU by the name of a node's label."""
+    """GPU, by the name in a node's label."""
     role: str | None = None
     """prefill or decode, by a name around the container."""
     parallel: Mapping[str, int] = field(default_factory=dict)
-    """Flags of sizes that a chart's values give beside the command."""
+    """Flags of parallel sizes that a chart's values give in addition to the command."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Container(Pods):
     """Program that a chart starts by itself."""
     model: str | None = None
     slices: int = 1
-    """Copies of all that is below."""
+    """Number of copies of all containers below."""
     framework: str | None = None
     """Engine of a graph's workers."""
 
@@ -60,7 +60,7 @@ _OF_IMAGES = {
 
 
 def containers_of(document: Any, where: str) -> Iterator[Container]:
-    """All containers below a document, in order."""
+    """All containers in a document, in order."""
     yield from _inside(document, Container(where))
 
 
@@ -92,7 +92,7 @@ def _is_compose(found: Mapping[str, Any]) -> bool:
 
 
 def _of_compose(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A service of compose as a container: its command is what an image's own program gets."""
+    """A compose service as a container. Its command holds the arguments of the image's own program."""
     words = found["command"]
     if isinstance(words, str):
         try:
@@ -109,7 +109,7 @@ def _of_compose(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _objects(found: Any) -> Iterator[Mapping[str, Any]]:
-    """All mappings below."""
+    """All mappings in a document."""
     if isinstance(found, dict):
         yield found
     for one in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
@@ -117,7 +117,7 @@ def _objects(found: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _of_stack(found: Mapping[str, Any], around: Container) -> Container:
-    """A model of the values of vLLM's production stack."""
+    """A model in the values of vLLM's production stack, as a container."""
     words = [str(found["modelURL"])] if found.get("modelURL") else []
     config = found.get("vllmConfig")
     for name, value in config.items() if isinstance(config, dict) else ():
@@ -139,18 +139,18 @@ def _of_stack(found: Mapping[str, Any], around: Container) -> Container:
 
 
 def engine_of_image(image: str) -> str | None:
-    """The program that the image starts by itself."""
+    """The program that the image starts by itself. None: not known."""
     return _OF_IMAGES.get(image.rsplit("/", 1)[-1].partition(":")[0])
 
 
 def _named(name: str, around: Container) -> Container:
-    """The role that a name says, if it says one."""
+    """The container with the role that a name contains, if it contains exactly one."""
     found = [role for role in _ROLES if role in name.lower()]
     return replace(around, role=found[0]) if len(found) == 1 else around
 
 
 def _described(found: Mapping[str, Any], around: Container) -> Container:
-    """What a mapping says of all below it."""
+    """The container with the settings of a mapping around it."""
     for text in _names(found):
         around = _named(text, around)
     changes: dict[str, Any] = {}
@@ -184,7 +184,7 @@ def _described(found: Mapping[str, Any], around: Container) -> Container:
 
 
 def _names(found: Mapping[str, Any]) -> Iterator[str]:
-    """Words of a mapping that may say a role."""
+    """Texts of a mapping that may contain a role."""
     metadata = found.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     labels = metadata.get("labels")
@@ -225,7 +225,7 @@ def _words(found: Any) -> list[str]:
 
 
 def _of_charts(around: Container) -> dict[str, str]:
-    """Variables that llm-d's chart and LeaderWorkerSets give to containers."""
+    """Environment variables that llm-d's chart and LeaderWorkerSets give to containers."""
     sizes = around.parallel
     found = {"LWS_GROUP_SIZE": max(around.hosts, sizes.get("data-parallel-size", 1)), "LWS_WORKER_INDEX": 0}
     if "tensor-parallel-size" in sizes:

@@ -1,4 +1,4 @@
-"""Variables of the environment that change what servers do, as fields."""
+"""Reads environment variables that change the behaviour of servers, as fields of a scenario."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _RELEASE = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 
 
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by path; values that are no numbers are left out."""
+    """Fields by path. Values that are not numbers are left out."""
     found: dict[str, Any] = {}
     backend, _, _ = str(network.get("transport", "mooncake")).partition("-")
     for transport, needed in LINKS.items():

@@ -1,4 +1,4 @@
-"""Flags of servers as fields of a scenario: the inverse of what `pdsim launch` writes, and older names of flags."""
+"""Reads flags of servers as fields of a scenario: the inverse of `pdsim launch`, with older names of flags."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +44,10 @@ _SHORT = {
 
 @dataclass
 class Read:
-    """What the flags of one server say."""
+    """Fields that the flags of one server set."""
 
     server: dict[str, Any] = field(default_factory=dict)
-    """Fields of its role."""
+    """Fields of the server's role."""
     common: dict[str, Any] = field(default_factory=dict)
     """Fields of the scenario, by path."""
     understood: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ def _number(value: Value) -> float:
 
 
 def _is(found: bool) -> Callable[[Value], bool]:
-    """A flag that stands alone, or with true or false behind it."""
+    """Reader of a flag without a value, or with true or false."""
 
     def convert(value: Value) -> bool:
         return found if value is True or _text(value).lower() in ("true", "1") else not found
@@ -123,7 +123,7 @@ def _kv_dtype(read: Read, value: Value) -> None:
 
 
 def _quantization(read: Read, value: Value) -> None:
-    """fp8 is cast while a checkpoint is loaded; other names say what the checkpoint has."""
+    """Reads --quantization. fp8 means a cast while the checkpoint is loaded; other values describe the checkpoint."""
     if value == "fp8":
         read.common["weight_dtype"] = "fp8"
     else:
@@ -179,7 +179,7 @@ def _backup(read: Read, value: Value) -> None:
 
 
 def _draft_model(read: Read, value: Value) -> None:
-    """The file or repository of a draft: a scenario names that of STANDALONE by its name in the catalog."""
+    """Reads the draft model's path. A scenario names the model of STANDALONE by its name in the catalog."""
     path = _text(value)
     read.server["speculative_draft_model"] = model_named(path)[0] if is_known(path) else path
 
@@ -313,7 +313,7 @@ def _moved_by(config: dict[str, Any]) -> str:
 
 
 def _configs(found: Any) -> list[dict[str, Any]]:
-    """A connector, and those inside of one that has several."""
+    """A connector, and the connectors inside it if it has several."""
     if not isinstance(found, dict):
         raise ValueError("a JSON object")
     extra = found.get("kv_connector_extra_config")
@@ -359,7 +359,7 @@ VLLM: dict[str, Reader] = {
 """Flags of vLLM's servers, 0.6 to 0.33, and of Dynamo's workers of vLLM."""
 
 _FACTORS = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
-"""vLLM's letters behind a number (arg_utils.human_readable_int)."""
+"""Factors of vLLM's letters after a number (arg_utils.human_readable_int)."""
 
 
 def _shortened(text: str) -> int:
@@ -375,7 +375,7 @@ SILENT = {
     "enable-metrics", "seed", "decode-log-interval", "watchdog-timeout", "uvicorn-log-level", "disable-log-stats",
     "no-enable-log-requests", "enable-log-requests", "load-format", "random-seed", "skip-tokenizer-init",
 }  # fmt: skip
-"""Flags that change neither bytes nor times: they are not mentioned."""
+"""Flags that change neither bytes nor times. They are not mentioned."""
 TABLES = {"sglang": SGLANG, "vllm": VLLM, "dynamo.sglang": {**VLLM, **SGLANG}, "dynamo.vllm": VLLM}
 
 

@@ -1,4 +1,4 @@
-"""A deployment as plain data of a scenario, with lists of what was read, ignored and assumed."""
+"""Imports a deployment as plain data of a scenario, with lists of what was read, ignored and assumed."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,21 +27,21 @@ _OTHERS = ("trtllm", "dynamo.trtllm")
 _TP_FLAGS = {"tp", "tp-size", "tensor-parallel-size"}
 _USUAL_GPU = "h100"
 _HEAD = 5000
-"""Characters in which a manifest says its version."""
+"""Number of first characters in which a manifest names its version."""
 _NOTE = re.compile(r"#\s*(prefill|decode|aggregated): instances \d+, .*\bgpu (\S+)")
 """A note of `pdsim launch`."""
 
 
 @dataclass
 class Imported:
-    """A scenario of a deployment."""
+    """A scenario made from a deployment."""
 
     data: dict[str, Any] = field(default_factory=dict)
     understood: list[str] = field(default_factory=list)
     aside: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     drafts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Fields of drafts of a role, which need the accepted tokens of a step beside them."""
+    """Fields of speculative decoding by role. They need the accepted length of a step, which the deployment lacks."""
 
     def take(self, path: str, value: Any) -> None:
         """Sets a field by its path."""
@@ -61,7 +61,7 @@ class _Server:
 
 
 def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: str | None = None) -> Imported:
-    """Files, or folders of them. Raises ConfigError or InputError."""
+    """Imports files, or folders of files. Raises ConfigError or InputError."""
     files = list(_files(paths))
     beside = [path for path in files if is_beside(path) and not _is_manifest(path)]
     commands = [path for path in files if path.suffix != ".txt" and path not in beside]
@@ -103,7 +103,7 @@ def _take_usual_transport(found: Imported, servers: Sequence[_Server]) -> None:
 
 
 def _in_order(data: dict[str, Any]) -> dict[str, Any]:
-    """Sections as in the schema."""
+    """The data with its sections in the order of the schema."""
     order = list(Scenario.model_fields)
     return dict(sorted(data.items(), key=lambda item: order.index(item[0])))
 
@@ -120,7 +120,9 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
-    """Those of servers. Scripts stand before manifests that say the same, as `pdsim launch` writes these."""
+    """The processes that are servers. Scripts replace manifests with the same servers, as `pdsim launch` writes
+    both.
+    """
     servers = [one for one in processes if one.program in _SERVERS and one.replicas and not _is_headless(one)]
     scripts = [one for one in servers if ".sh, line" in one.where]
     if (
@@ -134,7 +136,7 @@ def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
 
 
 def _is_headless(process: Process) -> bool:
-    """A part of a server that another host's process stands for."""
+    """True for a part of a server for which another host's process stands."""
     _, flags = parsed(process.words)
     rank = flags.get("data-parallel-start-rank")
     return "headless" in flags or (isinstance(rank, str) and rank.isdecimal() and rank != "0")
@@ -153,7 +155,7 @@ def _read(process: Process) -> _Server:
 
 
 def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> str:
-    """The model's name, or its path; the name that it is served by, where a path says nothing."""
+    """The model's name or path. The served name is used if the path is not a known model."""
     given = [flags.get("model-path"), flags.get("model"), *alone[:1], flags.get("served-model-name")]
     found = [one for one in given if isinstance(one, str) and "$" not in one]
     return next((one for one in found if is_known(one)), found[0] if found else "")
@@ -177,7 +179,7 @@ def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) 
 
 
 def _by_role(servers: Sequence[_Server], found: Imported) -> dict[str, list[_Server]]:
-    """Servers of prefill and decode; all of one kind if none is of prefill."""
+    """Servers by role: prefill and decode, or a single role if none is of prefill."""
     engines = {one.process.program.removeprefix("dynamo.") for one in servers}
     if len(engines) > 1:
         raise ConfigError(f"servers of {' and '.join(sorted(engines))}: pdsim simulates one engine at a time")
@@ -252,7 +254,7 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
 
 
 def _take_experts(given: dict[str, Any], fields: dict[str, Any], *, is_vllm: bool, has_experts: bool) -> None:
-    """ep, where it is not the default: whole experts with data-parallel attention, else parts of all."""
+    """Sets ep if it is not the default: whole experts with data-parallel attention, otherwise parts of all experts."""
     tp, dp = fields["tp"], fields.get("dp", 1)
     is_whole = given.pop("whole_experts", False) if is_vllm else given.pop("ep", 1) > 1
     if has_experts and is_whole != (dp > 1):
@@ -277,7 +279,7 @@ _FIELDS = _fields()
 
 
 def _noted_gpus(files: Sequence[Path]) -> Mapping[str, str]:
-    """GPUs that notes of `pdsim launch` beside the commands say."""
+    """GPUs by role, from notes of `pdsim launch` beside the commands."""
     notes = [read_text(path) for path in files if path.suffix == ".txt"]
     return {role: gpu for text in notes for role, gpu in _NOTE.findall(text)}
 
@@ -316,7 +318,7 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
 
 
 def drafts_of(given: dict[str, Any], read: Read) -> dict[str, Any]:
-    """Fields of drafts, which the scenario takes if it is told how many are accepted."""
+    """Fields of speculative decoding. The scenario uses them only if the accepted length is set."""
     if named(given.get("speculative_algorithm")) != "STANDALONE":
         given.pop("speculative_draft_model", None)
     shown = ", ".join(f"{name} {value}" for name, value in given.items())
@@ -325,7 +327,9 @@ def drafts_of(given: dict[str, Any], read: Read) -> dict[str, Any]:
 
 
 def changed(found: Imported, changes: Sequence[str]) -> dict[str, Any]:
-    """Plain data with changes as --set takes them. Drafts of which the acceptance is given are in it."""
+    """Plain data with changes in the notation of --set. Speculative fields are included if their accepted length is
+    set.
+    """
     data = found.data
     for change in changes:
         apply_change(data, change)

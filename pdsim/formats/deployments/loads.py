@@ -1,4 +1,4 @@
-"""Commands of load generators as workload and client."""
+"""Reads commands of load generators as workload and client."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,16 +9,16 @@ from pdsim.inputs import finite, whole
 Load = dict[str, Any]
 """Fields of a scenario: workload, client, seed, name."""
 _PROMPTS = 1000
-"""Default of SGLang's and vLLM's clients."""
+"""Default number of prompts in SGLang's and vLLM's clients."""
 
 
 def load_of(program: str, flags: Mapping[str, Value]) -> tuple[Load, list[str]]:
-    """The load, and what of the flags is not understood. Raises ValueError."""
+    """The load, and the flags that are not understood. Raises ValueError."""
     return _READERS[program](_Flags(flags))
 
 
 class _Flags:
-    """Flags with defaults; those that were asked for are understood."""
+    """Flags with defaults. Flags that a reader has used count as understood."""
 
     def __init__(self, flags: Mapping[str, Value]) -> None:
         self._flags = flags

@@ -1,4 +1,4 @@
-"""Models and GPUs as deployments name them, by their names in the catalog."""
+"""Finds models and GPUs in the catalog by their names in deployments."""
 
 import re
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from pdsim.system.catalog import names
 _WORDS = re.compile(
     r"-(instruct|chat|hf|it|base|dynamic|block|kv|w8a8|bf16|fp16|redhatai|\d{4}|tput|v\d+|preview|nvfp4|fp8|fp4|awq|gptq|int4|int8)(?=-|$)"
 )
-"""Words of a checkpoint's name that say nothing of its sizes."""
+"""Words of a checkpoint's name that do not affect its sizes."""
 _DTYPES = {"nvfp4": "fp4", "fp4": "fp4", "fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4"}
 _SAME_SIZES = {"llama-3.3-70b": "llama-3.1-70b", "llama-3-70b": "llama-3.1-70b", "llama-3-8b": "llama-3.1-8b"}
-"""Models of equal sizes."""
+"""Models with the same sizes."""
 _STAND_INS = {
     8: "llama-3.1-8b",
     7: "llama-3.1-8b",
@@ -22,14 +22,14 @@ _STAND_INS = {
     70: "llama-3.1-70b",
     72: "llama-3.1-70b",
 }
-"""Dense models by their parameters, in billions, for models that the catalog does not have."""
+"""Dense models by billions of parameters, which stand for models that the catalog lacks."""
 
 
 _STANDS_IN = "model: the catalog has no"
 
 
 def model_named(given: str) -> tuple[str, str | None, str]:
-    """Name of the model in the catalog, type of the weights if the name tells it, and the assumption, if any. Raises
+    """Catalog name of the model, weight type if the name contains it, and the assumption, if any. Raises
     ConfigError.
     """
     known = names("models")
@@ -53,7 +53,7 @@ def model_named(given: str) -> tuple[str, str | None, str]:
 
 
 def is_known(given: str) -> bool:
-    """True for a model of the catalog, or for the sizes of one."""
+    """True for a model of the catalog, or a model of the same sizes as one."""
     try:
         return not model_named(given)[2].startswith(_STANDS_IN)
     except ConfigError:
@@ -61,7 +61,7 @@ def is_known(given: str) -> bool:
 
 
 def gpu_named(label: str) -> str | None:
-    """The longest name in the catalog that the label holds, such as h100 in NVIDIA-H100-80GB-HBM3."""
+    """The longest catalog name that the label contains, such as h100 in NVIDIA-H100-80GB-HBM3."""
     text = re.sub(r"[^a-z0-9]", "", label.lower())
     return _longest(name for name in names("gpus") if re.sub(r"[^a-z0-9]", "", name) in text)
 

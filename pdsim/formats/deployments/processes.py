@@ -1,4 +1,4 @@
-"""Commands that a deployment runs: in scripts, in manifests, and in values of charts."""
+"""Reads the commands that a deployment runs, from scripts, manifests and values of charts."""
 
 import json
 import re
@@ -40,14 +40,14 @@ class Process(Pods):
     """A program that a deployment runs."""
 
     where: str
-    """File, and line or object in it."""
+    """File, with line or object."""
     program: str
     words: Sequence[str]
     """Words after the name of the program."""
 
 
 def read_processes(path: Path) -> list[Process]:
-    """Processes of a file; empty for a file without any of these programs. Raises InputError."""
+    """Processes of a file. Empty if the file starts none of the known programs. Raises InputError."""
     text = read_text(path)
     is_manifest = path.suffix in (".yaml", ".yml", ".json")
     found = _of_manifests(text, str(path)) if is_manifest else _of_script(text, str(path))
@@ -55,7 +55,7 @@ def read_processes(path: Path) -> list[Process]:
 
 
 def _with_config(process: Process, folder: Path) -> Process:
-    """With the flags of the file that --config names, if it lies there and the command does not have them."""
+    """The process with the flags of its --config file, if that exists and the command does not set them."""
     words = list(process.words)
     if "--config" not in words[:-1]:
         return process
@@ -111,7 +111,7 @@ _LIST = re.compile(r"^\s*(\w+)=\(([^)$]*)\)")
 
 
 def _turns(line: str) -> int | None:
-    """Turns of a loop that begins here; 1 where nothing says how many. None: no loop begins."""
+    """Number of turns of a loop that begins in this line; 1 if not known. None: no loop begins."""
     if (counted := _COUNTED.match(line)) is not None:
         first, or_equal, last = counted.groups()
         return max(1, int(last) - int(first) + bool(or_equal))
@@ -128,7 +128,7 @@ def _turns(line: str) -> int | None:
 
 
 def _arrays(line: str) -> dict[str, str]:
-    """Lengths of arrays that are set here, as `_expanded` puts them behind `${NAME[@]}`."""
+    """Lengths of arrays that the line sets, by the name with which `_expanded` finds them: `NAME[@]`."""
     if (found := _ARRAY.search(line)) is not None:
         return {f"{found[1]}[@]": str(len([one for one in re.split(r"[,\s]+", found[2]) if one]))}
     if (found := _LIST.match(line)) is not None:
@@ -137,7 +137,7 @@ def _arrays(line: str) -> dict[str, str]:
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with those that go on behind a backslash, and the number of the first."""
+    """Lines joined with their continuations (backslash), and the number of the first line."""
     begun, parts = 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):
@@ -158,7 +158,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """With variables that are set before, or that have a default; others stay as they are."""
+    """The text with known variables and defaults expanded. Other variables stay."""
 
     def value(found: re.Match[str]) -> str:
         name, default, bare = found.groups()
@@ -174,7 +174,7 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _product(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    """The value of $((A * B)), of numbers and variables that are numbers."""
+    """The value of $((A * B)) with numbers, or variables that are numbers."""
     factors = [variables.get(one.lstrip("$"), one) for one in re.split(r"\s*\*\s*", found[1].strip())]
     return str(prod(map(int, factors))) if all(one.isdecimal() for one in factors) else found.group()
 
@@ -215,7 +215,7 @@ def _leading_variables(words: Sequence[str]) -> dict[str, str]:
 
 
 def program_in(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The first of these programs among the words, and what stands behind it; a word may be a command itself."""
+    """The first known program among the words, and the words after it. A word may itself contain a command."""
     for at in range(len(words)):
         for starts in _BY_LENGTH:
             if [*map(_base, words[at : at + len(starts)])] == [*starts]:
@@ -233,7 +233,7 @@ _RUNNERS = {"docker", "podman", "nerdctl"}
 
 
 def _in_image(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The program that an image starts by itself, and what docker run gives to it."""
+    """The program that a docker image starts by itself, and its arguments from docker run."""
     if not _RUNNERS & set(map(_base, words[:2])):
         return None
     engines = [(engine_of_image(word), list(words[at:])) for at, word in enumerate(words, start=1) if "/" in word]
@@ -263,7 +263,7 @@ def _of_kubernetes(word: str) -> str:
 
 
 def _with_variables(words: Iterable[str], variables: Mapping[str, str]) -> list[str]:
-    """With $(NAME) and ${NAME} of the container's own variables replaced."""
+    """The words with $(NAME) and ${NAME} of the container's own variables replaced."""
     return [
         _expanded(re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), word), variables)
         for word in words
@@ -271,7 +271,7 @@ def _with_variables(words: Iterable[str], variables: Mapping[str, str]) -> list[
 
 
 def merged(processes: Sequence[Process]) -> list[Process]:
-    """Processes of one server on several hosts as one: those of ranks above 0 are left out."""
+    """The processes without those of ranks above 0, so that a server on several hosts is a single process."""
     return [one for one in processes if _rank(one) == 0]
 
 

@@ -1,4 +1,4 @@
-"""Flags of gateways and frontends as policies of the router."""
+"""Reads flags of gateways and frontends as policies of the router."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ _SILENT = {
 def router_of(
     program: str, flags: Mapping[str, Value], variables: Mapping[str, str], *, is_pair: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The section router, empty where it is as the default, and flags that are not understood."""
+    """The section `router`, empty for the default, and the flags that are not understood."""
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"
         known = {*_SILENT, "router-mode", *(KV_SETTINGS if mode == "kv" else ())}
@@ -45,7 +45,7 @@ def _settings(flags: Mapping[str, Value], names: Mapping[str, str]) -> dict[str,
 
 
 def _of_roles(names: Mapping[str, str], settings: Mapping[str, float], *, is_pair: bool) -> dict[str, Any]:
-    """cache_aware whose matches are never enough is least_loaded, as `pdsim launch` writes that."""
+    """Policies by role. cache_aware with a match threshold of 1 becomes least_loaded, as `pdsim launch` writes it."""
     found: dict[str, Any] = {}
     for role, name in names.items():
         policy: Any = name

@@ -1,1 +1,1 @@
-"""Results of load generators and simulators as summaries of ours, and runs as their results."""
+"""Reads results of load generators and simulators as summaries, and writes runs as their results."""

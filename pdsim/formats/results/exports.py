@@ -22,7 +22,7 @@ from pdsim.scenario.sections.servers import ServerSettings
 from pdsim.system.catalog import load_model
 
 _ARGUMENTS = ("sharegpt_output_len", "random_input_len", "random_output_len", "random_range_ratio", "server_info")
-"""Arguments that bench_serving writes before its results; a simulation has none of them."""
+"""Arguments that bench_serving writes before its results. A simulation has none of them."""
 _AIPERF_PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 _AIPERF_TOTALS = {
     "request_throughput": ("request_throughput", "requests/sec"),
@@ -36,7 +36,7 @@ _AIPERF_TOTALS = {
 
 
 _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
-"""Names of latencies at vLLM and InferenceX, and ours."""
+"""Names of latencies in vLLM's and InferenceX's results, with those of summaries."""
 
 
 class Run(NamedTuple):
@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
 
 def write_result(path: Path, tool: str, run: Run) -> None:
-    """Writes the tool's own file; `tool` is one of TOOLS."""
+    """Writes a run in the tool's own file format. `tool` is one of TOOLS."""
     result = TOOLS[tool](run)
     text = json.dumps(result, allow_nan=False, indent=None if tool == "sglang" else 2)
     write_whole(path, text + "\n")
@@ -59,7 +59,7 @@ def _sglang(run: Run) -> dict[str, Any]:
 
 
 def _vllm(run: Run) -> dict[str, Any]:
-    """The result with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
+    """The result of vLLM with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
     summary, times_ms = run.summary, _times_ms(run.summary)
     has_itl = summary["accept_length"] is None
     names = {theirs: ours for theirs, ours in _LATENCIES.items() if has_itl or ours != "itl"}
@@ -151,7 +151,9 @@ def _inferencex(run: Run) -> dict[str, Any]:
 
 
 def _inferencex_cluster(summary: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
-    """Rates are of all GPUs; of a pair, output is of its decode GPUs and input of its prefill GPUs."""
+    """Cluster of an InferenceX result. Rates are per GPU: for a pair, output per decode GPU and input per
+    prefill GPU.
+    """
     if scenario.aggregated is not None:
         gpus = scenario.aggregated.num_gpus
         head = {"hw": scenario.aggregated.gpu, "disagg": False, "tp": gpus, "dp_attention": scenario.aggregated.dp > 1}

@@ -1,4 +1,4 @@
-"""Fields of a result, which know where they stand."""
+"""Fields of a result, with their place in the file."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from pdsim.scenario.yaml_file import ConfigError
 
 
 class ResultFields:
-    """A JSON object of a result that knows where it stands, so that errors name file and field.
+    """A JSON object of a result with its place, so that errors name file and field.
 
     Fields that are null count as absent.
     """
@@ -28,7 +28,7 @@ class ResultFields:
 
     @property
     def objects(self) -> set[str]:
-        """Names of fields that are objects themselves."""
+        """Names of the fields that are objects."""
         return {name for name, value in self._found.items() if isinstance(value, dict)}
 
     def get(self, name: str) -> Any:
@@ -44,7 +44,7 @@ class ResultFields:
         return [ResultFields(one, self._file, f"{self._to(name)}[{number}]") for number, one in enumerate(found)]
 
     def number(self, name: str) -> float | None:
-        """Finite; None where the field is absent."""
+        """A finite number. None: the field is absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -64,12 +64,14 @@ class ResultFields:
             raise self._foreign(name, "a whole number") from None
 
     def numbers(self, names: Mapping[str, str], factor: float = 1) -> dict[str, float]:
-        """Numbers that are there, under our names: `names` are ours by theirs, of which several may be one of ours."""
+        """The numbers that exist, renamed. names: summary fields by the tool's names; several may have one summary
+        field.
+        """
         found = [(ours, self.number(theirs)) for theirs, ours in names.items()]
         return {ours: value * factor for ours, value in found if value is not None}
 
     def unit(self, name: str, units: Mapping[str, float]) -> float:
-        """The factor of the named unit."""
+        """The factor of the unit that a field names."""
         unit = self.get(name)
         if not isinstance(unit, str) or unit not in units:
             raise ConfigError(f"{self.where}: no unit {unit!r}; there are {', '.join(units)}")
@@ -83,7 +85,7 @@ class ResultFields:
 
 
 def statistics_of(latency: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Our fields of a latency by a tool's names of statistics."""
+    """Summary fields of a latency, by a tool's names of statistics."""
     return {theirs: f"{ours}_{latency}_ms" for theirs, ours in names.items()}
 
 

@@ -1,4 +1,4 @@
-"""Files of results: the fields of each tell whose it is."""
+"""Reads files of results. The fields of a file show which tool wrote it."""
 
 import json
 import re
@@ -21,14 +21,14 @@ class ImportedResult(NamedTuple):
 class Tool(NamedTuple):
     name: str
     file: str
-    """Name that the tool gives its file."""
+    """Usual name of the tool's file."""
     differs: str
     """Differences of the tool's definitions from those of a summary."""
     wrote: Callable[[ResultFields], Any]
-    """True of its results."""
+    """Function that is true for the tool's results."""
     summary: Callable[[ResultFields], dict[str, float]]
     label: Callable[[ResultFields], Any] = lambda _: None
-    """The name of the result in the file."""
+    """Function for the name of the result in the file."""
 
 
 _RECORDS = "AIPerf's records"
@@ -102,7 +102,7 @@ TOOLS = (
         lambda row: row.get("label"),
     ),
 )
-"""DynoSim's report has SGLang's names, and SGLang's result has vLLM's: the more particular comes first."""
+"""Readers, from special to general: DynoSim's report has SGLang's names, and SGLang's result has vLLM's."""
 SUFFIXES = (".json", ".jsonl", ".csv")
 _PRINTED = (".txt", ".log", ".out", ".md")
 _YAML = (".yaml", ".yml")
@@ -110,14 +110,14 @@ _OF_SCENARIOS = re.compile(r"^model\s*:", re.MULTILINE)
 
 
 def is_printed(path: Path) -> bool:
-    """A file of text that holds the report of a client."""
+    """True for a text file with the report of a client."""
     return path.suffix in _PRINTED and path.is_file() and tables.HEAD in read_text(path, "text")
 
 
 def is_result(path: Path) -> bool:
-    """A file of results: JSON, CSV, a report as it was printed, or YAML that a benchmark wrote.
+    """True for a file of results: JSON, CSV, a printed report, or YAML of a benchmark.
 
-    A scenario names its model and has no results.
+    A scenario is told apart because it names its model and has no results.
     """
     if is_printed(path):
         return True
@@ -147,7 +147,7 @@ def read_results(path: Path) -> list[ImportedResult]:
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """Rows of an object, an array, or lines of objects. Infinity, which SGLang writes, is read."""
+    """Rows of an object, an array, or lines of objects. Infinity, which SGLang writes, is accepted."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
     if path.suffix in _PRINTED:
@@ -168,7 +168,7 @@ def _yaml(path: Path) -> Any:
 
 
 def _json(path: Path) -> Any:
-    """What the file holds, or a list of what its lines hold."""
+    """The JSON value of a file, or a list of the values of its lines."""
     text = read_text(path, "JSON")
     try:
         return json.loads(text)

@@ -1,4 +1,4 @@
-"""Results as their tools print them: the report of a client on a terminal, and the CSV of AIPerf and GenAI-Perf.
+"""Reads results as printed by their tools: the report of a client on a terminal, and the CSV of AIPerf and GenAI-Perf.
 
 Both become rows with the fields that the same tools write as JSON.
 """
@@ -31,7 +31,7 @@ _TIME = re.compile(r"(mean|median|std|p\d+) (ttft|tpot|itl|e2el|e2e latency)")
 
 
 def printed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Reports of SGLang's and vLLM's clients, in the order that they are printed in."""
+    """Reports of SGLang's and vLLM's clients, in the order in which they were printed."""
     found: dict[str, Any] | None = None
     for line in lines:
         if HEAD in line:
@@ -49,7 +49,7 @@ def printed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def tabled(text: str, where: str) -> dict[str, Any]:
-    """The metrics of a CSV, whose parts have heads of their own. Raises ConfigError."""
+    """The metrics of a CSV with several parts, each with its own head. Raises ConfigError."""
     metrics: dict[str, Any] = {}
     head: list[str] = []
     try:

@@ -1,1 +1,1 @@
-"""Checkpoints in Hugging Face's format: from config.json and files beside it to a catalog entry."""
+"""Makes catalog entries from checkpoints in Hugging Face's format: config.json and the files beside it."""

@@ -1,4 +1,4 @@
-"""Memory of a request: the sections `attention` and `state` of a catalog entry."""
+"""Memory of a request by the model: the sections `attention` and `state` of a catalog entry."""
 
 from collections import Counter
 from typing import Any
@@ -9,11 +9,11 @@ from pdsim.system.checkpoint.layers import Layer, window_of
 from pdsim.system.checkpoint.modules import OVERLAPPING_RATIO, grouped_sizes, mamba_sizes
 
 _WITH_WINDOW_POOL = ("gpt_oss", "llama4", "gemma4", "mimo", "step3p", "laguna", "mellum", "granite")
-"""Families whose windows have a pool of their own in SGLang 0.5.23 (configs/model_config.py:2651)."""
+"""Families for whose window layers SGLang 0.5.23 has a pool of their own (configs/model_config.py:2651)."""
 
 
 def attention_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """The section of layers with KV. Raises EntryError without any."""
+    """The section `attention`, of layers with KV. Raises EntryError if there are none."""
     mixers = Counter(layer.mixer for layer in layers)
     if mixers["compressed"]:
         return _compressed(config, layers)
@@ -57,19 +57,19 @@ def _latent(config: Config, layers: list[Layer], num_layers: int) -> dict[str, A
 
 
 def _indexer(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """A layer that takes what an earlier layer's indexer chose keeps no keys for one."""
+    """Fields of sparse attention. Layers that reuse the choice of an earlier layer's indexer keep no indexer keys."""
     num_indexers = sum(layer.mixer == "full" and layer.has_indexer for layer in layers)
     return {"sparse_tokens": config.count("index_topk"), "index_token_bytes": num_indexers * index_bytes(config)}
 
 
 def index_bytes(config: Config) -> int:
-    """Bytes of an indexer's key: fp8 with one scale of four bytes for each 128 elements."""
+    """Bytes of an indexer's key per token: fp8, with one scale of four bytes for each 128 elements."""
     dim = config.count("index_head_dim")
     return dim + dim // 128 * 4
 
 
 def _compressed(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """One latent of head_dim, which is key and value, for each `ratio` tokens."""
+    """The section of compressed attention: one latent of head_dim, which is key and value, for each `ratio` tokens."""
     rope = config.count("qk_rope_head_dim")
     ratios = Counter(layer.ratio for layer in layers if layer.ratio)
     return {
@@ -88,7 +88,7 @@ def _compressed(config: Config, layers: list[Layer]) -> dict[str, Any]:
 
 
 def state_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """The section of layers that keep a state of a request, whatever its length; empty without any."""
+    """The section `state`, of layers whose state of a request has a fixed size. Empty if there are none."""
     if not (num_layers := sum(layer.mixer == "state" for layer in layers)):
         return {}
     if config.get("linear_num_value_heads") is not None:

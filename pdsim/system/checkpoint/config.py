@@ -1,4 +1,4 @@
-"""The fields of a config.json, by whatever name a family gives them, checked as they are read."""
+"""Reads the fields of a config.json under the names of all families, and checks them."""
 
 import re
 from collections.abc import Mapping
@@ -55,16 +55,16 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "first_dense": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "mtp": ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers"),
 }
-"""Names that families give to one size."""
+"""Names that families give to the same size."""
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _NOT_READ = re.compile(
     r"rwkv|lightning|lru_width|block_use_lowrank|retention|hyena|xlstm|^multi_query$|^new_decoder_architecture$|"
     r"^conv_L_cache$|^expert_retrieval_size$|^H_cycles$|^type_vocab_size$"
 )
-"""Fields of models with parameters, or with memory of a request, that modules.py and attention.py do not count."""
+"""Fields of models with parameters, or with memory per request, that modules.py and attention.py cannot count."""
 _FAMILIES_NOT_READ = ("bert-generation", "doge", "jetmoe")
-"""Other such models, by model_type."""
+"""Further families of this kind, by model_type."""
 MOST_LAYERS = 10_000
 
 
@@ -92,11 +92,13 @@ class Config:
         return self._fields.get(name)
 
     def names(self, pattern: str) -> list[str]:
-        """Fields that are there, by a regular expression."""
+        """Fields of the file that match a regular expression."""
         return [name for name in self._fields if re.search(pattern, str(name))]
 
     def count(self, *names: str, default: int | None = None) -> int:
-        """The first of these that is there, each a field or one of NAMES. Without a default one must be."""
+        """The first of these fields that exists; a name may be a field or a key of NAMES. Without a default, one must
+        exist.
+        """
         fields = [field for name in names for field in NAMES.get(name, (name,))]
         for field in fields:
             value = self._fields.get(field)
@@ -114,7 +116,9 @@ class Config:
         return default
 
     def flags(self, name: str) -> list[Any] | None:
-        """A list with one value per layer; None: the field is missing. Further values belong to later modules."""
+        """A list with one value per layer. None: the field is missing. Values beyond the layers belong to later
+        modules.
+        """
         value = self._fields.get(name)
         if not isinstance(value, list):
             return None
@@ -148,7 +152,7 @@ class Config:
 
 
 def _text_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fields of the text model: those of a wrapper stand behind."""
+    """Fields of the text model. Fields of an enclosing wrapper are used where the text model has none."""
     for name in _TEXT:
         nested = fields.get(name)
         if isinstance(nested, Mapping):
@@ -157,7 +161,9 @@ def _text_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def delta_attention(config: Config) -> tuple[int, int, int, bool] | None:
-    """Heads, width of each, width of the convolution, and whether gates have full rank, of Kimi delta attention."""
+    """Kimi delta attention: number of heads, their width, width of the convolution, and whether gates have full
+    rank.
+    """
     if isinstance(linear := config.get("linear_attn_config"), dict) and "num_heads" in linear:
         is_full = bool(linear.get("use_full_rank_gate"))
         return linear["num_heads"], linear["head_dim"], linear["short_conv_kernel_size"], is_full

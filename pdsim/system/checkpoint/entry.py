@@ -15,10 +15,9 @@ from pdsim.system.model import DTYPE_BYTES, Dtype, ModelSpec
 
 
 def entry_of(fields: Any, source: str, beside: Any = None, size_bytes: float | None = None) -> dict[str, Any]:
-    """The catalog entry of a model's config.json, and of the hf_quant_config.json beside it where there is one.
+    """The catalog entry of a model, from its config.json and, if there is one, the hf_quant_config.json beside it.
 
-    source: where that comes from. size_bytes: of the checkpoint's weights, as its index says. Raises
-    EntryError.
+    source: origin of the files. size_bytes: size of the checkpoint's weights by its index. Raises EntryError.
     """
     try:
         return _entry(Config(fields), source, beside, size_bytes)
@@ -90,7 +89,9 @@ def _experts(config: Config, layers: list[Layer]) -> dict[str, Any]:
 
 
 class _Types:
-    """Types of a checkpoint's weights: of the routed experts, and of all else, whose rest is counted in bf16."""
+    """Data types of a checkpoint's weights: of the routed experts, and of all others, with the number that stays in
+    bf16.
+    """
 
     def __init__(
         self,
@@ -103,10 +104,11 @@ class _Types:
     ) -> None:
         self.notes: list[str] = []
         self.in_bf16: dict[str, float] = {}
-        """Field with the number of parameters that stay in bf16 where other parameters have a narrower type."""
+        """Name of the field, with the number of parameters that stay in bf16 if other parameters have a
+        narrower type."""
         self.shared: Dtype = "bf16"
         self.experts: Dtype | None = None
-        """None: as all else, or there are none."""
+        """Type of the routed experts. None: as the others, or there are no experts."""
         if quantized is None:
             given = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
             self.notes += [] if given == "bfloat16" else [f"the checkpoint's {given} is counted as bf16"]
@@ -123,7 +125,7 @@ class _Types:
         self._describe(quantized, len(layers), [*modules, *names])
 
     def _count_others(self, num_params: Mapping[Dtype, int]) -> None:
-        """So many parameters in bf16 make the bytes right."""
+        """Sets the number of bf16 parameters with which the total bytes are right."""
         own = DTYPE_BYTES[self.shared]
         if self.shared != "bf16":
             others = sum(size * (DTYPE_BYTES[dtype] - own) for dtype, size in num_params.items())
@@ -156,11 +158,11 @@ class _Types:
 
 
 _BYTES_OF_GROUPS: Mapping[Dtype, tuple[float, float]] = {"fp4": (0.5, 1), "int4": (0.5, 2.5), "int8": (1, 2.5)}
-"""Bytes of a weight, and of the scale and zero of its group."""
+"""Bytes of a weight, and bytes of the scale and zero of its group."""
 
 
 def _of_groups(dtype: Dtype, group_size: int) -> list[str]:
-    """What to know of groups that are smaller or larger than those that the type's bytes are computed with."""
+    """A note if quantization groups are smaller or larger than those assumed for the type's bytes."""
     if not group_size or dtype not in _BYTES_OF_GROUPS:
         return []
     own, of_group = _BYTES_OF_GROUPS[dtype]
@@ -174,7 +176,7 @@ _VISIBLE = 0.02
 
 
 def _narrow_of(num_params: Mapping[Dtype, int]) -> Dtype:
-    """The type below bf16 that most of the parameters have; bf16 if few have one."""
+    """The type narrower than bf16 that most parameters have; bf16 if few parameters are narrow."""
     narrow = {dtype: size for dtype, size in num_params.items() if dtype != "bf16"}
     if sum(narrow.values()) < _SOME * sum(num_params.values()):
         return "bf16"
@@ -182,7 +184,7 @@ def _narrow_of(num_params: Mapping[Dtype, int]) -> Dtype:
 
 
 _SOME = 0.1
-"""Share of parameters below which a type is not the model's."""
+"""Minimum share of parameters with a type for this to be the model's type."""
 _APART = (
     "visual",
     "vision",
@@ -202,11 +204,11 @@ _APART = (
     "eh_proj",
 )
 _FEW = 0.01
-"""Share of all parameters that is not worth a note."""
+"""Share of all parameters up to which no note is written."""
 
 
 def _is_apart(module: str) -> bool:
-    """True for modules that are left out in any case: encoders, norms and further tokens' predictors."""
+    """True for modules that are never counted: encoders, norms and predictors of further tokens."""
     return any(word in module for word in _APART)
 
 
@@ -219,7 +221,7 @@ def _of_kv(quantized: Quantization | None) -> list[str]:
 
 
 def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
-    """Facts that config.json tells and the entry does not."""
+    """Notes on facts in config.json that the entry does not contain."""
     notes = []
     if config.count("mtp", default=0):
         notes.append("modules that predict further tokens (MTP) count as drafts only")
@@ -237,18 +239,18 @@ def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
 
 
 def stored_bytes(index: Any) -> float | None:
-    """Bytes of a checkpoint's weights, of its model.safetensors.index.json; None: it does not say."""
+    """Bytes of a checkpoint's weights, from its model.safetensors.index.json. None: the file does not say."""
     metadata = index.get("metadata") if isinstance(index, Mapping) else None
     found = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     return found if isinstance(found, int | float) and not isinstance(found, bool) and found > 0 else None
 
 
 _NEAR = 0.1
-"""Relative difference of sizes that norms, scales and encoders explain."""
+"""Relative difference of sizes that norms, scales and encoders can explain."""
 
 
 def _of_size(entry: Mapping[str, Any], size_bytes: float | None) -> list[str]:
-    """A note if the size of the checkpoint's files is far from the bytes that the entry counts."""
+    """A note if the size of the checkpoint's files differs much from the bytes that the entry counts."""
     if not size_bytes:
         return []
     counted = build(ModelSpec, {**entry, "sources": {}}, name="").weight_bytes

@@ -1,4 +1,4 @@
-"""Kinds of the layers of a model: how a layer mixes tokens, and its computation per token."""
+"""Kinds of the layers of a model: how a layer mixes tokens, and its MLP."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,9 +17,9 @@ class Layer:
     mixer: Mixer
     feed: Feed
     ratio: int = 1
-    """Tokens for which it keeps one latent; 0: it keeps a window only."""
+    """Number of tokens per stored latent. 0: the layer keeps a window only."""
     has_indexer: bool = True
-    """False: it takes what an earlier layer's indexer chose."""
+    """False: the layer reuses the choice of an earlier layer's indexer."""
     feed_factor: float | None = None
     """Size of the layer's MLP in units of hidden_size, for models from architecture search. None: intermediate_size."""
 
@@ -37,7 +37,7 @@ def layers_of(config: Config) -> list[Layer]:
 
 
 def _ratios(config: Config) -> list[int]:
-    """Tokens of one latent, by layer; 0: the layer has a window only."""
+    """Number of tokens per stored latent, by layer. 0: the layer has a window only."""
     if (ratios := config.flags("compress_ratios")) is not None:
         return ratios
     rates = config.get("compress_rates")
@@ -47,7 +47,7 @@ def _ratios(config: Config) -> list[int]:
 
 
 def _with_shared_kv(config: Config, mixers: list[Mixer]) -> list[Mixer]:
-    """The last layers of Gemma's small models have no KV of their own."""
+    """Mixers in which the last layers of Gemma's small models share the KV of earlier layers."""
     num_own = len(mixers) - config.count("num_kv_shared_layers", default=0)
     return ["shared" if layer >= num_own else mixer for layer, mixer in enumerate(mixers)]
 
@@ -62,7 +62,7 @@ _BLOCKS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attent
 
 
 def _single_blocks(config: Config) -> list[Layer]:
-    """Layers that are one block each, a mixer or an MLP, as Nemotron-H has them; none in other models."""
+    """Layers that are a single block each, a mixer or an MLP, as in Nemotron-H. Empty for other models."""
     pattern = config.get("hybrid_override_pattern")
     if pattern is None:
         kinds = config.flags("layers_block_type")
@@ -78,7 +78,7 @@ def _single_blocks(config: Config) -> list[Layer]:
 
 
 def _searched(block: Any) -> Layer:
-    """A block of a model whose layers were searched for (Puzzle: Nemotron Super and Ultra of Llama)."""
+    """A layer of a model from architecture search (Puzzle: Nemotron Super and Ultra of Llama)."""
     attention, feed = block["attention"], block["ffn"]
     mixer: Mixer = "" if attention.get("no_op") else "linear" if attention.get("replace_with_linear") else "full"
     if feed.get("no_op"):
@@ -95,7 +95,7 @@ _MIXERS: dict[str, Mixer] = {
     **dict.fromkeys(("linear_attention", "mamba", "mamba2", "kda", "gated_delta_net"), "state"),
     **dict.fromkeys(("compressed_sparse_attention", "heavily_compressed_attention"), "compressed"),
 }
-"""Mixers by the names that layer_types has for them."""
+"""Mixers by their names in layer_types."""
 
 
 def _mixers(config: Config) -> list[Mixer]:
@@ -122,7 +122,7 @@ def _mixers(config: Config) -> list[Mixer]:
 
 
 def _require_state(config: Config, mixers: list[Mixer]) -> list[Mixer]:
-    """Raises EntryError for layers with a state of an unknown size."""
+    """The mixers. Raises EntryError for layers with a state of unknown size."""
     known = "linear_num_value_heads", "linear_num_heads", "linear_attn_config", "mamba_num_heads", "mamba_n_heads"
     if "state" in mixers and all(config.get(name) is None for name in known):
         raise EntryError(f"layer_types: expected {' or '.join(known)} beside layers that keep a state, found none")
@@ -134,7 +134,7 @@ def _without_windows(config: Config, mixers: list[Mixer]) -> list[Mixer]:
 
 
 def _windows(config: Config, num_layers: int) -> list[Mixer]:
-    """Attention of models that do not list their layers."""
+    """Mixers of a model that does not list its layers: attention with or without a window."""
     if not window_of(config):
         return ["full"] * num_layers
     if (pattern := config.flags("hybrid_layer_pattern")) is not None:
@@ -146,7 +146,7 @@ def _windows(config: Config, num_layers: int) -> list[Mixer]:
 
 
 def window_of(config: Config) -> int:
-    """Window of attention in tokens; 0: no layer has a window."""
+    """Window of attention in tokens. 0: no layer has a window."""
     if config.get("use_sliding_window") is False:
         return 0
     if config.get("no_rope_layer_interval") is not None:

@@ -1,4 +1,4 @@
-"""Types of a checkpoint's weights and KV, from config.json or ModelOpt's hf_quant_config.json."""
+"""Data types of a checkpoint's weights and KV, from config.json or ModelOpt's hf_quant_config.json."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from pdsim.system.catalog import EntryError
 from pdsim.system.model import Dtype, KvDtype
 
 FILE_BESIDE = "hf_quant_config.json"
-"""ModelOpt's file beside config.json. Engines read it where config.json has no quantization_config (SGLang 0.5.23,
+"""ModelOpt's file beside config.json. Engines read it if config.json has no quantization_config (SGLang 0.5.23,
 configs/model_config.py, _parse_quant_hf_config)."""
 _METHODS: Mapping[Any, Dtype] = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "mxfp8", "w8a8_fp8"), "fp8"),
@@ -23,11 +23,11 @@ _ALGORITHMS: Mapping[Any, Dtype] = {
     **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ", "W4A16"), "int4"),
     **dict.fromkeys(("W8A8_SQ_PER_CHANNEL", "INT8_SQ", "W8A16"), "int8"),
 }
-"""Types of weights by ModelOpt's quant_algo."""
+"""Data types of weights by ModelOpt's quant_algo."""
 _MIXED = "MIXED_PRECISION"
 _MODELOPT = (None, "modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed")
 _INTEGERS: Mapping[Any, Dtype] = {4: "int4", 8: "int8"}
-"""Types of methods that say their bits."""
+"""Data types of methods that give a number of bits."""
 _WITH_BITS = ("gptq", "awq", "auto-round", "autoround", "gptqmodel")
 _GROUP_KINDS: Mapping[Any, Dtype] = {(8, "float"): "fp8", (4, "float"): "fp4", (4, "int"): "int4", (8, "int"): "int8"}
 _QUARK: Mapping[str, Dtype] = {"fp8_e4m3": "fp8", "fp4": "fp4", "int4": "int4", "uint4": "int4", "int8": "int8"}
@@ -35,28 +35,28 @@ _QUARK: Mapping[str, Dtype] = {"fp8_e4m3": "fp8", "fp4": "fp4", "int4": "int4", 
 
 @dataclass(frozen=True)
 class Quantization:
-    """Types of a checkpoint's weights and KV."""
+    """Data types of a checkpoint's weights and KV."""
 
     dtype: Dtype | None
-    """Type of linear modules that nothing below names; None: bf16."""
+    """Type of linear modules that no field below names. None: bf16."""
     left: tuple[str, ...] = ()
     """Names, globs or regular expressions (re:...) of modules that keep bf16."""
     named: Mapping[str, Dtype] | None = None
     """Modules with other types, by name or pattern."""
     kv: str | None = None
-    """The checkpoint's scheme of KV, by ModelOpt's name; None: it has none."""
+    """The checkpoint's scheme of KV, by ModelOpt's name. None: it has none."""
     in_blocks: bool = False
     """True: each scale is for a block of rows and columns."""
     group_size: int = 0
-    """Weights that share a scale; 0: not told."""
+    """Number of weights that share a scale. 0: not known."""
 
     @property
     def kv_dtype(self) -> KvDtype | None:
-        """Type in which engines keep KV unless they are told another (SGLang 0.5.23, mem_cache/kv_cache_dtype.py)."""
+        """Type in which engines keep KV by default (SGLang 0.5.23, mem_cache/kv_cache_dtype.py)."""
         return "fp8" if self.kv is not None and self.kv.upper() == "FP8" else None
 
     def type_of(self, module: str) -> Dtype:
-        """Type of a module's weights: by its own name, by that of a module around it, or the others'."""
+        """Type of a module's weights: by its own name, by the name of an enclosing module, or the default."""
         if any(covers(pattern, module) for pattern in self.left):
             return "bf16"
         named, parts = self.named or {}, module.split(".")
@@ -69,7 +69,9 @@ class Quantization:
         return self.dtype or "bf16"
 
     def not_understood(self, modules: Iterable[str], num_layers: int) -> list[str]:
-        """Names of `left` that are none of these modules, with N for numbers. Layers from num_layers on are of MTP."""
+        """Names of `left` that match none of these modules, with N for numbers. Layers from num_layers on belong to
+        MTP.
+        """
         known = list(modules)
         layers = [(one, re.search(r"layers\.(\d+)", one)) for one in self.left]
         inside = [one for one, layer in layers if layer is None or int(layer[1]) < num_layers]
@@ -78,7 +80,9 @@ class Quantization:
 
 
 def covers(pattern: str, module: str) -> bool:
-    """The rule by which engines skip modules (SGLang 0.5.23, modelopt_quant.py, is_layer_excluded)."""
+    """True if a pattern covers a module, by the rule with which engines skip modules (SGLang 0.5.23, modelopt_quant.py,
+    is_layer_excluded).
+    """
     if pattern.startswith("re:"):
         expression = pattern.removeprefix("re:")
         return any(re.match(expression, name) is not None for name in (module, f"language_model.{module}"))
@@ -100,7 +104,7 @@ _ALIKE = (
     (r"\.w2$", ".down_proj"),
     (r"\.w3$", ".up_proj"),
 )
-"""Names that checkpoints have for the modules of modules.py."""
+"""Regular expressions for checkpoints' names of modules, with the names in modules.py."""
 
 
 def named_alike(name: str) -> str:
@@ -111,10 +115,10 @@ def named_alike(name: str) -> str:
 
 
 def quantization_of(in_config: Any, beside: Any, expert_dtype: Any = None) -> Quantization | None:
-    """Reads config.json's quantization_config, or else the file beside it. None: nothing is quantised.
+    """Reads config.json's quantization_config, or else the file beside it. None: no module is quantised.
 
-    expert_dtype: config.json's field of that name (DeepSeek V4). Raises EntryError for what changes bytes in a way
-    that no type here has.
+    expert_dtype: config.json's field of that name (DeepSeek V4). Raises EntryError for schemes that no data type here
+    describes.
     """
     where, given = "quantization_config", in_config
     if not given and beside:
@@ -141,7 +145,7 @@ def _group_size(given: Mapping[str, Any]) -> int:
 
 
 def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
-    """The type of most modules, and the types of those that are named."""
+    """The type of most modules, and the types of named modules."""
     method = given.get("quant_method")
     if method == "compressed-tensors" or (
         method is None and given.get("config_groups") and not given.get("quant_algo")
@@ -170,7 +174,7 @@ def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str
 
 
 def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
-    """Groups of compressed-tensors, whose targets are modules, patterns or Linear for all."""
+    """Types from the groups of compressed-tensors, whose targets are modules, patterns, or Linear for all."""
     default: Dtype | None = None
     named: dict[str, Dtype] = {}
     for name, group in (given.get("config_groups") or {}).items():
@@ -189,7 +193,7 @@ def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict
 
 
 def _of_layers(given: Mapping[str, Any], where: str) -> dict[str, Dtype]:
-    """Modules that ModelOpt names one by one."""
+    """Types of modules that ModelOpt lists one by one."""
     layers = given.get("quantized_layers")
     if not isinstance(layers, Mapping):
         raise EntryError(f"{where}.quantized_layers: expected the modules of {_MIXED}, found {layers!r}")
@@ -228,7 +232,7 @@ def _left(given: Mapping[str, Any], where: str) -> Sequence[str]:
 
 
 def _kv(given: Mapping[str, Any], where: str) -> str | None:
-    """The scheme of the KV cache, by name or by bits."""
+    """The scheme of the KV cache, by name or by bits. None: there is none."""
     named, scheme = given.get("kv_cache_quant_algo"), given.get("kv_cache_scheme")
     if named is None and isinstance(scheme, Mapping):
         is_fp8 = (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
