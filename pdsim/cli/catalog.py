@@ -62,7 +62,7 @@ def add(
         raise CatalogError(f"{file_of('models', name)} is a model {name!r} already: choose another --name")
     try:
         beside, index = config.with_name(FILE_BESIDE), config.with_name("model.safetensors.index.json")
-        quantized = read_json(beside) if beside.is_file() else None
+        quantized = (read_json(beside) or {FILE_BESIDE: None}) if beside.is_file() else None
         stored = read_json(index) if index.is_file() else None
         entry = entry_of(read_json(config), str(config), quantized, stored_bytes(stored))
         model = build(ModelSpec, entry, name=name)

@@ -163,6 +163,20 @@ def test_what_would_change_bytes_is_refused(fields, complaint):
         made(PLAIN["llama"], beside(**fields))
 
 
+@pytest.mark.parametrize("found", [[], "NVFP4", 5, {"quantization": ["NVFP4"]}])
+def test_a_file_beside_that_is_no_mapping_is_refused(found):
+    with pytest.raises(EntryError, match=r"hf_quant_config\.json: expected a mapping of fields, found"):
+        made(PLAIN["llama"], found)
+
+
+@pytest.mark.parametrize("fields", [{}, {"quant_algo": None, "kv_cache_quant_algo": "FP8"}, {"config_groups": {}}])
+def test_a_file_beside_without_an_algorithm_is_told(fields):
+    """SGLang 0.5.23 reads nothing else of such a file: configs/model_config.py:1853."""
+    model, notes = made(PLAIN["llama"], {"quantization": fields})
+    assert (model.weight_dtype, model.kv_dtype) == ("bf16", None)
+    assert "hf_quant_config.json has no quant_algo: weights and KV are in bf16" in notes
+
+
 def test_an_unknown_scheme_of_kv_is_told():
     model, notes = made(PLAIN["llama"], beside(kv_cache_quant_algo="NVFP4"))
     assert model.kv_dtype is None

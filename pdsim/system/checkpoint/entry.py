@@ -10,7 +10,7 @@ from pdsim.system.checkpoint.attention import attention_of, state_of
 from pdsim.system.checkpoint.config import Config
 from pdsim.system.checkpoint.layers import Layer, layers_of
 from pdsim.system.checkpoint.modules import expert_size, modules_of, num_matrices, routed_of
-from pdsim.system.checkpoint.quantization import Quantization, quantization_of
+from pdsim.system.checkpoint.quantization import FILE_BESIDE, Quantization, quantization_of
 from pdsim.system.model import DTYPE_BYTES, Dtype, ModelSpec
 
 
@@ -61,7 +61,8 @@ def _entry(config: Config, source: str, beside: Any, size_bytes: float | None) -
         **({"num_nextn_layers": nextn} if (nextn := config.count("mtp", default=0)) else {}),
         **({"llama": llama} if llama else {}),
     }
-    notes = [*types.notes, *_of_kv(quantized), *_left_out(config, attention), *_of_size(entry, size_bytes)]
+    ignored = [f"{FILE_BESIDE} has no quant_algo: weights and KV are in bf16"] if beside and quantized is None else []
+    notes = [*ignored, *types.notes, *_of_kv(quantized), *_left_out(config, attention), *_of_size(entry, size_bytes)]
     return entry | {
         "sources": {
             "num_params, num_active_params": "computed from config.json: attention, MLP or experts, embeddings; "

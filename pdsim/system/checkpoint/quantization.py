@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from pdsim.inputs import shown
 from pdsim.system.catalog import EntryError
 from pdsim.system.model import Dtype, KvDtype
 
@@ -121,14 +122,14 @@ def quantization_of(in_config: Any, beside: Any, expert_dtype: Any = None) -> Qu
     describes.
     """
     where, given = "quantization_config", in_config
-    if not given and beside:
+    if not given and beside is not None:
         where = FILE_BESIDE
         given = beside.get("quantization", beside) if isinstance(beside, Mapping) else beside
-    if not given:
+    if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise EntryError(f"{where}: expected a mapping of fields, found {given!r}")
-    if where == FILE_BESIDE and given.get("quant_algo") is None:
+        raise EntryError(f"{where}: expected a mapping of fields, found {shown(given)}")
+    if not given or (where == FILE_BESIDE and given.get("quant_algo") is None):
         return None
     dtype, named = _types(given, where)
     if expert_dtype in _QUARK or expert_dtype in ("fp8", "fp4"):
