@@ -77,7 +77,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-_LATER = {messages.Arrival: 1, messages.NewRequest: 1, messages.PrefillStep: 1}
+_LATER = {messages.Arrival: 2, messages.NewRequest: 1, messages.PrefillStep: 1}
 """Number of last fields that are left out if they have their defaults, because older journals lack them."""
 
 
@@ -94,8 +94,10 @@ def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
     defaults = tuple([field.default for field in fields(kind)[-num_later:]])
 
     def without_defaults(message: Any) -> tuple[Any, ...]:
-        found = values(message)
-        return found[:-num_later] if found[-num_later:] == defaults else found
+        found, num_kept = values(message), len(names)
+        while num_kept > len(names) - num_later and found[num_kept - 1] == defaults[num_kept - len(names) - 1]:
+            num_kept -= 1
+        return found[:num_kept]
 
     return without_defaults
 

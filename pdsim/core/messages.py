@@ -24,6 +24,8 @@ class Arrival:
     """Requests with a higher number are served first."""
     ignores_eos: bool = False
     """True if only the longest output ends the request (ignore_eos)."""
+    session: int = -1
+    """The session that its client names, for a router that asks. -1: none."""
 
 
 @dataclass(frozen=True, slots=True)

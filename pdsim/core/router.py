@@ -83,6 +83,11 @@ class _Request:
         return self.arrival.request_id
 
     @property
+    def counted(self) -> tuple[int, int]:
+        """Prompt tokens and id, for the loads."""
+        return self.num_tokens, self.arrival.request_id
+
+    @property
     def priority(self) -> int:
         return self.arrival.priority
 
@@ -126,9 +131,11 @@ class Router:
         """True if the router must be told of first tokens."""
         self.metrics_interval_ns = min((i for one in self.roles.values() if (i := one.metrics_interval_ns)), default=0)
         """Interval in ns at which the router must be told of metrics. 0: never."""
+        self.reads_sessions = any(one.reads_sessions for one in self.roles.values())
         self._backing_off: list[tuple[int, int, int]] = []
         """Heap of (time, request, retry). Entries of cancelled requests are stale."""
         self._draws = Draws()
+        self._now_ns = 0
 
     def client_of(self, attempt: int) -> int | None:
         """The client's id of a request, if this attempt is the one under way; otherwise None."""
@@ -136,6 +143,7 @@ class Router:
         return None if request is None else request.arrival.request_id
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
+        self._now_ns = now_ns
         match message:
             case m.Arrival():
                 new = _Request(message, len(message.prompt))
@@ -210,15 +218,16 @@ class Router:
                 return self._try_later(request, f"no {role} instance is up", now_ns)
         last = request.attempt
         avoid_prefill, avoid_decode = ("", "") if last is None else (last.prefill_id, last.decode_id)
+        named = request_id, arrival.session
         if self._disaggregation is None:
-            decode_id = prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, request_id)
+            decode_id = prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, *named)
             if not self._is_aggregated:
-                decode_id = self._decode.pick(prompt, now_ns, avoid_decode, request_id)
+                decode_id = self._decode.pick(prompt, now_ns, avoid_decode, *named)
             is_remote = not self._is_aggregated
         else:
-            decode_id = self._decode.pick(prompt, now_ns, avoid_decode, request_id)
+            decode_id = self._decode.pick(prompt, now_ns, avoid_decode, *named)
             is_remote = self._disaggregation.is_remote(prompt, self._pair(decode_id, len(prompt)))
-            prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, request_id) if is_remote else decode_id
+            prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, *named) if is_remote else decode_id
         attempt = attempt_id(request_id, request.num_retries)
         limits = arrival.max_output_tokens, prefill_id, decode_id, arrival.priority, arrival.ignores_eos
         new = m.NewRequest(attempt, now_ns, prompt, *limits)
@@ -293,14 +302,14 @@ class Router:
         if request.at_prefill:
             assert request.attempt is not None
             request.at_prefill = False
-            self._prefill.release(request.attempt.prefill_id, request.num_tokens, request.request_id)
+            self._prefill.release(request.attempt.prefill_id, *request.counted, self._now_ns)
 
     def _leave_decode(self, request: _Request) -> None:
         if request.at_decode:
             assert request.attempt is not None
             request.at_decode = False
             self._waiting.pop(request.arrival.request_id, None)
-            self._decode.release(request.attempt.decode_id, request.num_tokens, request.request_id)
+            self._decode.release(request.attempt.decode_id, *request.counted, self._now_ns)
 
     def _forget_if_over(self, request: _Request) -> None:
         if not (request.at_prefill or request.at_decode):

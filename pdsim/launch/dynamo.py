@@ -24,6 +24,7 @@ from pdsim.launch.commands import (
 from pdsim.launch.manifests import app_name
 from pdsim.launch.words import Flags, command_words
 from pdsim.policy.dynamo import DynamoKv
+from pdsim.policy.sessions import SessionAffinity
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.component import component_name
@@ -53,20 +54,41 @@ VLLM_EVENTS = {"enable_kv_cache_events": True}
 """vLLM publishes no events without this setting, whatever the publisher (0.33.0, config/kv_events.py)."""
 
 
+def _mode_policy(scenario: Scenario) -> Any:
+    """The policy that the frontend's mode stands for."""
+    policy = scenario.router.prefill
+    return policy.otherwise if isinstance(policy, SessionAffinity) else policy
+
+
+def _mode_name(scenario: Scenario) -> str:
+    return component_name(_mode_policy(scenario))
+
+
+def _of_mode(value: Any, _scenario: Scenario) -> str | None:
+    return None if value in ROUTER_MODES else f"Dynamo has {', '.join(ROUTER_MODES)}"
+
+
 def _routing(value: Any, scenario: Scenario) -> str | None:
-    if value not in ROUTER_MODES:
-        return f"Dynamo has {', '.join(ROUTER_MODES)}"
+    if value not in (*ROUTER_MODES, "session_affinity"):
+        return f"Dynamo has {', '.join(ROUTER_MODES)}, and session_affinity before them"
     both = (scenario.router.prefill, scenario.router.decode)
     if scenario.aggregated is None and len({component_name(policy) for policy in both}) > 1:
         return "Dynamo's frontend has one mode for both roles; give both the same"
-    if scenario.aggregated is None and both[0] != both[1] and value == "dynamo_kv":
+    if scenario.aggregated is None and both[0] != both[1] and value in ("dynamo_kv", "session_affinity"):
         return "Dynamo's frontend has one setting for both roles; give both the same"
     return None
 
 
 _ROUTER_RULES: dict[str, Rule] = {
     **{f"router.{role}": _routing for role in vllm.KV_ROLES},
-    **{f"router.{role}.{name}": None for role in vllm.KV_ROLES for name in KV_SETTINGS.values()},
+    **{f"router.{role}.ttl": None for role in vllm.KV_ROLES},
+    **{f"router.{role}.otherwise": _of_mode for role in vllm.KV_ROLES},
+    **{
+        f"router.{role}.{inner}{name}": None
+        for role in vllm.KV_ROLES
+        for inner in ("", "otherwise.")
+        for name in KV_SETTINGS.values()
+    },
 }
 _OF_GATEWAY = {name: rule for name, rule in sglang.RULES.items() if not name.startswith(("router", "health"))}
 SGLANG_RULES: dict[str, Rule] = {**_OF_GATEWAY, **_ROUTER_RULES, "*.tp": one_host}
@@ -170,7 +192,9 @@ def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[gra
 def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
     """A launch with the frontend, the places of servers, and the resolved scenario."""
     made = Launch(notes=notes_on(scenario, engine, rules))
-    name = component_name(scenario.router.prefill)
+    name = _mode_name(scenario)
+    if isinstance(scenario.router.prefill, SessionAffinity):
+        made.notes.append("router: session_affinity: requests of load.sh name no session; the frontend keeps none")
     if name == "cache_aware":
         made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by its own rule, dynamo_kv")
     if name == "dynamo_kv":
@@ -184,9 +208,11 @@ def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
 
 
 def _frontend_flags(scenario: Scenario, host: str) -> Flags:
-    policy = scenario.router.prefill
+    policy, given_policy = _mode_policy(scenario), scenario.router.prefill
     flags: Flags = [("http-host", host), ("http-port", GATEWAY_PORT)]
     flags.append(("router-mode", ROUTER_MODES[component_name(policy)]))
+    if isinstance(given_policy, SessionAffinity):
+        flags.append(("router-session-affinity-ttl-secs", max(1, round(given_policy.ttl_ns / 1e9))))
     if isinstance(policy, DynamoKv):
         given = {flag: (getattr(policy, name), getattr(DynamoKv, name)) for flag, name in KV_SETTINGS.items()}
         flags += [(flag, value) for flag, (value, default) in given.items() if value != default]
@@ -202,7 +228,7 @@ def _events(scenario: Scenario, number: int, switch: Mapping[str, bool]) -> Flag
     """Settings of KV events of a worker, for KV-aware routing. switch: further settings that the worker's
     engine needs.
     """
-    if ROUTER_MODES[component_name(scenario.router.prefill)] != "kv":
+    if ROUTER_MODES[_mode_name(scenario)] != "kv":
         return []
     endpoint = f"tcp://*:{FIRST_EVENT_PORT + number}"
     config = {**switch, "publisher": "zmq", "topic": "kv-events", "endpoint": endpoint}

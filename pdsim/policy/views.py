@@ -226,6 +226,12 @@ class RoutingView(Protocol):
         Tokens that the router remembered when the prompt was sent do not count.
         """
 
+    def session_instance(self, ttl_ns: int) -> str:
+        """Where the requests of this request's session went; empty if none is there and the last left ttl_ns ago.
+
+        For a policy whose class says `reads_sessions = True`.
+        """
+
     def num_pages_with(self, prompt: TokenSequence, instance_id: str) -> int:
         """Number of distinct whole pages of this prompt and of the prompts of the instance's requests."""
 

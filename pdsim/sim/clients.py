@@ -11,7 +11,7 @@ from pdsim.core.router import num_retries, request_of
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.sim.timeline import Timeline
-from pdsim.workload.client import ClientDriver
+from pdsim.workload.client import ClientDriver, sessions_of
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 if TYPE_CHECKING:
@@ -178,6 +178,11 @@ class Clients:
         self._is_vllm = cluster.scenario.engine == "vllm"
         self._priorities = cluster.scenario.priorities
         self._ignore_eos = cluster.scenario.ignore_eos
+        self._sessions: dict[int, int] = {}
+        """Sessions of requests, if the router asks."""
+        if cluster.router.reads_sessions:
+            sessions = enumerate(sessions_of(cluster.requests))
+            self._sessions = {spec.request_id: number for number, session in sessions for spec in session}
         self._waiting: set[int] = set()
         """Requests that clients wait for."""
         has_front_end = not cluster.front_end.is_none
@@ -219,7 +224,8 @@ class Clients:
         if spec.request_id in self._waiting:
             priority = self._priorities.get(spec.request_class, 0)
             ignores_eos = self._ignore_eos and spec.max_output_tokens == len(spec.output)
-            self.tell_router(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens, priority, ignores_eos))
+            named = spec.request_id, spec.prompt, spec.max_output_tokens, priority, ignores_eos
+            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1)))
 
     # The router and the attempts under way.
 

@@ -3,6 +3,7 @@
 import pytest
 
 from pdsim.formats.deployments.importing import import_deployment
+from pdsim.formats.deployments.routers import router_of
 from pdsim.inputs import InputError
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import parse_scenario
@@ -98,6 +99,22 @@ spec:
           args: [--model-path, Qwen/Qwen3-8B, --page-size, "16", --tp, "1", --disaggregation-mode, prefill,
             --disaggregation-transfer-backend, nixl]
 """
+
+
+@pytest.mark.parametrize(
+    ("flags", "router"),
+    [
+        (["--router-mode", "kv"], "dynamo_kv"),
+        (["--router-mode", "kv", "--router-temperature", "0.5"], {"use": "dynamo_kv", "router_temperature": 0.5}),
+        (
+            ["--router-mode", "random", "--router-session-affinity-ttl-secs", "60"],
+            {"use": "session_affinity", "ttl": "60 s", "otherwise": "random"},
+        ),
+    ],
+)
+def test_flags_of_a_frontend_are_a_policy_of_both_roles(flags, router):
+    words = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2], strict=True))
+    assert router_of("frontend", words, {}, is_pair=True) == ({"prefill": router, "decode": router}, [])
 
 
 def test_a_graph_of_components(tmp_path):

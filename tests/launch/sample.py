@@ -106,6 +106,7 @@ OTHER = {
             *(f"{{use: dynamo_kv, {setting}}}" for setting in ("decode_active_request_weight: 2", "seed: 7")),
             "{use: dynamo_kv, router_temperature: 0.5}",
             "llm_d",
+            *(f"{{use: session_affinity, {setting}}}" for setting in ("ttl: 7 s", "otherwise: random")),
         ]
         for role in ("prefill", "decode")
     },

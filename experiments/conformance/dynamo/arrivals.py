@@ -34,6 +34,12 @@ class Load:
     settings: dict[str, float] = field(default_factory=dict)
     """Settings of Dynamo's router that are not its defaults, by their names in pdsim."""
     num_requests: int = 200
+    num_sessions: int = 0
+    """0: requests name no session."""
+
+    def session(self, number: int) -> int:
+        """Of a request. -1: none."""
+        return number * 7 % self.num_sessions if self.num_sessions else -1
 
     @property
     def environment(self) -> dict[str, str]:
@@ -63,6 +69,7 @@ LOADS = {
     ),
     "decode": Load("decode"),
     "decode-requests": Load("decode", settings={"decode_active_request_weight": 10.0}),
+    "sessions": Load("aggregated", num_sessions=30),
     "temperature": Load("aggregated", settings={"router_temperature": 0.25}, num_requests=12),
 }
 SHARE_COMPUTED, SHARE_GONE = 0.45, 0.4

@@ -21,17 +21,20 @@ from pdsim.policy.views import RoutingView, TokenSequence
 
 LOGS = Path(__file__).with_name("logs")
 WORKERS = [str(worker) for worker in range(NUM_WORKERS)]
-ROUNDING = 1e-9
+ROUNDING, ROUNDED = 1e-9, 0.5001e-3
+HOUR_NS = 3600 * 10**9
 
 
 class Told(DynamoKv):
     """Knows its costs, and sends where it is told."""
 
+    reads_sessions = True
     told = ""
     seen: Sequence[float] = ()
+    bound = ""
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
-        self.seen = self.costs(prompt, view)
+        self.seen, self.bound = self.costs(prompt, view), view.session_instance(HOUR_NS)
         return self.told
 
 
@@ -41,13 +44,18 @@ class Choice(NamedTuple):
     worker: int
     cost: float
     costs: Sequence[float]
+    bound: str
+    """Worker of the request's session, or empty."""
 
     @property
     def agrees(self) -> bool:
-        return abs(self.costs[self.worker] - self.cost) < ROUNDING
+        """The log rounds a cost for the worker of a session."""
+        return abs(self.costs[self.worker] - self.cost) < (ROUNDED if self.bound else ROUNDING)
 
     @property
-    def is_lowest(self) -> bool:
+    def is_right(self) -> bool:
+        if self.bound:
+            return self.bound == str(self.worker)
         return self.costs[self.worker] == min(self.costs)
 
 
@@ -68,8 +76,8 @@ def replay(name: str) -> Replayed:
         if prompt is not None:
             sequence, (_, policy.told, cost) = Spans(prompt.spans(number)), logged[number]
             num_tokens[number] = len(sequence)
-            router.pick(sequence, 0, request_id=number)
-            choices.append(Choice(int(policy.told), float(cost), policy.seen))
+            router.pick(sequence, 0, request_id=number, session=load.session(number))
+            choices.append(Choice(int(policy.told), float(cost), policy.seen, policy.bound))
         elif what == "computed":
             router.on_computed(number)
         else:
@@ -85,7 +93,7 @@ class Compared(NamedTuple):
 
 def compare(name: str) -> Compared:
     choices, is_drawn = replay(name).choices, "router_temperature" in LOADS[name].settings
-    num_alike = sum(choice.agrees and (is_drawn or choice.is_lowest) for choice in choices)
+    num_alike = sum(choice.agrees and (is_drawn or choice.is_right) for choice in choices)
     num_ties = sum(choice.costs.count(min(choice.costs)) > 1 for choice in choices)
     return Compared(len(choices), len(choices) - num_alike, num_ties)
 

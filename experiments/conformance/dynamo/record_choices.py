@@ -8,6 +8,7 @@ needs no GPU, no model and no worker.
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ async def drive(name: str, site: str) -> None:
     sys.path.insert(0, site)
     from dynamo.llm import SelectionService  # noqa: PLC0415
 
-    service, load = SelectionService(), LOADS[name]
+    load = LOADS[name]
+    service = SelectionService(session_affinity_ttl_secs=3600.0 if load.num_sessions else None)
     for worker in range(NUM_WORKERS):
         where = {"endpoint": f"http://127.0.0.1:{9000 + worker}", "block_size": load.block_size}
         await service.upsert_worker({"worker_id": worker, "model_name": "m", **where})
@@ -52,7 +54,14 @@ async def drive(name: str, site: str) -> None:
 def asked(load: Any, number: int, prompt: Prompt) -> dict[str, Any]:
     own = min(number, load.num_requests)
     request = {"model_name": "m", "selection_id": str(number), "token_ids": token_ids(own, prompt)}
+    if load.num_sessions:
+        request["session_id"] = str(load.session(own))
     return request if load.override is None else {**request, "router_config_override": load.override}
+
+
+def cost_of(line: dict[str, Any]) -> float:
+    """A pinned worker's cost stands in the text."""
+    return line["logit"] if "logit" in line else float(re.findall(r"logit: ([0-9.]+)", line["message"])[0])
 
 
 def record(name: str, site: str) -> None:
@@ -63,7 +72,8 @@ def record(name: str, site: str) -> None:
         command, env=environment, capture_output=True, text=True, check=True
     )
     said = [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("{")]
-    costs = {int(line["request_id"]): line["logit"] for line in said if line.get("message") == "Selected worker"}
+    chosen = ("Selected worker", "Selected pinned worker")
+    costs = {int(line["request_id"]): cost_of(line) for line in said if line.get("message", "").startswith(chosen)}
     choices = [{**line, "cost": costs[line["number"]]} for line in said if "number" in line]
     lines = [f"{one['number']} {one['worker']} {one['cost']}\n" for one in choices]
     (LOGS / f"{name}.txt").write_text("".join(lines))

@@ -25,14 +25,14 @@ class RankedRouter(RoleRouter):
         self._ranks = {server: RoleRouter(ids, rank_policies[server]) for server, ids in ranks.items()}
         self._server_of = {instance_id: server for server, ids in ranks.items() for instance_id in ids}
 
-    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0) -> str:
+    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0, session: int = -1) -> str:
         """Picks a server, and one of its ranks that is not down."""
-        server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""), request_id)
+        server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""), request_id, session)
         return self._ranks[server].pick(prompt, now_ns, avoid)
 
-    def release(self, instance_id: str, num_tokens: int, request_id: int = 0) -> None:
+    def release(self, instance_id: str, num_tokens: int, request_id: int = 0, now_ns: int = 0) -> None:
         server = self._server_of[instance_id]
-        super().release(server, num_tokens, request_id)
+        super().release(server, num_tokens, request_id, now_ns)
         self._ranks[server].release(instance_id, num_tokens)
 
     def load_of(self, instance_id: str) -> InstanceLoad:

@@ -7,6 +7,7 @@ from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
 from pdsim.core.memory.prompt_memory import PAGE_SIZE, PromptMemories
 from pdsim.core.routing.routed_work import RoutedWork
+from pdsim.core.routing.sessions import SessionBindings
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.policy.views import InstanceLoad, TokenSequence
 
@@ -49,6 +50,8 @@ class RoleRouter:
         memory: MemorySize = REMEMBERED,
     ) -> None:
         self.now_ns = 0
+        self.session = -1
+        """Session of the request that an instance is picked for."""
         self.role = role
         self.page_size = memory.page_size
         self._policy = policy
@@ -61,6 +64,8 @@ class RoleRouter:
         self._remembered: PromptMemories | None = None
         self.metrics_interval_ns: int = getattr(policy, "metrics_interval_ns", 0)
         self._work = RoutedWork(self._loads, memory.page_size) if getattr(policy, "is_kv_aware", False) else None
+        self.reads_sessions: bool = getattr(policy, "reads_sessions", False)
+        self._sessions = SessionBindings() if self.reads_sessions else None
         self.num_picked_cached_tokens: int | None = None
         """Tokens of the last prompt that its instance had seen. None: not needed."""
 
@@ -94,9 +99,12 @@ class RoleRouter:
         """True if a first token tells that a prompt is computed. On a prefill instance the prompt's end tells this."""
         return self._work is not None and self.role == "aggregated"
 
-    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0) -> str:
+    def session_instance(self, ttl_ns: int) -> str:
+        return "" if self._sessions is None else self._sessions.instance_of(self.session, ttl_ns, self.now_ns)
+
+    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0, session: int = -1) -> str:
         """Picks an instance that is not down, and not the one to avoid if there is another."""
-        self.now_ns = now_ns
+        self.now_ns, self.session = now_ns, session
         self.instances = self._offered(avoid) if self._down or avoid else self.loads
         instance_id = self._policy.pick(prompt, self)
         if instance_id not in self._loads:
@@ -107,15 +115,19 @@ class RoleRouter:
         if self._work is not None:
             self._loads[instance_id].num_pages += len(prompt) // self.page_size
             self._work.add(request_id, prompt, instance_id, self.num_cached_tokens(prompt, instance_id))
+        if self._sessions is not None and session >= 0:
+            self._sessions.add(request_id, session, instance_id)
         if self._remembered is not None:
             self._remembered.add(prompt, instance_id)
         return instance_id
 
-    def release(self, instance_id: str, num_tokens: int, request_id: int = 0) -> None:
+    def release(self, instance_id: str, num_tokens: int, request_id: int = 0, now_ns: int = 0) -> None:
         self._loads[instance_id].add(-1, -num_tokens)
         if self._work is not None:
             self._loads[instance_id].num_pages -= num_tokens // self.page_size
             self._work.remove(request_id)
+        if self._sessions is not None:
+            self._sessions.remove(request_id, now_ns)
 
     def on_computed(self, request_id: int) -> None:
         """Notes that the prompt of a request is computed."""

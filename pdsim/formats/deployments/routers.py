@@ -10,6 +10,7 @@ from pdsim.launch.dynamo import KV_SETTINGS, ROUTER_MODES
 
 _MODES = {theirs: ours for ours, theirs in ROUTER_MODES.items()}
 _POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
+_TTL = "router-session-affinity-ttl-secs"
 _SILENT = {
     "host", "port", "http-host", "http-port", "pd-disaggregation", "vllm-pd-disaggregation", "prefill",
     "decode", "worker-urls", "kv-connector", "model-path", "service-discovery", "service-discovery-port",
@@ -24,12 +25,13 @@ def router_of(
     """The section `router`, empty for the default, and the flags that are not understood."""
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"
-        known = {*_SILENT, "router-mode", *(KV_SETTINGS if mode == "kv" else ())}
+        known = {*_SILENT, "router-mode", _TTL, *(KV_SETTINGS if mode == "kv" else ())}
         aside = [f"--{name}" for name in flags if name not in known]
         if mode not in _MODES:
             return {}, [*aside, f"--router-mode {mode}"]
         names = dict.fromkeys(("prefill", "decode"), _MODES[str(mode)])
-        return _of_roles(names, _settings(flags, KV_SETTINGS), is_pair=is_pair), aside
+        found = _of_roles(names, _settings(flags, KV_SETTINGS), is_pair=is_pair)
+        return _with_sessions(found, names, flags.get(_TTL), is_pair=is_pair), aside
     known = {*_SILENT, "policy", "prefill-policy", "decode-policy", *THRESHOLDS}
     aside = [f"--{name}" for name in flags if name not in known]
     both = flags.get("policy", "cache_aware")
@@ -38,6 +40,17 @@ def router_of(
     if unknown:
         return {}, [*aside, f"policy {unknown[0]}: pdsim has {', '.join(_POLICIES)}"]
     return _of_roles(names, _settings(flags, THRESHOLDS), is_pair=is_pair), aside
+
+
+def _with_sessions(
+    found: dict[str, Any], names: Mapping[str, str], ttl: Value | None, *, is_pair: bool
+) -> dict[str, Any]:
+    """Policies behind session_affinity, if the frontend keeps sessions."""
+    if not isinstance(ttl, str):
+        return found
+    roles = names if is_pair else ("prefill",)
+    affinity = {"use": "session_affinity", "ttl": f"{finite(ttl):g} s"}
+    return {role: {**affinity, "otherwise": found.get(role, names[role])} for role in roles}
 
 
 def _settings(flags: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, float]:

@@ -96,6 +96,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "least_loaded": "pdsim.policy.routing:LeastLoaded",
         "dynamo_kv": "pdsim.policy.dynamo:DynamoKv",
         "llm_d": "pdsim.policy.llm_d:LlmD",
+        "session_affinity": "pdsim.policy.sessions:SessionAffinity",
     },
     protocols.DisaggregationPolicy: {
         "prefix_based": "pdsim.policy.routing:PrefixBased",
@@ -245,7 +246,8 @@ def default_of(field: Field[Any], dimension: Dimension | None) -> Any:
     """A field's default in the notation of files. MISSING: the field has no default."""
     if field.default is MISSING and field.default_factory is MISSING:
         return MISSING
-    return _describe(field.default, dimension)
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return _describe(default, dimension)
 
 
 def _describe(value: Any, dimension: Dimension | None) -> Any:

@@ -1,0 +1,40 @@
+"""The instance of each session: where its requests go as long as they follow each other within a time."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Binding:
+    instance_id: str
+    num_requests: int = 0
+    """Routed there and not done."""
+    idle_since_ns: int = 0
+
+
+class SessionBindings:
+    """A session is bound while its requests are at the instance, and for a time after the last of them."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[int, _Binding] = {}
+        self._requests: dict[int, _Binding] = {}
+
+    def instance_of(self, session: int, ttl_ns: int, now_ns: int) -> str:
+        """Empty if the session is bound to none."""
+        binding = self._sessions.get(session)
+        if binding is None or (not binding.num_requests and now_ns >= binding.idle_since_ns + ttl_ns):
+            return ""
+        return binding.instance_id
+
+    def add(self, request_id: int, session: int, instance_id: str) -> None:
+        """A request of the session goes to the instance, which has the session from now on."""
+        binding = self._sessions.get(session)
+        if binding is None or binding.instance_id != instance_id:
+            binding = self._sessions[session] = _Binding(instance_id)
+        binding.num_requests += 1
+        self._requests[request_id] = binding
+
+    def remove(self, request_id: int, now_ns: int) -> None:
+        """Nothing if the request has no session."""
+        if (binding := self._requests.pop(request_id, None)) is not None:
+            binding.num_requests -= 1
+            binding.idle_since_ns = now_ns

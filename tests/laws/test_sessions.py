@@ -1,0 +1,94 @@
+"""Laws of session affinity: a session stays where it is until it has been idle for its time to live."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.journal import from_json, to_json
+from pdsim.core.messages import Arrival, Drain, Finished, PrefillDone
+from pdsim.core.router import Router
+from pdsim.core.routing.role_router import RoleRouter
+from pdsim.core.sequence import Spans
+from pdsim.policy.routing import RandomChoice, RoundRobin
+from pdsim.policy.sessions import SessionAffinity
+from tests.support import run, small
+
+NAMES = ["a", "b", "c"]
+TTL_NS = 100
+
+steps = st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 80), st.integers(0, 3)), max_size=40)
+
+
+@given(steps)
+def test_a_session_stays_until_it_was_idle_for_its_time(steps):
+    """Twin: the requests of each session that are there, and when the last one left."""
+    role = RoleRouter(NAMES, SessionAffinity(TTL_NS, RandomChoice(3)), "prefill")
+    live, places, idle_since = [], {}, {}
+    now_ns = 0
+    for number, (session, gap_ns, num_ended) in enumerate(steps):
+        now_ns += gap_ns
+        bound = places.get(session) if session >= 0 else None
+        is_there = any(s == session for _, s, _ in live)
+        if bound and not is_there and now_ns >= idle_since[session] + TTL_NS:
+            bound = None
+        picked = role.pick(Spans.of(number, 10), now_ns, "", number, session)
+        assert bound is None or picked == bound
+        if session >= 0:
+            places[session] = picked
+        live.append((number, session, picked))
+        for _ in range(min(num_ended, len(live))):
+            ended, of_session, place = live.pop(0)
+            role.release(place, 10, ended, now_ns)
+            idle_since[of_session] = now_ns
+
+
+def test_a_session_whose_instance_drains_moves_and_stays_there():
+    role = RoleRouter(NAMES, SessionAffinity(TTL_NS, RoundRobin()), "prefill")
+    assert [role.pick(Spans.of(i, 10), 0, "", i, 1) for i in range(3)] == ["a"] * 3
+    role.note(Drain("a"))
+    assert len({role.pick(Spans.of(i, 10), 0, "", i, 1) for i in range(3, 9)} - {"a"}) == 1
+
+
+def test_each_role_keeps_a_session_until_its_own_requests_have_left():
+    """Prefill is idle from PrefillDone on, decode from the end."""
+    prefill, decode = (
+        RoleRouter([f"{role}-{i}" for i in range(9)], SessionAffinity(TTL_NS, RandomChoice(1)), role)
+        for role in ("prefill", "decode")
+    )
+    router = Router(prefill=prefill, decode=decode)
+    arrival = Arrival(1, Spans.of(1, 10), 5, session=4)
+    router.on_message(arrival, 0)
+    router.on_message(PrefillDone(1), 10)
+    router.on_message(Finished(1), 50)
+    for role, last_ns in ((prefill, 10), (decode, 50)):
+        role.session, role.now_ns = 4, last_ns + TTL_NS - 1
+        assert role.session_instance(TTL_NS)
+        role.now_ns += 1
+        assert not role.session_instance(TTL_NS)
+
+
+@pytest.mark.parametrize("more", [{}, {"ignores_eos": True}, {"session": 3}])
+def test_a_journal_has_sessions_only_where_there_are_any(more):
+    arrival = Arrival(1, Spans.of(1, 9), 5, **more)
+    assert from_json(to_json(arrival)) == arrival
+    num_fields = {(False, -1): 4, (True, -1): 5, (False, 3): 6}[arrival.ignores_eos, arrival.session]
+    assert len(to_json(arrival)["Arrival"]) == num_fields
+
+
+def conversations(router):
+    """Turns of 8 conversations; a turn's KV is where the turn before it was computed."""
+    workload = {"use": "sessions", "num_sessions": 8, "num_turns": 4, "input_tokens": 200, "output_tokens": 3}
+    client = {"use": "closed_loop", "concurrency": 3}
+    return small(workload=workload, client=client, prefill__instances=3, router=router, prefill__radix_cache=True)
+
+
+def num_computed_tokens(router):
+    requests = run(conversations(router)).records.requests
+    return sum(one.num_prompt_tokens - one.num_prefill_cached_tokens for one in requests)
+
+
+def test_turns_of_a_session_find_what_earlier_turns_left():
+    """Each new token is computed once, and of earlier turns only outputs and the ends of pages."""
+    kept = num_computed_tokens({"use": "session_affinity", "otherwise": "round_robin"})
+    assert 8 * 4 * 200 <= kept <= 8 * 4 * 200 + 8 * 3 * (3 + 4)
+    assert 1.25 * kept < num_computed_tokens("round_robin")
