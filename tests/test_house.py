@@ -31,10 +31,9 @@ def test_no_circle_of_types_is_new(house):
     assert {".".join(name.split(".")[:2]) for circle in circles for name in circle} <= {
         "pdsim.cost",
         "pdsim.scenario",
-        "pdsim.sim",
         "pdsim.study",
     }
-    assert sum(map(len, circles)) <= 16
+    assert sum(map(len, circles)) <= 8
 
 
 def test_a_circle_is_found(house):

@@ -4,18 +4,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdsim.core import messages as m
 from pdsim.core.router import num_retries, request_of
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.sections.front_end import FrontEndSettings
+from pdsim.sim.bus import Bus
 from pdsim.sim.timeline import Timeline
 from pdsim.workload.client import ClientDriver, sessions_of
 from pdsim.workload.request_spec import RequestSpec, Streams
-
-if TYPE_CHECKING:
-    from pdsim.sim.simulation import Simulation
 
 STALL_WITHIN_NS = 40_000_000
 """A connection used more recently than this stalls, because Linux delays acknowledgements by 40 ms."""
@@ -147,11 +145,11 @@ class FrontEnd:
 class Clients:
     def __init__(
         self,
-        simulation: "Simulation",
+        bus: Bus,
         progress: Callable[[int], None] | None,
         ended: Callable[[RequestRecord], None] | None,
     ) -> None:
-        cluster = simulation.cluster
+        cluster = bus.cluster
         self.num_ended = 0
         self.local: set[int] = set()
         """vLLM: attempts whose prompts the decode instance computes, until those prompts are computed."""
@@ -166,10 +164,10 @@ class Clients:
             m.Failed: self.tell_router,
         }
         """Handlers of the instances' commands that concern clients, by type."""
-        self._simulation = simulation
-        self._timeline = simulation.timeline
-        self._recorder = simulation.recorder
-        self._recorded_router = simulation.recorded(cluster.router)
+        self._bus = bus
+        self._timeline = bus.timeline
+        self._recorder = bus.recorder
+        self._recorded_router = bus.recorded(cluster.router)
         self._router = cluster.router
         self._progress = progress
         self._ended = ended
@@ -243,14 +241,14 @@ class Clients:
             elif isinstance(command, m.PrefillDone):
                 self._answer_of_prefill(command.request_id)
             else:
-                self._simulation.wake_at(command)
+                self._bus.wake_at(command)
         if sends:
-            self._simulation.send_together(sends)
+            self._bus.send_together(sends)
 
     def _on_attempt(self, new: m.NewRequest) -> None:
         attempt = new.request_id
         if num_retries(attempt):
-            outputs = self._simulation.outputs
+            outputs = self._bus.outputs
             outputs[attempt] = outputs[request_of(attempt)]
             self._recorder.on_retry(attempt)
             if self._front_end is not None:

@@ -1,31 +1,35 @@
 """Carries out the faults of a scenario at their times, and sends heartbeats."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pdsim.core.messages import Heartbeat
 from pdsim.scenario.sections.faults import ClientAbort, ClientAborts, HealthSettings, Kill, SlowLink
+from pdsim.sim.bus import Bus
+from pdsim.sim.clients import Clients
+from pdsim.sim.links.network import Transfers
+from pdsim.sim.lives import Lives
 from pdsim.workload.request_spec import Streams
-
-if TYPE_CHECKING:
-    from pdsim.sim.simulation import Simulation
 
 
 class FaultInjector:
-    def __init__(self, simulation: "Simulation", health: HealthSettings) -> None:
-        scenario = simulation.cluster.scenario
-        self._simulation = simulation
-        self._timeline = simulation.timeline
+    def __init__(
+        self, bus: Bus, health: HealthSettings, clients: Clients, transfers: Transfers | None, lives: Lives
+    ) -> None:
+        scenario = bus.cluster.scenario
+        self._clients = clients
+        self._transfers = transfers
+        self._lives = lives
+        self._timeline = bus.timeline
         self._faults = scenario.faults
-        self._heartbeats = Heartbeats(simulation, health)
+        self._heartbeats = Heartbeats(bus, health, lives)
         self._draws = Streams(scenario.seed).named("client aborts")
-        simulation.clients.on_sent = self._on_sent
+        clients.on_sent = self._on_sent
 
     def start(self) -> None:
         actions: dict[type, Callable[..., None]] = {
             Kill: self._kill,
             SlowLink: self._slow,
-            ClientAbort: lambda fault: self._simulation.clients.abort(fault.abort),
+            ClientAbort: lambda fault: self._clients.abort(fault.abort),
         }
         for fault in self._faults:
             if not isinstance(fault, ClientAborts):
@@ -37,23 +41,23 @@ class FaultInjector:
             if isinstance(fault, ClientAborts):
                 gives_up, share = self._draws.random() < fault.abort_fraction, self._draws.random()
                 if gives_up:
-                    self._timeline.after(round(share * fault.within_ns), self._simulation.clients.abort, request_id)
+                    self._timeline.after(round(share * fault.within_ns), self._clients.abort, request_id)
 
     def _kill(self, fault: Kill) -> None:
         """Kills an instance. Killing a dead instance has no effect and does not delay its restart."""
-        if self._simulation.life(fault.kill) is None:
+        if self._lives.life(fault.kill) is None:
             return
-        self._simulation.kill(fault.kill)
+        self._lives.kill(fault.kill)
         self._heartbeats.watch(fault.kill)
         if fault.restart_after_ns is not None:
             self._timeline.after(fault.restart_after_ns, self._restart, fault.kill)
 
     def _restart(self, instance_id: str) -> None:
-        self._simulation.restart(instance_id)
+        self._lives.restart(instance_id)
         self._heartbeats.watch(instance_id)
 
     def _slow(self, fault: SlowLink) -> None:
-        transfers = self._simulation.transfers
+        transfers = self._transfers
         assert transfers is not None, "an aggregated cluster has no links"
         network, links = transfers.network, transfers.links_of(fault.link)
         network.slow(links, fault.bandwidth_factor)
@@ -67,10 +71,11 @@ class Heartbeats:
     Instances that died or restarted are asked at each interval until the health monitor knows their state.
     """
 
-    def __init__(self, simulation: "Simulation", health: HealthSettings) -> None:
-        self._simulation = simulation
-        self._timeline = simulation.timeline
-        self._monitor = simulation.recorded(simulation.cluster.monitor)
+    def __init__(self, bus: Bus, health: HealthSettings, lives: Lives) -> None:
+        self._bus = bus
+        self._lives = lives
+        self._timeline = bus.timeline
+        self._monitor = bus.recorded(bus.cluster.monitor)
         self._interval_ns = health.heartbeat_interval
         self._max_failures = health.heartbeat_failures
         self._watched: dict[str, int] = {}
@@ -86,11 +91,11 @@ class Heartbeats:
         self._timeline.after(delay_ns, self._ask, instance_id)
 
     def _ask(self, instance_id: str) -> None:
-        life = self._simulation.life(instance_id)
+        life = self._lives.life(instance_id)
         self._watched[instance_id] += 1
         if life is None and self._watched[instance_id] < self._max_failures:
             self._ask_later(instance_id)
         else:
             del self._watched[instance_id]
         for command in self._monitor.on_message(Heartbeat(instance_id, life), self._timeline.now_ns):
-            self._simulation.send(command)
+            self._bus.send(command)

@@ -1,32 +1,30 @@
 """Gives the autoscaler of an elastic cluster its view, and carries out its commands."""
 
-from typing import TYPE_CHECKING
-
 from pdsim.core import messages as m
 from pdsim.core.autoscaler import DRAINING, SERVING, STARTING, Autoscaler
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.routing.role_router import RoutedLoad
 from pdsim.metrics.records import RequestRecord, ServerRecord
 from pdsim.metrics.summary import tpot_ms, ttft_ms
-
-if TYPE_CHECKING:
-    from pdsim.sim.simulation import Simulation
+from pdsim.sim.bus import Bus
+from pdsim.sim.clients import Clients
 
 _MS = 1e6
 
 
 class Scaling:
-    def __init__(self, simulation: "Simulation", autoscaler: Autoscaler) -> None:
-        self._simulation = simulation
-        self._timeline = simulation.timeline
+    def __init__(self, bus: Bus, autoscaler: Autoscaler, clients: Clients) -> None:
+        self._bus = bus
+        self._clients = clients
+        self._timeline = bus.timeline
         self._autoscaler = autoscaler
-        self._recorded = simulation.recorded(autoscaler)
-        self._records = simulation.recorder.records
+        self._recorded = bus.recorded(autoscaler)
+        self._records = bus.recorder.records
         self._states: dict[int, tuple[str, str]] = {}
         self._num_arrived = self._num_arrived_tokens = 0
         self._num_finished = self._num_output_tokens = 0
         self._ttft_ns = self._tpot_ns = 0.0
-        simulation.clients.on_ended = self._on_ended
+        clients.on_ended = self._on_ended
 
     def start(self) -> None:
         self._note_changes()
@@ -41,7 +39,7 @@ class Scaling:
             self._tpot_ns += tpot_ms(record) * _MS if record.num_output_tokens > 1 else 0.0
 
     def _look(self, _: None) -> None:
-        if self._simulation.clients.num_ended == len(self._simulation.cluster.requests):
+        if self._clients.num_ended == len(self._bus.cluster.requests):
             return
         nothing_is_due = self._timeline.has_ended
         now_ns = self._timeline.now_ns
@@ -49,8 +47,8 @@ class Scaling:
         self._note_changes()
         for command in commands:
             if isinstance(command.message, m.Serve):
-                self._simulation.cluster.costs[command.message.instance_id].restart()
-            self._simulation.send(command)
+                self._bus.cluster.costs[command.message.instance_id].restart()
+            self._bus.send(command)
         changing = any(server.state in (STARTING, DRAINING) for server in self._autoscaler.servers)
         if commands or changing or not nothing_is_due:  # else the run has come to a halt
             self._timeline.after(wake.time_ns - now_ns, self._look)
@@ -59,7 +57,7 @@ class Scaling:
         for record in self._records.requests[self._num_arrived :]:
             self._num_arrived_tokens += record.num_prompt_tokens
         self._num_arrived = len(self._records.requests)
-        loads = [load for role in self._simulation.cluster.router.roles.values() for load in role.loads]
+        loads = [load for role in self._bus.cluster.router.roles.values() for load in role.loads]
         on = {server.instance_id for server in self._autoscaler.servers if server.state in (SERVING, DRAINING)}
         return m.ClusterSeen(
             tuple(self._see(load) for load in loads if load.instance_id in on),
@@ -72,13 +70,13 @@ class Scaling:
         )
 
     def _see(self, load: RoutedLoad) -> m.InstanceSeen:
-        instance = self._simulation.instance(load.instance_id)
+        instance = self._bus.instance(load.instance_id)
         levels = instance.levels()
         is_empty = not load.num_requests and not instance.requests()
         num_tokens = levels.num_used_pages * instance.page_size
         if isinstance(instance, DecodeInstance):
             num_tokens = instance.batch.num_kv_tokens
-            num_tokens += self._simulation.actors[load.instance_id].num_steps_done * instance.batch.num_requests
+            num_tokens += self._bus.drivers[load.instance_id].num_steps_done * instance.batch.num_requests
             num_tokens += sum(r.num_kv_tokens for r in (*instance.ready.requests, *instance.transferring.values()))
         use = min(1.0, num_tokens / instance.cache.capacity_tokens)
         return m.InstanceSeen(load.instance_id, load.num_requests, levels.num_queued, use, is_empty)

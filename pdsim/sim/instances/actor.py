@@ -8,7 +8,7 @@ from functools import partial
 from itertools import groupby
 from math import ceil
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simpy.events import EventPriority
 
@@ -20,12 +20,10 @@ from pdsim.core.prefill.prefill_instance import PrefillInstance
 from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
 from pdsim.scenario.sections.cost import HostSettings
-from pdsim.sim.instances.executor import DecodeRun, prefill_record
+from pdsim.sim.bus import Bus, Driver
+from pdsim.sim.instances.executor import DecodeRun, Executor, prefill_record
 from pdsim.sim.links.cache_copies import CacheCopies
 from pdsim.sim.timeline import CHOICES, FIRST, Alarm, Callback, Timeline
-
-if TYPE_CHECKING:
-    from pdsim.sim.simulation import Simulation
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +111,20 @@ class BegunForward:
     """Time in ns on the first pipeline stage. None: there is a single stage."""
 
 
-class Actor:
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Parts of an actor that depend on the scenario and on what is observed."""
+
+    executor: Executor
+    cache_copies: CacheCopies | None
+    """None: the instance has no host cache."""
+    on_choice: Callable[[Instance], None] | None
+    """Called with the instance when it chooses a step. None: its levels are not recorded."""
+    single_steps: bool
+    """True: simulate each decode step alone."""
+
+
+class Actor(Driver):
     """Runs one instance: the instance waits, runs a forward, or runs a number of decode steps.
 
     The actor simulates as many decode steps at once as the instance allows, until a sequence ends. When a message
@@ -121,24 +132,25 @@ class Actor:
     simulated alone, with the same result.
     """
 
-    def __init__(self, simulation: "Simulation", instance: AnyInstance) -> None:
-        instance_id, cluster, timeline = instance.instance_id, simulation.cluster, simulation.timeline
+    def __init__(self, bus: Bus, instance: AnyInstance, parts: Parts) -> None:
+        instance_id, cluster, timeline = instance.instance_id, bus.cluster, bus.timeline
         copies = cluster.host_copies if isinstance(instance, DecodeInstance) else None
         host = cluster.hosts.get(instance_id, HostSettings())
-        self.instance: Instance = simulation.recorded(instance)
-        self._simulation = simulation
+        super().__init__(bus.recorded(instance))
+        self._bus = bus
         self._timeline = timeline
         self._cost = cluster.costs[instance_id]
         self._cost.restart()
-        self._executor = simulation.executor_of(instance)
-        self._carry_out = simulation.carry_out
-        self._on_step = simulation.recorder.on_step
-        self._on_choice = simulation.on_levels
+        self._executor = parts.executor
+        self._carry_out = bus.carry_out
+        self._on_step = bus.recorder.on_step
+        self._on_choice = parts.on_choice
+        self._single_steps = parts.single_steps
         self._layer_groups = 0 if cluster.interconnect is None else cluster.interconnect.layer_groups
-        self._order = EventPriority(CHOICES + simulation.order[instance_id])
+        self._order = EventPriority(CHOICES + bus.order[instance_id])
         self._host = Host(timeline, host)
         self._host_memory = None if copies is None else HostMemory(copies)
-        self._cache_copies = cache_copies = simulation.cache_copies_of(instance)
+        self._cache_copies = cache_copies = parts.cache_copies
         self._pipeline = cluster.pipeline if isinstance(instance, PrefillInstance) else None
         """Pipeline stages of a prefill instance. The loop gets the result of a forward that has left the last stage."""
         self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.shares)
@@ -312,7 +324,7 @@ class Actor:
         then(others)
 
     def _begin_decode(self, step: m.DecodeStep) -> None:
-        self._decode.begin(step, single=self._simulation.single_steps or bool(self._inbox))
+        self._decode.begin(step, single=self._single_steps or bool(self._inbox))
 
     def _begin_mixed(self, step: m.MixedStep) -> None:
         start_ns = self._timeline.now_ns + self._decode.copying_ns
@@ -355,7 +367,7 @@ class Actor:
 
     def _on_computed(self, computed: m.LayersComputed) -> None:
         if not self._is_dead:
-            self._simulation.on_layers(self.instance.instance_id, computed)
+            self._bus.on_layers(self.instance.instance_id, computed)
 
     def _end_prefill(self, begun: BegunForward) -> None:
         if self._is_dead:

@@ -9,26 +9,23 @@ forward (prepare_mlp_sync_batch_raw).
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from simpy.events import EventPriority
 
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import DecodeStep, LayersComputed, MixedStep, PrefillStep, Step
-from pdsim.sim.instances.actor import Actor, BegunForward
+from pdsim.sim.bus import Bus
+from pdsim.sim.instances.actor import Actor, BegunForward, Parts
 from pdsim.sim.instances.executor import DecodeClock
 from pdsim.sim.links.host_exchange import ServerNics
 from pdsim.sim.timeline import Timeline
-
-if TYPE_CHECKING:
-    from pdsim.sim.simulation import Simulation
 
 
 class Rank(Actor):
     """A rank of a server. Its steps begin together with those of the other ranks."""
 
-    def __init__(self, simulation: "Simulation", instance: AnyInstance, lockstep: "Lockstep") -> None:
-        super().__init__(simulation, instance)
+    def __init__(self, bus: Bus, instance: AnyInstance, parts: Parts, lockstep: "Lockstep") -> None:
+        super().__init__(bus, instance, parts)
         self._lockstep = lockstep
         self._begun: BegunForward | None = None
         """Prefill forward that exchanges bytes between hosts and therefore has no known end yet."""

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pdsim.core import messages as m
 from pdsim.core.decode.decode_instance import DecodeInstance
@@ -11,12 +11,10 @@ from pdsim.core.invariants import AnyInstance
 from pdsim.core.memory.page_store import PageStore
 from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
+from pdsim.sim.bus import Bus
 from pdsim.sim.links.flows import Flows
 from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Path
-
-if TYPE_CHECKING:
-    from pdsim.sim.simulation import Simulation
 
 BATCH_PAGES = 128
 """Pages per batch of storage reads and writes (SGLang 0.5.12, cache_controller.py, storage_batch_size)."""
@@ -224,16 +222,16 @@ class CacheCopies:
     A forward waits for the loads of the pages that it reads. The loop waits for those writes that block it.
     """
 
-    def __init__(self, simulation: "Simulation", instance: AnyInstance, storage: StorageClient | None) -> None:
+    def __init__(self, bus: Bus, instance: AnyInstance, storage: StorageClient | None) -> None:
         """Decode instances get a message when cached KV is loaded. Prefill forwards wait on the GPU for their loads."""
         self.blocked_until_ns = 0
         """Time until which the loop waits for write-backs and for copies of retracted requests."""
-        self._timeline = simulation.timeline
+        self._timeline = bus.timeline
         self._instance_id = instance.instance_id
-        self._link = HostLink(simulation.cluster.host_links[instance.instance_id])
-        self._num_layers = simulation.cluster.num_layers
-        self._record = simulation.recorder.on_host_copy
-        self._tell = simulation.deliver if isinstance(instance, DecodeInstance) else None
+        self._link = HostLink(bus.cluster.host_links[instance.instance_id])
+        self._num_layers = bus.cluster.num_layers
+        self._record = bus.recorder.on_host_copy
+        self._tell = bus.deliver if isinstance(instance, DecodeInstance) else None
         self._storage = storage
         self._written_ns = 0
         """Time when the last write to host memory ends."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf, prod
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of
@@ -17,12 +17,10 @@ from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import TransferRecord
 from pdsim.scenario.building.wiring import Interconnect
+from pdsim.sim.bus import Bus
 from pdsim.sim.links.flows import Flows
 from pdsim.sim.links.host_exchange import HostExchange
 from pdsim.sim.timeline import Timeline
-
-if TYPE_CHECKING:
-    from pdsim.sim.simulation import Simulation
 
 
 @dataclass(slots=True, eq=False)
@@ -248,10 +246,10 @@ class Network:
 class Transfers:
     """The interconnect of a disaggregated cluster: starts transfers, and tells senders and receivers how they ended."""
 
-    def __init__(self, simulation: "Simulation", interconnect: Interconnect) -> None:
-        cluster, health = simulation.cluster, simulation.cluster.scenario.health
-        self._simulation = simulation
-        self._timeline = simulation.timeline
+    def __init__(self, bus: Bus, interconnect: Interconnect) -> None:
+        cluster, health = bus.cluster, bus.cluster.scenario.health
+        self._bus = bus
+        self._timeline = bus.timeline
         self._interconnect = interconnect
         self._kv_reads = {name: cost.kv_reads for name, cost in cluster.costs.items() if cost.kv_reads is not None}
         self._senders = {agent.instance_id: agent for agent in cluster.agents if isinstance(agent, Sender)}
@@ -264,6 +262,12 @@ class Transfers:
             on_posting=self._on_posting if interconnect.transport.loop_turn_ns else None,
             timeout_ns=None if health is None else health.transfer_timeout,
         )
+        self.commands: dict[type, Callable[[Any], None]] = {
+            m.StartTransfer: self.network.start,
+            m.Scatter: self.scatter,
+            m.ReturnKv: self.give_back,
+        }
+        """Handlers of commands that move KV, by type."""
 
     def scatter(self, command: m.Scatter) -> None:
         """Scatters the cells of a decode instance one after another. Scatters run beside forwards."""
@@ -276,7 +280,7 @@ class Transfers:
 
     def _on_done(self, transfer: Transfer) -> None:
         unit = transfer.unit
-        sender_id = self._simulation.sender_ids[unit.source]
+        sender_id = self._bus.sender_ids[unit.source]
         sender = self._senders.get(sender_id)
         if unit.source in self._kv_reads:
             self._kv_reads[unit.source].ended(transfer.start_ns, self._timeline.now_ns)
@@ -294,31 +298,31 @@ class Transfers:
         if sender is None:
             self._on_returned(row)
             return
-        self._simulation.recorder.on_transfer(row)
-        self._simulation.tell_agent(sender_id, m.UnitSent(unit))
+        self._bus.recorder.on_transfer(row)
+        self._bus.tell_agent(sender_id, m.UnitSent(unit))
 
     def give_back(self, command: m.ReturnKv) -> None:
         self.network.start(m.StartTransfer(command.unit, None))
 
     def _on_returned(self, row: TransferRecord) -> None:
         """Tells the sending and the receiving instance that KV has returned to prefill."""
-        self._simulation.recorder.on_returned(row)
+        self._bus.recorder.on_returned(row)
         for name in (row.target, row.source):
-            self._simulation.send(m.Send(name, m.KvReturned(row.request_id)))
+            self._bus.send(m.Send(name, m.KvReturned(row.request_id)))
 
     def _on_failed(self, transfer: Transfer) -> None:
-        unit, health = transfer.unit, self._simulation.cluster.scenario.health
+        unit, health = transfer.unit, self._bus.cluster.scenario.health
         assert health is not None, "only watched transfers time out"
         limit = f"transfer_timeout {health.transfer_timeout / 1e9:g} s"
         reason = f"no transfer from {unit.source} to {unit.target} within {limit}"
-        self._simulation.tell_agent(self._simulation.sender_ids[unit.source], m.TransferFailed(unit, reason))
+        self._bus.tell_agent(self._bus.sender_ids[unit.source], m.TransferFailed(unit, reason))
 
     def _on_scattered(self, command: m.Scatter) -> None:
-        self._simulation.tell_agent(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
+        self._bus.tell_agent(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
 
     def _on_posting(self, instance_id: str, pace: float) -> None:
         """Sets the speed of an instance's loop while threads post descriptors on its host."""
-        self._simulation.actors[instance_id].go_at(pace)
+        self._bus.drivers[instance_id].go_at(pace)
 
     def kill(self, instance_id: str) -> None:
         self.network.kill(instance_id)
