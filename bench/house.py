@@ -1,8 +1,8 @@
 """Size of the house: python bench/house.py [REVISION ...]
 
 Prints files, lines, settings, flags, repeated class names, docstrings that begin with a preposition, import depth,
-circles of imports, sizes of folders, files and functions, the files that one plain request visits, and words, for this
-working tree and for each revision given beside it:
+imports against the layers, circles of imports, sizes of folders, files and functions, the files that one plain
+request visits, and words, for this working tree and for each revision given beside it:
 `python bench/house.py 3f8fab7` shows before and after.
 """
 
@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -146,6 +147,27 @@ def all_imports(root: Path) -> dict[str, set[str]]:
     }
 
 
+def arrows_up(root: Path) -> list[tuple[str, str]]:
+    """Imports of pdsim that go against its layers in pyproject.toml, or from one sibling to another."""
+    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    graph = all_imports(root)
+    found = set()
+    for contract in contracts:
+        if contract["type"] != "layers":
+            continue
+        layers = [(room, floor) for floor, line in enumerate(contract["layers"]) for room in line.split(" | ")]
+
+        def place(module: str, layers: list[tuple[str, int]] = layers) -> tuple[str, int] | None:
+            return next((one for one in layers if f"{module}.".startswith(f"{one[0]}.")), None)
+
+        for module, imported in graph.items():
+            for other in imported:
+                below, above = place(module), place(other)
+                if below and above and below != above and above[1] <= below[1]:
+                    found.add((module, other))
+    return sorted(found)
+
+
 def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
     """Sets of modules that reach each other by imports."""
 
@@ -264,6 +286,7 @@ def measure(root: Path) -> dict[str, float]:
     found["pdsim: class names that stand twice"] = num_repeated_names(trees)
     found["pdsim: % docstrings with preposition"] = percent_prepositions(trees)
     found["pdsim: import depth"] = depth(imports(root))
+    found["pdsim: imports against its layers"] = len(arrows_up(root))
     found["pdsim: modules in circles of imports"] = sum(map(len, circles(imports(root))))
     found["pdsim: the same, with types and calls"] = sum(map(len, circles(all_imports(root))))
     for title, sizes, limit in (

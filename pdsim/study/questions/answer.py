@@ -1,115 +1,24 @@
 """An answer: its table of candidates, and its text."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import nan
 from typing import TYPE_CHECKING, Any
 
 from pdsim.metrics.run_folder import load_pandas
 from pdsim.metrics.summary_rows import markdown_table, markdown_text
-from pdsim.scenario.loading import Changes
 from pdsim.sim.result import RunResult
 from pdsim.sim.uncertainty.sensitivity import Limit
-from pdsim.study.base import Base
 from pdsim.study.measurement import Measurement
-from pdsim.study.points.estimate import Estimate, number
-from pdsim.study.questions.study import SLO, Study
+from pdsim.study.points.estimate import number
+from pdsim.study.questions.rows import COLUMNS, AnswerRow
 from pdsim.study.verdict.confidence import Confidence
-
-
-@dataclass(frozen=True)
-class Column:
-    title: str
-    field: str = ""
-    """Field of a run's row. Empty: `read` computes the number."""
-    scale: float = 1.0
-    is_latency: bool = True
-    """True: the column is empty for a saturated candidate."""
-    per: str = ""
-    """Field by which the number is divided. Empty: none."""
-    read: Callable[[Study, str], Estimate | None] | None = None
-    digits: int = 3
-
-    def value(self, study: Study, label: str) -> Estimate | None:
-        point = study[label]
-        if study.error(label) or (self.is_latency and point.is_saturated):
-            return None
-        if self.read is not None:
-            return self.read(study, label)
-        if any(replication.row[self.field] is None for replication in point.replications):
-            return None
-        found = point.metric(self.field)
-        return found.scaled(self.scale / (point.metric(self.per).mean or 1.0) if self.per else self.scale)
-
-
-def _of_classes(classes: Callable[[Base], Sequence[str]]) -> Callable[[Study, str], Estimate]:
-    return lambda study, arm: study.attained_by(arm, classes(study.base)).scaled(100)
-
-
-_OF_SLO: Any = {"is_latency": False, "digits": 4}
-COLUMNS = {
-    "attained": Column("meet SLO, %", read=lambda study, arm: study[arm].attainment(SLO).scaled(100), **_OF_SLO),
-    "first": Column("first class meets SLO, %", read=_of_classes(lambda base: base.first_classes), **_OF_SLO),
-    "others": Column("others meet SLO, %", read=_of_classes(lambda base: base.other_classes), **_OF_SLO),
-    "gpu_hours": Column("GPU-hours", "gpu_hours", is_latency=False),
-    "failed": Column("failed", "failed", is_latency=False),
-    "goodput": Column(
-        "goodput, requests/s, per GPU", read=lambda study, arm: study[arm].goodput_per_gpu(SLO), is_latency=False
-    ),
-    "rate": Column("requests/s", "request_throughput", is_latency=False),
-    "tokens": Column("output tokens/s", "output_throughput", is_latency=False),
-    "ttft": Column("TTFT, mean, ms", "mean_ttft_ms"),
-    "median_ttft": Column("TTFT, median, ms", "median_ttft_ms"),
-    "p99_ttft": Column("TTFT, p99, ms", "p99_ttft_ms"),
-    "tail_ttft": Column("TTFT, {ttft}, ms", read=lambda study, arm: study.tail_ms(arm, "ttft")),
-    "tpot": Column("TPOT, mean, ms", "mean_tpot_ms"),
-    "tail_tpot": Column("TPOT, {tpot}, ms", read=lambda study, arm: study.tail_ms(arm, "tpot")),
-    "itl": Column("ITL, mean, ms", "mean_itl_ms"),
-    "latency": Column("latency, mean, ms", "mean_e2e_latency_ms"),
-    "running": Column("decoding at once", "mean_running_requests", is_latency=False),
-    "retractions": Column("retractions", "retractions", is_latency=False),
-    "prefill_hits": Column("hits on prefill, %", "prefill_cache_hit_rate", 100, is_latency=False),
-    "decode_hits": Column("hits on decode, %", "decode_cache_hit_rate", 100, is_latency=False),
-    "gigabytes": Column("KV sent, GB", "transfer_bytes", 1e-9, is_latency=False),
-    "descriptors": Column("descriptors a request", "descriptors", is_latency=False, per="completed"),
-    "admission": Column("wait for decode, ms", "mean_decode_bootstrap_ms"),
-    "queue": Column("wait for prefill, ms", "mean_prefill_waiting_ms"),
-    "forward": Column("forward, ms", "mean_prefill_forward_ms"),
-    "transfer": Column("exposed transfer, ms", "mean_prefill_transfer_kv_cache_ms"),
-    "merge": Column("wait for merge, ms", "mean_decode_transferred_ms"),
-    "outside": Column("front end, ms", "mean_front_end_ms"),
-}
-"""Columns of answers, by name. {ttft} and {tpot} in titles are the percentiles that the SLO limits."""
-
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RANGES_SHOWN = 4
 """Number of columns, the first ones, whose ranges the text mentions."""
-SATURATED = "saturated"
-"""Remark of a saturated row, which has no latency."""
-
-
-@dataclass(frozen=True)
-class AnswerRow:
-    """The numbers of one candidate."""
-
-    arm: str
-    changes: Changes
-    """Changes of the scenario."""
-    x: float | None
-    """Position on the figure's axis. None: the candidate has no number."""
-    estimates: Mapping[str, Estimate | None]
-    """Estimates by column. None: no number, or a latency of a saturated system."""
-    remark: str
-    """Fault of the candidate, such as a missed SLO. Empty: none."""
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Smallest and largest value by column, over both ends of unmeasured times, if all of them have the number."""
-
-    def to_json(self) -> dict[str, Any]:
-        estimates = {name: None if value is None else value._asdict() for name, value in self.estimates.items()}
-        return {**asdict(self), "estimates": estimates}
 
 
 @dataclass(frozen=True)
@@ -200,7 +109,8 @@ class Answer:
         """Figure of the table's numbers, with their intervals. Each call draws a new figure."""
         from pdsim.study.questions.figure import draw  # noqa: PLC0415  matplotlib takes long to load
 
-        return draw(self)
+        titles = {name: self.title(name) for name in self.columns}
+        return draw(self.asks, titles, self.rows, winner=self.winner, axis=self.axis)
 
     def to_markdown(self) -> str:
         """The answer as a Markdown page, which refers to the figure beside it."""

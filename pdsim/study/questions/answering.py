@@ -27,7 +27,8 @@ from pdsim.study.measurement import Measurement
 from pdsim.study.points.engine import Progress, Work, open_engine
 from pdsim.study.points.estimate import number, share
 from pdsim.study.points.store import Store, opened_folder
-from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
+from pdsim.study.questions.answer import Answer
+from pdsim.study.questions.rows import COLUMNS, SATURATED, AnswerRow
 from pdsim.study.questions.study import SLO, Question, Study, Verdict, place_of, question
 from pdsim.study.trials import Trials
 from pdsim.study.verdict.confidence import END, NOT_MEASURED, Confidence, confidence_in_numbers, limit_rows

@@ -1,45 +1,46 @@
 """The figure of an answer, one panel per number: lines for candidates on an axis, otherwise dots."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from pdsim.metrics.plots import COLORS
-from pdsim.study.questions.answer import SATURATED, Answer, AnswerRow
+from pdsim.study.questions.rows import SATURATED, AnswerRow
 
 _WIDE = 8
 """Ratio of the largest to the smallest position from which the axis is logarithmic."""
 
 
-def draw(answer: Answer) -> Figure:
-    """Draws the figure of an answer. Whiskers are 95 % intervals. Saturated candidates have no latency; the recommended
-    one is filled.
+def draw(asks: str, titles: Mapping[str, str], rows: Sequence[AnswerRow], *, winner: str, axis: str) -> Figure:
+    """Draws the figure of an answer. Whiskers are 95 % intervals. Saturated candidates have no latency; the winner is
+    filled. titles: of the answer's columns, by name.
     """
-    shown = [name for name in answer.columns if any(row.estimates[name] for row in answer.rows)]
-    height = 3.2 if answer.axis else 1.4 + 0.34 * len(answer.rows)
+    shown = [name for name in titles if any(row.estimates[name] for row in rows)]
+    height = 3.2 if axis else 1.4 + 0.34 * len(rows)
     figure = Figure(figsize=(1.5 + 2.7 * len(shown), height), layout="constrained")
-    panels: Any = figure.subplots(1, len(shown), squeeze=False, sharey=not answer.axis)
+    panels: Any = figure.subplots(1, len(shown), squeeze=False, sharey=not axis)
     for panel, name in zip(panels[0], shown, strict=True):
-        (_draw_line if answer.axis else _draw_dots)(panel, answer, name)
-        panel.set_title(answer.title(name), fontsize=9)
+        (_draw_line if axis else _draw_dots)(panel, rows, winner, name)
+        panel.set_title(titles[name], fontsize=9)
         panel.tick_params(labelsize=8)
-        panel.set_xlabel(answer.axis, fontsize=8)
-    figure.suptitle(answer.asks, fontsize=10)
+        panel.set_xlabel(axis, fontsize=8)
+    figure.suptitle(asks, fontsize=10)
     return figure
 
 
-def _draw_dots(panel: Any, answer: Answer, name: str) -> None:
-    for place, row in enumerate(answer.rows):
+def _draw_dots(panel: Any, rows: Sequence[AnswerRow], winner: str, name: str) -> None:
+    for place, row in enumerate(rows):
         value = row.estimates[name]
         if value is None:
             style = {"fontsize": 7, "va": "center", "color": "grey"}
             panel.text(0.02, place, _why_none(row), transform=panel.get_yaxis_transform(), **style)
             continue
-        fill = COLORS[0] if row.arm == answer.winner else "white"
+        fill = COLORS[0] if row.arm == winner else "white"
         panel.errorbar(value.mean, place, xerr=value.half_width, fmt="o", color=COLORS[0], mfc=fill, capsize=3)
-    panel.set_yticks(range(len(answer.rows)), [row.arm for row in answer.rows])
-    panel.set_ylim(len(answer.rows) - 0.5, -0.5)
+    panel.set_yticks(range(len(rows)), [row.arm for row in rows])
+    panel.set_ylim(len(rows) - 0.5, -0.5)
     panel.set_xlim(0, 1.08 * max(panel.get_xlim()))
     panel.grid(axis="x", alpha=0.3)
 
@@ -50,15 +51,15 @@ def _why_none(row: AnswerRow) -> str:
     return "-" if any(row.estimates.values()) else "failed"
 
 
-def _draw_line(panel: Any, answer: Answer, name: str) -> None:
+def _draw_line(panel: Any, rows: Sequence[AnswerRow], winner: str, name: str) -> None:
     """Draws a line over the candidates with a position on the axis."""
-    places = [row.x for row in answer.rows if row.x is not None]
-    found = [(row.x, value) for row in answer.rows if row.x is not None and (value := row.estimates[name]) is not None]
+    places = [row.x for row in rows if row.x is not None]
+    found = [(row.x, value) for row in rows if row.x is not None and (value := row.estimates[name]) is not None]
     means = [value.mean for _, value in found]
     halves = [value.half_width or 0.0 for _, value in found]
     panel.errorbar([x for x, _ in found], means, halves, color=COLORS[0], marker="o", ms=4, mfc="white")
-    for row in answer.rows:
-        if row.arm == answer.winner and row.x is not None and (value := row.estimates[name]) is not None:
+    for row in rows:
+        if row.arm == winner and row.x is not None and (value := row.estimates[name]) is not None:
             panel.plot([row.x], [value.mean], "o", color=COLORS[0], zorder=3)
     if places[-1] >= _WIDE * places[0] > 0:
         panel.set_xscale("log")
