@@ -14,7 +14,7 @@ from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
 from pdsim.core.prefill.prefill_instance import PrefillInstance
-from pdsim.core.router import Router
+from pdsim.core.routing.router import Router
 from pdsim.core.transfer.receiver import Receiver
 from pdsim.core.transfer.sender import Sender
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pdsim.core.instance import Levels
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep, Verified
-from pdsim.core.router import num_retries, request_of
+from pdsim.core.routing.router import num_retries, request_of
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.records import (

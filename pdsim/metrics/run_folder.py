@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pdsim.core.journal import KILLED, Entry, from_lines, to_line
 from pdsim.core.messages import Finished
-from pdsim.core.router import Router
+from pdsim.core.routing.router import Router
 from pdsim.files import LOCK, files_replaced, require_empty_or_own, write_whole
 from pdsim.inputs import InputError, read_json, shown
 from pdsim.metrics.records import Records, RunRecords

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from pdsim.core import messages as m
-from pdsim.core.router import num_retries, request_of
+from pdsim.core.routing.router import num_retries, request_of
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.sim.bus import Bus

@@ -24,7 +24,7 @@ from pdreal.settings.options import Options
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.invariants import InvariantError, check_all_idle
-from pdsim.core.router import num_retries, request_of
+from pdsim.core.routing.router import num_retries, request_of
 from pdsim.core.sequence import TokenIds
 from pdsim.scenario.building.machines import build_router
 from pdsim.scenario.schema import Scenario

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from pdsim.core.deadlines import KEPT_NS
 from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.prompt_memory import PromptMemories
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import LayersComputed, Woken
-from pdsim.core.router import Router
+from pdsim.core.routing.prompt_memory import PromptMemories
+from pdsim.core.routing.router import Router
 from pdsim.core.transfer.sender import Sender
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import resolve

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pdsim.core.journal import from_json, to_json
 from pdsim.core.messages import Arrival, Drain, Finished, PrefillDone
-from pdsim.core.router import Router
 from pdsim.core.routing.role_router import RoleRouter
+from pdsim.core.routing.router import Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import RandomChoice, RoundRobin
 from pdsim.policy.sessions import SessionAffinity

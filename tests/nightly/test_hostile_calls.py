@@ -1,6 +1,6 @@
 """Hostile calls: commands over damaged files, odd values and odd flags end with 0, 1 or 2, and never with a traceback.
 
-`pytest -m nightly tests/nightly`; HOSTILE_CALLS says how many examples each law takes, HOSTILE_LIMIT_S how long a call may be.
+`pytest -m nightly tests/nightly`; HOSTILE_CALLS: examples of each law; HOSTILE_LIMIT_S: how long a call may take.
 """
 
 import io

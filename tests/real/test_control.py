@@ -20,7 +20,7 @@ from pdreal.settings.options import Options
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry
 from pdsim.core.messages import Finished, FirstToken, KvGranted, NewRequest, PeerDown, Woken
-from pdsim.core.router import attempt_id
+from pdsim.core.routing.router import attempt_id
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.scenario.building.machines import build_router
 from pdsim.scenario.building.sizing import resolve

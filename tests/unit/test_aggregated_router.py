@@ -3,8 +3,8 @@
 import pytest
 
 from pdsim.core.messages import Arrival, Cancel, Failed, Finished, KvSent, NewRequest, Send
-from pdsim.core.router import Router
 from pdsim.core.routing.role_router import RoleRouter
+from pdsim.core.routing.router import Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import LeastLoaded
 

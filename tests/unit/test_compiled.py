@@ -27,7 +27,11 @@ def test_the_version_says_which_runs(capsys):
 
 def test_the_core_is_compiled_and_policies_are_not():
     names = modules()
-    core = {"pdsim/core/router.py", "pdsim/core/prefill/prefill_instance.py", "pdsim/core/decode/decode_instance.py"}
+    core = {
+        "pdsim/core/routing/router.py",
+        "pdsim/core/prefill/prefill_instance.py",
+        "pdsim/core/decode/decode_instance.py",
+    }
     assert core | {"pdsim/sim/simulation.py"} <= set(names)
     assert all((ROOT / name).is_file() for name in INTERPRETED)
     assert [name for name in names if name.startswith("pdsim/policy/")] == [

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.messages import Arrival, Failed, Finished, PrefillDone
-from pdsim.core.router import Router
 from pdsim.core.routing.role_router import RoleRouter
+from pdsim.core.routing.router import Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import ReserveDecodeTokens, ReserveMaxOutput
 from pdsim.policy.prefill import FirstComeFirstServed, LongestPrefixFirst, ShortestPromptFirst

@@ -29,8 +29,8 @@ from pdsim.core.messages import (
     Woken,
 )
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.sequence import Spans
-from pdsim.core.transfer.send_planner import SendPlanner
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, WholePrompt

@@ -18,8 +18,8 @@ from pdsim.core.messages import (
     WakeAt,
     Woken,
 )
-from pdsim.core.router import RetryLimits, Router, attempt_id, num_retries, request_of
 from pdsim.core.routing.role_router import RoleRouter
+from pdsim.core.routing.router import RetryLimits, Router, attempt_id, num_retries, request_of
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import CacheAware, RoundRobin
 

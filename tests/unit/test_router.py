@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.messages import Arrival, Cancel, Failed, Finished, KvSent, PrefillDone, Send
-from pdsim.core.router import Router
 from pdsim.core.routing.role_router import RoleRouter
+from pdsim.core.routing.router import Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import LeastLoaded
 

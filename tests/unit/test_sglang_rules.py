@@ -28,8 +28,8 @@ from pdsim.core.messages import (
     Wait,
 )
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.core.transfer.send_planner import SendPlanner
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.policy.pages import FewestOutputsFirst, LeastFrequentlyUsed, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst, LongestPrefixFirst

@@ -51,10 +51,10 @@ from pdsim.core.messages import (
     Wait,
 )
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.router import Router
+from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.routing.role_router import RoleRouter
+from pdsim.core.routing.router import Router
 from pdsim.core.sequence import TokenIds
-from pdsim.core.transfer.send_planner import SendPlanner
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst, LongestPrefixFirst

@@ -20,8 +20,8 @@ from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.prefill.prefill_instance import PrefillLimits
+from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.sequence import TokenIds
-from pdsim.core.transfer.send_planner import SendPlanner
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
 from pdsim.policy.pages import FreePages, LastAdmittedFirst, LeastRecentlyUsed, LowestPriorityFirst

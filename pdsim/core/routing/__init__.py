@@ -1,1 +1,1 @@
-"""The instances of one role, for the router: their loads, and what a policy may ask about them."""
+"""The router, and the instances of each role as it knows them: loads, prompts, what a policy may ask."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
-from pdsim.core.memory.prompt_memory import PAGE_SIZE, PromptMemories
+from pdsim.core.routing.prompt_memory import PAGE_SIZE, PromptMemories
 from pdsim.core.routing.routed_work import RoutedWork
 from pdsim.core.routing.sessions import SessionBindings
 from pdsim.policy.protocols import RoutingPolicy

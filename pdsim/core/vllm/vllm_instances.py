@@ -28,8 +28,8 @@ from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.prefill.bootstrap_queue import PrefillRequest
 from pdsim.core.prefill.forward_builder import Forward
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.transfer.kv_returns import KvGiver, KvTaker, Returning
-from pdsim.core.transfer.send_planner import SendPlanner
 from pdsim.core.vllm.vllm_forward_builder import VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pdsim.core.autoscaler import Autoscaler
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
-from pdsim.core.router import Router
+from pdsim.core.routing.router import Router
 from pdsim.core.transfer.receiver import Receiver
 from pdsim.core.transfer.sender import Sender
 from pdsim.cost.copies import HostCopies, StorageCosts

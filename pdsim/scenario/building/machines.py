@@ -15,9 +15,9 @@ from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import Drain, receiver_of, sender_of
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.router import NO_RETRIES, RetryLimits, Router
 from pdsim.core.routing.ranked_router import RankedRouter
 from pdsim.core.routing.role_router import REMEMBERED, MemorySize, RoleRouter
+from pdsim.core.routing.router import NO_RETRIES, RetryLimits, Router
 from pdsim.core.transfer.kv_returns import KvGiver, KvTaker
 from pdsim.core.transfer.receiver import Receiver
 from pdsim.core.transfer.sender import Sender
