@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -35,6 +36,11 @@ class Trials:
     def at(self, changes: Changes) -> "Trials":
         """Trials of a changed base scenario, with one run of each cluster."""
         return Trials(self.base.with_changes(changes), self.slo, 1, self._work)
+
+    @cached_property
+    def repetitions(self) -> list["Trials"]:
+        """The same trials with slightly faster and slower messages, if seeds do not vary the load."""
+        return [self.at(changes) for changes in self.base.jittered] if self.base.is_sample else []
 
     def outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
         """Outcomes of clusters. A run ends as soon as it cannot meet the SLO any more."""

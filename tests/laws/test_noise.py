@@ -1,14 +1,24 @@
 """No change within a run's band is called a cause, whatever the numbers are."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pdsim
+from pdsim import simulate
+from pdsim.scenario.loading import load_scenario
 from pdsim.sim.uncertainty.noise import JITTERS, Band, bands
 from pdsim.sim.uncertainty.sensitivity import Sensitivity, limits, sensitivities
+from pdsim.study.points.result import PointResult, Replication
+from pdsim.study.questions.study import Study
 from tests.support import small
 
 METRIC = "p99_ttft_ms"
 TIMES = st.floats(1, 1e4)
+
+
+def point(value):
+    return PointResult(1, {}, [Replication({"status": "ok", METRIC: value}, {})])
 
 
 @given(TIMES, st.lists(TIMES, min_size=1, max_size=5))
@@ -28,6 +38,56 @@ def test_a_limit_is_never_within_the_band(base, repeated, changed):
     if noise[METRIC].is_unstable:
         assert str(noise[METRIC]) in limit.unstable
         assert limit.resource or "unstable" in str(limit)
+
+
+@given(TIMES, st.lists(TIMES, min_size=4, max_size=4), TIMES, st.lists(TIMES, min_size=4, max_size=4))
+def test_runs_are_told_apart_only_if_each_repetition_agrees(one, ones, two, twos):
+    points = [
+        point(value).repeated([point(other) for other in repeated]) for value, repeated in ((one, ones), (two, twos))
+    ]
+    for found, values in zip(points, ((one, *ones), (two, *twos)), strict=True):
+        number = found.metric(METRIC)
+        assert number.mean == values[0]
+        assert number.half_width == pytest.approx(max(abs(value - values[0]) for value in values))
+    study = Study.__new__(Study)
+    study._results = dict(zip("ab", points, strict=True))
+    if study.ratio("a", "b", METRIC).is_told_apart:
+        assert len({a > b for a, b in zip((one, *ones), (two, *twos), strict=True)}) == 1
+
+
+def test_an_answer_on_a_recorded_load_has_the_band_of_its_repetitions(tmp_path):
+    """Each number has the largest change over runs with messages up to 10 % faster and slower."""
+    rows = [f"{i * 0.03},{400 + 37 * (i % 11)},{5 + i % 7}" for i in range(60)]
+    (tmp_path / "load.csv").write_text("\n".join(["arrival_s,in_tokens,out_tokens", *rows]) + "\n")
+    file = tmp_path / "recorded.yaml"
+    file.write_text(
+        "name: recorded\nmodel: qwen3-0.6b\nprefill: {gpu: h100, instances: 2}\ndecode: {gpu: h100, instances: 2}\n"
+        "cost: roofline\nworkload: {use: request_table, path: load.csv}\nclient: open_loop\n"
+    )
+    made = pdsim.ask("routing", file, jobs=1)
+    assert "4 with messages up to 10% faster or slower (±)" in made.load
+    for row in made.rows:
+        changes = [f"{name}={value}" for name, value in row.changes.items()]
+        found = [simulate(load_scenario(file, changes)).summary()["mean_ttft_ms"]]
+        for jitter in JITTERS:
+            latency = f"network.message_latency={round(50_000 * (1 + jitter))} ns"
+            found.append(simulate(load_scenario(file, [*changes, latency])).summary()["mean_ttft_ms"])
+        estimate = row.estimates["ttft"]
+        assert estimate.mean == pytest.approx(found[0])
+        assert estimate.half_width == pytest.approx(max(abs(value - found[0]) for value in found))
+
+
+@given(TIMES, st.lists(TIMES, min_size=4, max_size=4), st.lists(TIMES, min_size=1, max_size=6))
+def test_where_no_resource_limits_the_nearest_is_said(base, repeated, changed):
+    noise = bands({METRIC: base}, [{METRIC: value} for value in repeated])
+    found = [Sensitivity(f"resource {i}", {METRIC: value / base - 1}, "", noise) for i, value in enumerate(changed)]
+    (limit,) = limits(found)
+    assert limit.noise == noise[METRIC].width
+    if limit.most:
+        assert not limit.resource
+        assert limit.change == min(one.changes[METRIC] for one in found)
+        assert abs(limit.change) <= limit.noise
+        assert limit.most in str(limit) or limit.unstable
 
 
 def test_one_lucky_run_has_no_cause_and_is_told():

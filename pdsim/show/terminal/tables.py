@@ -32,6 +32,7 @@ from pdsim.metrics.summary_rows import (
     time_text,
     unit_of,
 )
+from pdsim.sim.uncertainty.noise import JITTERS
 from pdsim.sim.uncertainty.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
@@ -268,18 +269,28 @@ def print_kernels(kernels: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def print_sensitivities(found: Sequence[Sensitivity]) -> None:
-    """Prints the effect of 10 % more of each resource, and the resource that limits each metric."""
+    """Prints the effect of 10 % more of each resource, and the resource that limits each metric. Changes that chance
+    alone makes are in parentheses.
+    """
     titles = [title.replace(" ", "\n") for title in MEASURES.values()]
     table = new_table("with 10 % more of one resource", "resource", *titles)
     for one in found:
-        table.add_row(one.resource, *(percentage(one.changes[name]) for name in MEASURES))
-    noise = found[0].noise
-    if any(band.is_unstable for band in noise.values()):
+        table.add_row(one.resource, *(_effect(one, name) for name in MEASURES))
+    if noise := found[0].noise:
+        table.add_section()
         table.add_row("chance alone, up to", *(f"{noise[name].width:.1%}" for name in MEASURES))
     console = new_console()
     console.print(table)
+    if noise:
+        runs = f"{len(JITTERS)} runs with messages up to {JITTERS[-1]:.0%} faster or slower"
+        console.print(f"Chance: {runs}. (Changes in parentheses) are no larger.", highlight=False)
     for limit in limits(found):
         console.print(str(limit), highlight=False)
+
+
+def _effect(one: Sensitivity, name: str) -> str:
+    text = percentage(one.changes[name])
+    return f"({text})" if one.by_chance(name) and one.changes[name] else text
 
 
 def print_request(request: RequestRecord) -> None:

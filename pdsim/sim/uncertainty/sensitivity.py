@@ -60,10 +60,14 @@ class Limit(NamedTuple):
     resource: str
     """Name of the limiting resource. Empty: no resource improves the metric."""
     change: float
-    """Relative change of the metric."""
+    """Relative change of the metric by this resource, or by `most`."""
     relief: str
     unstable: str = ""
     """Smallest and largest value of an unstable metric, as text. Empty: the metric is stable."""
+    most: str = ""
+    """Resource whose increase improves the metric most, if none limits it. Empty: none improves it."""
+    noise: float = 0.0
+    """Width of the metric's band by chance, relative to the metric."""
 
     def __str__(self) -> str:
         if not self.resource and self.unstable:
@@ -72,7 +76,12 @@ class Limit(NamedTuple):
                 f"{JITTERS[-1]:.0%} more or less, and {GAIN:.0%} more of any resource changes it by no more than that"
             )
         if not self.resource:
-            return f"what limits {self.metric}: no resource ({GAIN:.0%} more of any does not improve it)"
+            chance = f"; chance alone moves it by {self.noise:.1%}" if self.noise else ""
+            if self.most:
+                known = f"{GAIN:.0%} more {self.most} changes it by {self.change:+.1%}, of any other by less"
+            else:
+                known = f"{GAIN:.0%} more of any does not improve it"
+            return f"what limits {self.metric}: no single resource. {known}{chance}"
         change = f"{GAIN:.0%} more of it: {self.change:+.1%}"
         relief = f"relieved by {self.relief}" if self.relief else "and no field that was tried gives more of it"
         return f"what limits {self.metric}: {self.resource} ({change}), {relief}"
@@ -87,9 +96,12 @@ def _limit(found: Sequence[Sensitivity], metric: str) -> Limit:
     title = MEASURES.get(metric, metric)
     most = max(found, key=lambda one: _better(metric, one.changes[metric]))
     unstable = _unstable(found[0].noise.get(metric), metric)
-    if round(_better(metric, most.changes[metric]), 3) <= 0 or most.by_chance(metric):
-        return Limit(title, "", 0.0, "", unstable)
-    return Limit(title, most.resource, most.changes[metric], most.relief, unstable)
+    change, noise = most.changes[metric], most.noise[metric].width if metric in most.noise else 0.0
+    if round(_better(metric, change), 3) <= 0:
+        return Limit(title, "", 0.0, "", unstable, noise=noise)
+    if most.by_chance(metric):
+        return Limit(title, "", change, "", unstable, most.resource, noise)
+    return Limit(title, most.resource, change, most.relief, unstable, noise=noise)
 
 
 def _unstable(band: Band | None, metric: str) -> str:

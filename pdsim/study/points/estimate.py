@@ -12,7 +12,7 @@ _CONFIDENCE = 0.95
 class Estimate(NamedTuple):
     mean: float
     half_width: float | None
-    """Half of the 95 % confidence interval. None: there is one replication."""
+    """Half of the 95 % confidence interval, or the largest change by chance. None: there is a single run."""
 
     def scaled(self, factor: float) -> "Estimate":
         return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor)
@@ -59,6 +59,11 @@ def estimate(values: Sequence[float]) -> Estimate:
     if len(values) == 1:
         return Estimate(mean, None)
     return Estimate(mean, quantile(len(values) - 1) * stdev(values) / sqrt(len(values)))
+
+
+def band(value: float, repeated: Sequence[float]) -> Estimate:
+    """A number of one run, with its largest change over repetitions that differ by chance."""
+    return Estimate(value, max(abs(one - value) for one in repeated))
 
 
 @cache

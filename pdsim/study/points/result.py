@@ -2,15 +2,15 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pdsim.metrics.run_folder import load_pandas
 from pdsim.metrics.summary_rows import Ranges, ranges
 from pdsim.scenario.loading import Changes
-from pdsim.study.points.estimate import Estimate, estimate
+from pdsim.study.points.estimate import Estimate, band, estimate
 from pdsim.study.points.tasks import described, metrics
 from pdsim.study.verdict.readings import Attainment, Times
 from pdsim.study.verdict.slo import Judgement, Slo, mean_judgement
@@ -36,6 +36,8 @@ class PointResult:
     number: int
     changes: Changes
     replications: Sequence[Replication]
+    repeats: Sequence[Replication] = ()
+    """Repetitions of a single run with slightly faster and slower messages. Empty: the run is not repeated."""
     ends: "Sequence[PointResult]" = ()
     """The point at its fastest and slowest times, if these were not measured on a server and the sweep
     simulated both."""
@@ -68,7 +70,18 @@ class PointResult:
         """A number of the summary, such as p99_ttft_ms; 0 for times that no request has. The point must have a
         result.
         """
-        return estimate([r.row[name] or 0.0 for r in self.replications])
+        return self.estimated(lambda run: run.row[name] or 0.0)
+
+    def estimated(self, read: Callable[[Replication], float]) -> Estimate:
+        """A number of the runs: a mean over seeds, or the number of one run and its change over repetitions."""
+        found = [read(run) for run in self.replications]
+        return band(found[0], [read(run) for run in self.repeats]) if self.repeats else estimate(found)
+
+    def repeated(self, points: "Sequence[PointResult]") -> "PointResult":
+        """The point with repetitions, the points, of its run. Without them if any has no result."""
+        if self.error or any(point.error for point in points):
+            return self
+        return replace(self, repeats=[point.replications[0] for point in points])
 
     def per_gpu(self, name: str) -> Estimate:
         return self.metric(name).divided(self.num_gpus)
@@ -84,10 +97,10 @@ class PointResult:
         return {} if self.error else {name: self.metric(name).mean for name in metrics() if self._has(name)}
 
     def attainment(self, slo: str) -> Estimate:
-        return estimate([r.slos[slo].attained.share for r in self.replications])
+        return self.estimated(lambda run: run.slos[slo].attained.share)
 
     def goodput_per_gpu(self, slo: str) -> Estimate:
-        return estimate([r.slos[slo].attained.goodput_per_s for r in self.replications]).divided(self.num_gpus)
+        return self.estimated(lambda run: run.slos[slo].attained.goodput_per_s).divided(self.num_gpus)
 
     def judgement(self, slo: str) -> Judgement:
         """Judgement of all runs of the point by an SLO. The point must have a result."""

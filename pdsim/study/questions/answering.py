@@ -79,7 +79,7 @@ def ask(
         with closing(open_engine("here" if num_workers == 1 else "pool", num_workers)) as opened:
             work = Work(Store(folder), opened, progress, {SLO: options.wanted})
             trials = Trials(base, options.wanted, seeds, work)
-            study = Study(trials, options)
+            study = Study(trials, options, repeats=True)
             verdict = _verdict(name, found, study)
 
             def at(changed: Changes) -> Judged:
@@ -258,7 +258,7 @@ def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[s
 def _as_good(study: Study, verdict: Verdict) -> list[str]:
     """Candidates whose goodput and latency do not differ measurably from those of the recommended one."""
     winner = verdict.winner
-    if not verdict.advice or len(study[winner].replications) == 1:
+    if not verdict.advice or len([*study[winner].replications, *study[winner].repeats]) == 1:
         return []
     others = study.steady(study.labels(study.arm(winner).series))
     return [
@@ -344,7 +344,9 @@ def _load(study: Study) -> str:
     cluster = f"{scenario.model} on {scenario.num_gpus} {gpus} with {sizes}"
     load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out on average, {study.base.pace}"
     load += warm_up_text(scenario.client, _num_sent(study, first))
-    return f"{cluster}; {load}; SLO: {study.slo}; {counted(runs, 'run')} of each."
+    repeats = len(study[first].repeats)
+    chance = f", and {repeats} with messages up to {max(JITTERS):.0%} faster or slower (±)" if repeats else ""
+    return f"{cluster}; {load}; SLO: {study.slo}; {counted(runs, 'run')} of each{chance}."
 
 
 def _num_sent(study: Study, label: str) -> int:

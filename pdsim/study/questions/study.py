@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.base import AskOptions, Base
-from pdsim.study.points.estimate import Estimate, estimate
+from pdsim.study.points.estimate import Estimate, band, estimate
 from pdsim.study.points.result import PointResult, Replication, failures_of_points, warnings_of
 from pdsim.study.trials import Trials
 
@@ -102,8 +102,10 @@ EQUAL = 0.02
 class Study:
     """The candidates of a question, and the results of those that have run."""
 
-    def __init__(self, trials: Trials, options: AskOptions) -> None:
+    def __init__(self, trials: Trials, options: AskOptions, *, repeats: bool = False) -> None:
+        """repeats: the runs of a recorded load are repeated with slightly faster and slower messages."""
         self.trials = trials
+        self._repeats = repeats
         self.base = trials.base
         self.options = options
         self.arms: list[Arm] = []
@@ -111,7 +113,10 @@ class Study:
         self._results: dict[str, PointResult] = {}
 
     def run(self, arms: Sequence[Arm]) -> None:
-        results = self.trials.results([arm.changes for arm in arms])
+        changes = [arm.changes for arm in arms]
+        results = self.trials.results(changes)
+        if self._repeats and (others := [one.results(changes) for one in self.trials.repetitions]):
+            results = [point.repeated(same) for point, *same in zip(results, *others, strict=True)]
         self.arms += arms
         self._results |= zip((arm.label for arm in arms), results, strict=True)
 
@@ -181,20 +186,23 @@ class Study:
 
     def attained_by(self, label: str, classes: Collection[str]) -> Estimate:
         """The share of the requests of these classes that meet the SLO."""
-        shares = []
-        for run in self[label].replications:
+
+        def attained(run: Replication) -> float:
             covered = [found for name, found in run.classes[SLO].items() if name in classes]
             num_sent = sum(one.num_requests for one in covered)
-            shares.append(sum(one.num_requests * one.share for one in covered) / max(1, num_sent))
-        return estimate(shares)
+            return sum(one.num_requests * one.share for one in covered) / max(1, num_sent)
+
+        return self[label].estimated(attained)
 
     def tail_ms(self, label: str, metric: str) -> Estimate | None:
         """A metric at the percentile that the SLO limits. None: the SLO does not limit it, or too many requests
         failed.
         """
-        found = [run.slos[SLO].tail_ms(metric) for run in self[label].replications]
-        known = [value for value in found if value is not None and isfinite(value)]
-        return estimate(known) if len(known) == len(found) else None
+        point = self[label]
+        found = [run.slos[SLO].tail_ms(metric) for run in (*point.replications, *point.repeats)]
+        if not all(value is not None and isfinite(value) for value in found):
+            return None
+        return point.estimated(lambda run: run.slos[SLO].tail_ms(metric) or 0.0)
 
     def best(self, labels: Iterable[str]) -> str:
         """The candidate with the most goodput that meets the SLO. Among nearly equal ones, the one with the shortest
@@ -254,12 +262,16 @@ class Study:
 
     def ratio(self, label: str, other: str, name: str) -> Estimate:
         """Ratio of a number over the same requests, seed by seed, so that common variation cancels."""
-        pairs = zip(self[label].replications, self[other].replications, strict=True)
-        return _ratio((a.row[name], b.row[name]) for a, b in pairs)
+        return self._ratio(label, other, lambda run: run.row[name])
 
     def goodput_ratio(self, label: str, other: str) -> Estimate:
-        pairs = zip(self[label].replications, self[other].replications, strict=True)
-        return _ratio((_goodput_per_gpu(a), _goodput_per_gpu(b)) for a, b in pairs)
+        return self._ratio(label, other, _goodput_per_gpu)
+
+    def _ratio(self, label: str, other: str, read: Callable[[Replication], float]) -> Estimate:
+        one, two = self[label], self[other]
+        found = _ratio((read(a), read(b)) for a, b in zip(one.replications, two.replications, strict=True))
+        repeated = [_ratio([(read(a), read(b))]).mean for a, b in zip(one.repeats, two.repeats, strict=False)]
+        return band(found.mean, repeated) if repeated and isfinite(found.mean) else found
 
     def others_against(self, best: str, labels: Iterable[str], what: str) -> list[str]:
         """Text on candidates that do not differ measurably from the best, and on the ratios of the others' mean TTFT.
