@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 import pdsim
 from pdsim import simulate
 from pdsim.scenario.loading import load_scenario
+from pdsim.show.terminal.studies import print_sweep
 from pdsim.sim.uncertainty.noise import JITTERS, Band, bands
 from pdsim.sim.uncertainty.sensitivity import Sensitivity, limits, sensitivities
 from pdsim.study.points.result import PointResult, Replication
 from pdsim.study.questions.study import Study
+from pdsim.study.sweeping.sweep import read_sweep, sweep
 from tests.support import small
 
 METRIC = "p99_ttft_ms"
@@ -55,8 +57,9 @@ def test_runs_are_told_apart_only_if_each_repetition_agrees(one, ones, two, twos
         assert len({a > b for a, b in zip((one, *ones), (two, *twos), strict=True)}) == 1
 
 
-def test_an_answer_on_a_recorded_load_has_the_band_of_its_repetitions(tmp_path):
-    """Each number has the largest change over runs with messages up to 10 % faster and slower."""
+@pytest.fixture
+def recorded(tmp_path):
+    """A scenario of 60 requests with their own times."""
     rows = [f"{i * 0.03},{400 + 37 * (i % 11)},{5 + i % 7}" for i in range(60)]
     (tmp_path / "load.csv").write_text("\n".join(["arrival_s,in_tokens,out_tokens", *rows]) + "\n")
     file = tmp_path / "recorded.yaml"
@@ -64,17 +67,43 @@ def test_an_answer_on_a_recorded_load_has_the_band_of_its_repetitions(tmp_path):
         "name: recorded\nmodel: qwen3-0.6b\nprefill: {gpu: h100, instances: 2}\ndecode: {gpu: h100, instances: 2}\n"
         "cost: roofline\nworkload: {use: request_table, path: load.csv}\nclient: open_loop\n"
     )
-    made = pdsim.ask("routing", file, jobs=1)
+    return file
+
+
+def band_of(file, changes):
+    """Mean TTFT of a run, and its largest change as messages take up to 10 % more or less."""
+    given = [f"{name}={value}" for name, value in changes.items()]
+    latencies = [[], *([f"network.message_latency={round(50_000 * (1 + one))} ns"] for one in JITTERS)]
+    found = [simulate(load_scenario(file, [*given, *one])).summary()["mean_ttft_ms"] for one in latencies]
+    return found[0], max(abs(value - found[0]) for value in found)
+
+
+def test_an_answer_on_a_recorded_load_has_the_band_of_its_repetitions(recorded):
+    made = pdsim.ask("routing", recorded, jobs=1)
     assert "4 with messages up to 10% faster or slower (±)" in made.load
     for row in made.rows:
-        changes = [f"{name}={value}" for name, value in row.changes.items()]
-        found = [simulate(load_scenario(file, changes)).summary()["mean_ttft_ms"]]
-        for jitter in JITTERS:
-            latency = f"network.message_latency={round(50_000 * (1 + jitter))} ns"
-            found.append(simulate(load_scenario(file, [*changes, latency])).summary()["mean_ttft_ms"])
-        estimate = row.estimates["ttft"]
-        assert estimate.mean == pytest.approx(found[0])
-        assert estimate.half_width == pytest.approx(max(abs(value - found[0]) for value in found))
+        assert tuple(row.estimates["ttft"]) == pytest.approx(band_of(recorded, row.changes))
+
+
+def test_the_best_points_of_a_sweep_over_a_recorded_load_have_the_band_of_their_repetitions(recorded, capsys):
+    file = recorded.parent / "sweep.yaml"
+    file.write_text(
+        "scenario: recorded.yaml\ngrid: {router: [cache_aware, round_robin, least_loaded, random]}\n"
+        "slos: {any: 'ttft < 9 s for 90 %'}\n"
+    )
+    made = sweep(file, out=recorded.parent / "out", engine="here")
+    repeated = [point for point in made.points if point.repeats]
+    assert len(repeated) == 3
+    for one in (made, read_sweep(recorded.parent / "out")):
+        for point in one.points:
+            found = band_of(recorded, point.changes)
+            expected = found if point.number in {best.number for best in repeated} else (found[0], None)
+            assert tuple(point.metric("mean_ttft_ms")) == pytest.approx(expected)
+    assert not sweep(file, out=recorded.parent / "out", engine="here").num_computed
+    print_sweep(made)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the largest change in 4 runs with messages up to 10% faster or slower" in told
+    assert (f"as good as point {made.best('any')[0].number}" in told) == bool(made.as_good("any"))
 
 
 @given(TIMES, st.lists(TIMES, min_size=4, max_size=4), st.lists(TIMES, min_size=1, max_size=6))

@@ -11,6 +11,7 @@ from pdsim.metrics.summary_rows import counted
 from pdsim.show.terminal.run import is_of_kernels
 from pdsim.show.terminal.screen import print_command, print_confidence, print_headline, print_sentence, screen_table
 from pdsim.show.terminal.tables import new_console, new_table, print_first_that_fits, print_ranges
+from pdsim.sim.uncertainty.noise import JITTERS
 from pdsim.study.points.estimate import Estimate
 from pdsim.study.points.result import PointResult, SweepResult
 from pdsim.study.points.tasks import shown
@@ -122,9 +123,15 @@ def print_sweep(result: SweepResult) -> None:
         num_met = sum(point.meets(name) for point in best)
         title = f"{name}: {slo}; {num_met} of {counted(len(result.points), 'point')} meet it"
         _print(title, best, name, slo)
+        if same := result.as_good(name):
+            numbers = ", ".join(str(point.number) for point in same)
+            console.print(f"as good as point {best[0].number}, within chance: {numbers}", highlight=False)
     if not result.slos:
         _print(counted(len(result.points), "point"), [point for point in result.points if not point.error])
     print_ranges({str(point.number): point.ranges for point in result.points}, _POINT)
+    if repeated := [str(point.number) for point in result.points if point.repeats]:
+        runs = f"{len(JITTERS)} runs with messages up to {JITTERS[-1]:.0%} faster or slower"
+        console.print(f"± of points {', '.join(repeated)}: the largest change in {runs}", highlight=False)
     for reason, count in result.failures.most_common():
         console.print(f"{count} failed: {reason}", highlight=False, markup=False)
     runs = f"{counted(result.num_computed, 'run')} computed, {result.num_kept} kept from before"

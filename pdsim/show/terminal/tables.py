@@ -290,7 +290,7 @@ def print_sensitivities(found: Sequence[Sensitivity]) -> None:
 
 def _effect(one: Sensitivity, name: str) -> str:
     text = percentage(one.changes[name])
-    return f"({text})" if one.by_chance(name) and one.changes[name] else text
+    return f"({text})" if one.by_chance(name) and text != percentage(0) else text
 
 
 def print_request(request: RequestRecord) -> None:

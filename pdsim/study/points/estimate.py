@@ -48,6 +48,12 @@ class Estimate(NamedTuple):
         """
         return abs(self.mean - 1) > (self.half_width or 0.02)
 
+    def overlaps(self, other: "Estimate") -> bool:
+        """True if both have an interval, and these have a value in common."""
+        if self.half_width is None or other.half_width is None:
+            return False
+        return abs(self.mean - other.mean) <= self.half_width + other.half_width
+
     def text(self, shown: Callable[[float], str]) -> str:
         """Text such as "1.2 ± 0.1"."""
         half = "" if self.half_width is None else f" ± {shown(self.half_width)}"

@@ -163,6 +163,12 @@ class SweepResult:
 
         return sorted((point for point in self.points if not point.error), key=rank)
 
+    def as_good(self, slo: str) -> list[PointResult]:
+        """Points that meet an SLO, as the best does, and whose goodput chance does not tell from the best's."""
+        meeting = [point for point in self.best(slo) if point.meets(slo)]
+        goodput = [point.goodput_per_gpu(slo) for point in meeting]
+        return [point for point, one in zip(meeting[1:], goodput[1:], strict=True) if one.overlaps(goodput[0])]
+
     def leading(self, count: int) -> list[PointResult]:
         """The best `count` points of each SLO. Without SLOs: the points with the most requests per GPU."""
         if self.slos:

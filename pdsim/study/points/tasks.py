@@ -67,7 +67,8 @@ class Point:
     tasks: dict[int, Task]
     """Tasks by seed."""
     end: str = ""
-    """End of the range of unmeasured times at which the point is simulated. Empty: the best known times."""
+    """End of the range of unmeasured times at which the point is simulated, or repeat_N: its N-th repetition. Empty:
+    the best known times."""
 
 
 class Planner:
@@ -110,16 +111,20 @@ class Planner:
 
     def at_ends(self, point: Point) -> list[Point]:
         """The point at its fastest and its slowest step times. Empty if these were measured on a server."""
-        task = next(iter(point.tasks.values()))
-        if not parse_scenario(task.data, base=self._base).uncertain:
+        if not self.scenario(point).uncertain:
             return []
-        found = []
-        for end in ENDS:
-            changes = {**point.changes, **{f"corner.{group}": end for group in GROUPS}}
-            where = f"{self._where}, point {point.number}, {end}"
-            tasks = {seed: self._task(changes, seed, where) for seed in point.tasks}
-            found.append(replace(point, tasks=tasks, end=end))
-        return found
+        at_end = {end: {f"corner.{group}": end for group in GROUPS} for end in ENDS}
+        return [self.varied(point, end, changes) for end, changes in at_end.items()]
+
+    def varied(self, point: Point, end: str, changes: Changes) -> Point:
+        """The point with further changes, under its own number."""
+        where = f"{self._where}, point {point.number}, {end}"
+        tasks = {seed: self._task({**point.changes, **changes}, seed, where) for seed in point.tasks}
+        return replace(point, tasks=tasks, end=end)
+
+    def scenario(self, point: Point) -> Scenario:
+        """The scenario of a point, with the first of its seeds."""
+        return parse_scenario(next(iter(point.tasks.values())).data, base=self._base)
 
     def _point(self, changes: Changes) -> Point:
         fields = json.dumps(changes, sort_keys=True, default=str)

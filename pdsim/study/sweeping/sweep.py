@@ -13,10 +13,12 @@ from pdsim.scenario.building.room import POINT_BYTES, POINT_S, require_room
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.sections.cost import ENDS
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.uncertainty.noise import JITTERS
+from pdsim.study.base import is_sample, jittered_messages
 from pdsim.study.points.engine import Progress, Work, open_engine
 from pdsim.study.points.result import PointResult, Replication, SweepResult, replication
 from pdsim.study.points.store import DAMAGED, HEAD, PLAN, Store, locked_folder
-from pdsim.study.points.tasks import Planner
+from pdsim.study.points.tasks import Planner, Point
 from pdsim.study.sweeping.sweep_file import (
     NUM_RANGES,
     Range,
@@ -88,13 +90,36 @@ def sweep(
             search(file.search, slo, evaluate)
         results = [work.result(point) for point in planner.points]
         best = {point.number for point in SweepResult(file.name, folder, results, file.slos).leading(ranges)}
-        ends = [end for point in planner.points if point.number in best for end in planner.at_ends(point)]
-        if ends:
-            store.write_plan([*planner.points, *ends])
-            work.compute(ends)
-    at_ends = {number: [work.result(end) for end in ends if end.number == number] for number in best}
-    results = [replace(point, ends=at_ends.get(point.number, ())) for point in results]
+        added = [
+            one
+            for point in planner.points
+            if point.number in best
+            for one in (*planner.at_ends(point), *_repetitions(planner, point))
+        ]
+        if added:
+            store.write_plan([*planner.points, *added])
+            work.compute(added)
+    runs = {(one.number, one.end): work.result(one) for one in added}
+    results = [_with_runs(point, runs) for point in results]
     return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept, work.num_damaged)
+
+
+_REPEATS = [f"repeat_{i + 1}" for i in range(len(JITTERS))]
+
+
+def _repetitions(planner: Planner, point: Point) -> list[Point]:
+    """The only run of a recorded load, with slightly faster and slower messages. Empty: seeds vary the load."""
+    scenario = planner.scenario(point)
+    if len(point.tasks) > 1 or not is_sample(scenario):
+        return []
+    return [planner.varied(point, *one) for one in zip(_REPEATS, jittered_messages(scenario), strict=True)]
+
+
+def _with_runs(point: PointResult, runs: Mapping[tuple[int, str], PointResult]) -> PointResult:
+    """A point with the ends of its range and its repetitions, if all of them are computed."""
+    ends, repeats = ([runs.get((point.number, one)) for one in names] for names in (ENDS, _REPEATS))
+    found = replace(point, ends=[end for end in ends if end is not None] if all(ends) else ())
+    return found.repeated([one for one in repeats if one is not None]) if all(repeats) else found
 
 
 def is_sweep_folder(folder: Path) -> bool:
@@ -126,11 +151,7 @@ def read_sweep(folder: Path) -> SweepResult:
     }
     if not computed:
         raise ConfigError(f"{folder} has no point that is computed: start its sweep again")
-    points = [
-        replace(point, ends=[computed[n, one] for one in ENDS] if all((n, one) in computed for one in ENDS) else ())
-        for (n, end), point in computed.items()
-        if not end
-    ]
+    points = [_with_runs(point, computed) for (_, end), point in computed.items() if not end]
     return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[at]) for at in computed), num_damaged)
 
 
