@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode.asked_outputs import AskedOutputs
-from pdsim.core.decode.fixed_outputs import SimulatedEnds
 from pdsim.core.decode.new_token_ratio import NewTokenRatio
 from pdsim.core.decode.running_batch import (
     FOREVER,
@@ -28,6 +27,7 @@ from pdsim.core.decode.running_batch import (
     running_batch,
 )
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
+from pdsim.core.fixed_outputs import SimulatedEnds
 from pdsim.core.instance import LACKS, Levels
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.prefill.forward_builder import Forward, ForwardBuilder

@@ -71,11 +71,11 @@ def decode(num_pages: int = 100, *, page: int = 1, radix: bool = False, reserved
     )
 
 
-def prefill_instance(num_pages: int = 100, **limits) -> PrefillInstance:
+def prefill_instance(num_pages: int = 100, *, radix: bool = True, **limits) -> PrefillInstance:
     defaults = {"max_running_requests": 8, "chunked_prefill_tokens": 8, "max_prefill_tokens": 1000, "overlap": False}
     return PrefillInstance(
         "p",
-        cache=cache(num_pages),
+        cache=cache(num_pages, radix=radix),
         limits=PrefillLimits(**{**defaults, **limits}),
         policy=FirstComeFirstServed(),
         planner=SendPlanner("p", RankPairLayout(page_size=1, page_bytes=1, num_planes=1), EveryChunk()),
@@ -431,6 +431,14 @@ def test_a_fraction_of_a_token_that_others_are_expected_to_take_counts():
         begun(a)
         arrive(a, 1, 36, max_output=1, fixed=True)
         assert begun(a) == expected  # 0.7 * 20 tokens are whole, and 0.7 * 21 are not
+
+
+def test_prefill_keeps_a_token_for_each_prompt_that_ignores_eos():
+    for fixed, expected in ((False, [0, 1]), (True, [0])):
+        p = prefill_instance(21, radix=False, chunked_prefill_tokens=None)
+        for i, num_tokens in enumerate((14, 2)):
+            arrive(p, i, num_tokens, fixed=fixed)
+        assert [i for i, _, _ in begun(p)] == expected
 
 
 # Longest prefix first.

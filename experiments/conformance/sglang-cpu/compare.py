@@ -87,8 +87,8 @@ class DifferenceError(Exception):
 
 
 def load_of(name: str) -> Load:
-    kind, _, seed = name.partition("-")
-    return random_load(int(seed)) if kind == "drawn" else LOADS[name]
+    kind, _, seed = name.rpartition("-")
+    return random_load(int(seed), kind.partition("-")[2]) if kind.startswith("drawn") else LOADS[name]
 
 
 @dataclass
@@ -205,7 +205,7 @@ class Replay:
         last = -1
         try:
             for i, rows in iterations:
-                if i > last + 1 and last >= 0:
+                for _ in range(self.num_between(last, i)):
                     self.iterate([])
                 self.iterate(rows)
                 last = i
@@ -214,6 +214,11 @@ class Replay:
             self.outcome.difference = f"iteration {i}: {difference}"
             self.outcome.num_left = sum(_num_decisions(row) for row in self.rows if row[0] > i)
         return self.outcome
+
+    def num_between(self, last: int, i: int) -> int:
+        """Iterations that are not in the log: all that count, or one of a server, which goes on while it is idle."""
+        num = i - last - 1 if last >= 0 else 0
+        return num if isinstance(self.requests[0], DrawnRequest) else min(num, 1)
 
     def iterate(self, rows: list[Row]) -> None:
         now_ns = round(rows[0][1] * 1e9) if rows else 0

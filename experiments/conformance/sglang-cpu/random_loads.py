@@ -27,6 +27,10 @@ class DrawnRequest(Request):
     output: list[int] = field(default_factory=list)
     abort_at: int | None = None
     """Iterations are counted as at_s is."""
+    grant_steps: int = 0
+    """Iterations of a prefill instance from its arrival to decode's grant."""
+    transfer_steps: int = 0
+    """Iterations from the last chunk to the end of the transfer."""
 
 
 def _tokens(draw: random.Random, count: int) -> list[int]:
@@ -60,7 +64,25 @@ def _request(draw: random.Random, at: int, stems: list[list[int]], longest: int,
     return DrawnRequest(at, prompt, max_new_tokens, [STOP], ignore_eos, output=output)
 
 
-def random_load(seed: int) -> Load:
+def random_load(seed: int, instance: str = "") -> Load:
+    """A load of an aggregated instance, or of a prefill instance."""
+    load = _aggregated_load(seed)
+    if not instance:
+        return load
+    draw = random.Random(f"{instance} {seed}")
+    slowest = draw.choice([0, 2, 20])
+    requests = [
+        replace(request, grant_steps=draw.randint(0, slowest), transfer_steps=draw.randint(0, slowest), abort_at=None)
+        for request in load.requests(None)
+    ]
+    if instance == "prefill":
+        return Load(replace(load.servers, decode=Role()), lambda _: requests)
+    requests = [replace(request, grant_steps=0) for request in requests]
+    decode = replace(load.servers.prefill, policy="fcfs", num_reserved_decode_tokens=draw.choice([1, 8, 40]))
+    return Load(replace(load.servers, decode=decode), lambda _: requests)
+
+
+def _aggregated_load(seed: int) -> Load:
     """Pools from roomy to tight, prompts of one token to several chunks, repeats, equal ones, priorities, aborts."""
     draw = random.Random(seed)
     page_size = draw.choice([1, 1, 4, 16])

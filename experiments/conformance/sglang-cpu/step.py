@@ -18,13 +18,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from loads import Load
+from loads import Load, Role
 from random_loads import BEYOND, VOCABULARY, DrawnRequest, random_load
 
 LOGS = Path(__file__).parent / "logs"
 UNCALLED = {"torchvision", "tvm_ffi", "uvicorn"}
 MAX_REQUEST_TOKENS = 4096
 LONGEST_LOAD_STEPS = 5000
+FEW = 32
+"""With so few running requests, decode has slots for twice as many more."""
 END = "."
 """Of ids: the Scheduler aborts all whose ids begin with the given one."""
 OFF = [
@@ -63,7 +65,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-class _Silent:
+class Silent:
     """Stands for parts of a server that decide nothing: whatever is called does nothing."""
 
     def __getattr__(self, name: str) -> Any:
@@ -74,8 +76,15 @@ class _EndError(Exception):
     pass
 
 
+class EndlessError(Exception):
+    """The instance waits for ever."""
+
+
 class Bench:
     """One Scheduler in its own loop. A forward computes nothing, and each complete prompt gets its next drawn token."""
+
+    instance = "aggregated-0"
+    mode = "NULL"
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -84,13 +93,37 @@ class Bench:
         self.step = 0
         self.live: dict[int, Any] = {}
         self.scheduler = _scheduler(self)
+        self.prepare()
+
+    def arguments(self) -> dict[str, Any]:
+        """Server arguments of this role."""
+        return {}
+
+    def prepare(self) -> None:
+        """Add what an instance of this role has."""
+
+    def slots(self) -> Any:
+        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
+        return ReqToTokenPool(self.role.max_running_requests, MAX_REQUEST_TOKENS, "cpu", enable_memory_saver=False)
+
+    @property
+    def role(self) -> Role:
+        servers = self.load.servers
+        return servers.decode if self.instance == "decode-0" and servers.decode is not None else servers.prefill
+
+    def loop(self) -> None:
+        self.scheduler.event_loop_normal()
+
+    def tell_more(self) -> None:
+        """Tell the loop what comes beside requests."""
 
     def add(self, what: str, *values: Any) -> None:
-        self.rows.append(["aggregated-0", self.step, self.step * 1e-3, what, *values])
+        self.rows.append([self.instance, self.step, self.step * 1e-3, what, *values])
 
     def run(self) -> list[list[Any]]:
         with suppress(_EndError):
-            self.scheduler.event_loop_normal()
+            self.loop()
         return self.rows
 
     def ingest(self) -> None:
@@ -99,7 +132,7 @@ class Bench:
 
         self.step += 1
         if self.step > LONGEST_LOAD_STEPS:
-            raise RuntimeError("the load does not end")
+            raise EndlessError
         for i, drawn in enumerate(self.requests):
             if drawn.at_s == self.step:
                 self.live[i] = request = self._request(i, drawn)
@@ -107,6 +140,7 @@ class Bench:
             elif drawn.abort_at == self.step and not self.live[i].finished():
                 self.add("abort", [f"r{i}"])
                 self.scheduler.abort_request(AbortReq(rid=self.live[i].rid))
+        self.tell_more()
         last = max(max(drawn.at_s, drawn.abort_at or 0) for drawn in self.requests)
         if self.step > last and self.scheduler.is_fully_idle():
             raise _EndError
@@ -135,14 +169,20 @@ class Bench:
         levels = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
         if batch.forward_mode.is_extend():
             rows = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
-            self.add("prefill", [[_name(request), context, tokens] for request, context, tokens in rows], *levels)
+            self.add("prefill", [[name_of(request), context, tokens] for request, context, tokens in rows], *levels)
         else:
-            self.add("decode", [_name(request) for request in batch.reqs], *levels)
-        tokens = []
-        for request in batch.reqs:
-            output = self.requests[int(_name(request)[1:])].output
-            tokens.append(output[len(request.output_ids)] if len(request.output_ids) < len(output) else BEYOND)
+            self.add("decode", [name_of(request) for request in batch.reqs], *levels)
+        tokens = [self.next_token(request) for request in batch.reqs]
         return GenerationBatchResult(next_token_ids=torch.tensor(tokens))
+
+    def drawn(self, request: Any) -> DrawnRequest:
+        drawn = self.requests[int(name_of(request)[1:])]
+        assert isinstance(drawn, DrawnRequest)
+        return drawn
+
+    def next_token(self, request: Any) -> int:
+        output, num_tokens = self.drawn(request).output, len(request.output_ids)
+        return output[num_tokens] if num_tokens < len(output) else BEYOND
 
     def process(self, batch: Any, result: Any) -> None:
         processor = self.scheduler.batch_result_processor
@@ -150,9 +190,11 @@ class Bench:
             processor.process_batch_result_decode(batch, result)
         else:
             processor.process_batch_result_prefill(batch, result)
-        ended = [request for request in batch.reqs if request.finished()]
-        if ended:
-            self.add("ended", [[_name(request), list(request.output_ids)] for request in ended])
+        self.note_ended(batch)
+
+    def note_ended(self, batch: Any) -> None:
+        if ended := [request for request in batch.reqs if request.finished()]:
+            self.add("ended", [[name_of(request), list(request.output_ids)] for request in ended])
 
     def be_idle(self) -> None:
         """As Scheduler.on_idle, without checks and metrics."""
@@ -161,28 +203,26 @@ class Bench:
 
     def enqueue(self, request: Any, *, is_retracted: bool = False) -> None:
         if is_retracted:
-            self.add("retracted", [_name(request)])
+            self.add("retracted", [name_of(request)])
         else:
-            self.add("new", _name(request), len(request.origin_input_ids), request.sampling_params.max_new_tokens)
+            self.add("new", name_of(request), len(request.origin_input_ids), request.sampling_params.max_new_tokens)
         type(self.scheduler)._add_request_to_queue(self.scheduler, request, is_retracted)  # noqa: SLF001
 
 
-def _name(request: Any) -> str:
+def name_of(request: Any) -> str:
     return str(request.rid).removesuffix(END)
 
 
-def _parts(load: Load) -> tuple[Any, Any, Any]:
+def _parts(bench: "Bench") -> tuple[Any, Any, Any]:
     """Slots, pages, and the prefix cache."""
     import torch
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
 
-    role, page_size = load.servers.prefill, load.servers.page_size
-    slots = ReqToTokenPool(role.max_running_requests, MAX_REQUEST_TOKENS, "cpu", enable_memory_saver=False)
+    role, page_size, slots = bench.role, bench.load.servers.page_size, bench.slots()
     size = role.max_total_tokens // page_size * page_size
-    common = {"dtype": torch.bfloat16, "device": "cpu", "kvcache": _Silent(), "need_sort": False}
+    common = {"dtype": torch.bfloat16, "device": "cpu", "kvcache": Silent(), "need_sort": False}
     if page_size == 1:
         pages = TokenToKVPoolAllocator(size, **common)
     else:
@@ -201,7 +241,7 @@ def _parts(load: Load) -> tuple[Any, Any, Any]:
         is_hybrid_ssm=False,
         enable_hierarchical_cache=False,
         disable_radix_cache=not role.radix,
-        tp_worker=SimpleNamespace(model_runner=_Silent()),
+        tp_worker=SimpleNamespace(model_runner=Silent()),
         model_config=None,
         tp_size=1,
         tp_rank=0,
@@ -210,10 +250,10 @@ def _parts(load: Load) -> tuple[Any, Any, Any]:
     return slots, pages, create_tree_cache(context)
 
 
-def _configure(load: Load) -> None:
+def _configure(bench: "Bench") -> None:
     from sglang.srt.runtime_context import get_context
 
-    role = load.servers.prefill
+    load, role = bench.load, bench.role
     get_context().override_server_args(
         device="cpu",
         page_size=load.servers.page_size,
@@ -226,15 +266,16 @@ def _configure(load: Load) -> None:
         enable_priority_scheduling=role.preempts,
         disable_priority_preemption=not role.preempts,
         disable_overlap_schedule=True,
+        **bench.arguments(),
     ).install()
 
 
-def _settings(load: Load) -> dict[str, Any]:
+def _settings(bench: "Bench") -> dict[str, Any]:
     """Attributes of a Scheduler, which would want a model to set them."""
     from sglang.srt.disaggregation.utils import DisaggregationMode
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    role, (slots, pages, tree) = load.servers.prefill, _parts(load)
+    load, role, (slots, pages, tree) = bench.load, bench.role, _parts(bench)
     unthinking = {"self_opened_think_start_ids": None, "think_end_ids": None}
     plain = {"is_encoder_decoder": False, "is_multimodal": False}
     settings = {
@@ -245,12 +286,12 @@ def _settings(load: Load) -> dict[str, Any]:
         "schedule_policy": role.policy,
         "enable_priority_scheduling": role.preempts,
         "priority_scheduling_preemption_threshold": 10,
-        "disaggregation_mode": DisaggregationMode.NULL,
+        "disaggregation_mode": DisaggregationMode[bench.mode],
         "spec_algorithm": SpeculativeAlgorithm.NONE,
         "max_prefill_tokens": role.max_prefill_tokens,
         "max_running_requests": role.max_running_requests,
         "max_req_len": MAX_REQUEST_TOKENS,
-        "model_config": SimpleNamespace(vocab_size=VOCABULARY, **plain, **unthinking),
+        "model_config": SimpleNamespace(vocab_size=VOCABULARY, num_key_value_heads=1, **plain, **unthinking),
         "is_generation": True,
         "device": "cpu",
         "processed_tokens_counter": 0,
@@ -262,12 +303,12 @@ def _scheduler(bench: "Bench") -> Any:
     """SGLang's Scheduler, whose parts for messages, metrics and models do nothing."""
     from sglang.srt.managers.scheduler import Scheduler
 
-    _configure(bench.load)
+    _configure(bench)
     scheduler = Scheduler.__new__(Scheduler)
-    scheduler.__dict__.update(_settings(bench.load))
+    scheduler.__dict__.update(_settings(bench))
     for name in SILENT:
-        setattr(scheduler, name, _Silent())
-    scheduler.ipc_channels.send_to_tokenizer = _Silent()
+        setattr(scheduler, name, Silent())
+    scheduler.ipc_channels.send_to_tokenizer = Silent()
     scheduler.metrics_reporter.num_generated_tokens = scheduler.metrics_reporter.forward_ct_decode = 0
     scheduler.metrics_reporter.enable_metrics = False
     scheduler.load_inquirer._get_num_pending_tokens = lambda **_: 0  # noqa: SLF001
@@ -280,9 +321,9 @@ def _scheduler(bench: "Bench") -> Any:
         has_waiting_grammars=lambda: False, abort_requests=lambda _: None, grammar_queue=[]
     )
     runner = SimpleNamespace(attn_backend=None, prefill_aware_swa=False)
-    scheduler.tp_worker = scheduler.model_worker = SimpleNamespace(model_runner=runner)
+    scheduler.tp_worker = scheduler.model_worker = SimpleNamespace(model_runner=runner, is_hybrid_swa=False)
     scheduler.init_running_status()
-    scheduler.chunked_prefill_size = bench.load.servers.prefill.chunked_prefill_size
+    scheduler.chunked_prefill_size = bench.role.chunked_prefill_size
     scheduler.prefill_decode_interval = scheduler._prefill_decode_interval_remaining = 0  # noqa: SLF001
     scheduler.init_schedule_policy()
     scheduler.init_batch_result_processor()
@@ -292,6 +333,18 @@ def _scheduler(bench: "Bench") -> Any:
     scheduler.on_idle = bench.be_idle
     scheduler._add_request_to_queue = bench.enqueue  # noqa: SLF001
     return scheduler
+
+
+def bench_of(kind: str) -> type[Bench]:
+    if kind == "drawn-prefill":
+        from prefill_bench import PrefillBench
+
+        return PrefillBench
+    if kind == "drawn-decode":
+        from decode_bench import DecodeBench
+
+        return DecodeBench
+    return Bench
 
 
 def prepare(site: str) -> None:
@@ -304,14 +357,23 @@ def prepare(site: str) -> None:
     sys.meta_path.insert(0, _Finder())
 
 
-def main() -> None:
-    prepare(sys.argv[1])
+def record(names: list[str]) -> None:
     LOGS.mkdir(exist_ok=True)
-    for name in sys.argv[2:]:
-        rows = Bench(random_load(int(name.partition("-")[2]))).run()
+    for name in names:
+        kind, _, seed = name.rpartition("-")
+        try:
+            rows = bench_of(kind)(random_load(int(seed), kind.partition("-")[2])).run()
+        except EndlessError:
+            print(f"{name}: does not end", flush=True)
+            continue
         text = "\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
         (LOGS / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
         print(f"{name}: {len(rows)} rows", flush=True)
+
+
+def main() -> None:
+    prepare(sys.argv[1])
+    record(sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 from collections.abc import Collection
 
 from pdsim.core.decode.running_batch import RETRACT_STEPS, RunningRequest
+from pdsim.core.fixed_outputs import INITIAL_RATIO
 
-INITIAL = 0.7
-"""SGLang's SGLANG_INIT_NEW_TOKEN_RATIO."""
 LEAST_FACTOR = 0.14
 """SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR: minimum, relative to the initial ratio."""
 DECAY_STEPS = 600
@@ -21,7 +20,7 @@ class NewTokenRatio:
 
     def __init__(self, conservativeness: float) -> None:
         """conservativeness: --schedule-conservativeness, a factor on the initial ratio."""
-        self._initial = min(INITIAL * conservativeness, 1.0)
+        self._initial = min(INITIAL_RATIO * conservativeness, 1.0)
         self._least = min(self._initial * LEAST_FACTOR, 1.0)
         self._decay = (self._initial - self._least) / DECAY_STEPS
         self._start = self._initial

@@ -24,6 +24,20 @@ class PrefillRequest(Request):
     """Number of attempts to compute the prompt before its grant, including the present one."""
     ends_with_first_token: bool = False
     """True if a computed prompt that waits for its grant ends with its first token."""
+    has_fixed_output: bool = False
+
+    @property
+    def ignores_eos(self) -> bool:
+        return self.has_fixed_output
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Here, the first token is the only one."""
+        return 1
+
+    @property
+    def num_output_tokens(self) -> int:
+        return 0
 
     @property
     def is_optimistic(self) -> bool:

@@ -24,6 +24,7 @@ from operator import attrgetter
 
 from pdsim.core import messages as m
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
+from pdsim.core.fixed_outputs import INITIAL_RATIO, SimulatedEnds
 from pdsim.core.instance import Levels
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import sender_of
@@ -97,7 +98,10 @@ class PrefillInstance:
             max_prefill_tokens=limits.max_prefill_tokens,
             sizer=sizer,
             rules=limits.rules,
+            allows_fixed=self._allows_fixed,
         )
+        self._ends = SimulatedEnds((), INITIAL_RATIO)
+        """Ends of the prompts of the forward that is being filled."""
         self._bootstrap = BootstrapQueue(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
         self._set_aside: dict[int, PrefillRequest] = {}
         """Optimistic requests that have given way: they wait for their grant without slot and pages."""
@@ -193,8 +197,12 @@ class PrefillInstance:
     def _fill(self, now_ns: int) -> Forward:
         if not self._builder.has_work:
             return Forward(blocked_by=self._blocked_by)
+        self._ends = SimulatedEnds((), INITIAL_RATIO)
         num_slots = self.limits.max_running_requests - len(self._builder.begun) - self.num_slots_sending
         return self._builder.fill(now_ns, min(num_slots, self._max_prompts_begun))
+
+    def _allows_fixed(self, request: PrefillRequest, begun: list[PrefillRequest], num_free_tokens: int) -> bool:
+        return self._ends.allow(request, begun, num_free_tokens)
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         assert isinstance(step, m.PrefillStep)
@@ -269,7 +277,13 @@ class PrefillInstance:
             self._bootstrap.refuse(new.request_id)
             return [m.Send(new.decode_id, m.Abort(new.request_id, reason))]
         request = PrefillRequest(
-            new.request_id, new.arrival_ns, new.prompt, num_tokens, new.priority, decode_id=new.decode_id
+            new.request_id,
+            new.arrival_ns,
+            new.prompt,
+            num_tokens,
+            new.priority,
+            decode_id=new.decode_id,
+            has_fixed_output=new.ignores_eos,
         )
         self.cache.prefetch(request.request_id, request.prompt, now_ns)
         if early := self._bootstrap.early.pop(request.request_id, None):

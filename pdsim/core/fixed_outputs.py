@@ -4,9 +4,27 @@ The ends of all running requests are simulated: at each end, every request that 
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from pdsim.core.decode.running_batch import RunningRequest
+INITIAL_RATIO = 0.7
+"""Part of its longest output that a request is expected to produce which may end sooner, before there is experience
+(SGLANG_INIT_NEW_TOKEN_RATIO)."""
+
+
+class Growing(Protocol):
+    """A request with a longest output."""
+
+    @property
+    def ignores_eos(self) -> bool: ...
+
+    @property
+    def max_output_tokens(self) -> int: ...
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
 
 
 class _End(NamedTuple):
@@ -19,13 +37,13 @@ class _End(NamedTuple):
 class SimulatedEnds:
     """The ends of running requests and of those that one forward begins, the soonest first."""
 
-    def __init__(self, running: Iterable[RunningRequest], ratio: float) -> None:
+    def __init__(self, running: Iterable[Growing], ratio: float) -> None:
         """ratio: expected share of their longest outputs, for requests that may end sooner."""
         self._running = running
         self._ratio = ratio
         self._ends: list[_End] | None = None
 
-    def allow(self, request: RunningRequest, begun: Iterable[RunningRequest], num_free_tokens: int) -> bool:
+    def allow(self, request: Growing, begun: Iterable[Growing], num_free_tokens: int) -> bool:
         """True if the request fits beside the running ones. num_free_tokens: without its prompt.
 
         begun: requests that this forward had at the first call. Requests of later calls are added.
@@ -43,7 +61,7 @@ class SimulatedEnds:
             num_freed += end.num_tokens
         return True
 
-    def _end_of(self, request: RunningRequest) -> _End:
+    def _end_of(self, request: Growing) -> _End:
         ratio = 1.0 if request.ignores_eos else self._ratio
         return _End(request.max_output_tokens * ratio - request.num_output_tokens, request.num_tokens)
 

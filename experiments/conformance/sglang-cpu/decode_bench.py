@@ -1,0 +1,162 @@
+"""A decode instance of SGLang in its own loop: prefill's answers and the ends of transfers come from the load."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from step import FEW, MAX_REQUEST_TOKENS, Bench, Silent, name_of
+
+
+class Receiver:
+    """Stands for the transfer of one prompt."""
+
+    def __init__(self, bench: "DecodeBench", met_at: int, transfer_steps: int) -> None:
+        self.bench = bench
+        self.met_at = met_at
+        self.transfer_steps = transfer_steps
+        self.arrives_at: int | None = None
+        self.conclude_state = None
+
+    def poll(self) -> Any:
+        from sglang.srt.disaggregation.base.conn import KVPoll
+
+        if self.bench.step < self.met_at:
+            return KVPoll.Bootstrapping
+        if self.arrives_at is None:
+            return KVPoll.WaitingForInput
+        return KVPoll.Success if self.bench.step >= self.arrives_at else KVPoll.Transferring
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class DecodeBench(Bench):
+    instance = "decode-0"
+    mode = "DECODE"
+
+    def slots(self) -> Any:
+        from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
+
+        num = self.role.max_running_requests
+        extra = 2 * num if num <= FEW else 0
+        return DecodeReqToTokenPool(num, MAX_REQUEST_TOKENS, "cpu", enable_memory_saver=False, pre_alloc_size=extra)
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "disaggregation_mode": "decode",
+            "disaggregation_decode_enable_radix_cache": self.role.radix,
+            "disaggregation_decode_retraction_backup": "cpu_tensor",
+        }
+
+    def prepare(self) -> None:
+        from sglang.srt.disaggregation import decode
+        from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
+
+        decode.poll_and_all_reduce = lambda pollers, *_, **__: [poller.poll() for poller in pollers]
+        decode.all_reduce_flags = lambda *, flags, **_: flags
+        scheduler = self.scheduler
+        buffers = ReqToMetadataIdxAllocator(2 * self.role.max_running_requests)
+        scheduler.req_to_metadata_buffer_idx_allocator = buffers
+        common = {
+            "req_to_metadata_buffer_idx_allocator": buffers,
+            "scheduler": scheduler,
+            "tree_cache": scheduler.tree_cache,
+            "gloo_group": None,
+            "metadata_buffers": Silent(),
+            "enable_staging": False,
+            "queue": [],
+        }
+        transfers = decode.DecodeTransferQueue.__new__(decode.DecodeTransferQueue)
+        transfers.__dict__.update({**common, "queue": []})
+        transfers._commit_transfer_to_req = self.commit
+        transfers.resolve_deferred_releases = lambda: None
+        transfers.has_pending_deferred_releases = lambda: False
+        queue = decode.DecodePreallocQueue.__new__(decode.DecodePreallocQueue)
+        queue.__dict__.update(common)
+        queue.__dict__.update(
+            req_to_token_pool=scheduler.req_to_token_pool,
+            token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
+            token_to_kv_pool=Silent(),
+            draft_token_to_kv_pool=None,
+            transfer_queue=transfers,
+            num_reserved_decode_tokens=self.role.num_reserved_decode_tokens,
+            max_total_num_tokens=self.role.max_total_tokens,
+            _num_published_destinations=0,
+            pp_size=1,
+            tp_rank=0,
+            retracted_queue=[],
+            pending_reqs=[],
+            held_rebootstrap_reqs=[],
+        )
+        queue.kv_manager = Silent()
+        queue.kv_manager.kv_args = Silent()
+        queue.kv_manager.kv_args.state_types = []
+        queue._create_receiver_and_enqueue = self.enqueue_receiver
+        queue._resolve_prefill_dp_rank = lambda _: 0
+        queue._resolve_pending_reqs = queue.prefetch_prefill_dp_rank_queries = lambda: None
+        queue._send_kv_metadata = self.send_metadata
+        scheduler.disagg_decode_prealloc_queue, scheduler.disagg_decode_transfer_queue = queue, transfers
+        scheduler.enable_decode_hicache = False
+        scheduler.kv_checksum_computer = None
+        scheduler.future_map = Silent()
+        scheduler.attn_tp_cpu_group = None
+        self.watch(queue, "pop_preallocated", self.on_admission)
+        self.watch(queue, "resume_retracted_reqs", self.on_list("resumed"))
+        self.watch(transfers, "pop_transferred", self.on_list("arrived"))
+        self.processor = scheduler.batch_result_processor
+        scheduler.batch_result_processor = SimpleNamespace(process_batch_result_prebuilt=self.merge)
+
+    def loop(self) -> None:
+        self.scheduler.event_loop_normal_disagg_decode()
+
+    @staticmethod
+    def watch(owner: Any, name: str, then: Any) -> None:
+        method = getattr(owner, name)
+
+        def wrapped(*args: Any, **named: Any) -> Any:
+            result = method(*args, **named)
+            then(result, *args)
+            return result
+
+        setattr(owner, name, wrapped)
+
+    def on_admission(self, result: Any, *_: Any) -> None:
+        if admitted := result[0]:
+            self.add("admitted", [[name_of(entry.req), entry.req.kv.cache_protected_len] for entry in admitted])
+
+    def on_list(self, what: str) -> Any:
+        def then(requests: Any, *_: Any) -> None:
+            if requests:
+                self.add(what, [name_of(request) for request in requests])
+
+        return then
+
+    def merge(self, batch: Any) -> None:
+        self.processor.process_batch_result_prebuilt(batch)
+        self.add("merged", [[name_of(request), int(request.finished())] for request in batch.reqs])
+        self.note_ended(batch)
+
+    def enqueue_receiver(self, request: Any, **_: Any) -> Any:
+        from sglang.srt.disaggregation.decode import DecodeRequest
+
+        drawn = self.drawn(request)
+        entry = DecodeRequest(request, Receiver(self, self.step + drawn.grant_steps, drawn.transfer_steps))
+        self.scheduler.disagg_decode_prealloc_queue.queue.append(entry)
+        return entry
+
+    def send_metadata(self, entry: Any, *_: Any, **__: Any) -> None:
+        entry.metadata_buffer_index = self.scheduler.req_to_metadata_buffer_idx_allocator.alloc()
+        entry.kv_receiver.arrives_at = self.step + 1 + entry.kv_receiver.transfer_steps
+
+    def commit(self, entry: Any) -> None:
+        entry.req.output_ids.append(self.next_token(entry.req))
+        entry.kv_receiver = None
+        entry.req.time_stats.set_wait_queue_entry_time()
+
+    def tell_more(self) -> None:
+        queue = self.scheduler.disagg_decode_prealloc_queue.queue
+        if met := [name_of(entry.req) for entry in queue if entry.kv_receiver.met_at == self.step]:
+            self.add("met", met)
+
+    def process(self, batch: Any, result: Any) -> None:
+        self.processor.process_batch_result_decode(batch, result)
+        self.note_ended(batch)
