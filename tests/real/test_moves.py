@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdreal.memory.geometry import CacheGeometry, Exchange, heads_of_rank, move_of, planes_of, rank_pairs
+from pdreal.control.tasks import Windows
+from pdreal.memory.geometry import (
+    CacheGeometry,
+    Exchange,
+    heads_of_rank,
+    move_of,
+    move_of_windows,
+    planes_of,
+    rank_pairs,
+)
 
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.scenario.building.wiring import wire
@@ -18,9 +27,14 @@ NUM_PAGES = 12
 HEAD_DIM = 3
 
 
-def layout(tp, num_kv_heads, num_layers):
+def layout(tp, num_kv_heads, num_layers, num_window_layers=0, window_tokens=0):
     attention = GroupedQueryAttention(
-        num_layers=num_layers, num_query_heads=32, num_kv_heads=num_kv_heads, head_dim=HEAD_DIM
+        num_layers=num_layers,
+        num_query_heads=32,
+        num_kv_heads=num_kv_heads,
+        head_dim=HEAD_DIM,
+        num_window_layers=num_window_layers,
+        window_tokens=window_tokens,
     )
     model = replace(load_model("qwen3-0.6b"), attention=attention, num_layers=num_layers)
     return Layout(model=model, gpu=load_gpu("h200"), tp=tp, kv_dtype="bf16")
@@ -39,11 +53,17 @@ def geometry(server, page_size):
 
 
 @st.composite
-def exchanges(draw):
+def exchanges(draw, has_windows=False):
     """Any two sides that the core accepts."""
     num_kv_heads, prefill_tp, decode_tp = (draw(st.sampled_from([1, 2, 4, 8])) for _ in range(3))
-    num_layers, page_size = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    sides = [layout(tp, num_kv_heads, num_layers) for tp in (prefill_tp, decode_tp)]
+    num_layers, page_size = draw(st.integers(1 + has_windows, 5)), draw(st.integers(1, 4))
+    windows = (
+        sorted(draw(st.sets(st.integers(0, num_layers - 1), min_size=1, max_size=num_layers - 1)))
+        if has_windows
+        else ()
+    )
+    shape = num_kv_heads, num_layers, len(windows), draw(st.integers(1, 3 * page_size)) if windows else 0
+    sides = [layout(tp, *shape) for tp in (prefill_tp, decode_tp)]
     return Exchange(
         wire=wire(*sides, page_size, draw(st.booleans())),
         num_kv_heads=num_kv_heads,
@@ -51,7 +71,8 @@ def exchanges(draw):
         decode_tp=decode_tp,
         prefill=geometry(sides[0], page_size),
         decode=geometry(sides[1], page_size),
-        layer_groups=draw(st.integers(0, num_layers)) if prefill_tp == decode_tp else 0,
+        layer_groups=draw(st.integers(0, num_layers)) if prefill_tp == decode_tp and not windows else 0,
+        window_layers=windows,
     )
 
 
@@ -109,6 +130,34 @@ def test_moves_carry_the_right_bytes_in_as_many_pieces_as_the_core_says(exchange
             carry_out(move, prefill[pair.prefill_rank], decode[pair.decode_rank])
     expected = before.copy()
     expected[:, list(target)] = arriving[:, list(source)]
+    for got, want in zip(decode, caches(expected, exchange, exchange.decode_tp), strict=True):
+        assert np.array_equal(got, want)
+
+
+@settings(max_examples=200)
+@given(exchanges(has_windows=True), st.data())
+def test_windows_are_the_last_tokens_of_their_layers_and_as_many_bytes_as_the_core_says(exchange, data):
+    wire, page_size = exchange.wire, exchange.wire.page_size
+    sent = range(page_size * data.draw(st.integers(0, 2)), data.draw(st.integers(2 * page_size, NUM_PAGES * page_size)))
+    first = sent.start // page_size
+    source, target = (data.draw(page_lists())[: -(-sent.stop // page_size)] for _ in range(2))
+    before, arriving = whole_cache(exchange, 1), whole_cache(exchange, 2)
+    prefill, decode = caches(arriving, exchange, exchange.prefill_tp), caches(before, exchange, exchange.decode_tp)
+    num_pages = wire.num_window_pages(sent)
+    windows = Windows(source[len(source) - num_pages :], target[len(target) - num_pages :])
+    pages = tuple(source[first:]), tuple(target[first:])
+    unit = TransferUnit(0, "p", "d", *pages, *wire.size(*pages, sent), 0, is_last=True)
+    for pair in exchange.pairs:
+        moves = move_of(unit, pair, exchange), move_of_windows(windows, pair, exchange)
+        assert sum(move.num_bytes for move in moves) == unit.num_bytes
+        for move in moves:
+            carry_out(move, prefill[pair.prefill_rank], decode[pair.decode_rank])
+    expected = before.copy()
+    kept = range(max(sent.start, sent.stop - wire.window_tokens), sent.stop)
+    for plane in range(exchange.prefill.num_planes):
+        is_window = plane // 2 in exchange.window_layers
+        for page in range(kept.start // page_size if is_window else first, len(target)):
+            expected[plane, target[page]] = arriving[plane, source[page]]
     for got, want in zip(decode, caches(expected, exchange, exchange.decode_tp), strict=True):
         assert np.array_equal(got, want)
 

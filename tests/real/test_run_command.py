@@ -82,6 +82,14 @@ def test_an_interrupted_run_keeps_what_has_finished(scenario, tmp_path, monkeypa
     [
         (["--set", "model=qwen3.5-35b-a3b"], "cannot be run for real"),
         (["--set", "prefill.dp=2", "--set", "prefill.tp=2"], "prefill.dp: 2: data-parallel attention"),
+        (
+            ["--set", "model=tiny-windows", "--set", "decode.radix_cache=true"],
+            "decode.radix_cache: of layers with a window decode gets the last tokens of a prompt only",
+        ),
+        (
+            ["--set", "model=tiny-windows", "--set", "prefill.layer_groups=2"],
+            "prefill.layer_groups: windows are sent behind all layers here",
+        ),
         (["--set", "engine=vllm"], "engine: vllm: instances of vllm run in simulation only"),
         (["--set", "prefill.host_cache=auto", "--set", "storage={}"], "storage: storage behind host caches runs"),
         (["--set", "faults=[{at: 1 s, link: prefill-0, bandwidth_factor: 0}]"], "faults.0: links"),

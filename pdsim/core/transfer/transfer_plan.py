@@ -76,14 +76,18 @@ class RankPairLayout:
             )
         return size
 
+    def num_window_pages(self, sent: range) -> int:
+        """Last pages of these tokens, all that the receiver lacks, that hold the window of the last one."""
+        first = max(sent.start, sent.stop - self.window_tokens) // self.page_size
+        return -(-sent.stop // self.page_size) - first
+
     def _windows(self, sent: range) -> "TransferSize":
         """Size of a prompt's windows, from the page with their first token on (SGLang 0.5.23,
         disaggregation/prefill.py:1588).
 
         The pages of a window count as contiguous.
         """
-        first = max(sent.start, sent.stop - self.window_tokens) // self.page_size
-        num_pages = -(-sent.stop // self.page_size) - first
+        num_pages = self.num_window_pages(sent)
         pieces = num_pages * self.page_size if self.slices else 1 if self.coalesces else num_pages
         if self.pushes or not num_pages:
             pieces = 0

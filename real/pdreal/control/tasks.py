@@ -84,12 +84,21 @@ class Compute(NamedTuple):
     """The step that is computed, if units of its layers wait for it."""
 
 
+class Windows(NamedTuple):
+    """Last pages of a prompt, which hold its window."""
+
+    source_pages: Sequence[int]
+    target_pages: Sequence[int]
+
+
 class SendUnit(NamedTuple):
     """Transfer worker number `worker` moves a unit, when this rank has computed the layers that it waits for."""
 
     worker: int
     unit: TransferUnit
     staging_offset_bytes: int | None
+    windows: Windows | None = None
+    """What of layers with a window goes with the unit."""
 
 
 class ScatterCell(NamedTuple):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pdreal.control.tasks import Windows
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit, layers_of_group
 
 
@@ -85,6 +86,10 @@ def _within(heads: range, held: range) -> range:
     return range(heads.start - held.start, heads.stop - held.start)
 
 
+Planes = tuple[int, ...]
+"""Numbers of planes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
     """All that two instances must know of each other to move KV. Raises ValueError if the sides do not fit."""
@@ -98,17 +103,30 @@ class Exchange:
     decode: CacheGeometry
     layer_groups: int = 0
     """Groups in which a forward's KV is sent; 0: when it is done."""
+    window_layers: Sequence[int] = ()
+    """Layers of which the last tokens' KV alone is sent, behind all else."""
 
     def __post_init__(self) -> None:
-        if self.wire.state_bytes or self.wire.num_planes != self.prefill.num_planes:
+        wire, side = self.wire, self.prefill
+        if wire.state_bytes or wire.num_planes + wire.num_window_planes != side.num_planes:
             raise ValueError("models with linear-attention state run in simulation only")
+        if len(self.window_planes) != wire.num_window_planes:
+            raise ValueError(
+                f"window_layers have {len(self.window_planes)} planes and {wire.num_window_planes} in the scenario"
+            )
         for pair in self.pairs:
-            moved = len(pair.source_heads) * self.prefill.head_bytes * self.prefill.page_size * self.prefill.num_planes
-            if moved != self.wire.page_bytes:
+            one = len(pair.source_heads) * side.head_bytes * side.page_size
+            moved, of_windows = one * wire.num_planes, one * wire.num_window_planes
+            if (moved, of_windows) != (wire.page_bytes, wire.window_page_bytes):
                 raise ValueError(
-                    f"a page has {moved} bytes for each pair of ranks and {self.wire.page_bytes} in the scenario: "
-                    f"its kv_dtype must have elements of {self.prefill.itemsize} bytes"
+                    f"a page has {moved} bytes for each pair of ranks, and {of_windows} in windows; {wire.page_bytes} "
+                    f"and {wire.window_page_bytes} in the scenario: its kv_dtype must have elements of "
+                    f"{side.itemsize} bytes"
                 )
+
+    @property
+    def window_planes(self) -> Planes:
+        return _planes_of_layers(self.window_layers, self.prefill.planes_per_layer)
 
     @property
     def pairs(self) -> tuple[RankPair, ...]:
@@ -121,7 +139,7 @@ Integers = NDArray[np.int64]
 class Move(NamedTuple):
     """The same copies in each of some planes: from local to remote offsets, in bytes from the plane's begin."""
 
-    planes: range
+    planes: Planes
     local_offsets: Integers
     remote_offsets: Integers
     lengths: Integers
@@ -137,28 +155,41 @@ class Move(NamedTuple):
 
 def move_of(unit: TransferUnit, pair: RankPair, exchange: Exchange) -> Move:
     """Pages to pages, without staging. An empty unit, which carries only the first token, moves nothing."""
-    sides = exchange.prefill, exchange.decode
-    source, target = np.array(unit.source_pages, np.int64), np.array(unit.target_pages, np.int64)
-    planes = planes_of(unit, exchange)
+    return _move(unit.source_pages, unit.target_pages, planes_of(unit, exchange), pair, exchange)
+
+
+def move_of_windows(windows: Windows, pair: RankPair, exchange: Exchange) -> Move:
+    """Pages to pages, without staging."""
+    return _move(*windows, exchange.window_planes, pair, exchange)
+
+
+def _move(
+    source_pages: Sequence[int], target_pages: Sequence[int], planes: Planes, pair: RankPair, exchange: Exchange
+) -> Move:
+    source, target = np.array(source_pages, np.int64), np.array(target_pages, np.int64)
     if exchange.wire.slices:
-        return _slices(source, target, planes, pair, *sides)
+        return _slices(source, target, planes, pair, exchange.prefill, exchange.decode)
     return _pages(source, target, planes, exchange.wire, exchange.prefill.page_bytes)
 
 
-def planes_of(unit: TransferUnit, exchange: Exchange) -> range:
-    """All, or those of the unit's group of layers."""
+def planes_of(unit: TransferUnit, exchange: Exchange) -> Planes:
+    """All of layers without a window, or those of the unit's group of layers."""
     if unit.after_layers is None:
-        return range(exchange.prefill.num_planes)
+        whole = [layer for layer in range(exchange.prefill.num_layers) if layer not in exchange.window_layers]
+        return _planes_of_layers(whole, exchange.prefill.planes_per_layer)
     return planes_of_group(unit.after_layers[1], exchange)
 
 
-def planes_of_group(group: int, exchange: Exchange) -> range:
+def planes_of_group(group: int, exchange: Exchange) -> Planes:
     layers = layers_of_group(exchange.prefill.num_layers, group, exchange.layer_groups)
-    planes_per_layer = exchange.prefill.planes_per_layer
-    return range(planes_per_layer * layers.start, planes_per_layer * layers.stop)
+    return _planes_of_layers(layers, exchange.prefill.planes_per_layer)
 
 
-def _pages(source: Integers, target: Integers, planes: range, wire: RankPairLayout, page_bytes: int) -> Move:
+def _planes_of_layers(layers: Sequence[int], planes_per_layer: int) -> Planes:
+    return tuple(planes_per_layer * layer + plane for layer in layers for plane in range(planes_per_layer))
+
+
+def _pages(source: Integers, target: Integers, planes: Planes, wire: RankPairLayout, page_bytes: int) -> Move:
     """Whole pages; runs of them as one copy if the engine is to see them joined."""
     begins = np.ones(len(source) + 1, bool)  # the last is the end
     if wire.coalesces:
@@ -169,7 +200,7 @@ def _pages(source: Integers, target: Integers, planes: range, wire: RankPairLayo
 
 
 def _slices(
-    source: Integers, target: Integers, planes: range, pair: RankPair, prefill: CacheGeometry, decode: CacheGeometry
+    source: Integers, target: Integers, planes: Planes, pair: RankPair, prefill: CacheGeometry, decode: CacheGeometry
 ) -> Move:
     """Copies of the heads that cross, token by token."""
     local = slots_of(source, prefill.page_size) * prefill.token_bytes + pair.source_heads.start * prefill.head_bytes

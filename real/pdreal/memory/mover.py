@@ -7,14 +7,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from pdreal.control.tasks import Windows
 from pdreal.memory.geometry import (
     CacheGeometry,
     Exchange,
     Integers,
     Move,
+    Planes,
     RankPair,
     heads_of_rank,
     move_of,
+    move_of_windows,
     planes_of,
     planes_of_group,
 )
@@ -67,7 +70,7 @@ class PrefillMover:
         if pushes:
             assert isinstance(transport, MappingTransport)
         self._mapping = transport if isinstance(transport, MappingTransport) and pushes else None
-        self._pushes: dict[tuple[RankPair, str, range], Push] = {}
+        self._pushes: dict[tuple[RankPair, str, Planes], Push] = {}
         self._exchange = exchange
         self._planes = planes
         self._transport = transport
@@ -79,7 +82,7 @@ class PrefillMover:
         buffers = [transport.allocate(buffer_bytes) for _ in range(num_buffers)] if buffer_bytes else []
         for buffer in buffers:
             self._buffers.put(buffer)
-        self._staging = staging_of(planes, exchange.prefill.page_size) if buffers else None
+        self._staging = staging_of(_whole_planes(planes, exchange), exchange.prefill.page_size) if buffers else None
         transport.register([*planes, *buffers])
 
     def connect(self, decode_id: str, rank: int, peer: PeerMemory) -> None:
@@ -113,23 +116,30 @@ class PrefillMover:
         for pair in self._pairs if self._mapping is not None else ():
             if (peer := self._peers.get((decode_id, pair.decode_rank))) is not None:
                 groups = range(self._exchange.layer_groups)
-                for planes in (range(len(self._planes)), *(planes_of_group(group, self._exchange) for group in groups)):
+                of_groups = [planes_of_group(group, self._exchange) for group in groups]
+                for planes in (tuple(range(len(self._planes))), self._exchange.window_planes, *of_groups):
                     self._push(peer, pair, planes, (SCRATCH_PAGE,), (SCRATCH_PAGE,))
         for (instance_id, _), peer in list(self._peers.items()):
             if instance_id == decode_id:
                 ranges = np.broadcast_to(self._begins[0], len(peer.greetings)), np.array(peer.greetings, np.int64)
                 self._transport.write(peer.address, *ranges, np.full(len(peer.greetings), _GREETING_BYTES))
 
-    def send(self, unit: TransferUnit, staging_offset_bytes: int | None = None) -> None:
+    def send(self, unit: TransferUnit, staging_offset_bytes: int | None = None, windows: Windows | None = None) -> None:
         """Write to each decode rank that this one writes to, in turn; returns when the bytes are in place there.
+
+        windows: what of layers with a window goes with the unit
 
         The KV must be computed, and the GPU's work on it done. Raises TransferError.
         """
         _enter(self._planes)
-        for pair in self._pairs if unit.source_pages else ():
+        for pair in self._pairs if unit.source_pages or windows is not None else ():
             peer = self._peers.get((unit.target, pair.decode_rank))
             if peer is None:
                 raise TransferError(f"{unit.target} is not connected")
+            if windows is not None:
+                self._send_windows(peer, pair, windows)
+            if not unit.source_pages:
+                continue
             if self._mapping is not None:
                 self._push(peer, pair, planes_of(unit, self._exchange), unit.source_pages, unit.target_pages)
             elif staging_offset_bytes is None:
@@ -137,25 +147,33 @@ class PrefillMover:
             else:
                 self._write_cell(peer, unit, pair, staging_offset_bytes)
 
+    def _send_windows(self, peer: PeerMemory, pair: RankPair, windows: Windows) -> None:
+        if self._mapping is not None:
+            self._push(peer, pair, self._exchange.window_planes, *windows)
+        else:
+            self._write(peer, move_of_windows(windows, pair, self._exchange))
+
     def _push(
-        self, peer: PeerMemory, pair: RankPair, planes: range, source_pages: Sequence[int], target_pages: Sequence[int]
+        self, peer: PeerMemory, pair: RankPair, planes: Planes, source_pages: Sequence[int], target_pages: Sequence[int]
     ) -> None:
         assert self._mapping is not None
-        target, which = self._exchange.decode, slice(planes.start, planes.stop)
-        begins = np.array(peer.planes[which], np.int64)
+        if not planes:
+            return
+        target = self._exchange.decode
+        begins = np.array([peer.planes[plane] for plane in planes], np.int64)
         lengths = np.full(len(begins), (max(target_pages) + 1) * target.page_bytes)
         with self._mapping.mapped(peer.address) as regions:
             addresses = regions.translate(begins, lengths)
             key = pair, peer.address, planes
             push = self._pushes.get(key)
             if push is None or not np.array_equal(push.addresses, addresses):  # mapped anew
-                push = self._pushes[key] = push_of(self._planes[which], addresses, pair, target)
+                push = self._pushes[key] = push_of([self._planes[plane] for plane in planes], addresses, pair, target)
             push(source_pages, target_pages)
 
     def _write(self, peer: PeerMemory, move: Move) -> None:
-        planes = slice(move.planes.start, move.planes.stop)
+        planes = list(move.planes)
         local = self._begins[planes, None] + move.local_offsets
-        remote = np.array(peer.planes[planes], np.int64)[:, None] + move.remote_offsets
+        remote = np.array(peer.planes, np.int64)[planes, None] + move.remote_offsets
         lengths = np.tile(move.lengths, len(local))
         self._transport.write(peer.address, local.reshape(-1), remote.reshape(-1), lengths)
 
@@ -173,7 +191,8 @@ class PrefillMover:
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
         """Fingerprints of these tokens, counted from the first page's begin."""
-        return digest(self._planes, self._heads, pages, tokens, self._exchange.prefill.page_size)
+        page_size, windows = self._exchange.prefill.page_size, _windows(self._exchange)
+        return digest(self._planes, self._heads, pages, tokens, page_size, windows)
 
     def close(self) -> None:
         self._transport.close()
@@ -199,7 +218,7 @@ class DecodeMover:
         self._heads = heads_of_rank(exchange.num_kv_heads, exchange.decode_tp, rank)
         self._writers = [pair.target_heads for pair in exchange.pairs if pair.decode_rank == rank]
         self._ring = transport.allocate(ring_bytes + _GREETING_BYTES) if ring_bytes else None
-        self._staging = staging_of(planes, exchange.decode.page_size) if ring_bytes else None
+        self._staging = staging_of(_whole_planes(planes, exchange), exchange.decode.page_size) if ring_bytes else None
         transport.register(planes if self._ring is None else [*planes, self._ring])
 
     def describe(self) -> PeerMemory:
@@ -228,10 +247,20 @@ class DecodeMover:
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
         """Fingerprints of these tokens, counted from the first page's begin."""
         wait_for_engines(self._planes[0].device)
-        return digest(self._planes, self._heads, pages, tokens, self._exchange.decode.page_size)
+        page_size, windows = self._exchange.decode.page_size, _windows(self._exchange)
+        return digest(self._planes, self._heads, pages, tokens, page_size, windows)
 
     def close(self) -> None:
         self._transport.close()
+
+
+def _whole_planes(planes: Sequence[torch.Tensor], exchange: Exchange) -> list[torch.Tensor]:
+    """Planes whose pages are all sent."""
+    return [plane for number, plane in enumerate(planes) if number not in exchange.window_planes]
+
+
+def _windows(exchange: Exchange) -> dict[int, int]:
+    return dict.fromkeys(exchange.window_planes, exchange.wire.window_tokens)
 
 
 def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers:
@@ -257,9 +286,11 @@ def exchange_of(scenario: Scenario) -> Exchange:
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     if prefill.model.state is not None:
         raise ConfigError(f"model: {prefill.model.name} has linear-attention state, which runs in simulation only")
+    wire, config = wiring.wire_of(scenario), from_catalog(scenario.model)
     return Exchange(
-        wire=wiring.wire_of(scenario),
-        num_kv_heads=from_catalog(scenario.model).num_kv_heads,
+        wire=wire,
+        window_layers=config.llama.window_layers if wire.num_window_planes else (),
+        num_kv_heads=config.num_kv_heads,
         prefill_tp=prefill.tp,
         decode_tp=decode.tp,
         prefill=cache_geometry(scenario, scenario.pair.prefill, prefill),

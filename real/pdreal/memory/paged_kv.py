@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -134,13 +135,28 @@ Digests = Mapping[str, int]
 
 
 def digest(
-    planes: Sequence[torch.Tensor], heads: range, pages: Sequence[int], tokens: range, page_size: int
+    planes: Sequence[torch.Tensor],
+    heads: range,
+    pages: Sequence[int],
+    tokens: range,
+    page_size: int,
+    windows: Mapping[int, int] = MappingProxyType({}),
 ) -> Digests:
-    """CRC-32 over all layers of the KV of some tokens of a page list. heads: those that the rank holds."""
+    """CRC-32 over all layers of the KV of some tokens of a page list. heads: those that the rank holds.
+
+    windows: number of last tokens that count in a plane; all in planes that are not named
+    """
     slots = torch.from_numpy(slots_of(pages, page_size)[tokens.start : tokens.stop]).to(planes[0].device)
     sums = dict.fromkeys(heads, 0)
-    for plane in planes:
-        by_head = plane.index_select(0, slots).transpose(0, 1).contiguous().view(torch.uint8).cpu().numpy()
+    for number, plane in enumerate(planes):
+        by_head = (
+            plane.index_select(0, slots[-windows.get(number, 0) :])
+            .transpose(0, 1)
+            .contiguous()
+            .view(torch.uint8)
+            .cpu()
+            .numpy()
+        )
         for head, kv in zip(heads, by_head, strict=True):
             sums[head] = zlib.crc32(kv, sums[head])
     return {str(head): value for head, value in sums.items()}

@@ -13,7 +13,7 @@ from pdreal.control import notices
 from pdreal.control.channel import Channel
 from pdreal.control.expert_counts import ExpertCounts
 from pdreal.control.requests import Logprobs
-from pdreal.control.tasks import Compute, DecodeBatch, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
+from pdreal.control.tasks import Compute, DecodeBatch, DigestArrived, DigestSent, ScatterCell, SendUnit, Task, Windows
 from pdreal.rank.graphs import LaunchedStep
 from pdreal.rank.resources import RankResources
 from pdsim.core.transfer.transfer_plan import TransferUnit
@@ -111,8 +111,8 @@ class RankThreads:
         match task:
             case Compute(work, step_id):
                 return self._compute.submit(self._run, work, step_id, on_layers)
-            case SendUnit(worker, unit, offset):
-                return self._workers[worker].submit(self._send, unit, offset)
+            case SendUnit(worker, unit, offset, windows):
+                return self._workers[worker].submit(self._send, unit, offset, windows)
             case ScatterCell(command, pages):
                 return self._scatter.submit(self._mover.scatter, command, pages)
             case DigestSent(worker, pages, num_tokens):
@@ -142,12 +142,12 @@ class RankThreads:
         if on_layers is not None:
             on_layers(num_groups)
 
-    def _send(self, unit: TransferUnit, staging_offset_bytes: int | None) -> None:
+    def _send(self, unit: TransferUnit, staging_offset_bytes: int | None, windows: Windows | None) -> None:
         """Send a unit when this rank has computed its layers, too: the leader has."""
         if (needed := unit.after_layers) is not None:
             with self._progress:
                 self._progress.wait_for(lambda: needed < self._layers_computed)
-        self._mover.send(unit, staging_offset_bytes)
+        self._mover.send(unit, staging_offset_bytes, windows)
 
 
 def _report(done: "Future[Any]", on_done: OnDone) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdreal.control.clock import Timeline
 from pdreal.control.logbook import InstanceLog
-from pdreal.control.tasks import DigestArrived, DigestSent, ScatterCell, SendUnit
+from pdreal.control.tasks import DigestArrived, DigestSent, ScatterCell, SendUnit, Windows
 from pdreal.rank.executor import Executor, NewToken
 from pdreal.rank.group import RankGroup
 from pdreal.rank.step_loop import inner
@@ -50,6 +50,8 @@ class KvTransfers:
         self._check = KvCheck(group) if spec.options.check_kv and spec.role != "aggregated" else None
         self._grants: dict[int, m.KvGranted] = {}
         """Grants of requests whose KV is on its way."""
+        self._sent_pages: dict[int, list[int]] = {}
+        """Pages of prompts with windows, as many as were begun to be sent."""
         self._first_tokens: dict[int, NewToken] = {}
         """First tokens of prompts that are computed and not sent."""
 
@@ -63,6 +65,7 @@ class KvTransfers:
 
     def forget(self, request_id: int) -> None:
         self._grants.pop(request_id, None)
+        self._sent_pages.pop(request_id, None)
         self._first_tokens.pop(request_id, None)
 
     def _num_sent_tokens(self, request_id: int) -> int:
@@ -81,7 +84,23 @@ class KvTransfers:
         unit, offset = command.unit, command.staging_offset_bytes
         worker = inner(self._agents[sender_of(self._instance_id)]).worker(unit)
         start_ns = self._timeline.now_ns
-        self._group.begin(SendUnit(worker, unit, offset), partial(self._on_sent, unit, worker, start_ns))
+        task = SendUnit(worker, unit, offset, self._windows(unit))
+        self._group.begin(task, partial(self._on_sent, unit, worker, start_ns))
+
+    def _windows(self, unit: TransferUnit) -> Windows | None:
+        """The prompt's last pages, with its last unit; units of a request begin in their order."""
+        if not self._wire.num_window_planes:
+            return None
+        request_id = unit.request_id
+        pages = self._sent_pages.setdefault(request_id, [])
+        pages += unit.source_pages
+        if not unit.is_last:
+            return None
+        grant = self._grants[request_id]
+        num_pages = self._wire.num_window_pages(
+            range(grant.num_cached_tokens, self._executor.num_prompt_tokens(request_id))
+        )
+        return Windows(pages[-num_pages:], grant.pages[-num_pages:]) if num_pages else None
 
     def _on_sent(self, unit: TransferUnit, worker: int, start_ns: int, _: list[Any], error: str | None) -> None:
         if error is not None:

@@ -121,6 +121,21 @@ def _check_hosts(scenario: Scenario, options: Options) -> None:
         )
 
 
+def _check_windows(scenario: Scenario) -> None:
+    """Raises ConfigError for what needs KV of layers with a window that decode never gets."""
+    if not wire_of(scenario).num_window_planes:
+        return
+    prefill, decode = scenario.pair
+    if decode.radix_cache:
+        raise ConfigError(
+            "decode.radix_cache: of layers with a window decode gets the last tokens of a prompt only, and a shorter "
+            "prefix would lack its own. SGLang does not match these (0.5.23, mem_cache/unified_cache/components/"
+            "swa.py:357), which is not modelled; leave it out"
+        )
+    if prefill.layer_groups:
+        raise ConfigError("prefill.layer_groups: windows are sent behind all layers here; leave it out")
+
+
 def _room(scenario: Scenario, options: Options) -> Room:
     return Room.of(scenario, model_config(options, scenario.model).max_context_tokens)
 
@@ -156,14 +171,12 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         context = model_config(options, scenario.model).max_context_tokens
     except ModelError as wrong:
         raise ConfigError(f"model: {wrong}") from None
-    if scenario.aggregated is None and wire_of(scenario).num_window_planes:
-        raise ConfigError(
-            f"model: {scenario.model}: KV of windows alone is sent in simulation only; here it runs aggregated"
-        )
     if (scenario.context_tokens or 0) > context:
         raise ConfigError(f"context_tokens: at most the model's own {context}; extended in simulation only")
     if scenario.acceptance is not None:
         raise ConfigError("speculative_draft_tokens: decoding with drafts runs in simulation only")
+    if scenario.aggregated is None:
+        _check_windows(scenario)
     health = scenario.health
     if options.hosts is not None:
         health = health or HealthSettings()  # or nobody would find out about a cut link
