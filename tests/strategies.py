@@ -84,6 +84,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         prefill__max_running_requests=draw(st.integers(1, 6)),
         prefill__chunked_prefill_tokens=chunk,
         prefill__max_prefill_tokens=draw(st.sampled_from([16, 50, 1000])),
+        prefill__prefill_max_requests=draw(st.sampled_from([None, None, 1, 2])),
         prefill__overlap=draw(st.booleans()),
         decode__instances=draw(st.integers(1, 2)),
         decode__pool_tokens=decode_pool,

@@ -61,6 +61,8 @@ class AggregatedLimits:
     preemption_threshold: int | None = None
     """A request without a slot preempts a running request whose priority is lower by more than this
     (--priority-scheduling-preemption-threshold). None: no preemption."""
+    prefill_max_requests: int | None = None
+    """Maximum number of prompts of one forward. None: no limit."""
     rules: EngineRules = SGLANG_0_5_23
 
 
@@ -110,6 +112,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             policy=policy,
             chunk_tokens=limits.chunked_prefill_tokens,
             max_prefill_tokens=limits.max_prefill_tokens,
+            max_requests=limits.prefill_max_requests,
             rules=limits.rules,
             give_way=None if limits.preemption_threshold is None else self._give_way,
             allows_fixed=self._allows_fixed,

@@ -133,6 +133,7 @@ def _allocation(value: Any, scenario: Scenario) -> str | None:
 
 _SAID = (
     *("state_dtype", "priorities", "storage", "network.staging", "health", "*.max_prefill_tokens"),
+    "*.prefill_max_requests",
     *("*.host_cache", "*.host_cache_write", "*.two_batch_overlap"),
     *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness"),
     *("prefill.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
@@ -328,6 +329,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         flags += [
             ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),
             ("max-prefill-tokens", servers.max_prefill_tokens),
+            *([("prefill-max-requests", limit)] if (limit := servers.prefill_max_requests) is not None else []),
             ("schedule-policy", SCHEDULE_POLICIES[component_name(servers.policy)]),
             ("enable-priority-scheduling", bool(scenario.priorities)),
             ("disable-radix-cache", not servers.radix_cache),

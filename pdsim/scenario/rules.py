@@ -123,6 +123,9 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
         return "mamba_radix_cache_strategy is SGLang's; leave it out"
     if any(servers.host_cache is not None for servers in scenario.roles.values()):
         return "host_cache: pdsim does not model vLLM's tiers (OffloadingConnector); leave it out"
+    for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
+        if computing is not None and computing.prefill_max_requests is not None:
+            return f"{role}.prefill_max_requests is SGLang's; leave it out"
     if (aggregated := scenario.aggregated) is not None:
         if aggregated.speculative_draft_tokens is not None:
             return "aggregated.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"

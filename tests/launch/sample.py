@@ -47,6 +47,7 @@ HOST_CACHE = {"host_cache": ["200 GiB", "auto"], "host_cache_write": []}
 COMPUTING = {
     "chunked_prefill_tokens": ["4096", "-1"],
     "max_prefill_tokens": ["9999"],
+    "prefill_max_requests": ["3"],
     "policy": ["lpm", "shortest_prompt_first"],
     "overlap": ["false"],
 }

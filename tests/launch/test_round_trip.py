@@ -28,6 +28,7 @@ servers = {
 computing = {
     "chunked_prefill_tokens": st.integers(64, 9999) | st.just(-1),
     "max_prefill_tokens": st.integers(64, 99999),
+    "prefill_max_requests": st.none() | st.integers(1, 9),
     "policy": st.sampled_from(["fcfs", "lpm"]),
     "overlap": st.booleans(),
 }
@@ -125,6 +126,7 @@ def server(role, command, scenario):
         settings |= {
             "chunked_prefill_tokens": int(said["chunked-prefill-size"]),
             "max_prefill_tokens": int(said["max-prefill-tokens"]),
+            "prefill_max_requests": int(limit) if (limit := said.get("prefill-max-requests")) else None,
             "policy": said["schedule-policy"],
             "overlap": "disable-overlap-schedule" not in said,
         }

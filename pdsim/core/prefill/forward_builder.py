@@ -102,6 +102,7 @@ class ForwardBuilder(Generic[RequestT]):
         policy: PrefillPolicy,
         chunk_tokens: int | None,
         max_prefill_tokens: int,
+        max_requests: int | None = None,
         sizer: ChunkSizer | None = None,
         rules: EngineRules = SGLANG_0_5_23,
         give_way: GiveWay[RequestT] | None = None,
@@ -128,6 +129,8 @@ class ForwardBuilder(Generic[RequestT]):
         self._policy = policy
         self._chunk_tokens = UNLIMITED if chunk_tokens is None else chunk_tokens
         self._max_prefill_tokens = max_prefill_tokens
+        self._max_requests = UNLIMITED if max_requests is None else max_requests
+        """Maximum number of prompts of one forward (--prefill-max-requests)."""
         self._sizer = sizer
         self._rules = rules
         self._give_way = give_way
@@ -322,6 +325,9 @@ class ForwardBuilder(Generic[RequestT]):
         num_tokens = request.num_tokens
         sequence = request.sequence
         lease = self._cache.open(sequence, num_tokens - 1)
+        if len(forward.chunks) >= self._max_requests:  # SGLang looks only after it has matched the prompt
+            self._cache.drop(lease)
+            return ""
         num_cached = lease.num_shared * self.page_size
         num_new = request.num_tried_tokens = num_tokens - num_cached
         fits = self._fits(request, num_new, forward)

@@ -58,6 +58,8 @@ class PrefillLimits:
     """Number of attempts to compute a prompt before decode has granted pages (--optimistic-prefill-attempts)."""
     num_stages: int = 1
     """Number of pipeline stages. With several, as many forwards are under way, and overlap has no effect."""
+    prefill_max_requests: int | None = None
+    """Maximum number of prompts of one forward. None: no limit."""
     rules: EngineRules = SGLANG_0_5_23
 
     @property
@@ -96,6 +98,7 @@ class PrefillInstance:
             policy=policy,
             chunk_tokens=limits.chunked_prefill_tokens,
             max_prefill_tokens=limits.max_prefill_tokens,
+            max_requests=limits.prefill_max_requests,
             sizer=sizer,
             rules=limits.rules,
             allows_fixed=self._allows_fixed,

@@ -235,6 +235,7 @@ SGLANG: dict[str, Reader] = {
     "cuda-graph-bs-decode": _common("cost.graph_sizes", _sizes),
     "chunked-prefill-size": _server("chunked_prefill_tokens"),
     "max-prefill-tokens": _server("max_prefill_tokens"),
+    "prefill-max-requests": _server("prefill_max_requests"),
     "schedule-policy": _server(
         "policy", _one_of(_inverse({k: v for k, v in sglang.SCHEDULE_POLICIES.items() if k != "priority"}))
     ),

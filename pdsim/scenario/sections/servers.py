@@ -195,6 +195,8 @@ class ComputingSettings(ServerSettings):
     """
     max_prefill_tokens: int = Field(default=16384, ge=1)
     """Maximum number of new tokens of one forward, except for its first prompt. No effect with engine vllm."""
+    prefill_max_requests: int | None = Field(default=None, ge=1)
+    """Maximum number of prompts of one forward (--prefill-max-requests), with engine sglang only. None: no limit."""
     long_prefill_tokens: int | None = Field(default=None, ge=1)
     """Maximum number of tokens of one prompt in a step, with engine vllm only (--long-prefill-token-threshold). None:
     no limit."""
