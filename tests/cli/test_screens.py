@@ -3,11 +3,13 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdsim.metrics.summary_rows import SUMMARY_ROWS
-from pdsim.study.repetition import change
+from pdsim.scenario.loading import load_scenario
+from pdsim.sim.simulation import simulate
+from pdsim.study.repetition import change, repeat
 from tests.cli.test_commands import output, output_json
 
 SCENARIO = """\
@@ -19,6 +21,8 @@ router: cache_aware
 workload: {use: random_lengths, num_requests: 80, input_tokens: {use: uniform, low: 100, high: 900}, output_tokens: 20}
 client: {use: open_loop, arrivals: {use: poisson, rate: 60/s}}
 """
+VISIBLE = 0.005
+"""Relative difference that a screen may tell."""
 RATE = next(row for row in SUMMARY_ROWS if row.field == "request_throughput")
 
 
@@ -103,11 +107,23 @@ def test_repetitions_leave_a_folder_alone_that_a_link_leads_to(capsys, folder):
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=5))
+@example([(1.0, 1.5), (1.0, 1.001)])
+@example([(1.0, 1.001), (1.0, 1.5)])
 def test_a_difference_counts_only_if_all_runs_agree(runs):
     found = change(RATE, runs)
     signs = {other > one for one, other in runs}
     assert found.least <= found.own <= found.most
-    assert not found.is_told or len(signs) == 1
+    smallest = min(abs(other / one - 1) for one, other in runs)
+    assert found.is_told == (len(signs) == 1 and found.least * found.most > 0 and smallest >= VISIBLE)
+
+
+def test_repetitions_have_seeds_of_their_own(folder):
+    """None repeats the run itself, nor another repetition."""
+    for index, seed in enumerate((0, 7)):
+        (folder / "one.yaml").write_text(f"{SCENARIO}seed: {seed}\n")
+        own = simulate(load_scenario(folder / "one.yaml")).summary()
+        rows = repeat(folder / "one.yaml", (), 3, folder / f"kept{index}", None)
+        assert len({own["mean_ttft_ms"], *(row["mean_ttft_ms"] for row in rows)}) == 4
 
 
 def test_an_answer_says_what_it_reaches_and_how_sure_it_is(capsys):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.host_traffic import EXCHANGE_NS, HostMoves, host_traffic, num_other_hosts
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.sizing import layout_of
@@ -169,6 +170,19 @@ def test_on_idle_links_a_forward_takes_what_the_cost_model_says():
     alone_ns = forward_ns(scenario)
     slow = scenario.model_copy(update={"network": scenario.network.model_copy(update={"bandwidth": RATE / 3})})
     assert forward_ns(slow) - alone_ns == pytest.approx(2 * moving_ns, rel=1e-3), "a third of the link"
+
+
+@pytest.mark.parametrize("skew", [0, 0.5])
+def test_on_idle_links_equal_ranks_take_what_the_cost_model_says(skew):
+    """With skew, what the busiest GPU's experts receive takes longer than what each rank sends."""
+    servers = COMPUTING | {"expert_skew": skew}
+    specs = [request(i, 250, 1) for i in range(16)]
+    scenario = small_aggregated(*specs, aggregated=servers, page_size=16, model=MODEL, cost="roofline")
+    model = scenario.cost.prefill.model(layout_of(scenario, "aggregated"))
+    step = PrefillStep(0, (PrefillChunk(0, 0, 250, is_last=True),))
+    found = [step.duration_ns for step in run(scenario).records.steps if step.kind == "prefill"]
+    assert len(found) == 16
+    assert found == pytest.approx([model.prefill_ns(step, 0, 250)] * 16, rel=1e-4)
 
 
 def test_a_slow_link_of_kv_slows_the_exchange():

@@ -1,9 +1,14 @@
 """The staging ring as a state machine: a writer that respects the watermark never overwrites what is live."""
 
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pdsim.core.messages import KvGranted
+from pdsim.core.prefill.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer.staging_ring import Span, StagingRing, Watermark, may_write
+from pdsim.core.transfer.transfer_plan import RankPairLayout
+from pdsim.policy.prefill import EveryChunk
 from tests.support import examples
 
 SIZE = 24
@@ -84,3 +89,16 @@ class Ring(RuleBasedStateMachine):
 
 TestRing = Ring.TestCase
 TestRing.settings = examples(150, stateful_step_count=50)
+
+
+@given(num_pages=st.integers(1, 12), cell_pages=st.integers(1, 12), buffer=st.integers(0, 13), ring=st.integers(0, 26))
+@example(num_pages=5, cell_pages=4, buffer=4, ring=8)
+def test_a_cell_goes_through_the_ring_if_buffer_and_ring_hold_it(num_pages, cell_pages, buffer, ring):
+    """Sizes are in pages of one of two writers; the ring holds the cells of both."""
+    layout = RankPairLayout(page_size=4, page_bytes=100, num_planes=2, num_writers=2, slices=True)
+    staging = StagingPlan(cell_pages=cell_pages, buffer_bytes=100 * buffer, ring_bytes=100 * ring)
+    grant = KvGranted(0, 0, tuple(range(num_pages)))
+    cursor = SendPlanner("prefill-0", layout, EveryChunk(), staging=staging).cursor(grant)
+    cell = min(cell_pages, num_pages)
+    assert (cursor is None) == (2 * cell > ring)
+    assert cursor is None or cursor.is_staged == (cell <= buffer)

@@ -31,6 +31,10 @@ def test_groups_partition_the_slowest_and_their_times_add_up(scenario, metric, p
         assert sum(group.instances.values()) in {0, group.num_requests}
         assert METRICS[metric](by_id[group.example]) >= found.from_ms == slower[0]
         assert 0 <= group.window_share <= 1
+    if len(found.groups) == 1:
+        first, last = found.groups[0].first_s * SECOND, found.groups[0].last_s * SECOND
+        mine = sorted(done, key=lambda r: (METRICS[metric](r), r.request_id))[-found.num_requests :]
+        assert sum(first - 1 <= r.arrival_ns <= last + 1 for r in mine) >= 0.9 * len(mine)
     paths = CriticalPaths(records)
     for one in done:
         assert sum(part_times_ms(paths, one, metric).values()) == pytest.approx(METRICS[metric](one))
@@ -39,6 +43,11 @@ def test_groups_partition_the_slowest_and_their_times_add_up(scenario, metric, p
 def steady(count=60, prompt=20, output=5):
     """One request every half second: none waits for another."""
     return [request(i, prompt, output, arrival_ns=i * SECOND // 2) for i in range(count)]
+
+
+def test_nine_of_ten_of_few_are_all():
+    group = only_group(small(*steady(count=6)), percent=100)
+    assert (group.num_requests, group.first_s, group.last_s) == (6, 0, 2.5)
 
 
 def replaced(spec, *, prompt=20, output=5):

@@ -69,6 +69,16 @@ def test_a_state_is_read_and_written_by_each_step_that_decodes_its_request():
     assert Roofline().model(layout).decode_terms(3)["state"] == pytest.approx(3 * state_ns)
 
 
+@pytest.mark.parametrize("num_verified", [1, 2, 5])
+def test_tokens_that_a_step_verifies_of_a_request_share_one_read_of_its_state(num_verified):
+    """Each writes a state of its own. The step has 3 requests."""
+    model, gpu = load_model("qwen3-next-80b-a3b"), load_gpu("h200")
+    layout = Layout(model=model, gpu=gpu, tp=4, kv_dtype="bf16", num_verified_tokens=num_verified)
+    state_ns = 1e9 * layout.state_bytes / (layout.gpu.memory_bandwidth * Roofline().memory_efficiency)
+    found_ns = Roofline().model(layout).decode_terms(3 * num_verified)["state"]
+    assert found_ns == pytest.approx(3 * (1 + num_verified) * state_ns)
+
+
 @given(st.integers(0, 5000), st.integers(1, 5000))
 def test_layers_with_a_window_attend_to_the_window_and_the_others_to_all(num_context_tokens, num_tokens):
     model = load_model("gpt-oss-120b")
