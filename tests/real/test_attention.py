@@ -8,7 +8,7 @@ from random import Random
 
 from pdreal.control.tasks import PrefillBatch, PrefillInput
 from pdreal.memory.paged_kv import PagedKv
-from pdreal.model.attention import PagedPrefill
+from pdreal.model.attention import PackedAttention, PagedPrefill
 
 from tests.real.models import CPU
 
@@ -30,15 +30,18 @@ BATCHES = {
 """Tokens of each chunk's context, and its own."""
 
 
-def written_out(query, key, value):
+def written_out(query, key, value, window=0):
     """On the CPU, in fp64."""
     query, key, value = (x.cpu().double() for x in (query, key, value))
     key, value = (x.repeat_interleave(QUERY_HEADS // KV_HEADS, 1) for x in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * HEAD_DIM**-0.5
     seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(len(key) - len(query))
+    if window:
+        seen = seen.triu(len(key) - len(query) - window + 1)
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
 
 
+@pytest.mark.parametrize("window", [0, 1, 30])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize(
     ("device", "dtype", "tolerance"),
@@ -50,7 +53,7 @@ def written_out(query, key, value):
     ],
     ids=["cpu", "gpu fp32", "gpu fp16", "gpu bf16"],
 )
-def test_packed_prefill(device, dtype, tolerance, lengths):
+def test_packed_prefill(device, dtype, tolerance, lengths, window):
     pages = [-(-(context + new) // PAGE_SIZE) for context, new in lengths]
     free = Random(0).sample(range(1, sum(pages) + 1), sum(pages))
     tables = [[free.pop() for _ in range(num_pages)] for num_pages in pages]
@@ -70,7 +73,7 @@ def test_packed_prefill(device, dtype, tolerance, lengths):
     qkv = torch.randn(sum(num_new), QUERY_HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=dtype, device=device)
     query, key, value = qkv.split((QUERY_HEADS, KV_HEADS, KV_HEADS), dim=1)
     told = []
-    attended = PagedPrefill(kv, batch, device, told.append)(1, query, key, value)
+    attended = PagedPrefill(kv, batch, device, told.append)(1, query, key, value, window)
     assert told == [1]
     assert attended.shape == query.shape
     parts = [x.split(num_new) for x in (query, key, value, attended)]
@@ -79,5 +82,17 @@ def test_packed_prefill(device, dtype, tolerance, lengths):
         keys, values = (plane[slots] for plane in kv.layer(1))
         assert torch.equal(keys[chunk.num_context_tokens :], new_key)
         assert torch.equal(values[chunk.num_context_tokens :], new_value)
-        expected = written_out(new_query, keys, values)
+        expected = written_out(new_query, keys, values, window)
         torch.testing.assert_close(found.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@needs_gpu
+@pytest.mark.parametrize("lengths", [[(300, 5)], [(3, 5), (0, 140), (200, 1)]])
+def test_a_window_over_heads_that_no_kernel_of_ours_takes(lengths):
+    num_new, num_all = [new for _, new in lengths], [sum(both) for both in lengths]
+    query = torch.randn(sum(num_new), QUERY_HEADS, 256, dtype=torch.bfloat16, device=GPU)
+    key, value = torch.randn(2, sum(num_all), KV_HEADS, 256, dtype=torch.bfloat16, device=GPU)
+    found = PackedAttention(num_new, num_all, GPU)(query, key, value, 1 / 8, window=30)
+    parts = zip(query.split(num_new), key.split(num_all), value.split(num_all), found.split(num_new), strict=True)
+    for q, k, v, out in parts:
+        torch.testing.assert_close(out.cpu().double(), written_out(q, k, v, 30), rtol=3e-2, atol=3e-2)

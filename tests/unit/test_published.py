@@ -206,6 +206,20 @@ def test_attention_that_a_checkpoint_in_fp4_leaves_wide(left, dtypes, wide):
         assert model.weight_bytes == pytest.approx(shipped.weight_bytes, rel=0.002)
 
 
+def test_layers_with_a_window_are_named_for_real_mode():
+    qwen = json.loads(QWEN3)
+    kinds = ["sliding_attention" if layer % 2 else "full_attention" for layer in range(qwen["num_hidden_layers"])]
+    model = model_of(json.dumps(qwen | {"use_sliding_window": True, "sliding_window": 64, "layer_types": kinds}))
+    assert model.llama.window_layers == tuple(range(1, qwen["num_hidden_layers"], 2))
+    assert model.attention.num_window_layers == len(model.llama.window_layers)
+    assert model_of(QWEN3).llama.window_layers == ()
+    entry = entry_of(qwen, "a test")
+    with pytest.raises(EntryError, match=r"llama.window_layers: expected a list, found 'all'"):
+        build(ModelSpec, entry | {"llama": {**entry["llama"], "window_layers": "all"}}, name="q")
+    with pytest.raises(EntryError, match=r"llama.window_layers.1: expected a whole number from 0 on, found 'x'"):
+        build(ModelSpec, entry | {"llama": {**entry["llama"], "window_layers": [0, "x"]}}, name="q")
+
+
 def test_every_sixth_layer_of_gemma_sees_all():
     assert model_of(GEMMA).attention.num_window_layers == 52
 
