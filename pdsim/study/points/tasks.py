@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def _identity(scenario: Scenario, workload: str, resolved: Scenario) -> str:
 def _revision() -> str:
     """Version, and a digest of the code, because code often changes numbers before the version changes."""
     digest = sha256()
-    folder = Path(__file__).parent.parent
+    folder = Path(str(files("pdsim")))
     for room in _ROOMS:
         for path in sorted((folder / room).rglob("*.py")):
             digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
