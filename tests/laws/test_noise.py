@@ -10,6 +10,7 @@ from pdsim.scenario.loading import load_scenario
 from pdsim.show.terminal.studies import print_sweep
 from pdsim.sim.uncertainty.noise import JITTERS, Band, bands
 from pdsim.sim.uncertainty.sensitivity import Sensitivity, limits, sensitivities
+from pdsim.study.points.estimate import Estimate
 from pdsim.study.points.result import PointResult, Replication
 from pdsim.study.questions.study import Study
 from pdsim.study.sweeping.sweep import read_sweep, sweep
@@ -117,6 +118,12 @@ def test_where_no_resource_limits_the_nearest_is_said(base, repeated, changed):
         assert limit.change == min(one.changes[METRIC] for one in found)
         assert abs(limit.change) <= limit.noise
         assert limit.most in str(limit) or limit.unstable
+
+
+def test_what_no_digit_shows_is_no_band():
+    assert Estimate(1.17, 2.4e-08).times == "1.17 times"
+    assert Estimate(2101, 533).spread() == "2,101 ± 533"
+    assert Estimate(0.0, 0.5).spread() == "0 ± 0.50"
 
 
 def test_one_lucky_run_has_no_cause_and_is_told():

@@ -21,9 +21,10 @@ class Estimate(NamedTuple):
         return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
 
     def spread(self, digits: int = 3) -> str:
-        """Text of the mean with the half-width of its 95 % confidence interval."""
+        """Text of the mean with its half-width, unless that is below the digits of the mean."""
         mean = number(self.mean, digits)
-        return f"{mean} ± {number(self.half_width, 2)}" if self.half_width else mean
+        half = self.half_width or 0.0
+        return f"{mean} ± {number(half, 2)}" if half > abs(self.mean) * 10**-digits else mean
 
     @property
     def duration(self) -> str:
