@@ -30,6 +30,8 @@ class EngineRules:
     """True: an aggregated instance without overlap does not count ended requests when it chooses its next step."""
     computes_aborted_prompts: bool = False
     """True: a begun prompt that is aborted is computed to its end."""
+    keeps_ranks: bool = False
+    """A retracted request keeps its rank among those of its priority. Otherwise it has that of its retraction."""
     keeps_aborted_places: bool = False
     """True: an aborted request keeps its place in decode's queue until it would get pages, or another request
     arrives."""
@@ -54,6 +56,7 @@ SGLANG_0_5_12 = EngineRules(
     splits_at_prompt=False,
     filters_ended=False,
     computes_aborted_prompts=True,
+    keeps_ranks=True,
     keeps_aborted_places=True,
 )
 VLLM_0_33 = replace(

@@ -384,6 +384,17 @@ def test_what_was_split_off_is_evicted_before_what_split_it_off():
     assert (kv.num_cached_tokens(first), kv.num_cached_tokens(second)) == (2, 3)
 
 
+def test_all_that_merge_are_cached_before_one_of_them_ends():
+    d = decode(20, radix=True)
+    arrive(d, 0, 6, max_output=1)
+    arrive(d, 1, 1, max_output=1)
+    arrive(d, 2, 3, prompt=Spans.of(0, 3))
+    run(d, 0, 1, 2)
+    kv = d.cache
+    kv.make_free(kv.pool.num_free + 1)
+    assert (kv.num_cached_tokens(Spans.of(0, 6)), kv.num_cached_tokens(Spans.of(1, 1))) == (3, 1)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

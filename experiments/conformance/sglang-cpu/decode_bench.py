@@ -99,6 +99,7 @@ class DecodeBench(Bench):
         scheduler.kv_checksum_computer = None
         scheduler.future_map = Silent()
         scheduler.attn_tp_cpu_group = None
+        scheduler.send_abort_output = lambda _, request: self.add("failed", name_of(request))
         self.watch(queue, "pop_preallocated", self.on_admission)
         self.watch(queue, "resume_retracted_reqs", self.on_list("resumed"))
         self.watch(transfers, "pop_transferred", self.on_list("arrived"))

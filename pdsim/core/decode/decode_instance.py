@@ -58,7 +58,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             instance_id, cache, admission_policy, limits.rules, grants_computed_only=limits.grants_computed_only
         )
         self.transferring: dict[int, DecodeRequest] = {}
-        self.ready = ReadyQueue()
+        self.ready = ReadyQueue(keeps_ranks=limits.rules.keeps_ranks)
         self._max_transferring = limits.max_transferring
         self._arrived: set[int] = set()
         """Requests in `transferring` whose KV has arrived. next_step handles them, and staging cells."""
@@ -382,13 +382,14 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def _merge(self, commands: list[m.Command]) -> bool:
         """Fills the batch from ready requests. Returns True if requests joined, so that the queue may have room now."""
         taken = self.ready.take(self._num_places - self.batch.num_requests)  # each takes a place, if it ends, too
+        for request in taken:  # all are cached before one of them ends
+            num_tokens = request.num_prompt_tokens if request.output is None else request.num_kv_tokens
+            self.cache.checkpoint(request.lease, request.sequence, num_tokens, request.num_prompt_tokens)
         for request in taken:
             self._merge_one(request, commands)
         return bool(taken)
 
     def _merge_one(self, request: DecodeRequest, commands: list[m.Command]) -> None:
-        num_tokens = request.num_prompt_tokens if request.output is None else request.num_kv_tokens
-        self.cache.checkpoint(request.lease, request.sequence, num_tokens, request.num_prompt_tokens)
         if not request.num_output_tokens:
             request.num_output_tokens = 1
             commands.append(m.FirstToken(request.request_id))
@@ -431,8 +432,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         if host is not None and not host.retract(request_id, pages):
             return [m.Failed(request_id, f"{num_pages} pages of a retracted request do not fit the host memory")]
         self.queue.retracted[request_id] = request
-        saves = host is None and self.limits.saves_retracted
-        saved = [m.SaveKv(request_id, tuple(pages))] if saves else []
+        self.ready.on_retraction(request)
+        saved = [m.SaveKv(request_id, tuple(pages))] if host is None and self.limits.saves_retracted else []
         return [m.Retracted(request_id), *self._asked.ask(request), *saved]
 
     @property

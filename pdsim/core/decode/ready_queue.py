@@ -1,7 +1,7 @@
 """Requests of a decode instance whose KV is complete, and that wait for a place in the batch.
 
 They leave in the order in which they became ready. With priorities, the highest goes first, as in SGLang's
-get_new_prebuilt_batch. A resumed request keeps its rank from before the retraction.
+get_new_prebuilt_batch. A resumed request has the rank of its retraction, or keeps that from before (EngineRules).
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,12 @@ from pdsim.core.decode.admission_queue import DecodeRequest
 
 
 class ReadyQueue:
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_ranks: bool) -> None:
+        self._keeps_ranks = keeps_ranks
         self.requests: list[DecodeRequest] = []
         """Requests in order of arrival, or by priority as of the last call of `take`."""
         self._num_entries = 0
-        """Number of requests that came for the first time."""
+        """Number of ranks that were given."""
         self._has_priorities = False
 
     def __iter__(self) -> Iterator[DecodeRequest]:
@@ -26,6 +27,12 @@ class ReadyQueue:
             request.entry = self._num_entries
         self._has_priorities |= request.priority != 0
         self.requests.append(request)
+
+    def on_retraction(self, request: DecodeRequest) -> None:
+        """Gives a request its rank for when it is back."""
+        if not self._keeps_ranks:
+            self._num_entries += 1
+            request.entry = self._num_entries
 
     def take(self, num_places: int) -> list[DecodeRequest]:
         """Removes and returns the first requests, at most num_places."""
