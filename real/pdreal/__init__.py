@@ -1,1 +1,1 @@
-"""The real driver: the scheduler of pdsim.core on torch models, real KV caches and real transfers."""
+"""Real mode: runs the scheduler of pdsim.core on torch models, real KV caches and real transfers."""

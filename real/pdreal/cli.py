@@ -14,7 +14,7 @@ from pdreal.settings.options import Dtype, OnDevice, Options, Threads
 from pdsim.cli.command import Force, Json, Out, Port, Seed, Set, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
-"""Modules that `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
+"""Modules that `pip install 'pdsim[real]'` installs in addition to pdsim's own dependencies."""
 
 app = program(
     "pdreal", "Run prefill/decode disaggregated LLM serving for real, with the scheduler that pdsim simulates."
@@ -149,7 +149,7 @@ def serve(
 
 
 def _fail_for(problems: Sequence[str], who: str = "") -> None:
-    """Ends the command with code 1 if there are any."""
+    """Ends the command with code 1 if there are problems. who: prefix of the message."""
     if problems:
         print("\n  ".join([f"pdreal: {who}when all had ended, not all was well:", *problems]), file=sys.stderr)
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""Sends a workload's requests as its scenario says, and takes their tokens."""
+"""Clients of a real run: send a workload's requests as the scenario says, and receive their tokens."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,7 +24,9 @@ _STEP = 0xD1B54A32D192ED03
 
 
 def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
-    """SplitMix64's finalizer over stream and offset: fixed, and spread over the vocabulary."""
+    """Token ids of a span: SplitMix64's finalizer over stream and offset, so that they are fixed and spread over the
+    vocabulary.
+    """
     begin = (span.stream * 0x9E3779B97F4A7C15 + span.offset * _STEP + 0x8CB92BA72F3D8DD7) & _MASK
     z = np.uint64(begin) + np.arange(span.length, dtype=np.uint64) * np.uint64(_STEP)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -33,18 +35,20 @@ def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
 
 
 class Tokens:
-    """Spans as token ids. Outputs are what the model said, once that is known: a session's next turn repeats them."""
+    """Token ids of spans. For outputs that the model has generated, the generated tokens, which a session's next turn
+    repeats.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._said: dict[int, list[tuple[int, NDArray[np.int32]]]] = {}
-        """Offsets and tokens that were said, by stream."""
+        """Offsets and generated tokens, by stream."""
 
     def ids(self, spans: Spans) -> TokenIds:
         return TokenIds(data=b"".join(self._tokens(span).tobytes() for span in spans.spans))
 
     def learn(self, output: Spans, ids: Sequence[int]) -> None:
-        """Keep the tokens that were generated where the workload has this output."""
+        """Keeps generated tokens in place of the workload's output."""
         begin = 0
         for stream, offset, length in output.spans:
             said = np.array(ids[begin : begin + length], np.int32)
@@ -61,13 +65,13 @@ class Tokens:
 
 
 _EARLY_NS = 2_000_000
-"""An event loop's timers are so much late, mostly."""
+"""Time in ns by which an event loop's timers are usually late."""
 
 
 class PunctualTimeline:
-    """A timeline whose alarms come on time, and that notes how late what was due was done.
+    """A timeline whose alarms are punctual, and that records how late scheduled events happened.
 
-    An alarm wakes early and lets the loop turn until it is due.
+    An alarm wakes early and then yields to the event loop until it is due.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -109,14 +113,14 @@ class Clients:
         self._draws = Streams(scenario.seed).named("client aborts")
         self._done = asyncio.Event()
         self.outputs: dict[int, list[int]] = {}
-        """Tokens of requests that have ended, by id."""
+        """Tokens of ended requests, by request id."""
         self.late_ns: list[int] = []
-        """Delays of requests that were due: those of an open loop, and turns after a pause."""
+        """Delays in ns of scheduled requests: those of an open loop, and turns after a pause."""
         self.stopped = False
-        """True if it was stopped before all was done."""
+        """True if the clients were stopped before all requests had ended."""
 
     async def serve(self, launcher: Launcher) -> None:
-        """Send requests until every one has ended, the run is stopped, or the cluster cannot go on."""
+        """Sends requests until all have ended, the run is stopped, or the cluster cannot continue."""
         self._launcher = launcher
         streams = Streams(self._scenario.seed)
         timeline = PunctualTimeline(launcher.timeline)

@@ -1,7 +1,7 @@
-"""A running cluster, as whoever sends requests sees it: start, submit, abort, load, stop.
+"""A running cluster, as the sender of requests sees it: start, submit, abort, load, stop.
 
-The launcher holds the core's router, carries out what it commands, and passes on what instances stream. It decides
-nothing.
+The launcher runs the core's router, carries out its commands, and passes on the tokens that instances stream. It takes
+no decisions.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
 _LOOK_S = 0.02
-"""Interval at which a restart looks whether its instance is empty, or back."""
+"""Interval in s at which a restart checks whether its instance is empty, or back."""
 
 
 async def _until(holds: Callable[[], bool], limit_s: float | None) -> None:
-    """Raises TimeoutError."""
+    """Waits until a condition holds. Raises TimeoutError."""
     async with asyncio.timeout(limit_s):
         while not holds():  # noqa: ASYNC110  it is rare, and the router tells nobody
             await asyncio.sleep(_LOOK_S)
@@ -50,7 +50,7 @@ class Launcher:
         folder: Path | None = None,
         on_end: Callable[[Request], None] | None = None,
     ) -> None:
-        """scenario: resolved. folder: where logbooks are kept; None keeps none. on_end: called as a request ends."""
+        """scenario: resolved. folder: for logbooks; None: none are kept. on_end: called when a request ends."""
         self._scenario = scenario
         self._options = options
         self._folder = folder
@@ -60,12 +60,13 @@ class Launcher:
         self._num_requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: str | None = None
-        """Reason why the cluster cannot go on, if it cannot: an instance was lost and nobody watches over them."""
+        """Reason why the cluster cannot continue: an instance was lost and the scenario has no health section. None: it
+        can."""
 
     # What a caller does.
 
     async def start(self) -> None:
-        """Returns when every instance is ready, and time begins. Raises LaunchError."""
+        """Returns when every instance is ready, and starts the time of the run. Raises LaunchError."""
         loop = asyncio.get_running_loop()
         self.timeline = Timeline(monotonic_ns(), loop)
         if self._folder is not None:
@@ -109,7 +110,7 @@ class Launcher:
         request_id: int | None = None,
         priority: int = 0,
     ) -> Request:
-        """Send a request; iterate over it for its tokens. Without an id of the caller's it gets the next one."""
+        """Sends a request, whose tokens are iterated over. request_id: None takes the next free id."""
         if request_id is None:
             request_id = self._num_requests
         self._num_requests = max(self._num_requests, request_id + 1)
@@ -125,7 +126,7 @@ class Launcher:
         return request
 
     def abort(self, request_id: int, reason: str = "aborted by the client") -> None:
-        """Give a request up; nothing happens if it has ended."""
+        """Aborts a request. Has no effect if it has ended."""
         if request_id not in self._requests:
             return
         self._tell_router(m.Cancel(request_id, reason))
@@ -133,16 +134,16 @@ class Launcher:
             self._end(m.Failed(request_id, reason))
 
     def flush_cache(self) -> None:
-        """Have every instance forget what is cached and nobody uses."""
+        """Tells every instance to drop cached KV that no request uses."""
         self._tell_router(m.FlushCache())
 
     def load(self) -> dict[str, Levels]:
-        """Levels of each instance as last asked, at most about a second ago; not of those that are down."""
+        """Levels of each running instance, at most about one second old."""
         return dict(self._instances.levels)
 
     @property
     def hosts(self) -> dict[str, dict[str, float]]:
-        """Leads of other hosts' clocks over this one's, which times of the run take into account."""
+        """Clock offsets of other hosts. Times of the run are corrected by them."""
         return {name: host.described() for name, host in self._instances.fleet.remote.items()}
 
     @property
@@ -151,13 +152,13 @@ class Launcher:
 
     @property
     def missing_roles(self) -> list[str]:
-        """Roles of which no instance is up."""
+        """Roles without a running instance."""
         return self._instances.missing_roles
 
     async def stop(self) -> list[str]:
-        """End what is left, and every process, in bounded time: who hangs is killed.
+        """Ends remaining requests and every process, in bounded time; hung processes are killed.
 
-        What did not come back of pages, locks and bytes: should be nothing.
+        Returns pages, locks and bytes that were not released, which should be empty.
         """
         for request_id in list(self._requests):
             self.abort(request_id, "the server stops")
@@ -176,13 +177,16 @@ class Launcher:
         return leaks
 
     def kill(self, instance_id: str, *, rank: int | None = None, restart_after_s: float | None = None) -> None:
-        """SIGKILL. It stays down if no time is given, and the cluster is watched."""
+        """Kills an instance or a rank with SIGKILL. It restarts after restart_after_s, if given and if the scenario has
+        health.
+        """
         self._instances.kill(instance_id, rank, restart_after_s)
 
     async def restart(self, instance_id: str, patience_s: float) -> None:
-        """Send an instance nothing new, wait until it has ended what it has, and start it again: no request fails.
+        """Restarts an instance without failing a request: sends it nothing new, waits until it is empty, and starts it
+        again.
 
-        Returns when it takes requests again. Raises RestartError, after which it goes on as before.
+        Returns when it takes requests again. Raises RestartError, after which the instance continues as before.
         """
         instances = self._plain_router.roles[self._instances.fleet.roles[instance_id]]
         if self._scenario.health is None:
@@ -224,7 +228,7 @@ class Launcher:
         self._logbook.flush()
 
     def _send(self, command: m.Send) -> None:
-        """Send to instances that are up; messages to others are lost."""
+        """Sends to instances that are up. Messages to others are lost."""
         message = command.message
         if self._instances.is_up(process_of(command.to)):
             extra = None
@@ -233,7 +237,7 @@ class Launcher:
             self._channel.send(command.to, message, extra)
 
     def _carry_out(self, commands: Sequence[m.Send]) -> None:
-        """Deliver what the health monitor sends."""
+        """Delivers the health monitor's messages."""
         for command in commands:
             if command.to == self._router.instance_id:
                 self._tell_router(command.message)
@@ -241,7 +245,9 @@ class Launcher:
                 self._send(command)
 
     def _tell_router(self, message: m.Message) -> None:
-        """Carry out the router's commands; clients learn of attempts only what concerns them."""
+        """Gives the router a message and carries out its commands. Clients learn only of the events of their own
+        request.
+        """
         for command in self._router.on_message(message, self.timeline.now_ns):
             match command:
                 case m.Send(to, m.NewRequest() as new):
@@ -269,7 +275,7 @@ class Launcher:
     def _on_first_token(
         self, message: m.FirstToken, token: int | None, num_cached_tokens: int, logprobs: Logprobs | None
     ) -> None:
-        """An aggregated instance has streamed it with the others."""
+        """Handles a first token. An aggregated instance has streamed it with its other tokens."""
         if (request := self._under_way(message.request_id)) is None:
             return
         request.num_cached_tokens = num_cached_tokens
@@ -278,7 +284,7 @@ class Launcher:
         self._note("on_first_token", request.request_id)
 
     def _stream(self, attempt: int, token: int, logprobs: Logprobs | None = None) -> None:
-        """A request that has a token is not tried again."""
+        """Passes a token to its request. A request that has a token is not retried."""
         if (request := self._under_way(attempt)) is None:
             return
         if self._plain_router.hears_first_tokens and not request.tokens:
@@ -286,7 +292,7 @@ class Launcher:
         request.put(token, logprobs)
 
     def _under_way(self, attempt: int) -> Request | None:
-        """The request of an attempt, unless the router has given the attempt up: its tokens may still be on the way."""
+        """The request of an attempt. None: the router has given up the attempt, whose tokens may still arrive."""
         request_id = self._plain_router.client_of(attempt)
         return None if request_id is None else self._requests.get(request_id)
 
@@ -308,13 +314,13 @@ class Launcher:
     # Failures.
 
     def _give_up(self, reason: str) -> None:
-        """End all requests: nobody watches over the instances, and without one of them nothing goes on."""
+        """Fails all requests, because an instance was lost and the scenario has no health section."""
         self.failure = self.failure or reason
         for request_id in list(self._requests):
             self._end(m.Failed(request_id, reason))
 
     def _on_error(self, _: object, context: dict[str, Any]) -> None:
-        """A callback failed, on a full disk for example: without this the run would wait for ever."""
+        """Handles an exception in a callback, such as a full disk. Without this handler the run would wait for ever."""
         error, where = context.get("exception"), ""
         if isinstance(error, OSError):
             where = f"; it writes to {self._folder}"

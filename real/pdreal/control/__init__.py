@@ -1,1 +1,1 @@
-"""What the processes of a run tell each other and write down: channel, messages, clock and logbooks."""
+"""Communication and logs of the processes of a run: channel, messages, clock and logbooks."""

@@ -1,7 +1,8 @@
-"""The control channel: a ZeroMQ socket for what comes in, and one to each peer. Messages between two keep their order.
+"""The control channel: one ZeroMQ socket for incoming messages, and one to each peer. Messages between two processes
+stay in order.
 
-Each life of a process has an endpoint of its own, so that messages to a dead process never reach its successor: a Unix
-socket, and on several hosts a TCP port beside it, which accepts only holders of the run's keys (CURVE).
+Each life of a process has its own endpoint, so that messages to a dead process never reach its successor: a Unix
+socket, and in runs on several hosts also a TCP port, which accepts only holders of the run's keys (CURVE).
 """
 
 import json
@@ -23,7 +24,8 @@ class Envelope(NamedTuple):
     """Receiver of the message: a state machine of the core, or a process."""
     message: Any
     extra: Any = None
-    """Plain JSON: with NewRequest the sampling, with FirstToken and KvArrived the token and the cached tokens."""
+    """Plain JSON: the sampling for NewRequest, and the token and the number of cached tokens for FirstToken and
+    KvArrived."""
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -41,57 +43,57 @@ def decode(data: bytes) -> Envelope:
 
 LAUNCHER = "launcher"
 _LINGER_MS = 1000
-"""Limit for the last messages to leave."""
+"""Maximum time in ms for sending the last messages."""
 
 
 def process_of(machine: str) -> str:
-    """The process of a state machine: an instance's agents live with its leader, the router with the launcher."""
+    """The process of a state machine. An instance's agents run in its leader, the router in the launcher."""
     if machine in {"router", "health", LAUNCHER}:
         return LAUNCHER
     return machine.removesuffix(".sender").removesuffix(".receiver")
 
 
 class Network(NamedTuple):
-    """Place of a process in a run on several hosts."""
+    """Network settings of a process in a run on several hosts."""
 
     address: str
     """Endpoint on which it listens."""
     public_key: str
     secret_key: str
-    """A key pair of the run, which the launcher deals: whoever holds it is one of us."""
+    """Key pair of the run, made by the launcher. Its holders are processes of the run."""
 
     @classmethod
     def dealt(cls, address: str) -> "Network":
-        """A network with new keys, whose launcher has this address."""
+        """A network with new keys. address: of the launcher."""
         public_key, secret_key = zmq.curve_keypair()
         return cls(address, public_key.decode(), secret_key.decode())
 
     def protect(self, socket: "zmq.Socket[bytes]") -> None:
-        """The socket proves that it holds the keys, and reads and writes for those that do."""
+        """Makes a socket authenticate with the run's keys, and accept only their holders."""
         socket.curve_publickey, socket.curve_secretkey = self.public_key.encode(), self.secret_key.encode()
 
     def callback(self, _: str, key: bytes) -> bool:
-        """Called by the authenticator with the key of whoever connects."""
+        """Called by the authenticator with the key of a connecting peer. True: it is the run's key."""
         return key == self.public_key.encode()
 
 
 def local_endpoint(folder: Path, process: str, life: int = 0) -> str:
-    """The unix socket of a process, for others on its host."""
+    """The Unix socket of a process, for other processes on its host."""
     return f"ipc://{folder}/{process}.{life}"
 
 
 class Channel:
-    """Never blocks: what a peer does not take yet waits in its socket."""
+    """Sends and receives messages without blocking. Messages that a peer does not accept yet wait in its socket."""
 
     def __init__(self, folder: Path, process: str, life: int = 0, network: Network | None = None) -> None:
-        """network: where the run has several hosts."""
+        """network: for runs on several hosts; otherwise None."""
         self._context = zmq.Context()
         self._network = network
         self._guard: Any = None
         self._incoming = self._context.socket(zmq.PULL)
         self._incoming.setsockopt(zmq.RCVHWM, 0)
         self.endpoint = local_endpoint(folder, process, life)
-        """Endpoint at which others reach it."""
+        """Endpoint at which other processes reach this one."""
         if network is not None:
             self._guard = ThreadAuthenticator(self._context)
             self._guard.start()
@@ -104,7 +106,7 @@ class Channel:
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
 
     def connect(self, process: str, endpoint: str) -> None:
-        """Connect to a life of a process. What waits for an earlier life is dropped."""
+        """Connects to a life of a process. Messages that wait for an earlier life are dropped."""
         self.disconnect(process)
         socket = self._context.socket(zmq.PUSH)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 10), (zmq.RECONNECT_IVL_MAX, 1000)):
@@ -120,8 +122,8 @@ class Channel:
             old.close(linger=0)
 
     def send(self, to: str, message: Any, extra: Any = None, *, payload: Any = None) -> None:
-        """Send a message, to nobody if its process is not connected. payload: any object, within one instance or
-        with an agent.
+        """Sends a message. Without a connection to the process the message is dropped. payload: any object, only within
+        one instance or to an agent.
         """
         if socket := self._outgoing.get(process_of(to)):
             frames = [encode(Envelope(to, message, extra))]
@@ -130,10 +132,10 @@ class Channel:
             socket.send_multipart(frames, zmq.NOBLOCK)
 
     def listen(self, loop: AbstractEventLoop, on_message: Callable[[Envelope, Any], None]) -> None:
-        """Call back with each message and its payload."""
+        """Calls on_message with each message and its payload."""
 
         def drain() -> None:
-            """Read until nothing is left: the descriptor tells of news only once."""
+            """Reads until no message is left, because the descriptor signals new messages only once."""
             while not self._incoming.closed:
                 try:
                     frames = self._incoming.recv_multipart(zmq.NOBLOCK)
@@ -147,7 +149,7 @@ class Channel:
 
     @property
     def descriptor(self) -> int:
-        """Readable when there may be news."""
+        """File descriptor that is readable when messages may have arrived."""
         return int(self._incoming.getsockopt(zmq.FD))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Tokens that each expert of each layer saw, step by step: counted, kept in a run folder, and read as skew."""
+"""Numbers of tokens of each expert in each layer, per step: counted, stored in a run folder, and summarised as skew."""
 
 import base64
 import json
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from pdsim.scenario.yaml_file import ConfigError
 
 TABLE = "experts.parquet"
-"""A row for each step; counts are little-endian uint16 [layers, experts], and layers those that have experts."""
+"""File with one row per step. Counts are little-endian uint16 [layers, experts], for layers with experts."""
 ExpertCounts = NDArray[np.uint16]
 
 
 def count(choices: NDArray[np.integer], num_experts: int) -> ExpertCounts:
-    """Tokens of each expert, [layers, experts], from choices [layers, tokens, active]."""
+    """Number of tokens of each expert, [layers, experts], from choices [layers, tokens, active]."""
     num_layers = len(choices)
     numbered = choices + num_experts * np.arange(num_layers)[:, None, None]
     counts = np.bincount(numbered.reshape(-1), minlength=num_layers * num_experts)
@@ -30,7 +30,7 @@ def count(choices: NDArray[np.integer], num_experts: int) -> ExpertCounts:
 class CountedStep(NamedTuple):
     instance_id: str
     kind: str
-    """prefill or decode"""
+    """prefill or decode."""
     end_ns: int
     counts: ExpertCounts
 
@@ -63,7 +63,7 @@ def write_counts(folder: Path, steps: Sequence[CountedStep]) -> None:
 
 
 def read_counts(folder: Path) -> list[CountedStep]:
-    """Raises ConfigError."""
+    """Counted steps of a run folder. Raises ConfigError."""
     from pyarrow import parquet  # noqa: PLC0415
 
     path = folder / TABLE
@@ -75,21 +75,22 @@ def read_counts(folder: Path) -> list[CountedStep]:
 
 
 class Skew(NamedTuple):
-    """Experts of one kind of steps, spread over ranks in blocks."""
+    """Load of expert ranks in one kind of steps, with experts divided into blocks of neighbours."""
 
     kind: str
     num_steps: int
     tokens_per_step: float
     step_skew: float
-    """The busiest rank of each step and layer over the mean, beyond 1: what `cost.expert_skew` means."""
+    """Load of the busiest rank of each step and layer relative to the mean, minus 1: the value for
+    `cost.expert_skew`."""
     lasting_skew: float
-    """The same with all steps as one: what placing experts otherwise could mend."""
+    """The same over the whole run's tokens: the part of the skew that another placement of experts could remove."""
     shares: tuple[float, ...]
-    """Tokens of each rank over the mean, all layers together."""
+    """Tokens of each rank relative to the mean, over all layers."""
 
 
 def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:
-    """The skews of prefill and of decode. Raises ConfigError if the experts do not divide among so many ranks."""
+    """The skews of prefill and of decode. Raises ConfigError if the experts do not divide evenly among ep ranks."""
     by_kind = sorted(steps, key=attrgetter("kind"))
     for kind, group in groupby(by_kind, key=attrgetter("kind")):
         counts = np.stack([step.counts for step in group]).astype(np.int64)
@@ -109,5 +110,5 @@ def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:
 
 
 def _beyond_mean(loads: NDArray[np.int64]) -> float:
-    """[..., ranks]: the busiest rank of each, all together, over their mean."""
+    """Loads [..., ranks]: sum over the busiest ranks divided by the sum over the means, minus 1."""
     return float(loads.max(-1).sum() / loads.mean(-1).sum() - 1)

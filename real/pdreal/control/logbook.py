@@ -1,8 +1,9 @@
-"""Logbooks: what each process of a run writes down as it goes, and how it becomes one journal and one set of records.
+"""Logbooks: each process of a run writes its calls and rows as they happen; later they become one journal and one set
+of records.
 
-Two files for each life of a process: calls into its state machines, and rows of what it saw; a third has the experts
-that its tokens chose, if these are recorded. They are written as things happen, so that a process that is killed leaves
-what it did; merged by time when the run is over.
+Each life of a process has two files: calls into its state machines, and rows of what it observed; a third file has its
+tokens' choices of experts, if these are recorded. A killed process leaves what it wrote. The files are merged by time
+after the run.
 """
 
 import json
@@ -26,7 +27,7 @@ _RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, HostCop
 
 
 class Logbook:
-    """Two files of one process, written when they are flushed. It keeps nothing without a folder, or when closed."""
+    """Files of one process, written when flushed. Without a folder, or when closed, nothing is kept."""
 
     def __init__(self, folder: Path | None, process: str, life: int) -> None:
         self.is_kept = folder is not None
@@ -38,27 +39,27 @@ class Logbook:
             self._experts_path = folder / f"{process}.{life}.experts"
 
     def recorded(self, machine: Any) -> Any:
-        """The state machine, and each call into it an entry."""
+        """The state machine, wrapped to log each call as an entry."""
         return Recorded(machine, self.entry) if self.is_kept else machine
 
     def entry(self, entry: Entry) -> None:
-        """A call into a state machine."""
+        """Logs a call into a state machine."""
         if self.is_kept:
             self._new_entries.append(entry)
 
     def row(self, method: str, now_ns: int, *args: Any) -> None:
-        """A call that the recorder will get, with now_ns behind the arguments."""
+        """Logs a call for the recorder, with now_ns after the arguments."""
         if self.is_kept:
             self._new_rows.append((now_ns, method, args))
 
     def experts(self, counted: CountedStep) -> None:
-        """A step's choices of experts."""
+        """Logs a step's choices of experts."""
         if self.is_kept:
             with self._experts_path.open("a", encoding="utf-8") as file:
                 file.write(counted.to_line())
 
     def flush(self) -> None:
-        """Write what is new: while a step is computed rather than when it happens, for that takes time."""
+        """Writes new entries. Called while a step is computed, because writing takes time."""
         if self._new_entries:
             self._journal.writelines(map(to_line, self._new_entries))
             self._journal.flush()
@@ -86,7 +87,7 @@ def _append(path: Path) -> TextIO:
 
 
 class InstanceLog:
-    """Rows that a leader writes of its instance, at the time of the run."""
+    """Writes the rows of one instance, with the time of the run."""
 
     def __init__(self, instance_id: str, logbook: Logbook, timeline: Timeline) -> None:
         self._instance_id = instance_id
@@ -99,13 +100,13 @@ class InstanceLog:
         self._logbook.row(method, self._timeline.now_ns, *args)
 
     def levels(self, instance: Any) -> None:
-        """Note how full the instance is, if that has changed."""
+        """Logs the occupancy of the instance, if it has changed."""
         if self._logbook.is_kept and (levels := instance.levels()) != self._last_levels:
             self._last_levels = levels
             self.note("on_levels", self._instance_id, levels)
 
     def transfer(self, unit: TransferUnit, wire: RankPairLayout, worker: int, start_ns: int) -> None:
-        """A unit that has just arrived."""
+        """Logs a unit that has just arrived."""
         if self._logbook.is_kept:
             now_ns = self._timeline.now_ns
             self._logbook.row("on_transfer", now_ns, transfer_record(unit, wire, worker, start_ns, now_ns))
@@ -115,7 +116,7 @@ class InstanceLog:
         self._logbook.experts(CountedStep(self._instance_id, kind, self._timeline.now_ns, counts))
 
     def step(self, step: m.PureStep, start_ns: int, end_ns: int) -> None:
-        """A step that was computed from start_ns to end_ns by the monotonic clock."""
+        """Logs a computed step. start_ns and end_ns: times of the monotonic clock."""
         if not self._logbook.is_kept:
             return
         if isinstance(step, m.PrefillStep):
@@ -134,7 +135,7 @@ class InstanceLog:
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
-    """All processes' calls by time; each process's in its own order, its lives one after another."""
+    """Calls of all processes by time. Each process's calls keep their order, life after life."""
     processes = (
         chain.from_iterable(from_lines(_whole_lines(path)) for path in lives) for lives in _files(folder, "journal")
     )
@@ -142,7 +143,7 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 
 def read_counted_steps(folder: Path) -> list[CountedStep]:
-    """Steps by time."""
+    """Counted steps of all processes, by time."""
     files = chain.from_iterable(_files(folder, "experts"))
     steps = [CountedStep.from_line(line) for path in files for line in _whole_lines(path)]
     return sorted(steps, key=lambda step: step.end_ns)
@@ -157,7 +158,7 @@ def read_records(folder: Path) -> RunRecords:
 
 
 _TIMELESS = {"on_step", "on_transfer", "on_host_copy", "on_retry", "on_output"}
-"""Methods whose rows carry their times."""
+"""Methods whose rows contain their own times."""
 
 
 def _files(folder: Path, kind: str) -> Iterable[list[Path]]:
@@ -170,7 +171,7 @@ def _files(folder: Path, kind: str) -> Iterable[list[Path]]:
 
 
 def _whole_lines(path: Path) -> Iterator[str]:
-    """A process that was killed may have left half a line."""
+    """Complete lines of a file. A killed process may have left an incomplete last line."""
     with path.open(encoding="utf-8") as file:
         yield from (line for line in file if line.endswith("\n"))
 

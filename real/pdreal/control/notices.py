@@ -1,64 +1,66 @@
-"""Notices: what the processes of a run tell each other besides the core's messages. All fields are plain JSON."""
+"""Notices: messages between the processes of a run, besides the core's messages. All fields are plain JSON."""
 
 from typing import Any, NamedTuple
 
 
 class Hello(NamedTuple):
-    """A rank to the launcher: its model is loaded, and here is its memory."""
+    """A rank to the launcher: its model is loaded; with its memory."""
 
     process: str
     memory: dict[str, Any]
     endpoint: str
-    """Endpoint at which others reach it."""
+    """Endpoint at which other processes reach the rank."""
 
 
 class Peers(NamedTuple):
-    """The launcher to a rank: who is there, in which life, and where the memory of every rank lies."""
+    """The launcher to a rank: the present instances with their lives, and the memory of all ranks."""
 
     number: int
-    """Number to answer with."""
+    """Number that the rank repeats in its answer."""
     lives: dict[str, int]
     memories: dict[str, list[dict[str, Any]]]
     """A PeerMemory for each rank, by instance."""
     endpoints: dict[str, str]
     """Endpoints of the leaders, by instance."""
     epoch_ns: int | None
-    """Begin of time, by the monotonic clock of the rank's host; None as long as not all are connected."""
+    """The epoch, by the monotonic clock of the rank's host. None until all ranks are connected."""
 
 
 class Connected(NamedTuple):
-    """A rank to the launcher: it can reach all that these Peers named."""
+    """A rank to the launcher: it can reach all instances that these Peers named."""
 
     process: str
     number: int
 
 
 class Ping(NamedTuple):
-    """The launcher to a rank: are you there?"""
+    """The launcher to a rank: answer if you are alive."""
 
 
 class Pong(NamedTuple):
-    """The answer; a leader's with how full the instance is, a follower's without."""
+    """The answer to a Ping. A leader adds its occupancy."""
 
     process: str
     levels: list[Any]
 
 
 class Streamed(NamedTuple):
-    """A leader to the launcher: tokens of requests, one each."""
+    """A leader to the launcher: one new token for each of some requests."""
 
     tokens: list[list[Any]]
-    """(request_id, token, log probabilities if it asked for them)"""
+    """(request_id, token, log probabilities if requested)."""
 
 
 class Settle(NamedTuple):
-    """The launcher to a leader: all requests have ended. Say when nothing of them is left, or after so long what is."""
+    """The launcher to a leader: all requests have ended. Report when nothing of them is left, or after the timeout what
+    is left.
+    """
 
     timeout_ns: int
 
 
 class Settled(NamedTuple):
-    """The answer; what is left, if anything is, breaks a law."""
+    """The answer to Settle. Anything left is a violation of a law."""
 
     instance_id: str
     leak: str
@@ -69,25 +71,25 @@ class Exit(NamedTuple):
 
 
 BROKEN = 1
-"""The exit code of a rank that could not go on, and said why."""
+"""The exit code of a rank that could not continue, and told the launcher why."""
 
 
 class Broken(NamedTuple):
-    """A rank to the launcher: it cannot go on."""
+    """A rank to the launcher: it cannot continue."""
 
     process: str
     reason: str
 
 
 class Task(NamedTuple):
-    """A leader to its followers: do this, as I do. What to do is the payload (tasks.py)."""
+    """A leader to its followers: a task that all ranks do. The task is the payload (tasks.py)."""
 
     ticket: int
-    """0: nobody waits for the answer."""
+    """Number of the task. 0: the leader does not wait for an answer."""
 
 
 class Done(NamedTuple):
-    """A follower to its leader."""
+    """A follower to its leader: the result of a task."""
 
     ticket: int
     result: Any
@@ -95,7 +97,7 @@ class Done(NamedTuple):
 
 
 class HostUp(NamedTuple):
-    """An agent to the launcher: it is there."""
+    """An agent to the launcher: it is running."""
 
     host: str
     endpoint: str
@@ -103,13 +105,13 @@ class HostUp(NamedTuple):
 
 
 class AskTime(NamedTuple):
-    """The launcher to an agent."""
+    """The launcher to an agent: request for the time of its host."""
 
     number: int
 
 
 class Time(NamedTuple):
-    """The answer, by the monotonic clock of the agent's host."""
+    """The answer to AskTime, by the monotonic clock of the agent's host."""
 
     host: str
     number: int
@@ -128,7 +130,7 @@ class KillRanks(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An agent to the launcher: nothing is left of an instance."""
+    """An agent to the launcher: no process of an instance is left."""
 
     host: str
     instance_id: str
@@ -136,18 +138,18 @@ class Ended(NamedTuple):
 
 
 class EndHost(NamedTuple):
-    """The launcher to an agent: ranks were told to exit. See to it, and hand over their logbooks."""
+    """The launcher to an agent: ranks were told to exit. Make sure that they do, and send their logbooks."""
 
 
 class KeptLog(NamedTuple):
-    """An agent to the launcher: the next part of a file of logbooks, which is the payload."""
+    """An agent to the launcher: the next part of a logbook file, which is the payload."""
 
     host: str
     file_name: str
 
 
 class HostDone(NamedTuple):
-    """An agent to the launcher: that was all."""
+    """An agent to the launcher: all logbooks are sent."""
 
     host: str
 

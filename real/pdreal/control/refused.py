@@ -1,4 +1,4 @@
-"""Why a request is not served, as its client reads it."""
+"""Refusals of requests, with a reason for the client."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class RefusedError(Exception):
-    """A request that cannot be served. `field` names what is wrong with it, if it is one field."""
+    """A request that cannot be served. `field` names the wrong field, if there is one."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A request as the launcher's caller holds it: how its tokens are chosen, and the stream of them. Needs no torch."""
+"""A request as the launcher's caller holds it: its sampling rules, and the stream of its tokens. Needs no torch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,32 +11,34 @@ class Draw(NamedTuple):
     """Rule by which one token is chosen."""
 
     temperature: float
-    """0: greedily."""
+    """Temperature. 0: the likeliest token is chosen."""
     top_p: float
     top_k: int
-    """0: among all."""
+    """Number of likeliest tokens to choose from. 0: all."""
     min_p: float
     seed: int
     position: int
     """Position of the token in its sequence."""
     num_logprobs: int | None
-    """Log probabilities of so many likeliest tokens, beside that of the chosen one; None: not even that."""
+    """Number of likeliest tokens whose log probabilities are returned, besides the chosen token's. None: no log
+    probabilities."""
 
 
 Logprobs = list[Any]
-"""[of the chosen token, [[token, its own], ...]]: plain JSON, before temperature and cuts."""
+"""[of the chosen token, [[token, its own], ...]] as plain JSON, before temperature and cuts."""
 
 
 class Sampling(NamedTuple):
-    """Rules by which tokens are chosen, greedily unless there is a temperature, and by which that ends.
+    """Rules by which tokens are chosen, and by which the output ends. Without a temperature the likeliest token is
+    chosen.
 
-    It ends with the first of: max_tokens, stop_after_tokens, an end-of-sequence token, a token to stop at.
+    The output ends with the first of: max_tokens, stop_after_tokens, an end-of-sequence token, a stop token.
     """
 
     max_tokens: int
-    """The client's limit, which policies see too."""
+    """The client's limit, which policies see."""
     stop_after_tokens: int | None = None
-    """A workload's true output length."""
+    """The true output length of a workload."""
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0
@@ -48,38 +50,40 @@ class Sampling(NamedTuple):
 
     @property
     def has_fixed_length(self) -> bool:
-        """True if its longest output is what ends it."""
+        """True if only the longest output ends the request."""
         return self.ignore_eos and self.stop_after_tokens in {None, self.max_tokens}
 
     @property
     def is_plain(self) -> bool:
-        """True if tokens are greedy, and nothing else is asked of them."""
+        """True if the likeliest tokens are chosen, and no log probabilities are requested."""
         return self.temperature <= 0 and self.num_logprobs is None
 
 
 class RequestFailed(Exception):  # noqa: N818  it is news, not a mistake
-    """The request ends without the rest of its tokens; the message says why."""
+    """Raised if a request ends without the rest of its tokens. The message gives the reason."""
 
 
 class RestartError(Exception):
-    """An instance cannot be restarted without failing requests."""
+    """Raised if an instance cannot be restarted without failing requests."""
 
 
 class Request:
-    """Iterate over it for its tokens, in batches as they come. Raises RequestFailed if it fails."""
+    """A request whose tokens are iterated over, in batches as they arrive. Raises RequestFailed if the request
+    fails.
+    """
 
     def __init__(self, request_id: int, prompt: TokenIds, sampling: Sampling) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.sampling = sampling
         self.num_cached_tokens = 0
-        """Tokens of the prompt in a prefix cache; known when it is computed."""
+        """Number of prompt tokens that a prefix cache had, known when the prompt is computed."""
         self.tokens: list[int] = []
-        """All so far."""
+        """All tokens so far."""
         self.logprobs: list[Any] = []
-        """Log probabilities of each token, if they are asked for."""
+        """Log probabilities of each token, if requested."""
         self._ended: str | None = None
-        """Reason why it failed; empty if it finished."""
+        """Reason of a failure. Empty: the request finished. None: it has not ended."""
         self._news = asyncio.Event()
 
     @property

@@ -1,4 +1,4 @@
-"""Tasks of the ranks of an instance, as its leader says: plain values that can be pickled."""
+"""Tasks that a leader gives to the ranks of its instance, as plain values that can be pickled."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,18 +9,18 @@ from pdsim.core.transfer.transfer_plan import TransferUnit
 
 
 class PrefillInput(NamedTuple):
-    """Compute these tokens of a sequence behind num_context_tokens whose KV lies in its pages."""
+    """Compute these tokens of a sequence after num_context_tokens whose KV is in its pages."""
 
     request_id: int
     tokens: Sequence[int]
     num_context_tokens: int
     page_table: Sequence[int]
     draw: Draw | None = None
-    """None: greedily, or for nobody."""
+    """Rule for the next token. None: the likeliest token, or no token is needed."""
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens with KV when it is computed."""
+        """Number of tokens with KV after the computation."""
         return self.num_context_tokens + len(self.tokens)
 
 
@@ -29,7 +29,7 @@ class PrefillBatch(NamedTuple):
 
 
 class PageTableChange(NamedTuple):
-    """Pages of a row of the decode batch from a place on; what lies before stays."""
+    """Pages of one row of the decode batch from `start` on. Earlier pages stay."""
 
     row: int
     start: int
@@ -37,18 +37,20 @@ class PageTableChange(NamedTuple):
 
 
 class DecodeBatch(NamedTuple):
-    """A token for each row, a sequence: feed its last token, whose KV goes behind the num_kv_tokens that it has."""
+    """A decode step with one token per row. A row feeds the last token of its sequence, whose KV follows the
+    num_kv_tokens.
+    """
 
     tokens: tuple[int, ...]
     num_kv_tokens: tuple[int, ...]
     changes: tuple[PageTableChange, ...] = ()
-    """Changes since the batch before, which ranks remember: each table has room for the token then."""
+    """Changes since the last batch, which ranks remember. Afterwards each table has room for the new token."""
     draws: tuple[Draw | None, ...] = ()
-    """Draws of each sequence; none: all greedily."""
+    """Rules for the next tokens, one per sequence. Empty: the likeliest tokens."""
 
 
 def whole_tables(page_tables: Iterable[Sequence[int]]) -> tuple[PageTableChange, ...]:
-    """Page tables of rows of which nothing is known."""
+    """Changes that set the page tables of all rows."""
     return tuple(PageTableChange(row, 0, pages) for row, pages in enumerate(page_tables))
 
 
@@ -61,14 +63,14 @@ class SaveKv(NamedTuple):
 
 
 class RestoreKv(NamedTuple):
-    """Move what was saved of a sequence into these pages."""
+    """Copy the saved KV of a sequence into these pages, and drop the saved copy."""
 
     request_id: int
     page_table: Sequence[int]
 
 
 class ForgetKv(NamedTuple):
-    """Drop what was saved of a sequence."""
+    """Drop the saved KV of a sequence."""
 
     request_id: int
 
@@ -77,11 +79,11 @@ Work = PrefillBatch | DecodeBatch | SaveKv | RestoreKv | ForgetKv | WriteBackup 
 
 
 class Compute(NamedTuple):
-    """Work of the model, behind the work before it."""
+    """Work of the model, in order after earlier work."""
 
     work: Any
     step_id: int | None = None
-    """The step that is computed, if units of its layers wait for it."""
+    """The step that is computed, if transfer units wait for its layers."""
 
 
 class Windows(NamedTuple):
@@ -92,7 +94,7 @@ class Windows(NamedTuple):
 
 
 class SendUnit(NamedTuple):
-    """Transfer worker number `worker` moves a unit, when this rank has computed the layers that it waits for."""
+    """Transfer worker number `worker` sends a unit, after this rank has computed the layers that the unit waits for."""
 
     worker: int
     unit: TransferUnit
@@ -102,14 +104,14 @@ class SendUnit(NamedTuple):
 
 
 class ScatterCell(NamedTuple):
-    """Move a cell from the staging ring into pages, behind the cells before it."""
+    """Copy a cell from the staging ring into pages, after earlier cells."""
 
     command: Scatter
     pages: Sequence[int]
 
 
 class DigestSent(NamedTuple):
-    """Fingerprints of a request's KV, behind what the worker sent before."""
+    """Compute fingerprints of a request's KV, after the worker's earlier transfers."""
 
     worker: int
     pages: Sequence[int]

@@ -1,1 +1,1 @@
-"""The hosts of a run and the processes on them: how each is reached, started, watched and ended."""
+"""The hosts of a run and the processes on them: how they are reached, started, watched and ended."""

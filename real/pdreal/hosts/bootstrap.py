@@ -1,7 +1,7 @@
-"""Brings instances up: every rank publishes its memory, and all are connected before a request comes.
+"""Starts instances: every rank publishes its memory, and all ranks are connected before the first request.
 
-The same for the first start of all and for one that comes back: it says hello anew, and the others connect to it anew.
-Several may come back at once, none waits for another to start.
+A restarted instance goes through the same steps: its ranks say hello again, and the others reconnect. Several instances
+may restart at once without waiting for each other.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from pdreal.hosts.fleet import Fleet
 from pdreal.settings.host import LaunchError
 
 _START_S = 1800.0
-"""Limit for a rank to load its model, and to capture what it captures."""
+"""Maximum time in s for a rank to load its model and capture CUDA graphs."""
 _CONNECT_S = 60.0
 _HELLO = 0
 
 _Expected = dict[tuple[int, str], "asyncio.Future[Any]"]
-"""Answers that are awaited, by process and by the number of the Peers that it answers, or _HELLO."""
+"""Awaited answers, by process and by the number of the Peers that they answer, or _HELLO."""
 
 
 class Bootstrap:
@@ -28,15 +28,17 @@ class Bootstrap:
         self._channel = channel
         self._fleet = fleet
         self.memories: dict[str, list[dict[str, Any]]] = {}
-        """Memory that each rank has published, by instance, of those that are there."""
+        """Memory that each rank of a running instance has published, by instance."""
         self._endpoints: dict[str, str] = {}
-        """Each process's latest endpoint."""
+        """Latest endpoint of each process."""
         self._awaited: _Expected = {}
         self._num_peers_told = 0
         self._epoch_ns: int | None = None
 
     async def bring_up(self, instance_ids: Sequence[str]) -> None:
-        """Start them and connect everybody with them. Raises LaunchError if one ends, or is killed for being late."""
+        """Starts instances and connects them with all others. Raises LaunchError if a rank ends, or is killed for being
+        late.
+        """
         expected = self._expect(_HELLO, instance_ids)
         for instance_id in instance_ids:
             self._fleet.spawn(instance_id)
@@ -56,7 +58,9 @@ class Bootstrap:
             raise LaunchError(f"{', '.join(gone)} ended before all were connected")
 
     async def begin(self) -> int:
-        """Let time begin, for all; when that was, by this host's monotonic clock in ns. Raises LaunchError."""
+        """Starts the time of the run on all ranks. Returns the start by this host's monotonic clock in ns. Raises
+        LaunchError.
+        """
         self._epoch_ns = monotonic_ns()
         try:
             await self._all(self._tell_peers([]), "connect", _CONNECT_S)
@@ -85,7 +89,7 @@ class Bootstrap:
             expected.set_result(notice)
 
     def on_death(self, instance_id: str, reason: str) -> None:
-        """End the wait for its hello; nobody has to connect to it any more."""
+        """Stops waiting for an instance's hello. The other instances need not connect to it any more."""
         self.memories.pop(instance_id, None)
         processes = self._fleet.processes(instance_id)
         for (number, process), expected in self._awaited.items():
@@ -104,7 +108,9 @@ class Bootstrap:
         return expected
 
     async def _all(self, expected: _Expected, what: str, limit_s: float) -> dict[tuple[int, str], Any]:
-        """Raises TimeoutError with who is late, and LaunchError if one did not start."""
+        """Waits for all answers. Raises TimeoutError with the late processes, and LaunchError if a process did not
+        start.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 return dict(zip(expected, await asyncio.gather(*expected.values()), strict=True))

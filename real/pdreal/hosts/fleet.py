@@ -1,4 +1,4 @@
-"""The instances of a run as processes: which host has each, and which life it is in."""
+"""The instances of a run as processes: the host of each instance, and its present life."""
 
 import asyncio
 from asyncio import AbstractEventLoop
@@ -27,9 +27,9 @@ class Fleet:
         loop: AbstractEventLoop,
         on_death: Callable[[str, int | str], None],
     ) -> None:
-        """scenario: resolved. network: the launcher's, where there are several hosts.
+        """scenario: resolved. network: the launcher's, for runs on several hosts.
 
-        on_death: called with an instance and its exit code, or why it was lost, once for each life.
+        on_death: called once per life with the instance and its exit code, or the reason of its loss.
         """
         self._scenario = scenario.model_copy(update={"workload": None})
         self._options = options
@@ -40,7 +40,7 @@ class Fleet:
         self._on_death = on_death
         self._home = Processes(loop, self._on_exit)
         self.remote: dict[str, RemoteHost] = {}
-        """Hosts besides this one, by name."""
+        """Hosts other than this one, by name."""
         self._alive: set[str] = set()
         self.roles = roles_of(scenario)
         """Role of each instance, in the order of the scenario."""
@@ -54,14 +54,14 @@ class Fleet:
             }
 
     async def start(self) -> None:
-        """Bring up all other hosts. Raises LaunchError."""
+        """Starts the agents of all other hosts. Raises LaunchError."""
         await asyncio.gather(*(host.start() for host in self.remote.values()))
 
     def on_notice(self, notice: HostNotice, payload: Any) -> None:
         self.remote[notice.host].on_notice(notice, payload)
 
     def clock_offset(self, instance_id: str) -> ClockOffset:
-        """Lead of the clock of the instance's host."""
+        """Offset of the clock of the instance's host."""
         host = self.remote.get(self._host_names[instance_id])
         return ClockOffset() if host is None else host.clock
 
@@ -83,22 +83,24 @@ class Fleet:
         return [process_name(instance_id, rank) for rank in range(self.tp(instance_id))]
 
     async def prepare(self, instance_id: str) -> None:
-        """Have what this host forks ranks from, so that `spawn` takes no time. Other hosts do so for themselves."""
+        """Starts the process from which this host forks ranks, so that `spawn` is fast. Other hosts do this
+        themselves.
+        """
         if self._host(instance_id) is self._home:
             await self._home.prepare()
 
     def spawn(self, instance_id: str) -> None:
-        """A new life, all ranks of it."""
+        """Starts a new life of an instance with all its ranks."""
         self.lives[instance_id] += 1
         self._alive.add(instance_id)
         self._host(instance_id).spawn([self._spec(instance_id, rank) for rank in range(self.tp(instance_id))])
 
     def kill(self, instance_id: str, rank: int | None = None) -> None:
-        """Kills one rank or all of them, with all that they hold. on_death is called as it is seen."""
+        """Kills one rank or all ranks with SIGKILL. on_death is called when the end is seen."""
         self._host(instance_id).kill(instance_id, rank)
 
     async def end(self) -> list[str]:
-        """All were told to exit: who does not in time is killed. Returns what went wrong on other hosts."""
+        """Waits for processes that were told to exit, and kills late ones. Returns problems on other hosts."""
         self._alive.clear()
         self._home.end()
         problems = await asyncio.gather(*(host.end(self._logs) for host in self.remote.values()))
@@ -109,7 +111,7 @@ class Fleet:
         self._on_death(instance_id, exit_code)
 
     def _spec(self, instance_id: str, rank: int) -> RankSpec:
-        """Settings of a rank's process. Folders are those of this host; an agent puts its own in their place."""
+        """Settings of a rank's process. Folders are those of this host; an agent replaces them by its own."""
         neighbours = [i for i in self.roles if self._host_names[i] == self._host_names[instance_id]]
         tps = [self.tp(i) for i in neighbours]
         return RankSpec(

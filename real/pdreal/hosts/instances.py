@@ -1,4 +1,4 @@
-"""The instances of a run, as its launcher sees them: who is up, who is silent, why one died and when it returns."""
+"""The instances of a run, as its launcher sees them: which are up or silent, why one died, and when it restarts."""
 
 import asyncio
 import logging
@@ -27,18 +27,18 @@ from pdsim.scenario.schema import Scenario
 _LOG = logging.getLogger("pdreal")
 _SETTLE_NS = 10_000_000_000
 _SETTLE_S = 15.0
-"""Limit for an answer: who is later hangs."""
+"""Maximum time in s for an answer. A later instance counts as hung."""
 _PING_S = 1.0
-"""Interval at which levels are asked for, where there is no health section."""
+"""Interval in s at which levels are requested, without a health section."""
 _LAST_WORDS_S = 0.2
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _STEADY_S = 60.0
-"""Life after which an instance starts again as quickly as after its first death."""
+"""Length of a life in s after which the next restart has the shortest delay again."""
 
 
 class NoMonitor:
-    """Stand-in for a health monitor in a scenario without health: nobody is told of lost instances."""
+    """Replaces the health monitor in a scenario without health: no instance is told of lost ones."""
 
     def on_message(self, message: m.Heartbeat, now_ns: int) -> list[m.Send]:
         return []
@@ -60,10 +60,10 @@ class Instances:
         on_lost: Callable[[str], None],
         spawn_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """scenario: resolved. network: the launcher's, of several hosts. folder: where logbooks are kept.
+        """scenario: resolved. network: the launcher's, for several hosts. folder: for logbooks.
 
-        carry_out: called with what the health monitor sends. on_lost: called with a reason if an instance is lost and
-        nobody watches over them.
+        carry_out: called with the health monitor's commands. on_lost: called with a reason if an instance is lost and
+        the scenario has no health section.
         """
         self._scenario = scenario
         self._channel = channel
@@ -78,24 +78,24 @@ class Instances:
         monitor = build_monitor(scenario)
         self._monitor: Any = NoMonitor() if monitor is None else logbook.recorded(monitor)
         self._up: dict[str, float] = {}
-        """Instances that are connected with all others, and since when by the monotonic clock, in seconds."""
+        """Instances that are connected with all others, with the monotonic time in s of the connection."""
         self.levels: dict[str, Levels] = {}
-        """Levels of each instance as last asked, at most about a second ago; not of those that are down."""
+        """Levels of each running instance, at most about one second old."""
         self._given_up: set[str] = set()
         """Instances that were killed, or silent for too long, and whose end is not reported yet."""
         self._silent: set[str] = set()
         """Processes that have not answered the last ping."""
         self._settled: dict[str, asyncio.Future[str]] = {}
         self._deaths: dict[str, str] = {}
-        """Reasons why instances said they could not go on."""
+        """Reasons that instances gave for not being able to continue."""
         self._restart_s: dict[str, float | None] = {}
-        """Delays until what was killed on purpose starts again, or None for never."""
+        """Delays in s until killed instances restart. None: never."""
         self._backoff_s: dict[str, float] = {}
-        """Last delay of an instance."""
+        """Last restart delay of each instance, in s."""
         self._stopping = False
 
     async def start(self) -> None:
-        """Bring up all, and let time begin. Raises LaunchError."""
+        """Starts all instances, and the time of the run. Raises LaunchError."""
         await self.fleet.start()
         await self.bootstrap.bring_up(self.fleet.instance_ids)
         self._timeline.epoch_ns = await self.bootstrap.begin()
@@ -107,7 +107,7 @@ class Instances:
 
     @property
     def missing_roles(self) -> list[str]:
-        """Roles of which no instance is up."""
+        """Roles without a running instance."""
         roles = self.fleet.roles
         return sorted({*roles.values()} - {roles[i] for i in self._up})
 
@@ -149,7 +149,9 @@ class Instances:
                 self._on_heartbeat(m.Heartbeat(instance_id, self.fleet.lives[instance_id] if answered else None))
 
     def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:
-        """Tell the monitor. An instance that it gives up while it is up hangs."""
+        """Passes a heartbeat to the monitor. An instance that the monitor gives up although its processes run is
+        killed.
+        """
         commands = self._monitor.on_message(heartbeat, self._timeline.now_ns)
         if heartbeat.life is None and commands and heartbeat.instance_id in self._up:
             self._deaths[heartbeat.instance_id] = reason = "it did not answer, and was killed"
@@ -162,7 +164,7 @@ class Instances:
     # Deaths and restarts.
 
     def _on_exit(self, instance_id: str, exit_code: int | str) -> None:
-        """Wait for the last words of one that ended itself, which may come a moment after its end."""
+        """Handles the end of an instance. If it ended itself, its reason may arrive a moment later."""
         if exit_code == BROKEN and instance_id not in self._deaths:
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._on_death, instance_id, exit_code)
         else:
@@ -192,7 +194,7 @@ class Instances:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
 
     def _reason_of(self, instance_id: str, exit_code: int | str, age: str) -> str:
-        """The reason of a death. One that nobody has told of, or asked for, goes to the log."""
+        """The reason of a death. An unexpected death goes to the log."""
         if known := self._deaths.pop(instance_id, ""):
             return known
         reason = exit_code if isinstance(exit_code, str) else ended_by(exit_code)
@@ -201,7 +203,9 @@ class Instances:
         return reason
 
     def _note_death(self, folder: Path, instance_id: str) -> None:
-        """Note a death at the begin of the next life's journal: what died may have left half a line in its own."""
+        """Notes a death at the beginning of the next life's journal, because the dead process may have left half a line
+        in its own.
+        """
         logbook = Logbook(folder, instance_id, self.fleet.lives[instance_id] + 1)
         names = [instance_id]
         if self.fleet.roles[instance_id] == "prefill":
@@ -225,7 +229,7 @@ class Instances:
             self._mark_up([instance_id])
 
     def _mark_up(self, instance_ids: list[str]) -> None:
-        """Mark those that were started and are still there."""
+        """Marks started instances that are still alive as up."""
         for instance_id in filter(self.fleet.is_alive, instance_ids):
             self._up[instance_id] = monotonic()
             self._silent.difference_update(self.fleet.processes(instance_id))
@@ -233,9 +237,9 @@ class Instances:
     # The end.
 
     async def settle(self) -> list[str]:
-        """Wait until nothing is left of any request; return what is. Who does not answer is killed.
+        """Waits until nothing is left of any request. Returns what is left. Instances that do not answer are killed.
 
-        Those that were given up are not asked.
+        Instances that were given up are not asked.
         """
         self._stopping = True
         loop = asyncio.get_running_loop()
@@ -252,7 +256,7 @@ class Instances:
         return leaks
 
     async def end(self) -> list[str]:
-        """End every process, in bounded time. Returns what went wrong on other hosts."""
+        """Ends every process, in bounded time. Returns problems on other hosts."""
         for instance_id in self.fleet.instance_ids:
             for process in self.fleet.processes(instance_id):
                 self._channel.send(process, Exit())
@@ -263,7 +267,7 @@ class Instances:
 
 
 def ended_by(exit_code: int) -> str:
-    """The signal or the code that a process ended with."""
+    """The signal or the exit code with which a process ended, as text."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -273,5 +277,5 @@ def ended_by(exit_code: int) -> str:
 
 
 def next_backoff_s(last_s: float | None, up_s: float) -> float:
-    """Wait before the next start of an instance that died. last_s: the wait before; up_s: the life since."""
+    """Delay in s before the next start of a dead instance. last_s: the last delay. up_s: length of the life since."""
     return _FIRST_BACKOFF_S if last_s is None or up_s >= _STEADY_S else min(2 * last_s, _MAX_BACKOFF_S)

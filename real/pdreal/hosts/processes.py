@@ -1,6 +1,6 @@
-"""The rank processes of one host: started, watched, killed.
+"""The rank processes of one host: starts, watches and kills them.
 
-They are forked from a process that has imported torch and nothing else, so that a start costs a fraction of a second.
+They are forked from a process that has only imported torch, so that a start takes a fraction of a second.
 """
 
 import asyncio
@@ -24,14 +24,16 @@ from pdreal.settings.rank import RankSpec
 
 _PRELOADED = ["torch", "pdreal.rank.process"]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that end a run early; what has finished is kept."""
+"""Signals that end a run early. Finished requests are kept."""
 PATIENCE_S = 5.0
-"""Limit for processes that were told to exit."""
+"""Maximum time in s for processes that were told to exit."""
 
 
 class Processes:
     def __init__(self, loop: AbstractEventLoop, on_exit: Callable[[str, int], None]) -> None:
-        """on_exit: called with an instance and the exit code of the first of its ranks to end, when none is left."""
+        """on_exit: called when no rank of an instance is left, with the instance and the exit code of the first rank
+        that ended.
+        """
         self._loop = loop
         self._on_exit = on_exit
         claim_temp_dir()
@@ -39,10 +41,12 @@ class Processes:
         self._context.set_forkserver_preload(_PRELOADED)
         self._alive: dict[str, list[Any]] = {}
         self._starting = Lock()
-        """Of one start at a time: each changes what all of this process share."""
+        """Lock for one start at a time, because a start changes state that this process's threads share."""
 
     async def prepare(self) -> None:
-        """Have the process that ranks are forked from, beside the loop: it may have been killed, and imports torch."""
+        """Starts the process from which ranks are forked, in a thread, because it imports torch. It may have been
+        killed before.
+        """
         await asyncio.to_thread(self._fork_one)
 
     def _fork_one(self) -> None:
@@ -56,7 +60,7 @@ class Processes:
             process.start()
 
     def spawn(self, ranks: Sequence[RankSpec]) -> None:
-        """Start all ranks of an instance. Takes seconds, unless what they are forked from is there: `prepare`."""
+        """Starts all ranks of an instance. Takes seconds unless `prepare` was called."""
         instance_id = ranks[0].instance_id
         self._alive[instance_id] = []
         for rank in ranks:
@@ -66,19 +70,19 @@ class Processes:
             self._loop.add_reader(process.sentinel, self._on_sentinel, instance_id, process)
 
     def kill(self, instance_id: str, rank: int | None = None) -> None:
-        """Kills one rank or all of them, with all that they hold. on_exit is called as it is seen."""
+        """Kills one rank or all ranks with SIGKILL. on_exit is called when the end is seen."""
         for i, process in enumerate(self._alive.get(instance_id, [])):
             if rank in {None, i} and process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """All were told to exit: who does not in time is killed."""
+        """Waits for processes that were told to exit, and kills late ones."""
         deadline_s = monotonic() + PATIENCE_S
         for instance_id in list(self._alive):
             self._leave(instance_id, deadline_s)
 
     def _leave(self, instance_id: str, deadline_s: float) -> None:
-        """Wait for an instance's processes, whose end is no news any more; kill those that are late."""
+        """Waits for an instance's processes without reporting their end, and kills late ones."""
         for process in self._alive.pop(instance_id, []):
             self._loop.remove_reader(process.sentinel)
             process.join(max(0.0, deadline_s - monotonic()))
@@ -88,7 +92,7 @@ class Processes:
             process.close()
 
     def _on_sentinel(self, instance_id: str, process: Any) -> None:
-        """An instance lives as long as all its ranks do."""
+        """Handles the end of a rank: the instance's other ranks are killed, too."""
         exit_code = process.exitcode
         self.kill(instance_id)
         self._leave(instance_id, monotonic() + PATIENCE_S)
@@ -97,7 +101,7 @@ class Processes:
 
 @cache
 def claim_temp_dir() -> None:
-    """Have multiprocessing keep its socket where the next start removes it, should this process be killed."""
+    """Makes multiprocessing keep its socket in a folder that a later start removes if this process is killed."""
     folder = ScratchFolder()
     Finalize(None, folder.cleanup, exitpriority=-200)  # after multiprocessing has removed what is its own
     before, tempfile.tempdir = tempfile.tempdir, str(folder.path)
@@ -107,7 +111,7 @@ def claim_temp_dir() -> None:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Hide the main module: the child would run it, and has all it needs in its arguments."""
+    """Context without a main module. Otherwise a child would run it; children get everything by arguments."""
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield
@@ -117,7 +121,9 @@ def _without_main() -> Iterator[None]:
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Children never get them: terminals and `timeout` send them to all, and the launcher ends the run in order."""
+    """Context in which children inherit blocked stop signals, which terminals and `timeout` send to all processes. The
+    launcher ends the run in order.
+    """
     resource_tracker.ensure_running()  # as it starts, it lets them through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -127,7 +133,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """What the first fork of a new process does."""
+    """Target of the first fork of a new process."""
 
 
 def _live(spec: RankSpec) -> None:

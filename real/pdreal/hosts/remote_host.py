@@ -1,7 +1,8 @@
-"""A host besides the launcher's, at both ends: RemoteHost is what the launcher sees, Agent starts and ends ranks there.
+"""A host other than the launcher's, from both sides: RemoteHost is the launcher's view, Agent starts and ends ranks
+there.
 
 The agent (`pdreal host`) reads the launcher's ticket, with the run's keys, from the first line of standard input, and
-lives as long as that does.
+lives as long as its standard input is open.
 """
 
 import asyncio
@@ -30,9 +31,9 @@ from pdsim.inputs import InputError, parse_json
 from pdsim.scenario.yaml_file import ConfigError
 
 _START_S = 60.0
-"""Limit for an agent to answer."""
+"""Maximum time in s for an agent to answer."""
 _QUIET_S = 2 * PATIENCE_S
-"""Time without news from an agent that was told to end, after which it is left alone."""
+"""Maximum time in s without a message of an agent that was told to end."""
 _ROUND_TRIPS = 50
 _ROUND_TRIP_S = 2.0
 _TO_STDERR = 2
@@ -41,24 +42,26 @@ HostNotice = HostUp | Time | Ended | KeptLog | HostDone
 
 
 class ClockOffset(NamedTuple):
-    """Lead of a host's monotonic clock over the launcher's."""
+    """Offset of a host's monotonic clock to the launcher's."""
 
     offset_ns: int = 0
     error_ns: int = 0
-    """Half the shortest round trip."""
+    """Half the shortest round trip, in ns."""
 
 
 class RemoteHost:
     def __init__(
         self, name: str, entry: HostEntry, network: Network, channel: Channel, on_exit: Callable[[str, int | str], None]
     ) -> None:
-        """on_exit: called with an instance and an exit code, or why it is lost, once for each that was started."""
+        """on_exit: called once for each started instance, with the instance and its exit code, or the reason of its
+        loss.
+        """
         self.name = name
         self.clock = ClockOffset()
         self.last_clock: ClockOffset | None = None
-        """The clock at the end of the run; None if the host was lost."""
+        """The clock at the end of the run. None: the host was lost."""
         self.half_trips_ns: list[int] = []
-        """Half of each round trip that asked for the time."""
+        """Half of each round trip of a time request, in ns."""
         self._entry = entry
         self._network = network._replace(address=str(entry.address))
         self._channel = channel
@@ -67,18 +70,18 @@ class RemoteHost:
         self._alive: set[str] = set()
         self._lost = ""
         self._answers: dict[type, asyncio.Future[Any]] = {}
-        """The next notice of each kind."""
+        """Future for the next notice of each kind."""
         self._logs: Path | None = None
         self._is_quiet = False
         self._watch: asyncio.Task[None] | None = None
 
     @property
     def process(self) -> str:
-        """The agent's."""
+        """Process name of the host's agent."""
         return f"host:{self.name}"
 
     async def start(self) -> None:
-        """Returns when the agent is there, and its clock is known. Raises LaunchError."""
+        """Returns when the agent runs and its clock is known. Raises LaunchError."""
         command = shlex.split(self._entry.start or "")
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -111,7 +114,7 @@ class RemoteHost:
             self._on_exit(instance_id, self._lost)
 
     async def _ask_time(self) -> ClockOffset:
-        """The offset of the shortest round trip: the clock is taken to be read in its middle, as NTP does."""
+        """The offset by the shortest round trip, with the clock assumed to be read in its middle, as in NTP."""
         offsets = []
         for number in range(_ROUND_TRIPS):
             begin_ns, answer = monotonic_ns(), self._next(Time)
@@ -124,7 +127,7 @@ class RemoteHost:
         return min(offsets, key=lambda offset: offset.error_ns)
 
     def described(self) -> dict[str, float]:
-        """The host's clock, in ms; the drift is what the offset grew by in the run, and is not taken into account."""
+        """The host's clock in ms. The drift is the change of the offset during the run, and is not corrected."""
         drift = {} if self.last_clock is None else {"clock_drift_ms": self.last_clock.offset_ns - self.clock.offset_ns}
         measured = {"clock_offset_ms": self.clock.offset_ns, "clock_error_ms": self.clock.error_ns, **drift}
         return {name: time_ns / 1e6 for name, time_ns in measured.items()}
@@ -162,7 +165,7 @@ class RemoteHost:
         self._channel.send(self.process, KillRanks(instance_id, rank))
 
     async def end(self, logs: Path | None) -> list[str]:
-        """End all its processes, and fetch their logbooks, if they are kept. Returns what went wrong."""
+        """Ends all processes of the host, and fetches their logbooks, if kept. Returns problems."""
         self._alive.clear()
         if self._process is None or self._watch is None:
             return []
@@ -181,7 +184,7 @@ class RemoteHost:
         return [f"{lost or f'host {self.name} was silent at the end'}; logbooks of its instances are not here"]
 
     async def _dismiss(self, process: Process, watch: "asyncio.Task[None]") -> None:
-        """Agents end with their standard input."""
+        """Ends the agent by closing its standard input, then by signals."""
         assert process.stdin is not None
         process.stdin.close()
         for stop in (process.terminate, process.kill):
@@ -207,7 +210,7 @@ def read_ticket() -> dict[str, Any]:
 
 
 def serve_host(*, host: str, launcher: str, **network: str) -> None:
-    """Runs instances here until the launcher is done, or gone."""
+    """Runs instances on this host until the launcher is done or gone."""
     with ScratchFolder() as folder:
         asyncio.run(Agent(host, launcher, Network(**network), folder).live())
 
@@ -221,7 +224,7 @@ class Agent:
         self._logs = folder / "logs"
         self._logs.mkdir()
         self._starting: dict[str, list[RankSpec]] = {}
-        """Ranks of instances that wait for the process that ranks are forked from."""
+        """Ranks of instances that wait for the process from which ranks are forked."""
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
@@ -260,7 +263,7 @@ class Agent:
                 self._tell(HostDone(self._host))
 
     async def _spawn(self, ranks: list[RankSpec]) -> None:
-        """Start an instance, unless it is killed before what its ranks are forked from is there."""
+        """Starts an instance, unless it is killed before the process to fork from is ready."""
         await self._processes.prepare()
         if self._starting.get(ranks[0].instance_id) is ranks:
             del self._starting[ranks[0].instance_id]

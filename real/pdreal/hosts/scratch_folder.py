@@ -1,7 +1,7 @@
-"""A folder below TMPDIR that is gone when its process is: what a killed one left, the next one removes.
+"""A folder below TMPDIR that is removed with its process; folders of killed processes are removed by a later one.
 
-The owner holds a lock on a file in it. The kernel takes the lock back however the owner ends, also where TMPDIR is
-shared by containers that do not see each other's processes.
+The owner holds a lock on a file in the folder. The kernel releases the lock however the owner ends, even if containers
+that share TMPDIR do not see each other's processes.
 """
 
 from contextlib import ExitStack

@@ -1,1 +1,1 @@
-"""Measured times of this machine, in the rows that `pdsim calibrate` reads."""
+"""Measures times of this machine, as rows for `pdsim calibrate`."""

@@ -1,7 +1,7 @@
-"""Times of forwards, prefill and decode. Weights and cached KV are random, and pages lie scattered.
+"""Times of prefill and decode forwards. Weights and cached KV are random, and pages are scattered.
 
-Every prompt and every step has tokens of its own: experts that tokens choose alike would be read once. Ranks beside the
-first are processes, which repeat its work.
+Every prompt and every step has different tokens, because experts that all tokens choose would be read only once. Ranks
+after the first are processes, which repeat the first rank's work.
 """
 
 import gc
@@ -32,14 +32,14 @@ from pdreal.rank.runner import ModelRunner
 from pdreal.settings.model import ModelConfig
 
 _PATIENCE_S = 10
-"""Limit for a process that was told to end."""
+"""Maximum time in s for a process that was told to end."""
 Instruction = Work | dict[str, Any] | None
-"""A forward, the sizes of a runner, or the end."""
+"""A forward, the sizes of a runner, or None for the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankedModel:
-    """A model on several ranks: on GPUs, each on one of its own."""
+    """A model on several ranks. On GPUs each rank has its own GPU."""
 
     config: ModelConfig
     dtype: torch.dtype
@@ -48,7 +48,7 @@ class RankedModel:
     has_whole_experts: bool
 
     def load(self, rank: int, rendezvous: str) -> Transformer:
-        """A rank's part. Returns when all ranks have met."""
+        """The model's part of a rank. Returns when all ranks have met."""
         device = torch.device("cuda", rank) if self.device_type == "cuda" else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -57,7 +57,7 @@ class RankedModel:
 
 
 class Followers:
-    """A forward is begun on all ranks, as by a leader in a run: sent to the others, and then done."""
+    """Runs each forward on all ranks: it is sent to the other ranks, then run here, as a leader does."""
 
     def __init__(self, ranked: RankedModel) -> None:
         self._folder = ScratchFolder()
@@ -73,7 +73,7 @@ class Followers:
             self._processes.append(process)
             self._pipes.append(ours)
         self.model = ranked.load(0, rendezvous)
-        """The first rank's part."""
+        """The first rank's part of the model."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +89,7 @@ class Followers:
         self._folder.cleanup()
 
     def runner(self, sizes: Mapping[str, Any]) -> ModelRunner:
-        """The first rank's, whose forwards are everybody's. sizes: of ModelRunner."""
+        """The first rank's runner, whose forwards run on all ranks. sizes: arguments of ModelRunner."""
         self._tell(dict(sizes))
         return _LedRunner(self.model, sizes, self._tell)
 
@@ -114,7 +114,7 @@ class _LedRunner(ModelRunner):
 
 
 def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
-    """Repeat what the first rank does until it sends the end, or is gone."""
+    """Repeats the first rank's work until the first rank sends the end, or is gone."""
     torch.set_num_threads(num_threads)
     model = ranked.load(rank, rendezvous)
     runner: ModelRunner | None = None
@@ -132,17 +132,18 @@ def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, p
 
 _WARM_UPS = 2
 _PAUSE_SECONDS = 0.12
-"""Pause in which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/affine.py)."""
+"""Pause in s in which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/affine.py)."""
 _AROUND = [num_more for distance in range(32) for num_more in (-distance, distance + 1)]
-"""Tokens more than a case has, one length after another; as many as there are repeats at most, and warm-ups."""
+"""Numbers of tokens to add to a case, so that repeats have different lengths. They limit the number of repeats and
+warm-ups."""
 _BURSTS = 3
 _BURST_SECONDS = 2.0
 _SHARE_OF_MEMORY = 0.75
-"""Share of what is free beside the weights; the rest is for activations and CUDA graphs."""
+"""Share of the memory that is free after loading weights. The rest is for activations and CUDA graphs."""
 
 
 class PrefillCase(NamedTuple):
-    """A forward of equal prompts; tokens are those of each."""
+    """A forward of equally long prompts. num_tokens: of each prompt."""
 
     num_prompts: int
     num_tokens: int
@@ -154,17 +155,17 @@ class PrefillCase(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens of the longest of the lengths around it."""
+        """Number of tokens of the longest of the lengths near the case's."""
         return self.num_context_tokens + self.num_tokens + max(_AROUND)
 
 
 class DecodeCase(NamedTuple):
-    """A step of equal sequences, or of several short ones beside one of other length."""
+    """A step of equally long sequences, or with one sequence of another length."""
 
     batch_size: int
     num_context_tokens: int
     num_longest_tokens: int | None = None
-    """Context of the last sequence, if it differs."""
+    """Context tokens of the last sequence, if it differs."""
 
     def __str__(self) -> str:
         longest = "" if self.num_longest_tokens is None else f", the last of {self.num_longest_tokens:,}"
@@ -178,12 +179,12 @@ class DecodeCase(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens of the longest sequence behind the step."""
+        """Tokens of the longest sequence after the step."""
         return max(self.contexts) + 1
 
 
 class SustainedCase(PrefillCase):
-    """A prefill forward again and again without pause, until the GPU's clock falls no further."""
+    """A prefill forward that is repeated without pause, until the GPU's clock stops falling."""
 
 
 Case = PrefillCase | DecodeCase
@@ -191,11 +192,11 @@ Case = PrefillCase | DecodeCase
 
 class ForwardBench:
     def __init__(self, runner: ModelRunner, seconds: float) -> None:
-        """seconds: for each row, but no less than three repeats."""
+        """seconds: time for each row. At least three repeats are made."""
         self._runner = runner
         self._seconds = seconds
         self._num_tokens = 0
-        """Tokens that were given to prompts and steps so far."""
+        """Number of tokens given to prompts and steps so far."""
         self._pages = Random(0).sample(range(1, runner.kv.num_pages + 1), runner.kv.num_pages)
         with torch.inference_mode():
             runner.kv.memory.normal_()
@@ -210,9 +211,9 @@ class ForwardBench:
                 yield self.decode(case)
 
     def prefill(self, case: PrefillCase) -> Row:
-        """A forward on a GPU that has rested, or on a core that has not.
+        """Row of a forward on a rested GPU, or on a CPU without pauses.
 
-        Its repeats have lengths near the case's: each length costs libraries something at first.
+        Its repeats have lengths near the case's, because libraries have a first cost for each new length.
         """
         pause_seconds = _PAUSE_SECONDS if self._runner.model.device.type == "cuda" else 0.0
         forwards = (self.prefilling(case, num_more) for num_more in _AROUND)
@@ -220,7 +221,7 @@ class ForwardBench:
         return row_of("prefill", self._times_us(forwards, pause_seconds), prefill_graphs=graphs, **_sizes(case))
 
     def sustained(self, case: PrefillCase) -> Iterator[Row]:
-        """A row of each forward of a burst: the median over bursts, each of which begins on a GPU that has rested."""
+        """Rows of each forward of a burst: the medians over bursts. Each burst begins on a rested GPU."""
         forward = self.prefilling(case)
         forward()
         bursts = [self._burst_us(forward) for _ in range(_BURSTS)]
@@ -252,7 +253,7 @@ class ForwardBench:
         return row_of("decode", self._times_us(steps), graph=graph, **_sizes(case))
 
     def _decoding(self, case: DecodeCase, *, is_first: bool) -> Callable[[], Sequence[int]]:
-        """Page tables come with the first step of a batch, as in a run."""
+        """A decode step. Page tables come with the first step of a batch, as in a run."""
         tables = self._page_tables([context + 1 for context in case.contexts]) if is_first else []
         tokens = tuple(self._tokens(case.batch_size))
         return partial(self._runner.decode, DecodeBatch(tokens, case.contexts, whole_tables(tables)))
@@ -267,7 +268,7 @@ class ForwardBench:
         return array("i", (i * 7919 % vocab_size for i in range(first, first + num_tokens)))
 
     def _page_tables(self, lengths: Sequence[int]) -> list[Sequence[int]]:
-        """Scattered pages for sequences of these many tokens, none of them twice."""
+        """Scattered pages for sequences of these lengths, without repetition."""
         ends = accumulate((-(-length // self._runner.kv.page_size) for length in lengths), initial=0)
         return [array("i", self._pages[first:end]) for first, end in pairwise(ends)]
 
@@ -280,9 +281,9 @@ def forward_rows(
     left_out: Callable[[str], None],
     followers: Followers | None = None,
 ) -> Iterator[Row]:
-    """A row of each case that the model and this machine's memory can hold; the others are reported.
+    """Rows of the cases that the model and this machine's memory can hold. The others are reported.
 
-    followers: the other ranks, if there are several
+    followers: the other ranks, if there are several.
     """
     if possible := _possible(model, page_size, cases, left_out):
         bench = _bench(model, page_size, possible, seconds, followers)
@@ -304,7 +305,7 @@ def _possible(model: Transformer, page_size: int, cases: Sequence[Case], left_ou
 def _bench(
     model: Transformer, page_size: int, cases: Sequence[Case], seconds: float, followers: Followers | None = None
 ) -> ForwardBench:
-    """A bench whose runner is as large as the largest case needs."""
+    """A bench whose runner is large enough for the largest case."""
     sizes: dict[str, Any] = {
         "num_pages": max(_num_pages(case, page_size) for case in cases),
         "page_size": page_size,
@@ -321,7 +322,7 @@ def _num_pages(case: Case, page_size: int) -> int:
 
 
 def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
-    """Sizes of all prompts, or of all requests, together."""
+    """Total sizes of all prompts, or of all requests."""
     if isinstance(case, DecodeCase):
         return {"batch": case.batch_size, "context_tokens": sum(case.contexts)}
     return {
@@ -332,7 +333,7 @@ def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
 
 
 def graph_of(batch_size: int, device: torch.device) -> int | None:
-    """The size of the CUDA graph that holds a batch."""
+    """The size of the CUDA graph that holds a batch. None: no graph on this device."""
     return batch_sizes(batch_size)[-1] if device.type == "cuda" else None
 
 
@@ -343,7 +344,7 @@ def _reason_against(case: Case, config: ModelConfig, num_pages: int, most_pages:
 
 
 def kv_page_bytes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> int:
-    """Bytes of a page in all layers and heads."""
+    """Bytes of a page over all layers and heads."""
     num_planes = config.planes_per_layer * config.num_layers
     return num_planes * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 

@@ -1,4 +1,4 @@
-"""Plans of a measurement: every shape, or few of them where a look is enough."""
+"""Plans of measurements: all shapes, or a few for a quick test."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -18,19 +18,20 @@ class Plan:
     transferred_bytes: tuple[int, ...]
     descriptors: tuple[int, ...]
     served_batches: tuple[int, ...]
-    """Requests that are decoded together, from prefill to their last token."""
+    """Numbers of requests that are decoded together, from prefill to their last token."""
     served_tokens: int
-    """Length of each of their prompts."""
+    """Length of each request's prompt."""
     served_outputs: int
-    """More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
+    """Number of decode steps, more than it takes to compute a batch's prompts, so that all requests run together for a
+    while."""
     seconds: float
-    """Time for each row, but no less than three repeats."""
+    """Time in s for each row. At least three repeats are made."""
 
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-"""Batches of CUDA graphs and some between, and contexts that parts of a graph do not divide evenly, as in a run."""
+"""Batch sizes of CUDA graphs and some between. Contexts are not multiples of a graph's parts, as in a run."""
 _LENGTHS = (90, 180, 330, 430, 590, 700, 860, 1180, 1430, 1730, 2350, 3030, 3700, 5300, 6700)
-"""Lengths between the powers of two, and of no use to tiles of products, as in a run."""
+"""Lengths between the powers of two that do not align with tiles of matrix products, as in a run."""
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new) for new in _LENGTHS),

@@ -1,4 +1,4 @@
-"""Measured times, one to a row of a CSV, which is written as it comes."""
+"""Measured times as rows of a CSV, which are written as they are measured."""
 
 import csv
 import datetime as dt
@@ -20,19 +20,19 @@ _DRIVER = Path("/sys/module/nvidia/version")
 
 
 def machine_name(device: torch.device) -> str:
-    """All GPUs that torch sees, or the processor."""
+    """Names of all GPUs that torch sees, or of the processor."""
     is_cuda = device.type == "cuda"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if is_cuda else []
     return ", ".join(names) or platform.processor() or platform.machine()
 
 
 def driver_version() -> str:
-    """Version of NVIDIA's driver; empty without one."""
+    """Version of NVIDIA's driver. Empty without a driver."""
     return _DRIVER.read_text().strip() if _DRIVER.is_file() else ""
 
 
 def installed(*wheels: str) -> str:
-    """Wheels that are installed, each with its version."""
+    """The installed ones of these wheels, each with its version."""
     found = []
     for wheel in wheels:
         try:
@@ -45,18 +45,18 @@ def installed(*wheels: str) -> str:
 Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RowKind = Kind | Literal["clock", "loop", "sending", "handover"]
-"""Prefill on a GPU that is busy, and host work that depends on sizes."""
+"""Kinds of rows, with prefill on a busy GPU, and host work that depends on sizes."""
 
 _WHEELS = ("triton", "pyzmq", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda", "nixl-cu13")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A field that the kind does not have is None, and empty in the file."""
+    """A measured row. Fields that its kind does not have are None, and empty in the file."""
 
     kind: RowKind
     time_us: float
-    """Median, from the call on the host to the result there; the mean of `loop`."""
+    """Median time from the call on the host to the result on the host; for `loop` the mean."""
     min_us: float | None = None
     repeats: int | None = None
     prompts: int | None = None
@@ -64,25 +64,25 @@ class Row:
     """Tokens of all prompts of a forward together."""
     batch: int | None = None
     graph: int | None = None
-    """The CUDA graph that holds the batch."""
+    """Size of the CUDA graph that holds the batch."""
     prefill_graphs: str | None = None
-    """Tokens of each CUDA graph in which the instance runs forwards, between spaces."""
+    """Token counts of the CUDA graphs in which the instance runs forwards, separated by spaces."""
     context_tokens: int | None = None
     """Tokens of all prompts, or of all requests of a decode step, together."""
     busy_us: float | None = None
-    """Time that the GPU had been computing without pause."""
+    """Time for which the GPU had been computing without pause."""
     payload_bytes: int | None = None
     rest_us: float | None = None
-    """Mean time from the end of a loop's step to the begin of the next."""
+    """Mean time from the end of a loop's step to the begin of the next step."""
     submit_us: float | None = None
-    """Median, until the host has launched it."""
+    """Median time until the host has launched the work."""
     transport: str | None = None
     num_descriptors: int | None = None
     what: str | None = None
 
 
 def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None) -> Row:
-    """times_us: sorted."""
+    """A row of these times. times_us: sorted."""
     times = {"time_us": median(times_us), "min_us": times_us[0], "repeats": len(times_us)}
     return Row(kind=kind, **times, **sizes)  # type: ignore[arg-type]
 
@@ -131,7 +131,7 @@ class Provenance:
 
 class RowFile:
     def __init__(self, path: Path, provenance: Provenance) -> None:
-        """Replaces what was there. Raises OSError."""
+        """Opens the file. An existing file is replaced. Raises OSError."""
         self._file = path.open("w", newline="", encoding="utf-8")
         self._provenance = asdict(provenance)
         self._table = csv.DictWriter(self._file, [field.name for kind in (Row, Provenance) for field in fields(kind)])
@@ -139,7 +139,7 @@ class RowFile:
         self.num_rows = 0
 
     def write(self, row: Row) -> None:
-        """Write a row, which is in the file on return."""
+        """Writes a row, which is in the file on return."""
         values = {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(row).items()}
         self._table.writerow(values | self._provenance)
         self._file.flush()
@@ -153,19 +153,19 @@ Call = Callable[[], Any]
 
 _LEAST = 3
 _LEAST_RESTED = 5
-"""Repeats after a pause, when the host is slow to begin as well, now and then."""
+"""Minimum number of repeats after pauses, after which the host is sometimes slow to begin, too."""
 _MOST = 50
 
 
 def repeat_us(work: Call, seconds: float, *, warm_ups: int = 1) -> list[float]:
-    """Sorted. Three times at least; until `seconds` are over or it was done 50 times."""
+    """Sorted times of repeated work: at least 3 times, until `seconds` are over or 50 repeats are made."""
     return repeat_each_us(repeat(work), seconds, warm_ups=warm_ups)
 
 
 def repeat_each_us(
     works: Iterator[Call], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
 ) -> list[float]:
-    """Sorted times of one work after another, which are alike. Five times at least with a pause before each."""
+    """Sorted times of similar works, one after another. With pauses: at least five."""
     for _ in range(warm_ups):
         next(works)()
     times_us: list[float] = []

@@ -1,4 +1,4 @@
-"""Measures this machine, kind by kind, into one file."""
+"""Measures this machine, one kind of rows after another, into one file."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,9 +20,9 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import CatalogError
 
 _OF_RANKS: tuple[Kind, ...] = ("prefill", "decode", "host")
-"""Measured with several ranks."""
+"""Kinds that are measured with several ranks."""
 _RANKS = 2
-"""A prefill and a decode instance: forwards and copies have the threads that they have there."""
+"""Number of instances in a run, prefill and decode: forwards and copies get the threads that they have there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,9 @@ class Measurement:
     options: Options
     page_size: int
     tp: int
-    """Ranks of an instance."""
+    """Number of ranks of an instance."""
     ep: int
-    """tp, where each rank holds whole experts, or 1."""
+    """Expert-parallel size: tp if each rank holds whole experts, otherwise 1."""
     kinds: tuple[Kind, ...]
     plan: Plan
     rounds: int
@@ -48,9 +48,9 @@ class Measurement:
         return torch.device("cuda", 0) if self.options.device == "cuda" else torch.device("cpu")
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
-        """Rows as they are measured. What this machine cannot run is reported.
+        """Rows as they are measured. Shapes that this machine cannot run are reported.
 
-        A machine that is slow for a while spoils one round's rows of some shapes; those of the others outvote them.
+        A machine that is temporarily slow affects the rows of some shapes in one round; the other rounds outvote them.
         """
         torch.set_num_threads(self.options.threads_of_rank(_RANKS * self.tp))
         for _ in range(self.rounds):
@@ -106,7 +106,7 @@ class Measurement:
 
 
 def _release_memory(device: torch.device) -> None:
-    """Give memory to other processes, and to what is allocated outside of torch."""
+    """Releases cached memory to other processes, and to allocations outside torch."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -114,7 +114,9 @@ def _release_memory(device: torch.device) -> None:
 def measurement(
     model: str, options: Options, page_size: int, tp: int, ep: int, only: str | None, plan: Plan, rounds: int
 ) -> Measurement:
-    """only: kinds, joined by commas. Raises ConfigError, or LaunchError for what this machine lacks."""
+    """A measurement from flags. only: kinds, separated by commas. Raises ConfigError, or LaunchError if this machine
+    lacks something.
+    """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LaunchError("--device cuda: torch sees no GPU here")
     kinds = _kinds(only, KINDS if tp == 1 else _OF_RANKS)
@@ -149,7 +151,7 @@ def measurement(
 
 
 def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
-    """All that are possible, if it is not said which."""
+    """The kinds in `only`, or all possible kinds."""
     if only is None:
         return possible
     asked = [word.strip() for word in only.split(",")]
@@ -162,7 +164,9 @@ def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
 
 
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
-    """Writes each row when it has it; returns how many. Raises ConfigError if the file cannot be written."""
+    """Writes each row when it is measured. Returns the number of rows. Raises ConfigError if the file cannot be
+    written.
+    """
     provenance = Provenance.here(
         measurement.model.name,
         measurement.device,

@@ -1,4 +1,4 @@
-"""Times that real mode adds to forwards and transfers: a prefill and a decode process, seen by their logbooks."""
+"""Times that real mode adds to forwards and transfers, taken from the logbooks of a prefill and a decode process."""
 
 import asyncio
 from bisect import bisect
@@ -32,14 +32,14 @@ _ROUND_TRIPS = 500
 
 
 def message_row(hosts: Hosts | None) -> Row:
-    """Time of a message, one way, to another host if there are several. Raises LaunchError."""
+    """Row of the one-way time of a message, to another host if there are several. Raises LaunchError."""
     with ScratchFolder() as folder:
         times_us = _messages_us(folder) if hosts is None else _messages_between_us(folder, hosts)
         return row_of("host", asyncio.run(times_us), what="message")
 
 
 async def _messages_between_us(folder: Path, hosts: Hosts) -> list[float]:
-    """Sorted halves of round trips to an agent."""
+    """Sorted halves of the round trips to an agent, in us."""
     network = Network.dealt(hosts.home_address)
     channel = Channel(folder, LAUNCHER, network=network)
     name, entry = hosts.others[0]
@@ -56,7 +56,7 @@ async def _messages_between_us(folder: Path, hosts: Hosts) -> list[float]:
 
 
 async def _messages_us(folder: Path) -> list[float]:
-    """Sorted halves of round trips between two channels of one process."""
+    """Sorted halves of the round trips between two channels of one process, in us."""
     loop = asyncio.get_running_loop()
     near, far = Channel(folder, "near"), Channel(folder, "far")
     near.connect("far", far.endpoint)
@@ -78,29 +78,30 @@ async def _messages_us(folder: Path) -> list[float]:
 
 
 _SINGLE_REQUESTS = 12
-"""Requests one after another; the first is for warming up."""
+"""Number of requests that are sent one after another. The first is a warm-up."""
 _SINGLE_TOKENS = 512
 _SINGLE_OUTPUTS = 4
 _WAVE_REQUESTS = 8
 _WAVE_TOKENS = (128, 1024)
 _WAVE_OUTPUTS = 4
-"""Submitted together, twice: the launcher takes them one after another, and their transfers follow each other. One
-forward computes them, and none is beside the transfers."""
+"""Output tokens of requests of a wave. A wave is submitted together, twice: the launcher takes its requests one after
+another, and their transfers follow each other. One forward computes them, and none runs beside the transfers."""
 _COMPANION_TOKENS = 16
 _COMPANION_OUTPUTS = 3000
-"""Size of a request that is decoded beside the waves, as others are under load; it is given up behind them."""
+"""Output tokens of a request that is decoded beside the waves, as under load, and aborted after them."""
 _LEAST_STEPS = 8
-"""Steps of one batch whose period is worth a row."""
+"""Minimum number of steps of one batch for a row of their period."""
 _VOCABULARY = 512
-"""Ids that every model of the catalog has."""
+"""Number of token ids, which every model of the catalog has."""
 
 
 def serving_rows(
     model: str, options: Options, page_size: int, tp: int, ep: int, plan: Plan, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
-    """Rows by the first engine of the device that is there, and handovers of the others; missing ones are reported.
+    """Rows measured with the device's first available engine, and handovers of the other engines. Missing engines are
+    reported.
 
-    With several ranks, of the first engine only: it is their loops that calibration takes.
+    With several ranks only the first engine runs, since calibration uses the rows of its loops.
     """
     has_rows = False
     for transport in engines(options.device, options.hosts):
@@ -128,7 +129,7 @@ def serving_rows(
 
 
 def _scenario(model: str, page_size: int, tp: int, ep: int, transport: str, plan: Plan) -> dict[str, object]:
-    """A scenario on GPUs of whatever kind: the catalog's is named, but not asked."""
+    """A scenario for any GPU: the catalog's GPU is named, but not used."""
     largest_batch = max(plan.served_batches)
     pool_pages = -(-(plan.served_tokens + plan.served_outputs + page_size) // page_size) * largest_batch
     pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
@@ -151,7 +152,7 @@ def _serve(scenario: dict[str, object], options: Options, plan: Plan, batch_size
 
 
 async def _run(data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path) -> None:
-    """Requests that come alone first, with the lowest ids; then one that accompanies waves, and these; then batches."""
+    """Runs single requests first, with the lowest ids; then the waves beside a long request; then batches."""
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)
     await launcher.start()
@@ -169,7 +170,7 @@ async def _run(data: dict[str, object], options: Options, plan: Plan, batch_size
 
 @asynccontextmanager
 async def _companion(launcher: Launcher) -> AsyncIterator[None]:
-    """Decode a request beside others, from its first token on."""
+    """Context in which a request decodes beside others, from its first token on."""
     answer = launcher.submit(_prompt(_COMPANION_TOKENS), Sampling(_COMPANION_OUTPUTS, ignore_eos=True))
     await anext(aiter(answer))
     reading = asyncio.create_task(_read(answer))
@@ -194,7 +195,7 @@ async def _read(answer: Request) -> None:
 
 
 def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
-    """Rows of requests that nothing held up; what lies between two stages is host work and messages."""
+    """Rows of the stages of single requests. The time between two stages is host work and messages."""
     for what, begin, end in (
         ("route", "arrival_ns", "routed_ns"),
         ("admit", "routed_ns", "admitted_ns"),
@@ -206,7 +207,7 @@ def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
-    """Times from one request to the next of those that are submitted together."""
+    """Rows of the time from one request to the next among requests that are submitted together."""
     for num_tokens in _WAVE_TOKENS:
         arrivals = [request.arrival_ns for request in waves if request.num_prompt_tokens == num_tokens]
         chunks = [arrivals[i : i + _WAVE_REQUESTS] for i in range(0, len(arrivals), _WAVE_REQUESTS)]
@@ -214,7 +215,7 @@ def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _end_rows(records: RunRecords) -> Iterator[Row]:
-    """Times from one end to the next of requests whose last token is of one decode step."""
+    """Rows of the time from one end to the next among requests whose last token comes from one decode step."""
     step_ends = [step.start_ns + step.duration_ns for step in records.steps if step.kind == "decode"]
     ends = sorted(request.end_ns for request in records.requests if request.end_ns is not None)
     together = [list(group) for _, group in groupby(ends, key=lambda end_ns: bisect(step_ends, end_ns))]
@@ -223,12 +224,12 @@ def _end_rows(records: RunRecords) -> Iterator[Row]:
 
 
 def _spacings_us(groups: Sequence[Sequence[int]]) -> list[float]:
-    """Sorted: from one to the next within each group of times."""
+    """Sorted differences of neighbouring times within each group, in us."""
     return sorted((later - earlier) / 1e3 for group in groups for earlier, later in pairwise(group))
 
 
 def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Iterator[Row]:
-    """Times between begins of transfers that waited for their worker: a row of each size that waves have."""
+    """Rows of the time between starts of transfers that waited for their worker, one for each size of a wave."""
     of_waves = {request.request_id for request in waves}
     by_worker: dict[int, list[TransferRecord]] = {}
     for row in sorted(transfers, key=lambda row: row.start_ns):
@@ -246,7 +247,7 @@ def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRe
 
 
 def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Row:
-    """Pages of a pool that is empty lie in a row: its requests have equally many descriptors."""
+    """Row of handovers. In an empty pool pages are contiguous, so the requests have equal numbers of descriptors."""
     return row_of(
         "handover",
         _between_us(alone, "transfer_start_ns", "streamed_ns"),
@@ -257,14 +258,14 @@ def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRe
 
 
 def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list[float]:
-    """Sorted."""
+    """Sorted times between two stages in us."""
     return sorted((getattr(request, end) - getattr(request, begin)) / 1e3 for request in requests)
 
 
 def _loop_rows(
     steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: torch.device, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
-    """Times from the begin of one step to the next, in the longest time that a batch stayed as it was."""
+    """Rows of the time between starts of consecutive steps, over the longest stretch with an unchanged batch."""
     decode = [step for step in steps if step.kind == "decode"]
     unchanged = groupby(enumerate(decode), key=lambda at: (at[1].num_requests, _context_before(*at)))
     runs = [[step for _, step in run] for _, run in unchanged]
@@ -289,5 +290,5 @@ def _loop_rows(
 
 
 def _context_before(index: int, step: StepRecord) -> int:
-    """Context of step number 0, if the batch had been this one since: each request has one token more in every step."""
+    """Context at step 0 if the batch had not changed since: each request gains one token per step."""
     return step.num_context_tokens - index * step.num_requests

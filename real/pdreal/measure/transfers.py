@@ -1,7 +1,7 @@
-"""Times that KV takes to move: gather and scatter within a rank, and writes by every engine from process to process.
+"""Times of moving KV: gather and scatter within a rank, and writes from process to process with every engine.
 
-The process that is written to is `pdreal host` with another ticket, here or on another host. It answers over standard
-output, a line of JSON each, and its standard input is its life.
+The receiving process is `pdreal host` with another ticket, on this or another host. It answers on standard output, one
+line of JSON each, and ends with its standard input.
 """
 
 import json
@@ -33,7 +33,7 @@ from pdreal.transports.opening import open_transport
 from pdreal.transports.protocol import Addresses, MappingTransport, Transport, UnavailableError
 
 _SHARE_OF_MEMORY = 0.4
-"""Share of what is free: cells are as large as the cache."""
+"""Share of free memory for the cache, because cells are as large as the cache."""
 
 
 def copy_rows(
@@ -45,7 +45,9 @@ def copy_rows(
     page_counts: Sequence[int],
     seconds: float,
 ) -> Iterator[Row]:
-    """Counts of pages that do not fit in memory are left out. The model has an even number of KV heads."""
+    """Rows of gather and scatter. Page counts that do not fit into memory are left out. The model needs an even number
+    of KV heads.
+    """
     page_bytes = kv_page_bytes(config, dtype, page_size)
     most_pages = int(_SHARE_OF_MEMORY * free_bytes(device)) // page_bytes
     counts = [count for count in page_counts if count <= most_pages]
@@ -80,7 +82,7 @@ def _copy_row(kind: Kind, staging: Staging, arguments: tuple[Any, ...], payload_
 
 
 def _submit_us(launch: Callable[[], torch.cuda.Stream], repeats: int) -> float:
-    """Each is waited for, but not timed until its end."""
+    """Median time in us of launching work. Each launch waits for the last work to end, which is not timed."""
     times_us = []
     for _ in range(repeats):
         begin_ns = perf_counter_ns()
@@ -98,7 +100,7 @@ _LEAST_BLOCK_BYTES = 1024
 
 
 def engines(device_type: str, hosts: Hosts | None) -> Sequence[str]:
-    """Engines that are measured, of one host or between two."""
+    """Engines to measure: within one host or between two."""
     return ENGINES[device_type] if hosts is None else BETWEEN_HOSTS
 
 
@@ -110,7 +112,7 @@ def transfer_rows(
     left_out: Callable[[str], None],
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
-    """Rows from the first GPU to the last, where there are several, or to the first of another host.
+    """Rows from the first GPU to the last, or to the first GPU of another host.
 
     Missing engines are reported.
     """
@@ -133,7 +135,7 @@ def measure_engine(
     seconds: float,
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
-    """A row for each shape: bytes in all, and descriptors. devices: of sender and target. Raises UnavailableError."""
+    """A row for each shape: total bytes and descriptors. devices: of sender and target. Raises UnavailableError."""
     with opened(transport, max(num_bytes for num_bytes, _ in shapes), devices, hosts) as (
         engine,
         address,
@@ -150,11 +152,11 @@ def measure_engine(
 
 
 _PUSHED = CacheGeometry(num_pages=0, page_size=16, num_layers=32, num_kv_heads=8, head_dim=128, itemsize=2)
-"""The cache of a target with twice the heads of the sender."""
+"""The cache of a target with twice the sender's heads per rank."""
 
 
 def push_rows(sizes: Sequence[int], devices: tuple[torch.device, torch.device], seconds: float) -> Iterator[Row]:
-    """A row for each size that has a page. devices: of sender and target. Raises UnavailableError."""
+    """A row for each size of at least one page. devices: of sender and target. Raises UnavailableError."""
     page_bytes = _PUSHED.num_planes * _PUSHED.page_bytes
     counts = [size // (page_bytes // 2) for size in sizes if size >= page_bytes // 2]
     if not counts:
@@ -191,7 +193,7 @@ def scattered_ranges(
 def opened(
     transport: str, num_bytes: int, devices: tuple[torch.device, torch.device], hosts: Hosts | None
 ) -> Iterator[tuple[Transport, str, torch.Tensor, int]]:
-    """The engine, the target's address, memory of the sender, and where that of the target begins."""
+    """Context with the engine, the target's address, the sender's memory, and the begin of the target's memory."""
     here, there = devices
     engine = open_transport(transport, here, LOOPBACK if hosts is None else hosts.home_address)
     source = engine.allocate(num_bytes).fill_(FILL)
@@ -216,7 +218,7 @@ class Target:
         answer = self._hear()
         self.address: str = answer["address"]
         self.begin: int = answer["begin"]
-        """Address at which its memory begins."""
+        """Address at which the target's memory begins."""
 
     def is_full(self) -> bool:
         """True if every byte was written."""
@@ -226,7 +228,7 @@ class Target:
         return bool(self._hear()["is_full"])
 
     def _hear(self) -> dict[str, Any]:
-        """Raises UnavailableError if it cannot go on."""
+        """An answer of the target. Raises UnavailableError if the target cannot continue."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"wrong": "the target ended"}
@@ -237,7 +239,9 @@ class Target:
 
 @contextmanager
 def target_of(transport: str, device: torch.device, num_bytes: int, hosts: Hosts | None) -> Iterator[Target]:
-    """hosts: the first that is not here has it; None: this one. Raises UnavailableError."""
+    """Context with a target. hosts: the target runs on the first other host; None: on this one. Raises
+    UnavailableError.
+    """
     command: Sequence[str] = _HERE
     address = LOOPBACK
     if hosts is not None:

@@ -1,1 +1,1 @@
-"""KV of a rank: the paged cache, host memory behind it, and the copies and transfers of pages."""
+"""KV of a rank: the paged cache, the host memory behind it, and copies and transfers of pages."""

@@ -23,7 +23,7 @@ class CacheGeometry:
     page_size: int
     num_layers: int
     num_kv_heads: int
-    """KV heads that this rank holds."""
+    """Number of KV heads of this rank."""
     head_dim: int
     itemsize: int
     """Bytes of an element."""
@@ -35,33 +35,33 @@ class CacheGeometry:
 
     @property
     def head_bytes(self) -> int:
-        """Size of one head of one token in one plane."""
+        """Bytes of one head of one token in one plane."""
         return self.head_dim * self.itemsize
 
     @property
     def token_bytes(self) -> int:
-        """Size of one token in one plane."""
+        """Bytes of one token in one plane."""
         return self.num_kv_heads * self.head_bytes
 
     @property
     def page_bytes(self) -> int:
-        """Size of one page in one plane."""
+        """Bytes of one page in one plane."""
         return self.page_size * self.token_bytes
 
 
 class RankPair(NamedTuple):
-    """A prefill rank that writes to a decode rank, and the KV heads that cross: as each side counts its own."""
+    """A prefill rank that writes to a decode rank, and the KV heads that it sends, in the numbering of each side."""
 
     prefill_rank: int
     decode_rank: int
     writer: int
-    """The number of this one among the decode rank's writers."""
+    """Number of this prefill rank among the decode rank's writers."""
     source_heads: range
     target_heads: range
 
 
 def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
-    """KV heads that a rank holds; with more ranks than heads, neighbouring ranks hold the same one."""
+    """KV heads that a rank holds. With more ranks than heads, neighbouring ranks hold copies of the same head."""
     if tp > num_kv_heads:
         head = rank // (tp // num_kv_heads)
         return range(head, head + 1)
@@ -70,7 +70,7 @@ def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
 
 
 def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int, num_writers: int) -> tuple[RankPair, ...]:
-    """Pairs of ranks by decode rank. Of prefill ranks that hold the same heads, as many write as the wire has."""
+    """Pairs of ranks by decode rank. If several prefill ranks hold the same heads, only num_writers of them write."""
     pairs = []
     for decode_rank in range(decode_tp):
         sources = range(decode_rank * prefill_tp // decode_tp, -(-(decode_rank + 1) * prefill_tp // decode_tp))
@@ -92,11 +92,11 @@ Planes = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """All that two instances must know of each other to move KV. Raises ValueError if the sides do not fit."""
+    """Everything that two instances must know of each other to move KV. Raises ValueError if the sides do not match."""
 
     wire: RankPairLayout
     num_kv_heads: int
-    """Heads of the model."""
+    """Number of KV heads of the model."""
     prefill_tp: int
     decode_tp: int
     prefill: CacheGeometry
@@ -137,7 +137,7 @@ Integers = NDArray[np.int64]
 
 
 class Move(NamedTuple):
-    """The same copies in each of some planes: from local to remote offsets, in bytes from the plane's begin."""
+    """Equal copies in each of some planes: from local to remote offsets, in bytes from the plane's begin."""
 
     planes: Planes
     local_offsets: Integers
@@ -202,12 +202,12 @@ def _pages(source: Integers, target: Integers, planes: Planes, wire: RankPairLay
 def _slices(
     source: Integers, target: Integers, planes: Planes, pair: RankPair, prefill: CacheGeometry, decode: CacheGeometry
 ) -> Move:
-    """Copies of the heads that cross, token by token."""
+    """Copies of the heads that are sent, token by token."""
     local = slots_of(source, prefill.page_size) * prefill.token_bytes + pair.source_heads.start * prefill.head_bytes
     remote = slots_of(target, decode.page_size) * decode.token_bytes + pair.target_heads.start * decode.head_bytes
     return Move(planes, local, remote, np.full(len(local), len(pair.source_heads) * prefill.head_bytes))
 
 
 def slots_of(pages: Sequence[int] | Integers, page_size: int) -> Integers:
-    """Token slots of pages, in their order."""
+    """Token slots of pages, in order."""
     return (np.asarray(pages, np.int64)[:, None] * page_size + np.arange(page_size)).reshape(-1)

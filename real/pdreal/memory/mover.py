@@ -1,4 +1,4 @@
-"""The movers of a rank's KV: one sends what a prefill rank computed, one takes in what a decode rank is sent."""
+"""Movers of a rank's KV: a prefill rank's mover sends KV, a decode rank's mover receives it."""
 
 import queue
 from collections.abc import Sequence
@@ -40,20 +40,20 @@ _GREETING_BYTES = 16
 
 
 class PeerMemory(NamedTuple):
-    """Addresses at which a decode rank takes KV in. Plain JSON."""
+    """Addresses at which a decode rank receives KV, as plain JSON."""
 
     address: str
-    """Address of its engine."""
+    """Address of the rank's engine."""
     planes: Sequence[int]
     """Begin of each plane."""
     ring: int | None
-    """Begin of its staging ring."""
+    """Begin of the rank's staging ring."""
     greetings: Sequence[int]
-    """Some bytes in each of its regions that nobody reads."""
+    """Addresses of some unused bytes in each memory region."""
 
 
 class PrefillMover:
-    """Sends from the planes of one prefill rank. Threads may send at a time, as many as there are buffers if staged."""
+    """Sends from the planes of one prefill rank. Several threads may send; with staging, at most one per buffer."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class PrefillMover:
         transport.register([*planes, *buffers])
 
     def connect(self, decode_id: str, rank: int, peer: PeerMemory) -> None:
-        """Raises TransferError if it is gone. A rank that was started again replaces its former life."""
+        """Connects to a decode rank. Raises TransferError if it is gone. A restarted rank replaces its former life."""
         self.disconnect(decode_id, rank)
         if rank in [pair.decode_rank for pair in self._pairs]:
             self._transport.connect(peer.address)
@@ -99,7 +99,7 @@ class PrefillMover:
             self._pushes = {key: push for key, push in self._pushes.items() if key[1] != address}
 
     def warm_up(self) -> None:
-        """Compile what gathers, which takes a second, before the first transfer."""
+        """Compiles the gather before the first transfer, which takes a second."""
         _enter(self._planes)
         if self._staging is not None:
             buffer = self._buffers.get()
@@ -108,9 +108,9 @@ class PrefillMover:
             self._buffers.put(buffer)
 
     def greet(self, decode_id: str) -> None:
-        """Write a few bytes to all memory of an instance, from the thread that will write there.
+        """Writes a few bytes to all memory regions of an instance, in the thread that will write there.
 
-        Engines meet a peer, and map its memory, at the first write. Raises TransferError.
+        Engines connect to a peer, and map its memory, at the first write. Raises TransferError.
         """
         _enter(self._planes)
         for pair in self._pairs if self._mapping is not None else ():
@@ -199,7 +199,7 @@ class PrefillMover:
 
 
 class DecodeMover:
-    """Takes in KV for the planes of one decode rank."""
+    """Receives KV for the planes of one decode rank."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class DecodeMover:
         *,
         ring_bytes: int = 0,
     ) -> None:
-        """planes: memory of the transport's allocate."""
+        """planes: memory from the transport's `allocate`."""
         self._exchange = exchange
         self._planes = planes
         self._transport = transport
@@ -228,14 +228,14 @@ class DecodeMover:
         return PeerMemory(self._transport.address, planes, ring, greetings)
 
     def warm_up(self) -> None:
-        """Compile what scatters, which takes a second, before the first transfer."""
+        """Compiles the scatter before the first transfer, which takes a second."""
         _enter(self._planes)
         if self._staging is not None and self._ring is not None:
             cells = self._ring[: len(self._writers) * self._exchange.wire.page_bytes]
             self._staging.scatter([SCRATCH_PAGE], self._writers, cells)
 
     def scatter(self, command: Scatter, pages: Sequence[int]) -> None:
-        """Copy from the ring into the cell's pages; returns when the KV is in place."""
+        """Copies a cell from the ring into its pages. Returns when the copy is done."""
         assert self._ring is not None
         assert self._staging is not None
         _enter(self._planes)
@@ -245,7 +245,7 @@ class DecodeMover:
         self._staging.scatter(pages, self._writers, cells)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Fingerprints of these tokens, counted from the first page's begin."""
+        """Fingerprints of the KV of these tokens, counted from the first page's begin."""
         wait_for_engines(self._planes[0].device)
         page_size, windows = self._exchange.decode.page_size, _windows(self._exchange)
         return digest(self._planes, self._heads, pages, tokens, page_size, windows)
@@ -264,7 +264,7 @@ def _windows(exchange: Exchange) -> dict[int, int]:
 
 
 def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers:
-    """Raises ValueError if the planes are not those of the scenario."""
+    """Begin of each plane. Raises ValueError if the planes do not match the scenario."""
     for plane in planes:
         token_bytes, num_pages = plane[0].nbytes, len(plane) // geometry.page_size
         if not plane.is_contiguous() or token_bytes != geometry.token_bytes or num_pages < geometry.num_pages:
@@ -276,13 +276,13 @@ def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers
 
 
 def _enter(planes: Sequence[torch.Tensor]) -> None:
-    """A thread's current GPU is its own matter, and engines open memory on it."""
+    """Sets the thread's current GPU, on which engines open memory. Each thread has its own."""
     if planes[0].device.type == "cuda":
         torch.cuda.set_device(planes[0].device)
 
 
 def exchange_of(scenario: Scenario) -> Exchange:
-    """The exchange of a resolved scenario. Raises ConfigError for a model that only the simulator has."""
+    """The exchange of a resolved scenario. Raises ConfigError for a model that only the simulator supports."""
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     if prefill.model.state is not None:
         raise ConfigError(f"model: {prefill.model.name} has linear-attention state, which runs in simulation only")
@@ -334,7 +334,7 @@ def decode_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], 
 
 
 def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:
-    """Largest cell that one pair of ranks stages: larger ones are sent as slices, or not at all."""
+    """Largest cell that one pair of ranks stages. Larger cells are sent as slices, or not at all."""
     plan = wiring.staging_plan(scenario)
     if plan is None or not exchange.wire.slices:
         return 0

@@ -21,13 +21,13 @@ class TorchStaging:
         self._page_size = page_size
 
     def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
-        """Copy these heads of the pages into a cell, uint8 [bytes]."""
+        """Copies these heads of the pages into a cell, uint8 [bytes]."""
         slots = self._slots(pages)
         for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
             torch.index_select(plane[:, _slice(heads)], 0, slots, out=part)
 
     def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
-        """Copy the cells of all writers, each of which brings some heads, into the pages."""
+        """Copies the cells of all writers, each with some heads, into the pages."""
         slots = self._slots(pages)
         for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
             for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
@@ -58,12 +58,12 @@ class KernelStaging:
         self.launch_scatter(pages, writers, cells).synchronize()
 
     def launch_gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> torch.cuda.Stream:
-        """The stream on which the bytes will be in place."""
+        """Launches a gather. Returns the stream on which it runs."""
         self._kernels.gather(self._pool, *self._tokens(pages), cell, heads=heads)
         return torch.cuda.current_stream(self._pool.device)
 
     def launch_scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> torch.cuda.Stream:
-        """The stream on which the bytes will be in place."""
+        """Launches a scatter. Returns the stream on which it runs."""
         tokens = self._tokens(pages)
         if [head for heads in writers for head in heads] == list(range(self._pool.layout.heads)):
             self._kernels.scatter(self._pool, *tokens, cells, writers=len(writers))
@@ -78,11 +78,11 @@ class KernelStaging:
 
 
 Staging = TorchStaging | KernelStaging
-"""Copies of one cache. They return when the bytes are in place."""
+"""Copies between one cache and staging memory. They return when the bytes have arrived."""
 
 
 def staging_of(planes: Sequence[torch.Tensor], page_size: int) -> Staging:
-    """planes: [slots, heads, head_dim], K and V of each layer in turn."""
+    """Staging copies for a cache. planes: [slots, heads, head_dim], K and V of each layer in turn."""
     return TorchStaging(planes, page_size) if planes[0].device.type == "cpu" else KernelStaging(planes, page_size)
 
 
@@ -139,11 +139,13 @@ class KernelPush:
 
 
 Push = TorchPush | KernelPush
-"""Copies from source to target pages of one pair of ranks. Returns when the bytes are in place."""
+"""Copies from source to target pages of one pair of ranks. They return when the bytes have arrived."""
 
 
 def push_of(planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry) -> Push:
-    """planes: [slots, heads, head_dim]; addresses: those of the target's, as they are mapped here."""
+    """Push copies for a pair of ranks. planes: [slots, heads, head_dim]. addresses: the target's planes, mapped in this
+    process.
+    """
     made = TorchPush if planes[0].device.type == "cpu" else KernelPush
     return made(planes, addresses, pair, target)
 

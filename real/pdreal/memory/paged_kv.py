@@ -1,4 +1,4 @@
-"""The KV cache of one rank, memory that the page ids of pdsim.core index; and the host memory behind it."""
+"""The KV cache of one rank, indexed by the page ids of pdsim.core, and the host memory behind it."""
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from pdreal.transports.streams import wait_for_engines
 from pdsim.core.messages import LoadBack, WriteBackup
 
 SCRATCH_PAGE = 0
-"""Never handed out by a page pool: takes what nobody reads."""
+"""Page that page pools never allocate. Padding writes to it, and nothing reads it."""
 
 
 class PagedKv:
@@ -58,7 +58,7 @@ class PagedKv:
         self.planes = self.memory.unbind()
         self._num_slots = shape[1]
         self._layers = self.memory.view(num_layers, planes_per_layer * self._num_slots, num_kv_heads, head_dim).unbind()
-        """The planes of each as one."""
+        """All planes of each layer as one tensor."""
 
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
         """Slots of a sequence's tokens [start, stop), in int32 on the CPU."""
@@ -67,9 +67,10 @@ class PagedKv:
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
     def append(self, layer: int, slots: Tensor, *new: Tensor) -> tuple[Tensor, ...]:
-        """Write to their slots keys and values [tokens, heads, head_dim], or latents; return them as they will be read.
+        """Writes keys and values [tokens, heads, head_dim], or latents, to their slots. Returns them as they will be
+        read.
 
-        e4m3 has no scale of its own here, as in engines that find none in a checkpoint.
+        e4m3 has no scales here, as in engines whose checkpoint has none.
         """
         planes = self.layer(layer)
         if self._widen_to is not None:
@@ -87,7 +88,7 @@ class PagedKv:
         return kept if self._widen_to is None else tuple(part.to(self._widen_to) for part in kept)
 
     def rows(self, slots: Tensor) -> Tensor:
-        """Rows that `read` takes for slots: in each plane of a layer, one plane behind another."""
+        """Row indices of slots for `read`: the slots in each plane of a layer, plane after plane."""
         slots = slots.long()  # indexing by int32 would convert them again at each layer
         return torch.cat([slots + plane * self._num_slots for plane in range(self._planes_per_layer)])
 
@@ -102,7 +103,7 @@ class PagedKv:
 
 
 def bits_of(kv: Tensor) -> Tensor:
-    """The same memory in a type that can be copied by index: torch does not do so in e4m3."""
+    """The same memory as bytes if torch cannot copy its type (e4m3) by index."""
     return kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv
 
 
@@ -112,13 +113,13 @@ class SavedKv:
     def __init__(self, kv: PagedKv) -> None:
         self._kv = kv
         self._saved: dict[int, Tensor] = {}
-        """[planes, tokens, heads, head_dim]."""
+        """Saved KV by request, [planes, tokens, heads, head_dim]."""
 
     def save(self, request_id: int, num_kv_tokens: int, page_table: Sequence[int]) -> None:
         self._saved[request_id] = self._kv.memory[:, self._slots(page_table, num_kv_tokens)].cpu()
 
     def restore(self, request_id: int, page_table: Sequence[int]) -> None:
-        """Nothing is kept."""
+        """Copies the saved KV of a request into pages, and drops the saved copy."""
         saved = self._saved.pop(request_id)
         memory = bits_of(self._kv.memory)
         memory[:, self._slots(page_table, saved.shape[1])] = bits_of(saved.to(memory.device))
@@ -131,7 +132,7 @@ class SavedKv:
 
 
 Digests = Mapping[str, int]
-"""Fingerprint of each KV head of the model; heads are text, for they cross as JSON."""
+"""Fingerprint of each KV head of the model. Heads are texts, because they are sent as JSON."""
 
 
 def digest(
@@ -163,14 +164,16 @@ def digest(
 
 
 _PART_BYTES = 64 * 2**20
-"""Memory of a GPU beside its cache: as much is gathered at a time."""
+"""Maximum bytes that are gathered at a time, in GPU memory beside the cache."""
 
 
 class HostKv:
-    """memory[page] holds all planes of a page, one behind another: on a GPU each run of pages is one copy."""
+    """Host memory of a host cache. memory[page] holds all planes of a page, so on a GPU each run of pages is
+    one copy.
+    """
 
     def __init__(self, kv: PagedKv, num_pages: int) -> None:
-        """num_pages: 1 to num_pages, as in a page pool."""
+        """num_pages: pages are numbered 1 to num_pages, as in a page pool."""
         num_planes = len(kv.planes)
         # as the widest integers: torch does not copy e4m3 by index, and copies short elements one by one
         self._pages = kv.memory.view(num_planes, kv.num_pages + 1, -1).view(torch.int64).transpose(0, 1)
@@ -182,7 +185,7 @@ class HostKv:
             _pin(self.memory)
 
     def copy(self, command: WriteBackup | LoadBack) -> None:
-        """Carry out a command; it is done on return."""
+        """Carries out a copy command, which is done on return."""
         if isinstance(command, WriteBackup):
             self._write(command.pages, command.host_pages)
         else:
@@ -211,7 +214,7 @@ class HostKv:
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-    """Runs of consecutive pages: their places in the list, and the pages."""
+    """Runs of consecutive pages: their positions in the list, and the pages."""
     start = 0
     for i in range(1, len(pages) + 1):
         if i == len(pages) or pages[i] != pages[i - 1] + 1:
@@ -220,7 +223,7 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[slice, slice]]:
 
 
 def _pin(memory: Tensor) -> None:
-    """Pin just these bytes: torch's own pinned memory is rounded up to a power of two."""
+    """Pins exactly these bytes. torch would round pinned memory up to a power of two."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 
 
@@ -228,5 +231,5 @@ _LARGEST_E4M3 = 448.0
 
 
 def _narrowed(kv: Tensor) -> Tensor:
-    """Keys, values or latents in e4m3; what is too large becomes the largest."""
+    """Keys, values or latents in e4m3. Values beyond its range become the largest."""
     return kv.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn)

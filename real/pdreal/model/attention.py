@@ -1,4 +1,4 @@
-"""Attention of a forward's tokens: over themselves alone, or over a paged cache in prefill and in decode."""
+"""Attention of a forward's tokens: over packed sequences, or over a paged cache in prefill and in decode."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -25,10 +25,10 @@ _FLASH_DTYPES = torch.bfloat16, torch.float16
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int = 0) -> Tensor:
-    """Attention of a sequence's last tokens to all. [tokens, heads, head_dim]; query heads may share a key.
+    """Attention of a sequence's last tokens to all tokens, [tokens, heads, head_dim]. Query heads may share a key head.
 
-    scale: of scores; None for 1 / sqrt(head_dim)
-    window: last tokens that a token sees, itself included; 0: all
+    scale: of scores; None: 1 / sqrt(head_dim). window: number of last tokens that a token sees, including itself; 0:
+    all.
     """
     if window:  # nobody sees what lies before the first one's window
         first = max(0, len(key) - len(query) - window + 1)
@@ -55,10 +55,10 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 class PackedAttention:
-    """Causal attention in sequences packed one after another, of the last tokens of each to all of it."""
+    """Causal attention in packed sequences: the last tokens of each sequence attend to all of it."""
 
     def __init__(self, num_new: Sequence[int], num_all: Sequence[int], device: torch.device) -> None:
-        """Tokens of each sequence: num_new attend, to num_all of which they are the last."""
+        """num_all: tokens of each sequence. num_new: its last tokens, which attend."""
         self._num_new = num_new
         self._longest = max(num_new), max(num_all)
         bounds = [list(accumulate(lengths, initial=0)) for lengths in (num_new, num_all)]
@@ -68,10 +68,10 @@ class PackedAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int = 0
     ) -> Tensor:
-        """Query [all new tokens, heads, head_dim], key and value [all tokens, KV heads, head_dim].
+        """query: [all new tokens, heads, head_dim]. key and value: [all tokens, KV heads, head_dim].
 
-        Values may be narrower than keys. scale: of scores; None for 1 / sqrt(head_dim). window: last tokens that a
-        token sees, itself included; 0: all
+        Values may be narrower than keys. scale: of scores; None: 1 / sqrt(head_dim). window: number of last tokens that
+        a token sees, including itself; 0: all.
         """
         if query.is_cuda and query.dtype in _FLASH_DTYPES:
             return self._on_gpu(query, key, value, scale, window)
@@ -83,7 +83,7 @@ class PackedAttention:
         )
 
     def _on_gpu(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int) -> Tensor:
-        """A single launch."""
+        """Attention in a single launch."""
         from pdkernels.attention.prefill import HEAD_DIMS, is_fastest, packed_prefill  # noqa: PLC0415
 
         if missing := key.shape[2] - value.shape[2]:
@@ -96,7 +96,7 @@ class PackedAttention:
         return self._flash(query, key, value, scale, window)
 
     def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int) -> Tensor:
-        """A sequence alone goes in unpacked: then its context is split over processors that are idle."""
+        """Flash attention. A single sequence is passed unpacked, so that its context is split over idle processors."""
         alone = len(self._slices[0]) == 1
         bounds = (None, None) if alone else self._bounds
         if alone:
@@ -111,10 +111,10 @@ class PackedAttention:
 
 
 class PagedPrefill:
-    """Chunks of several sequences, each over its own context in the cache and itself."""
+    """Chunks of several sequences. Each attends to its own context in the cache and to itself."""
 
     def __init__(self, kv: PagedKv, batch: PrefillBatch, device: torch.device, on_kv: Callable[[int], None]) -> None:
-        """on_kv is called with each layer when its keys and values have been written, or will be on the stream."""
+        """on_kv: called with each layer when its keys and values are written, or their writing is on the stream."""
         self._kv = kv
         self._on_kv = on_kv
         chunks = batch.chunks
@@ -123,7 +123,7 @@ class PagedPrefill:
         self._new_slots = torch.cat(new).to(device)
         has_context = any(chunk.num_context_tokens for chunk in chunks)
         self._rows = kv.rows(torch.cat(slots).to(device)) if has_context else None
-        """Rows of contexts and chunks; without contexts nothing need be read."""
+        """Rows of contexts and chunks. None: no chunk has a context, so the cache is not read."""
         self._attention = PackedAttention([len(c.tokens) for c in chunks], [c.num_kv_tokens for c in chunks], device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int = 0) -> Tensor:
@@ -135,17 +135,17 @@ class PagedPrefill:
         return self._attention(query, *heads.expand(latent), heads.scale)
 
     def _with_context(self, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-        """Append what is new; with it what lies before it in the cache."""
+        """Appends new keys and values. Returns them after those of the context in the cache."""
         new = self._kv.append(layer, self._new_slots, *new)
         self._on_kv(layer)
         return new if self._rows is None else self._kv.read(layer, self._rows)
 
 
 class GatheredDecode:
-    """Attention of one token of each sequence, over pages that are gathered: for CPUs."""
+    """Attention of one token per sequence over gathered pages, for CPUs."""
 
     def __init__(self, kv: PagedKv, num_kv_tokens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
-        """num_kv_tokens: before each token"""
+        """num_kv_tokens: number of tokens before each token."""
         self._kv = kv
         lengths = [num_tokens + 1 for num_tokens in num_kv_tokens]
         slots = [kv.slots(table, 0, length) for table, length in zip(page_tables, lengths, strict=True)]
@@ -166,7 +166,7 @@ class GatheredDecode:
 
 
 class KernelDecode:
-    """Attention of one token of each sequence, by Triton kernels over the pages: for GPUs, and their graphs."""
+    """Attention of one token per sequence by Triton kernels over the pages, for GPUs and their CUDA graphs."""
 
     def __init__(self, kv: PagedKv, model: "Transformer", positions: Tensor, page_tables: Tensor) -> None:
         """Tensors on the device, int32: positions [batch] of the tokens, page_tables [batch, pages]."""
@@ -178,7 +178,7 @@ class KernelDecode:
         self._new_slots = pages * kv.page_size + positions % kv.page_size
         batch, heads, device = len(positions), model.num_query_heads, positions.device
         self._workspaces: dict[int, DecodeWorkspace] = {}
-        """By window; 0: of layers without one."""
+        """Workspaces by window. 0: of layers without a window."""
         for window in model.config.windows:
             if (latent := model.config.latent) is None:
                 workspace = decode_workspace(batch, heads, model.num_kv_heads, model.config.head_dim, device)

@@ -1,7 +1,7 @@
-"""Matrices in e4m3 with a scale for each block of 128 x 128, as DeepSeek-V3's and Qwen3's FP8 checkpoints have them.
+"""Matrices in e4m3 with a scale for each block of 128 x 128, as in DeepSeek-V3's and Qwen3's FP8 checkpoints.
 
-On a CPU they are made wide again as they are loaded. On a GPU they stay narrow: few tokens go through a Triton kernel
-(fused_fp8.py), for many the matrix is made wide for the product.
+On a CPU they are widened when loaded. On a GPU they stay narrow: few tokens use a Triton kernel (fused_fp8.py), for
+many tokens the matrix is widened for the product.
 """
 
 from typing import NamedTuple
@@ -12,17 +12,17 @@ from torch.nn import functional
 
 BLOCK = 128
 _LARGEST = 448.0
-"""The largest number that e4m3 holds."""
+"""The largest number in e4m3."""
 
 
 class BlockScaled(NamedTuple):
     values: Tensor
-    """[..., outputs, inputs] in e4m3"""
+    """[..., outputs, inputs] in e4m3."""
     scales: Tensor
-    """[..., outputs / 128, inputs / 128] in fp32, rounded up"""
+    """[..., outputs / 128, inputs / 128] in fp32, rounded up."""
 
     def part(self, rows: slice, columns: slice) -> "BlockScaled":
-        """A part of whole blocks. Raises ValueError for others."""
+        """A part made of whole blocks. Raises ValueError for other parts."""
         blocks = []
         for cut, size in ((rows, self.values.shape[0]), (columns, self.values.shape[1])):
             start, stop, _ = cut.indices(size)
@@ -39,7 +39,7 @@ Matrix = Tensor | BlockScaled
 
 
 def quantise(matrix: Tensor) -> BlockScaled:
-    """[outputs, inputs]"""
+    """The matrix [outputs, inputs] in e4m3 with block scales."""
     rows, columns = matrix.shape
     padded = functional.pad(matrix.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
@@ -49,14 +49,14 @@ def quantise(matrix: Tensor) -> BlockScaled:
 
 
 def widen(matrix: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[outputs, inputs]"""
+    """The matrix [outputs, inputs] in a wide type."""
     rows, columns = matrix.values.shape
     scales = matrix.scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
     return (matrix.values.float() * scales).to(dtype)
 
 
 def cat(parts: list[Matrix]) -> Matrix:
-    """Stacks matrices, one under another."""
+    """Concatenates matrices along their outputs."""
     return _joined(parts, torch.cat)
 
 

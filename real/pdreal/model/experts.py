@@ -1,7 +1,8 @@
-"""A layer's experts: each token is computed by those that the router picks for it, and their outputs are mixed.
+"""A layer's experts: each token is computed by the experts that the router chooses, and their outputs are summed with
+weights.
 
-On a CPU rows of tokens are sorted by expert, so that all experts are two grouped products; on a GPU Triton kernels do
-it (fused_experts.py).
+On a CPU tokens are sorted by expert, so that all experts are two grouped products; on a GPU Triton kernels do it
+(fused_experts.py).
 """
 
 import torch
@@ -13,13 +14,13 @@ from pdreal.model.weights import ExpertWeights
 from pdsim.system.model import GroupedRouting
 
 _grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm  # noqa: SLF001
-"""The function by its name since torch 2.10, or before."""
+"""The function, by its name since torch 2.10 or before."""
 
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """The experts' mix for each token, [tokens, hidden]: this rank's share of the sum over ranks.
+    """The weighted sum of expert outputs for each token, [tokens, hidden]: this rank's part of the sum over ranks.
 
-    And the experts that were chosen, [tokens, active].
+    Also returns the chosen experts, [tokens, active].
     """
     if x.is_cuda:
         from pdreal.model import fused_experts  # noqa: PLC0415  Triton is needed on GPUs only
@@ -39,7 +40,7 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
 
 def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Shares and numbers of each token's experts: both [tokens, active]."""
+    """Weights and numbers of each token's experts, both [tokens, active]."""
     if weights.routing is not None and weights.bias is not None:
         return _route_in_groups(x, weights, weights.routing, weights.bias)
     scores = functional.linear(x, weights.router).softmax(dim=-1, dtype=torch.float32)

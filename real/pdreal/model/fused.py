@@ -1,7 +1,7 @@
-"""The operations of operations.py as one Triton kernel each: launches and small reads are what they cost.
+"""The operations of operations.py as one Triton kernel each, because their cost is launches and small reads.
 
-A prefill launches four of them per layer, one by one: so they go through a Launcher, and know at compile time all but
-addresses. Every tensor begins at a multiple of 16 bytes, which only positions need not.
+A prefill launches four of them per layer, one by one, so they use a Launcher, and everything but addresses is known at
+compile time. Every tensor except positions must begin at a multiple of 16 bytes.
 """
 
 from functools import cache
@@ -14,9 +14,9 @@ from pdkernels.launch import TYPES, Launcher, wait_for_earlier
 from torch import Tensor
 
 _HEADS = 8
-"""Heads of a token that one program rotates."""
+"""Number of heads of a token that one program rotates."""
 _COLUMNS = 1024
-"""Columns of a token's gate that one program multiplies."""
+"""Number of columns of a token's gate that one program multiplies."""
 
 
 @triton.jit(do_not_specialize=("x", "residual", "weight", "out"))
@@ -30,7 +30,7 @@ def add_rms_norm_kernel(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Adds one token to the residual in place, and writes its normalised value to out."""
+    """Adds one token to the residual in place, and writes the normalised sum to out."""
     wait_for_earlier()
     column = tl.arange(0, PADDED)
     live = column < SIZE
@@ -63,7 +63,7 @@ def norm_rotate_kernel(
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Some heads of one token, in place."""
+    """Normalises and rotates some heads of one token in place."""
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -89,7 +89,7 @@ def norm_rotate_kernel(
 def silu_and_multiply_kernel(
     gate_up: tl.int64, out: tl.int64, TYPE: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Some columns of one token."""
+    """Computes some columns of silu(gate) * up for one token."""
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -139,7 +139,7 @@ def _silu_and_multiply(dtype: torch.dtype, size: int) -> Launcher:
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual in place."""
+    """Adds x to the residual in place. Returns the normalised sum and the residual."""
     num_tokens, size = x.shape
     out = torch.empty_like(x)
     pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()
@@ -155,7 +155,7 @@ def norm_rotate_(
     angles: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Work in place. head_dim is a power of two, and contiguous."""
+    """Normalises and rotates heads in place. head_dim must be a power of two, and contiguous."""
     num_tokens, num_heads, head_dim = heads.shape
     query_norm, key_norm = norms or (angles, angles)
     types, strides = (heads.dtype, positions.dtype), (heads.stride(0), heads.stride(1))

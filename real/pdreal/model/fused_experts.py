@@ -25,13 +25,13 @@ from pdreal.model.weights import ExpertWeights
 from pdsim.system.model import GroupedRouting
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
-"""Rows of a block: what a tensor core takes at least, and what registers hold."""
+"""Minimum and maximum rows of a block: what a tensor core needs, and what registers hold."""
 _BLOCKS = 8
-"""Blocks of one list in prefill at the same time: some experts have many times the rows of others. Neighbouring
-programs take them, so that an expert's weights are read from memory once."""
+"""Number of blocks of one list that run at the same time in prefill, because some experts have many times the rows of
+others. Neighbouring programs take them, so that an expert's weights are read from memory once."""
 _STEP = 64
-"""Inputs that a product takes at a time. Tiles, warps and stages are the fastest of 60 on an H200, with 128 experts of
-768 behind a hidden size of 2,048; with 32 tokens they reach 4.2 TB/s."""
+"""Number of inputs per step of a product. Tiles, warps and stages are the fastest of 60 on an H200, with 128 experts of
+768 and a hidden size of 2,048; with 32 tokens they reach 4.2 TB/s."""
 
 
 @triton.jit(do_not_specialize=("scores", "shares", "choices", "lists", "lengths", "tokens"))
@@ -50,7 +50,7 @@ def choose_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Finds one token's best experts, and their shares among themselves."""
+    """Finds one token's best experts, and their weights relative to each other."""
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PADDED)
@@ -89,7 +89,7 @@ def choose_in_groups_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Routes one token as experts.route does for a model with groups; scores are in fp32."""
+    """Routes one token as experts.route does for a model with groups. Scores are in fp32."""
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     group, within = tl.arange(0, PADDED_GROUPS), tl.arange(0, PADDED_GROUP)
@@ -139,7 +139,9 @@ def enter(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Writes a token's choices, and the rows of those experts that have a list: LISTS of them from FIRST on."""
+    """Writes a token's choices, and enters its rows into the lists of the rank's experts: LISTS experts from
+    FIRST on.
+    """
     row, active = token * ACTIVE + place, place < ACTIVE
     tl.store(aligned(shares, tl.float32) + row, share, mask=active)
     tl.store(aligned(choices, tl.int32) + row, chosen, mask=active)
@@ -168,7 +170,7 @@ def gate_up_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """silu(gate) * up of some columns, for each row of an expert: [rows, inner]."""
+    """Computes some columns of silu(gate) * up for each row of an expert: [rows, inner]."""
     wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
@@ -217,7 +219,7 @@ def down_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Some columns of each row of an expert, times the row's share: [rows, hidden]."""
+    """Computes some output columns of each row of an expert, times the row's weight: [rows, hidden]."""
     wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
@@ -278,7 +280,7 @@ def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int
 def _products(
     dtype: torch.dtype, narrow: torch.dtype, num_active: int, hidden: int, inner: int, rows: int
 ) -> tuple[Launcher, Launcher, int, int]:
-    """Launchers of gate and up and of down, and the columns that a program of each makes."""
+    """Launchers of gate_up and down, and the number of columns per program of each."""
     sizes = {"HIDDEN": hidden, "INNER": inner, "ROWS": rows}
     columns, warps, stages = (128, 8, 4) if rows == _MOST_ROWS else (64, 4, 3)
     of_inner, of_hidden = _tile(inner, columns), _tile(hidden, columns)
@@ -308,18 +310,18 @@ def of_values(matrix: Matrix) -> Tensor:
 
 
 def _pointers(matrix: Matrix) -> tuple[int, int]:
-    """Addresses of the values and of their scales. Without scales nothing is read at the second."""
+    """Addresses of the values and of their scales. Without scales the second address is not read."""
     values = of_values(matrix).data_ptr()
     return values, matrix.scales.data_ptr() if isinstance(matrix, BlockScaled) else values
 
 
 def _tile(size: int, most: int) -> int:
-    """The largest power of two, up to most, that divides the size."""
+    """The largest power of two up to `most` that divides the size."""
     return min(most, size & -size)
 
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """The same as experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
+    """As experts.run_experts, but can be captured in a CUDA graph. Hidden and inner size must be multiples of 16."""
     (num_tokens, hidden), (num_lists, _, inner) = x.shape, of_values(weights.down).shape
     num_experts = len(weights.router)
     num_rows = num_tokens * weights.num_active

@@ -1,4 +1,4 @@
-"""Products of bf16 activations and matrices in e4m3 with block scales, which are read as they are."""
+"""Products of bf16 activations with matrices in e4m3 with block scales, which are read without conversion."""
 
 from functools import cache
 from math import prod
@@ -14,11 +14,12 @@ from torch.nn import functional
 from pdreal.model.block_scaled import BLOCK, BlockScaled
 
 _FEW_TOKENS = 128
-"""Most tokens for which a matrix is read as it is; for more, a wide copy of it costs less than it saves."""
+"""Maximum number of tokens for which the narrow matrix is read directly. For more tokens, widening it first is
+cheaper."""
 _COLUMNS = 64
-"""Outputs of a program: the tensor cores of an H200 take so many of a matrix at least, and few tokens beside them."""
+"""Number of outputs of a program: the minimum for the tensor cores of an H200 with few tokens."""
 _MOST_PARTS, _MOST_PROGRAMS = 8, 384
-"""Programs that read a matrix whose inputs are divided: as many as an H200 runs at once."""
+"""Maximum number of parts into which inputs are divided, and of programs: as many as an H200 runs at once."""
 
 
 @triton.jit(do_not_specialize=("x", "weights", "scales", "out", "sums", "arrived", "tokens"))
@@ -39,9 +40,9 @@ def scaled_linear_kernel(
     BLOCK_SIZE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Some outputs of some tokens, of a part of the inputs: a block at a time, and its sum scaled.
+    """Computes some outputs of some tokens over a part of the inputs, block by block, with each block's sum scaled.
 
-    The program that comes last with its part adds up all of them, in the same order whichever it is.
+    The last program to finish its part adds up all parts, always in the same order.
     """
     wait_for_earlier()
     part = tl.program_id(1)
@@ -85,7 +86,7 @@ def widen_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Some rows of one block."""
+    """Widens some rows of one block."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     at = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
@@ -111,7 +112,7 @@ def _linear(dtype: torch.dtype, outputs: int, inputs: int, rows: int, parts: int
 
 @cache
 def _arrivals(device: torch.device) -> Tensor:
-    """Counts of each tile's parts that have come. The last part leaves zero behind."""
+    """Per-tile counters of finished parts. The last part resets its counter."""
     return torch.zeros(_MOST_PROGRAMS, dtype=torch.int32, device=device)
 
 
@@ -128,7 +129,7 @@ def _widen(dtype: torch.dtype, inputs: int) -> Launcher:
 
 
 def linear(x: Tensor, matrix: BlockScaled) -> Tensor:
-    """[tokens, outputs]; sizes of the matrix are multiples of 128. Can be captured in a CUDA graph."""
+    """The product [tokens, outputs]. Sizes of the matrix must be multiples of 128. Can be captured in a CUDA graph."""
     num_tokens = len(x)
     outputs, inputs = matrix.values.shape
     if num_tokens > _FEW_TOKENS:
@@ -146,7 +147,7 @@ def linear(x: Tensor, matrix: BlockScaled) -> Tensor:
 
 
 def _num_parts(num_blocks: int, num_tiles: int) -> int:
-    """Parts of equally many blocks, as many as programs can take at once."""
+    """Number of equal parts of the inputs, limited by the programs that run at once."""
     parts = 1
     while parts < _MOST_PARTS and num_blocks % (2 * parts) == 0 and num_tiles * 2 * parts <= _MOST_PROGRAMS:
         parts *= 2

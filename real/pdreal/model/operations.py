@@ -1,6 +1,6 @@
 """Operations between the matrix products: plain torch on CPUs, one Triton kernel each on GPUs (fused.py).
 
-Each takes bf16 or fp32 and computes in fp32. Some write into what they are given.
+Each operation takes bf16 or fp32 and computes in fp32. Some write into their arguments.
 """
 
 import math
@@ -15,7 +15,7 @@ from pdsim.system.model import LatentAttention, LlamaArchitecture, RopeScaling, 
 
 
 def linear(x: Tensor, matrix: Matrix) -> Tensor:
-    """x: [tokens, inputs]; matrix: [outputs, inputs]"""
+    """The product. x: [tokens, inputs]; matrix: [outputs, inputs]."""
     if not isinstance(matrix, BlockScaled):
         return functional.linear(x, matrix)
     from pdreal.model import fused_fp8  # noqa: PLC0415  Triton is needed on GPUs only
@@ -24,7 +24,7 @@ def linear(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual stream [tokens, hidden] with x added to it: normalised, and as it is."""
+    """Adds x to the residual stream [tokens, hidden]. Returns the normalised sum and the sum."""
     if x.is_cuda:
         from pdreal.model import fused  # noqa: PLC0415  Triton is needed on GPUs only
 
@@ -41,10 +41,10 @@ def norm_rotate_(
     angles: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Query heads and key heads behind them, [tokens, heads, head_dim], normalised if there are norms, and rotated.
+    """Query heads and then key heads, [tokens, heads, head_dim], normalised if norms are given, and rotated.
 
-    norms are the weights [head_dim] of query and key heads, angles those of rotary_angles, and positions [tokens] say
-    where each token stands in its sequence.
+    norms: weights [head_dim] of query and key heads. angles: from rotary_angles. positions: [tokens], place of each
+    token in its sequence.
     """
     if heads.is_cuda:
         from pdreal.model import fused  # noqa: PLC0415
@@ -69,7 +69,7 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 def logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """Logits in fp32: in bf16 the two best tokens would often tie."""
+    """Logits in fp32, because in bf16 the two best tokens would often be equal."""
     if hidden.is_cuda and hidden.dtype != torch.float32:
         return torch.mm(hidden, head.t(), out_dtype=torch.float32)
     return functional.linear(hidden, head).float()
@@ -92,7 +92,7 @@ def rotary_angles(llama: LlamaArchitecture, head_dim: int, num_positions: int, d
 
 
 def attention_scale(llama: LlamaArchitecture, latent: LatentAttention) -> float:
-    """Scale of latent attention's scores: YaRN makes them larger."""
+    """Scale of latent attention's scores, which YaRN increases."""
     scale = (latent.nope_dim + latent.rope_dim) ** -0.5
     if llama.yarn is not None and llama.yarn.mscale_all_dim:
         scale *= _yarn_length(llama.yarn.factor, llama.yarn.mscale_all_dim) ** 2
@@ -104,11 +104,11 @@ def _yarn_length(factor: float, mscale: float) -> float:
 
 
 def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Tensor:
-    """Stretches as _stretch does, but blends frequencies by their place among all."""
+    """Scales frequencies by YaRN, which blends them by their index."""
     last = 2 * len(frequencies) - 1
 
     def place(num_turns: float) -> float:
-        """Index of the frequency that turns so often in the context that the model was trained with."""
+        """Index of the frequency with this number of turns in the original context."""
         turned = yarn.original_max_position_embeddings / (num_turns * 2 * math.pi)
         return len(frequencies) * math.log(turned) / math.log(theta)
 
@@ -120,7 +120,7 @@ def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Te
 
 
 def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Slow rotations are slowed down by the factor, fast ones are left, those between get something between."""
+    """Divides slow frequencies by the factor, keeps fast ones, and blends those between."""
     turns_in_context = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns_in_context - low) / (high - low)).clamp(0, 1)

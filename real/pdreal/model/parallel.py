@@ -1,8 +1,9 @@
-"""Tensor and expert parallelism: which part of each weight a rank holds, and what ranks tell each other in a forward.
+"""Tensor and expert parallelism: the part of each weight that a rank holds, and the communication of ranks in a
+forward.
 
 Expert parallelism is SGLang's --ep-size without an all-to-all backend (0.5.23: layers/moe/fused_moe_triton/layer.py:412
 and token_dispatcher/standard.py:235). Every rank has all tokens and computes those of its own experts; the all-reduce
-that tensor parallelism has anyway adds up what ranks computed (layer.py:1743).
+of tensor parallelism adds up the ranks' results (layer.py:1743).
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor
 from pdreal.settings.model import ModelConfig, ModelError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""The function by its name since torch 2.13, or before."""
+"""The function, by its name since torch 2.13 or before."""
 _JOIN_TIMEOUT = timedelta(minutes=5)
 
 
@@ -26,13 +27,15 @@ class TensorParallel:
     rank: int = 0
     size: int = 1
     has_whole_experts: bool = False
-    """True if each rank holds some experts, and not a part of all."""
+    """True if each rank holds whole experts instead of a part of every expert."""
 
     @classmethod
     def join(
         cls, rank: int, size: int, rendezvous: str, device: torch.device, *, has_whole_experts: bool = False
     ) -> "TensorParallel":
-        """Meet the other ranks at e.g. tcp://127.0.0.1:29500, once in a process; gloo on CPUs, NCCL on GPUs."""
+        """Connects to the other ranks, such as at tcp://127.0.0.1:29500, once per process: with gloo on CPUs, NCCL on
+        GPUs.
+        """
         if size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_JOIN_TIMEOUT)
@@ -45,7 +48,7 @@ class TensorParallel:
     # What a rank holds.
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ModelError unless the model divides into so many ranks."""
+        """Raises ModelError unless the model divides evenly among the ranks."""
         sizes = [("query heads", config.num_query_heads), ("vocabulary", config.vocab_size)]
         sizes += [("intermediate size", size) for size in config.mlp_sizes]
         if (experts := config.experts) is not None:
@@ -60,7 +63,7 @@ class TensorParallel:
             raise ModelError(f"{config.name}: tp {self.size} and its {config.num_kv_heads} KV heads do not divide")
 
     def part(self, size: int) -> slice:
-        """This rank's part of something that divides into equal parts."""
+        """This rank's part of a size that divides into equal parts."""
         return slice(size * self.rank // self.size, size * (self.rank + 1) // self.size)
 
     def experts(self, num_experts: int) -> slice:
@@ -68,18 +71,18 @@ class TensorParallel:
         return self.part(num_experts) if self.has_whole_experts else slice(0, num_experts)
 
     def inner_of_expert(self, size: int) -> slice:
-        """This rank's part of each of its experts."""
+        """This rank's part of the inner size of each of its experts."""
         return slice(0, size) if self.has_whole_experts else self.part(size)
 
     def kv_heads(self, num_heads: int) -> slice:
-        """This rank's heads. Beyond one head each, ranks hold copies."""
+        """This rank's KV heads. Each rank holds at least one head, if needed a copy."""
         first = num_heads * self.rank // self.size
         return slice(first, first + max(1, num_heads // self.size))
 
     # What ranks tell each other.
 
     def sum_(self, x: Tensor) -> Tensor:
-        """Add up over all ranks, in place."""
+        """Adds up over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
@@ -93,7 +96,9 @@ class TensorParallel:
         return everyone.view(self.size, *logits.shape).transpose(0, 1).flatten(1)
 
     def best(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """The token of the highest score, from each rank's best score [n] and its token [n]; the lowest of equals."""
+        """The token with the highest score, from each rank's best scores [n] and tokens [n]. Equal scores: the lowest
+        token.
+        """
         if self.size == 1:
             return tokens
         mine = torch.stack((scores, tokens.to(scores.dtype)))  # float32 holds token ids below 2**24 exactly
