@@ -1,4 +1,4 @@
-"""Runs the workload of a scenario for real, and keeps what it leaves behind."""
+"""Runs the workload of a scenario for real, and keeps its results."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from pdsim.workload.request_spec import RequestSpec
 
 @dataclass
 class RealRun:
-    """Outcome of a run, besides logbooks."""
+    """Outcome of a run, besides its logbooks."""
 
     outputs: dict[int, list[int]] = field(default_factory=dict)
     """Tokens of each request that has ended."""
     leaks: list[str] = field(default_factory=list)
-    """Pages, locks and bytes that did not come back when all requests had ended: none, or a law is broken."""
+    """Pages, locks and bytes that did not come back when all requests had ended: empty, or a law is broken."""
     failure: str | None = None
     interrupted: bool = False
     late_ns: list[int] = field(default_factory=list)

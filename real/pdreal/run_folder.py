@@ -26,7 +26,7 @@ from pdsim.workload.client import warm_up_requests
 
 @contextmanager
 def logbooks(out: Path | None) -> Iterator[Path]:
-    """The folder that they grow in: of the run folder, where there is one, so that they outlive a kill."""
+    """The folder in which logbooks grow: inside the run folder, if there is one, so that they outlive a kill."""
     if out is None:
         with ScratchFolder() as folder:
             yield folder
@@ -46,7 +46,7 @@ def logbooks(out: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _owned(logs: Path) -> Iterator[None]:
-    """Raises RunFolderError while another process writes them."""
+    """Own the logbooks. Raises RunFolderError while another process writes them."""
     with ExitStack() as lock:
         try:
             lock.enter_context(own_lock(logs))
@@ -63,7 +63,7 @@ def note_begin(logs: Path, scenario: Scenario, options: Options, num_requests: i
 
 
 def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> FinishedRun:
-    """What the logbooks tell. scenario: resolved. extra: further fields of the summary, `interrupted` among them."""
+    """Results from the logbooks. scenario: resolved. extra: further fields of the summary, `interrupted` among them."""
     records = read_records(logs)
     fields: dict[str, Any] = {"events": 0, "stalled": False, **extra}
     if host_caches(scenario):
@@ -91,7 +91,7 @@ def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: boo
 
 
 def recover(out: Path) -> FinishedRun:
-    """Make a run folder of the logbooks that a killed pdreal left. Raises RunFolderError, ConfigError or OSError."""
+    """Make a run folder from the logbooks that a killed pdreal left. Raises RunFolderError, ConfigError or OSError."""
     logs = out / LOGS
     if not (logs / ABOUT).is_file():
         raise RunFolderError(f"{out}: has no {LOGS}/{ABOUT}, which a run that was cut short leaves")

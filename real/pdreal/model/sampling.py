@@ -1,7 +1,8 @@
-"""Choice of the next token from logits: at random by a request's own seed, or greedily, and with log probabilities.
+"""Choice of the next token from logits: greedy, or at random by the request's own seed; with log probabilities if
+asked.
 
-What is random depends on seed, position and token alone, so that a request gets the same tokens whatever runs beside
-it, on whatever device, from one instance or from two.
+The random draw depends on seed, position and token alone: a request gets the same tokens whatever runs beside it, on
+any device, from one instance or from two.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ _MIX = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 
 
 def choose(logits: Tensor, draws: Sequence[Draw | None]) -> tuple[list[int], list[Logprobs | None]]:
-    """A token for each row of logits, [rows, vocabulary] in fp32."""
+    """Choose a token for each row of logits, [rows, vocabulary] in fp32."""
     chosen = logits.argmax(dim=-1)
     at_random = {row: draw for row, draw in enumerate(draws) if draw is not None and draw.temperature > 0}
     if at_random:
@@ -51,7 +52,9 @@ def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:
 
 
 def _gumbel(tokens: Tensor, draws: list[Draw]) -> Tensor:
-    """The largest of log probability and this noise is a draw by probability."""
+    """Noise by token and draw: the token with the largest sum of log probability and noise is drawn by its
+    probability.
+    """
     keys = torch.tensor([_key(draw) for draw in draws], device=tokens.device)[:, None]
     mixed = _mixed(keys + (tokens + 1) * _STEP)
     uniform = (_shifted(mixed, 11).double() + 0.5) * 2.0**-53
@@ -71,5 +74,5 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Shifts to the right, as if without a sign."""
+    """Shift to the right as if the number had no sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

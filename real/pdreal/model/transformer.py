@@ -32,11 +32,11 @@ from pdreal.model.weights import (
 from pdreal.settings.model import ModelConfig
 
 _LATENT_EPS = 1e-6
-"""Epsilon of the norms of latents, whatever config.json has for the others."""
+"""Epsilon of the norms of latents, whatever epsilon config.json has for the other norms."""
 
 
 class Attend(Protocol):
-    """Attention of one layer over whatever context the tokens have. Heads are the rank's."""
+    """Attention of one layer over the context that the tokens have. Heads are those of this rank."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
         """Attend; [tokens, heads, head_dim], keys rotated, in the shape of the query.
@@ -89,7 +89,7 @@ class Transformer:
         return self.logits_of(self.hidden(tokens, positions, attend, rows))
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Hidden states that logits are made of, [rows, hidden]."""
+        """Hidden states from which logits are made, [rows, hidden]."""
         residual = embedding(tokens, self._weights.embedding)
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self._weights.layers):
@@ -105,11 +105,11 @@ class Transformer:
         return operations.logits(hidden, self._weights.head)
 
     def choose(self, hidden: Tensor, draws: Sequence[Draw | None]) -> tuple[list[int], list[Logprobs | None]]:
-        """Tokens as their requests want them, the same on each rank, and log probabilities."""
+        """Choose tokens as their requests ask, the same on each rank, with log probabilities."""
         return choose(self.tp.whole_vocabulary(self.logits_of(hidden)), draws)
 
     def best_tokens(self, logits: Tensor) -> Tensor:
-        """Greedy choice among the logits of all ranks, [rows], the same on each."""
+        """Greedy choice among the logits of all ranks, [rows]: each rank gets the same tokens."""
         scores, tokens = logits.max(dim=-1)
         return self.tp.best(scores, tokens + self.tp.part(self.config.vocab_size).start)
 

@@ -1,4 +1,4 @@
-"""Weights of one rank: random by seed, or of a checkpoint. Each rank takes its part of the whole tensor."""
+"""Weights of one rank: random by a seed, or read from a checkpoint. Each rank takes its part of the whole tensor."""
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,23 +19,25 @@ from pdsim.system.model import GroupedRouting, LatentAttention
 
 class WeightSource(Protocol):
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A parameter of the undivided model, on whatever device."""
+        """A parameter of the undivided model, on any device."""
         ...
 
     def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
-        """The same in fp8, if it is kept so."""
+        """The parameter in fp8 if the source keeps it so, else None."""
         ...
 
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """The same for every number of ranks, but not on every kind of device: their generators differ."""
+    """Weights by a seed: the same for every number of ranks, but not on every kind of device, whose generators
+    differ.
+    """
 
     seed: int
     device: torch.device
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Norms around one; matrices that keep the scale of what passes through them."""
+        """Random values: around one for norms; for matrices, in a range that keeps the scale of activations."""
         digest = blake2b(f"{self.seed}/{name}".encode(), digest_size=7).digest()
         generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest))
         normal = torch.randn(shape, generator=generator, device=self.device)
@@ -47,7 +49,7 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class QuantisedWeights:
-    """Another source, with the projections of all layers in fp8."""
+    """Another source, with the projections of all layers quantised to fp8."""
 
     source: WeightSource
 
@@ -63,11 +65,11 @@ class QuantisedWeights:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The *.safetensors of a folder."""
+    """The *.safetensors files of a folder."""
 
     folder: Path
     _files: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Files by the name of each tensor in them."""
+    """File that holds each tensor, by the tensor's name."""
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if not self._files:
@@ -129,7 +131,7 @@ class MlpWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertWeights:
-    """A layer's experts, as a rank holds them: its part of each one, or some of them whole."""
+    """A layer's experts as a rank holds them: a part of each expert, or some experts whole."""
 
     router: Tensor
     """[all experts, hidden]"""
@@ -139,12 +141,12 @@ class ExpertWeights:
     """[own experts, hidden, inner]"""
     num_active: int
     own: range
-    """Numbers of the rank's experts."""
+    """Numbers of the experts that the rank holds."""
     routing: GroupedRouting | None = None
     bias: Tensor | None = None
-    """[all experts] in fp32, which the choice alone knows."""
+    """[all experts] in fp32: changes which experts are chosen, and nothing else."""
     shared: MlpWeights | None = None
-    """Experts that see every token, as one MLP."""
+    """Experts that see every token, kept as one MLP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +171,7 @@ class LatentHeads:
     values: Tensor
     """[heads, value, rank]"""
     scale: float
-    """Factor of scores."""
+    """Factor by which scores are multiplied."""
 
     @property
     def rank(self) -> int:
@@ -182,13 +184,13 @@ class LatentHeads:
         return torch.cat((keys, rotated.expand(-1, len(self.keys), -1)), dim=-1), values
 
     def absorb(self, query: Tensor) -> Tensor:
-        """Queries that look at latents, [tokens, heads, rank | rotated]."""
+        """Turn queries so that they look at latents, [tokens, heads, rank | rotated]."""
         plain, rotated = query.tensor_split((self.keys.shape[1],), dim=-1)
         low = torch.bmm(plain.transpose(0, 1), self.keys).transpose(0, 1)
         return torch.cat((low, rotated), dim=-1)
 
     def read_out(self, attended: Tensor) -> Tensor:
-        """Outputs of heads, [tokens, heads, value], from the latents that they saw, [tokens, heads, rank]."""
+        """Outputs of heads, [tokens, heads, value], made of attended latents, [tokens, heads, rank]."""
         return torch.bmm(attended.transpose(0, 1), self.values.transpose(1, 2)).transpose(0, 1)
 
 
@@ -201,7 +203,7 @@ class LatentWeights:
     into: Tensor
     """[queries, or their latent | latent | rotated key, hidden]"""
     query_norm: Tensor | None
-    """Norm of the queries' latent, if they have one."""
+    """Norm of the queries' latent, if queries have one."""
     query: Tensor | None
     """[heads * (plain | rotated), query rank]"""
     latent_norm: Tensor
@@ -210,7 +212,7 @@ class LatentWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """Matrices are [outputs, inputs]; those with the same input are one."""
+    """Weights of one layer. Matrices are [outputs, inputs]; those with the same input are joined."""
 
     input_norm: Tensor
     attention: GroupedWeights | LatentWeights

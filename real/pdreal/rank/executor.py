@@ -26,7 +26,7 @@ class HasPageTables(Protocol):
 
 
 class NewToken(NamedTuple):
-    """A token to be streamed."""
+    """A token to stream to the client."""
 
     request_id: int
     token: int
@@ -44,25 +44,25 @@ class _Sequence:
     sampling: Sampling
     num_prompt_tokens: int
     tokens: "array[int]"
-    """Prompt and outputs."""
+    """Tokens of the prompt and of the output."""
     most_tokens: int
-    """Length at which it ends in any case."""
+    """Number of tokens at which the sequence ends in any case."""
     ends: frozenset[int]
-    """Tokens that end it."""
+    """Tokens that end the sequence."""
     is_plain: bool
-    """True if its sampling is."""
+    """True if its sampling is plain."""
     num_pages: int = 0
-    """Pages that ranks know of. An instance only lengthens the table of a sequence while it runs."""
+    """Pages that ranks know. An instance only lengthens the table of a sequence while it runs."""
     is_saved: bool = False
     num_cached_tokens: int = 0
-    """Tokens of the prompt that were not computed for it."""
+    """Tokens of the prompt that came from the prefix cache and were not computed."""
     is_begun: bool = False
     first_logprobs: Logprobs | None = None
     """Log probabilities of a first token that another instance made."""
 
     @property
     def num_kv_tokens(self) -> int:
-        """The last output has no KV yet: the next step computes it."""
+        """Tokens that have KV. The last output has none yet: the next step computes it."""
         return len(self.tokens) - 1
 
     @property
@@ -71,12 +71,12 @@ class _Sequence:
 
 
 class _Rows:
-    """Rows of the decode batch. The last one takes the place of one that leaves."""
+    """Rows of the decode batch. When a sequence leaves, the last one takes its row."""
 
     def __init__(self) -> None:
         self.sequences: list[_Sequence] = []
         self.renewed: set[int] = set()
-        """Rows whose sequence is not the one that ranks know."""
+        """Rows that hold another sequence than the ranks know."""
         self._rows: dict[int, int] = {}
         """Row of each request in the decode batch."""
 
@@ -84,7 +84,7 @@ class _Rows:
         self._put(len(self.sequences), sequence)
 
     def leave(self, request_id: int) -> None:
-        """Give its row to the last one; nothing happens if it has left."""
+        """Give the row of a request to the last sequence; do nothing if the request has left."""
         if (row := self._rows.pop(request_id, None)) is None:
             return
         last = self.sequences.pop()
@@ -109,7 +109,7 @@ class Executor:
     # What comes and goes.
 
     def add(self, request_id: int, prompt: TokenIds, sampling: Sampling) -> None:
-        """Take in a request with NewRequest, before the instance sees it."""
+        """Take in a request with its NewRequest, before the instance sees it."""
         tokens = array("i", bytes(prompt))
         limit, stop_after = sampling.max_tokens, sampling.stop_after_tokens
         most_tokens = len(tokens) + (limit if stop_after is None else min(limit, stop_after))
@@ -121,7 +121,7 @@ class Executor:
     def add_first_token(
         self, request_id: int, token: int, num_cached_tokens: int, logprobs: Logprobs | None = None
     ) -> None:
-        """Take the token that comes to a decode instance with KvArrived."""
+        """Take the first token, which comes to a decode instance with KvArrived."""
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
             sequence.first_logprobs = logprobs
@@ -132,14 +132,14 @@ class Executor:
         return len(self._sequences)
 
     def others_than(self, request_ids: Collection[int]) -> list[int]:
-        """Requests that were given up without an outcome."""
+        """Requests of the executor that are not among the given ones: they were given up without an outcome."""
         return [request_id for request_id in self._sequences if request_id not in request_ids]
 
     def num_prompt_tokens(self, request_id: int) -> int:
         return self._sequences[request_id].num_prompt_tokens
 
     def num_cached_tokens(self, request_id: int) -> int:
-        """Tokens of the prompt in the prefix cache of the instance that computed it."""
+        """Tokens of the prompt that the instance that computed it had in its prefix cache."""
         return self._sequences[request_id].num_cached_tokens
 
     def first_logprobs(self, request_id: int) -> Logprobs | None:
@@ -149,18 +149,18 @@ class Executor:
         return self._sequences[request_id].tokens[-1]
 
     def save(self, command: m.SaveKv) -> SaveKv:
-        """All ranks do it before the next command is carried out."""
+        """Make the task that saves a request's KV. All ranks do it before the next command is carried out."""
         sequence = self._sequences[command.request_id]
         sequence.is_saved = True
         return SaveKv(command.request_id, sequence.num_kv_tokens, array("i", command.pages))
 
     def load(self, command: m.LoadKv) -> RestoreKv:
-        """All ranks do it before the next command is carried out."""
+        """Make the task that restores a request's KV. All ranks do it before the next command is carried out."""
         self._sequences[command.request_id].is_saved = False
         return RestoreKv(command.request_id, array("i", command.pages))
 
     def output(self, request_id: int) -> list[int]:
-        """All tokens made so far."""
+        """All output tokens so far."""
         sequence = self._sequences[request_id]
         return sequence.tokens[sequence.num_prompt_tokens :].tolist()
 
@@ -215,7 +215,7 @@ class Executor:
         )
 
     def _changes(self) -> tuple[PageTableChange, ...]:
-        """Page tables that changed: of rows that another sequence has now, and of those that need a page more."""
+        """Changes of page tables: of rows that hold another sequence now, and of sequences that need one more page."""
         sequences, renewed, page_size = self._batch.sequences, self._batch.renewed, self._page_size
         for row in renewed:
             sequences[row].num_pages = 0
@@ -234,7 +234,7 @@ class Executor:
         return tuple(_draw(sequence, len(sequence.tokens)) for sequence in sequences)
 
     def _take(self, made: list[NewToken]) -> Outcome:
-        """Append tokens; those of requests that were forgotten meanwhile are dropped."""
+        """Append tokens to their sequences; drop tokens of requests that were forgotten meanwhile."""
         new_tokens, ended = [], []
         for new in made:
             if (sequence := self._sequences.get(new.request_id)) is None:
@@ -247,7 +247,7 @@ class Executor:
 
 
 def _draw(sequence: _Sequence, position: int) -> Draw | None:
-    """The same for a token whoever makes it, and however often its sequence was retracted."""
+    """Draw of a token: the same on whichever instance makes it, and however often its sequence was retracted."""
     sampling = sequence.sampling
     if sampling.is_plain:
         return None

@@ -37,9 +37,9 @@ class _Graphs:
         self._device = torch.zeros_like(self._host, device=model.device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, Tensor] = {}
-        """Hidden states, where each graph leaves them."""
+        """Hidden states where each graph leaves them, by its size."""
         self._choices: dict[int, list[Tensor]] = {}
-        """Choices of experts, where each graph leaves them."""
+        """Chosen experts where each graph leaves them, by its size."""
 
     def _run(self, size: int, num_tokens: int) -> None:
         if graph := self._graphs.get(size):
@@ -61,7 +61,7 @@ class _Graphs:
             self._model.choices = None  # what others compute is theirs
 
     def _capture(self, sizes: Sequence[int]) -> None:
-        """Largest first: the others find its memory in the pool."""
+        """Capture the largest size first: smaller ones then find its memory in the pool."""
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         for size in reversed(sizes):
@@ -77,7 +77,7 @@ class _Graphs:
 
 
 def batch_sizes(largest: int) -> list[int]:
-    """1, 2, 4, ... up to 64 and then in steps of 64, until `largest` fits."""
+    """Sizes 1, 2, 4, ... up to 64 and then in steps of 64, until `largest` fits."""
     sizes = [1]
     while sizes[-1] < largest:
         sizes.append(sizes[-1] + min(sizes[-1], 64))
@@ -90,7 +90,7 @@ class _StepInputs(NamedTuple):
     tokens: Tensor
     """[largest batch]"""
     positions: Tensor
-    """[largest batch]: KV tokens before each of them."""
+    """[largest batch]: KV tokens before each token."""
     page_tables: Tensor
     """[largest batch, most pages of a sequence]"""
 
@@ -100,20 +100,20 @@ class _StepInputs(NamedTuple):
 
 
 class LaunchedStep(NamedTuple):
-    """A step on its way: its tokens are there when it is done."""
+    """A step under way: its tokens can be read when it is done."""
 
     tokens: Tensor
     done: torch.cuda.Event
 
 
 class DecodeGraphs(_Graphs):
-    """Decode steps. A step uploads what is new."""
+    """Graphs of decode steps. A step uploads only what is new."""
 
     def __init__(
         self, model: Transformer, kv: PagedKv, max_running_requests: int, *, records_experts: bool = False
     ) -> None:
         self.hidden = torch.empty(0)
-        """Hidden states of the last step's tokens, which logits are made of."""
+        """Hidden states of the last step's tokens, from which logits are made."""
         self._sizes = batch_sizes(max_running_requests)
         self._largest = self._sizes[-1]
         num_pages = min(kv.num_pages, -(-model.config.max_context_tokens // kv.page_size))
@@ -132,7 +132,7 @@ class DecodeGraphs(_Graphs):
         return to_host(self._launch(batch)).tolist()
 
     def launch(self, batch: DecodeBatch) -> LaunchedStep:
-        """The same on a GPU, which is not waited for."""
+        """Begin a decode step on a GPU without waiting for it."""
         return LaunchedStep(*begin_to_host(self._launch(batch)))
 
     def _launch(self, batch: DecodeBatch) -> Tensor:
@@ -158,7 +158,7 @@ class DecodeGraphs(_Graphs):
             self._device_inputs.page_tables[changed].copy_(self._host_inputs.page_tables[changed], non_blocking=True)
 
     def _change_tables(self, batch: DecodeBatch) -> list[int]:
-        """Rows that change."""
+        """Change page tables on the host; return the rows that changed."""
         *_, page_tables = self._on_host
         for row, start, pages in batch.changes:
             page_tables[row, start : start + len(pages)] = pages
@@ -180,22 +180,22 @@ _MOST_SEQUENCES = 64
 
 
 class _ForwardInputs(NamedTuple):
-    """Views of one array of int32, on the host or on the device."""
+    """Views of one array of int32, on the host or on the device, that a forward reads."""
 
     tokens: Tensor
     """[most tokens]"""
     positions: Tensor
-    """[most tokens], each in its sequence."""
+    """[most tokens]: position of each token in its sequence."""
     slots: Tensor
-    """[most tokens]: where their KV goes."""
+    """[most tokens]: slot where the KV of each token goes."""
     last: Tensor
     """[most sequences]: the last token of each."""
     num_tiles: Tensor
     """[1]"""
     tiles: Tensor
-    """[most tiles, 4], of attention."""
+    """[most tiles, 4]: tiles of attention."""
     pages: Tensor
-    """Pages of all sequences, one list behind another."""
+    """Pages of all sequences, one list after another."""
 
     @classmethod
     def of(cls, array: Tensor, sizes: list[int]) -> "_ForwardInputs":
@@ -204,7 +204,7 @@ class _ForwardInputs(NamedTuple):
 
 
 class PrefillGraphs(_Graphs):
-    """Short prefill forwards, one size for each number of tokens."""
+    """Graphs of short prefill forwards, one for each size in tokens."""
 
     def __init__(self, model: Transformer, kv: PagedKv, *, records_experts: bool = False) -> None:
         from pdkernels.attention.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
@@ -277,7 +277,7 @@ class PrefillGraphs(_Graphs):
 
 
 class _PagedAttention:
-    """Chunks of several sequences over their pages. What there is of them is read on the device."""
+    """Attention of chunks of several sequences over their pages; their number and lengths are read on the device."""
 
     def __init__(self, kv: PagedKv, given: _ForwardInputs, size: int) -> None:
         self._kv = kv
@@ -301,7 +301,7 @@ class _PagedAttention:
 
 
 def has_prefill_graphs(model: Transformer) -> bool:
-    """True if forwards of the model fit in graphs."""
+    """True if forwards of the model can be captured as graphs."""
     from pdkernels.attention.paged_prefill import can_page  # noqa: PLC0415
 
     return model.config.latent is None and can_page(model.config.head_dim)

@@ -22,14 +22,14 @@ OnDone = Callable[[Any, BaseException | None], None]
 
 
 class ComputedTokens(NamedTuple):
-    """Tokens that the model made of some work, and when by the monotonic clock."""
+    """Tokens that the model made of some work, with start and end by the monotonic clock."""
 
     tokens: list[int]
     start_ns: int
     end_ns: int
     expert_counts: ExpertCounts | None = None
     logprobs: Sequence[Logprobs | None] = ()
-    """Log probabilities of each token; none: nobody asked."""
+    """Log probabilities of each token; empty if nobody asked for them."""
 
 
 class RankThreads:
@@ -41,11 +41,11 @@ class RankThreads:
         self._on_gpu = resources.device.type == "cuda"
         self._progress = Condition()
         self._layers_computed = 0, 0
-        """The step whose layers this rank computes, and how many groups it has."""
+        """The step whose layers this rank computes, and the number of layer groups that are done."""
         self._compute_start_ns: int | None = None
-        """Begin of the work that is being computed, if any is."""
+        """Start of the work that is being computed; None if there is none."""
         self._num_queued = 0
-        """Works of the thread that computes."""
+        """Works queued at the thread that computes."""
         resources.enter_compute()  # decode steps are launched here
         self._compute = ThreadPoolExecutor(1, "compute", resources.enter_compute)
         self._scatter = ThreadPoolExecutor(1, "scatter", resources.enter_copies)
@@ -62,7 +62,7 @@ class RankThreads:
                 thread.submit(self._mover.warm_up).result()
 
     async def greet(self, decode_id: str) -> None:
-        """Greet from every thread that will send to it. Raises TransferError if it is gone."""
+        """Greet a decode instance from every thread that will send to it. Raises TransferError if it is gone."""
         await gather(*(self._loop.run_in_executor(worker, self._mover.greet, decode_id) for worker in self._workers))
 
     def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:
@@ -130,7 +130,7 @@ class RankThreads:
 
     @property
     def hangs(self) -> bool:
-        """True if one forward has taken so long that it will not end."""
+        """True if one forward has taken so long that it will never end."""
         start_ns = self._compute_start_ns
         return start_ns is not None and monotonic_ns() - start_ns > self._forward_limit_ns
 
@@ -143,7 +143,7 @@ class RankThreads:
             on_layers(num_groups)
 
     def _send(self, unit: TransferUnit, staging_offset_bytes: int | None, windows: Windows | None) -> None:
-        """Send a unit when this rank has computed its layers, too: the leader has."""
+        """Send a unit once this rank, like the leader, has computed the layers that it needs."""
         if (needed := unit.after_layers) is not None:
             with self._progress:
                 self._progress.wait_for(lambda: needed < self._layers_computed)
@@ -171,7 +171,7 @@ class RankGroup:
         followers: Sequence[str],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """fail: brings the instance down."""
+        """fail: called with an error that brings the instance down."""
         self.fail = fail
         self._channel = channel
         self._threads = threads
@@ -244,7 +244,7 @@ class Follower:
         self._fail = fail
 
     def levels(self) -> list[Any]:
-        """None: the leader reports them."""
+        """Nothing: the leader reports the levels of the instance."""
         return []
 
     def on_message(self, to: str, message: Any, payload: Any) -> None:

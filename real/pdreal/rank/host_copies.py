@@ -31,7 +31,7 @@ class HostCopies:
         carry_out: Callable[[Sequence[m.Command]], None],
         tell: Callable[[m.Message], None],
     ) -> None:
-        """tell: gives messages to the instance."""
+        """tell: hands messages to the instance."""
         self._instance_id = spec.instance_id
         self._group = group
         self._executor = executor
@@ -41,7 +41,7 @@ class HostCopies:
         self._tell = tell
         layout = layout_of(spec.scenario, spec.role)
         self._page_bytes = layout.kv_token_bytes * spec.scenario.page_size * layout.tp
-        """All ranks' together."""
+        """Bytes of one page, all ranks together."""
         self._is_decode = spec.role == "decode"
         self._num_awaited = 0
         """Copies that others wait for: out of pages that decode may grant, into pages that prefill may send."""
@@ -84,7 +84,7 @@ class HostCopies:
         self._group.begin_or_fail(Compute(command), "loading KV from host memory", on_loaded)
 
     def _await(self, task: Compute, what: str, on_done: Callable[[list[Any]], None]) -> None:
-        """Hold back what must wait until all ranks are done."""
+        """Begin a task, and hold back what must wait until all ranks have done it."""
         self._num_awaited += 1
 
         def release(computed: list[Any]) -> None:

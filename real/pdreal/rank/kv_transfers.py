@@ -1,4 +1,4 @@
-"""The KV that one instance sends or takes in, as its leader directs it: units, staged cells, and their check."""
+"""KV that one instance sends or receives, as its leader directs: transfer units, staged cells, and the check of KV."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from pdsim.scenario.building import wiring
 
 
 class KvDamagedError(Exception):
-    """KV arrived that was not sent."""
+    """KV arrived that differs from what was sent."""
 
 
 class KvTransfers:
@@ -34,7 +34,7 @@ class KvTransfers:
         log: InstanceLog,
         carry_out: Callable[[Sequence[m.Command]], None],
     ) -> None:
-        """agents: the instance's sender or receiver, if it has one."""
+        """agents: the sender or receiver of the instance, if it has one."""
         self._instance_id = spec.instance_id
         self._agents = {agent.instance_id: agent for agent in agents}
         self._group = group
@@ -49,18 +49,18 @@ class KvTransfers:
         self._cell_pages = 0 if plan is None else plan.cell_pages
         self._check = KvCheck(group) if spec.options.check_kv and spec.role != "aggregated" else None
         self._grants: dict[int, m.KvGranted] = {}
-        """Grants of requests whose KV is on its way."""
+        """Grants of requests whose KV is under way."""
         self._sent_pages: dict[int, list[int]] = {}
         """Pages of prompts with windows, as many as were begun to be sent."""
         self._first_tokens: dict[int, NewToken] = {}
-        """First tokens of prompts that are computed and not sent."""
+        """First tokens of prompts that are computed but not yet sent."""
 
     def tell(self, agent_id: str, message: Any) -> None:
-        """Hand a message to the sender or receiver, which answers at once."""
+        """Hand a message to the sender or receiver, and carry out its answer at once."""
         self._carry_out(self._agents[agent_id].on_message(message, self._timeline.now_ns))
 
     def grant(self, granted: m.KvGranted) -> None:
-        """Keep the pages of a request: on decode as it grants them, on prefill as it hears of them."""
+        """Keep the granted pages of a request: on decode when it grants them, on prefill when it hears of them."""
         self._grants[granted.request_id] = granted
 
     def forget(self, request_id: int) -> None:
@@ -115,7 +115,7 @@ class KvTransfers:
             self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), tell_sender)
 
     def arrival_facts(self, arrived: m.KvArrived) -> dict[str, Any]:
-        """Facts for decode with the last of a request's KV: the first token, and for a check the fingerprints."""
+        """Facts that go to decode with the last KV of a request: its first token, and fingerprints if KV is checked."""
         request_id = arrived.request_id
         first = self._first_tokens.pop(request_id)
         facts: dict[str, Any] = {
@@ -136,7 +136,7 @@ class KvTransfers:
             self._check.expect(request_id, facts["digests"])
 
     def when_checked(self, message: m.Message, then: Callable[[], None]) -> None:
-        """Go on when the KV that a message says has arrived is what was sent; at once if that is not checked."""
+        """Go on when the KV whose arrival a message reports equals what was sent; at once if it is not checked."""
         arrived = message.completes if isinstance(message, m.CellScattered) else message
         if self._check is not None and isinstance(arrived, m.KvArrived):
             grant = self._grants[arrived.request_id]
@@ -159,12 +159,12 @@ class KvCheck:
     def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._pages: dict[int, list[int]] = {}
-        """Pages of requests that are being sent, as many as were sent so far."""
+        """Pages of requests that are being sent, as far as they were sent."""
         self._digests: dict[int, dict[str, int]] = {}
-        """Fingerprints by KV head: on prefill until they are told, on decode until they are compared."""
+        """Fingerprints by KV head: kept on prefill until they are told, on decode until they are compared."""
 
     def on_sent(self, unit: TransferUnit, worker: int, num_tokens: int, then: Callable[[], None]) -> None:
-        """Go on when the KV of a request that is sent whole has its fingerprints."""
+        """Go on when a request that is sent whole has the fingerprints of its KV."""
         request_id = unit.request_id
         pages = self._pages.setdefault(request_id, [])
         if unit.after_layers is None or unit.after_layers[1] == 0:
@@ -188,7 +188,7 @@ class KvCheck:
         self._digests[request_id] = digests
 
     def compare(self, grant: m.KvGranted, num_tokens: int, then: Callable[[], None]) -> None:
-        """Go on if the KV in the granted pages is what was sent; or fail."""
+        """Go on if the KV in the granted pages equals what was sent; else fail."""
         expected = self._digests.pop(grant.request_id)
 
         def on_done(results: list[Any]) -> None:
@@ -204,7 +204,7 @@ class KvCheck:
 
 
 def _joined(by_rank: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Ranks that hold copies of one head agree, or the head is marked."""
+    """Fingerprints of all ranks by KV head. Ranks that hold copies of one head must agree, or the head is marked."""
     heads: dict[str, int] = {}
     for digests in by_rank:
         for head, value in digests.items():

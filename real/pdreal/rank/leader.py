@@ -112,7 +112,7 @@ class Leader:
         }
 
     def begin(self, epoch_ns: int) -> None:
-        """Start the loop, with time as everybody counts it. Does nothing when called again."""
+        """Start the loop, with time counted from the epoch that all share. Do nothing when called again."""
         if not self._has_begun:
             self._has_begun = True
             self._timeline.epoch_ns = epoch_ns
@@ -149,7 +149,7 @@ class Leader:
         self._outbox.send(LAUNCHER, notices.Streamed([list(new) for new in new_tokens]))
 
     def _settle(self, until_ns: int) -> None:
-        """Answer when nothing is left of any request, or when it is too late."""
+        """Answer when no trace of any request is left, or when time is up."""
         try:
             check_all_idle(self._machines)
             leak = "requests are under way" if self._steps.num_in_flight else ""
@@ -206,7 +206,7 @@ class Leader:
 
 
 def state_machines(spec: RankSpec) -> list[Any]:
-    """The instance and its sender or receiver: fresh, or as they are after a restart."""
+    """The instance and its sender or receiver, new or as they are after a restart."""
     names = [spec.instance_id]
     if spec.role == "prefill":
         names.append(sender_of(spec.instance_id))

@@ -30,7 +30,7 @@ that the main thread does in a step."""
 
 
 def run_rank(spec: RankSpec) -> None:
-    """The process from its begin to its end."""
+    """Run the process of a rank from start to end."""
     os.dup2(2, 1)  # some engines print, and standard output is the run's summary
     torch.set_num_threads(spec.options.threads_of_rank(spec.num_slots))
     os.sched_setaffinity(0, spec.options.cores_of_rank(spec.slot, spec.num_slots))
@@ -50,11 +50,11 @@ def run_rank(spec: RankSpec) -> None:
 
 
 class HangError(RuntimeError):
-    """This rank computes something that does not end."""
+    """This rank computes something that never ends."""
 
 
 class Rank:
-    """A leader or a follower, and how it gets to know its peers."""
+    """A leader or a follower, and how it meets its peers."""
 
     def __init__(self, spec: RankSpec, channel: Channel, resources: RankResources) -> None:
         self._spec = spec
@@ -62,11 +62,11 @@ class Rank:
         self._resources = resources
         self._actor: Any = None
         self._peers: dict[str, int] = {}
-        """Lives of instances that are connected."""
+        """Lives of connected instances, by instance."""
         self._greetings: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
-        """Serve until told to exit. Raises what breaks it."""
+        """Serve until told to exit. Raises the error that breaks the rank."""
         self._loop = loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(lambda _, context: self._fail(context.get("exception") or RuntimeError(context)))
@@ -112,7 +112,7 @@ class Rank:
             self._actor.on_message(to, message, extra if payload is None else payload)
 
     def _connect(self, peers: notices.Peers) -> None:
-        """Connect with instances that are new, or in a new life."""
+        """Connect with instances that are new or in a new life."""
         met: list[str] = []
         for instance_id, life in peers.lives.items():
             if self._peers.get(instance_id) == life or instance_id == self._spec.instance_id:
@@ -140,7 +140,7 @@ class Rank:
 
     @contextmanager
     def _may_be_gone(self, instance_id: str) -> Iterator[None]:
-        """Logs that an instance died meanwhile, and goes on: nothing will be sent to it."""
+        """Log that an instance died meanwhile, and go on: nothing will be sent to it."""
         try:
             yield
         except TransferError as gone:
@@ -148,7 +148,7 @@ class Rank:
 
 
 def _explain(error: BaseException) -> str:
-    """A line for what is wrong with the machine or the scenario, the whole trace for a bug."""
+    """One line for a fault of the machine or the scenario; the whole trace for a bug."""
     if isinstance(error, HangError | ModelError | ConfigError | UnavailableError | KvDamagedError | OSError):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

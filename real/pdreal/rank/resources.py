@@ -27,21 +27,21 @@ class RankResources:
     runner: ModelRunner
     device: torch.device
     compute_stream: torch.cuda.Stream | None
-    """Stream on a GPU: where the model was loaded and its graphs were captured."""
+    """Stream of a GPU on which the model was loaded and its graphs were captured."""
     end_tokens: tuple[int, ...]
     mover: PrefillMover | DecodeMover | None = None
     num_workers: int = 0
-    """Threads that transfer."""
+    """Number of threads that transfer KV."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """Addresses that peers need to write here."""
+    """Addresses that peers need in order to write to this rank."""
 
     def enter_compute(self) -> None:
-        """Set the stream of the thread that computes."""
+        """Set the stream of the current thread to that of compute."""
         if self.compute_stream is not None:
             torch.cuda.set_stream(self.compute_stream)
 
     def enter_copies(self) -> None:
-        """Set the stream of a thread that moves KV."""
+        """Set the stream of the current thread to that of copies."""
         if self.device.type == "cuda":
             torch.cuda.set_stream(copy_stream(self.device))
 
@@ -108,7 +108,7 @@ def _num_host_pages(spec: RankSpec) -> int:
 
 
 def _free_host_bytes() -> int:
-    """Memory that can be had without swapping."""
+    """Bytes of memory that can be allocated without swapping."""
     (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
     return 1024 * int(line.split()[1])
 

@@ -1,4 +1,4 @@
-"""Rank's half of a step: runs batches through the model over the rank's KV cache."""
+"""A rank's half of a step: runs batches through the model over the rank's KV cache."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from pdsim.core.messages import LoadBack, WriteBackup
 
 
 class LayerProgress:
-    """Progress of one forward. On a CPU it tells at once; on a GPU in `report`, when the stream has come so far."""
+    """Progress of one forward. On a CPU it is told at once; on a GPU by `report`, as the stream gets there."""
 
     def __init__(
         self, num_layers: int, num_groups: int, on_layers: Callable[[int], None] | None, device: torch.device
@@ -37,7 +37,7 @@ class LayerProgress:
         self._events: list[tuple[int, torch.cuda.Event]] = []
 
     def on_kv(self, layer: int) -> None:
-        """The layer's keys and values are written, or will be when the stream comes to it."""
+        """Note that the layer's keys and values are written, or will be when the stream gets there."""
         num_done = self._groups_within(layer + 1)
         if self._on_layers is None or num_done == self._num_done:
             return
@@ -117,7 +117,7 @@ class ModelRunner:
         self.expert_counts: ExpertCounts | None = None
         """Tokens of the last forward that each expert of each layer saw."""
         self.logprobs: list[Logprobs | None] = []
-        """Log probabilities of the last batch's tokens, if anybody asked."""
+        """Log probabilities of the last batch's tokens, if anybody asked for them."""
         self._records_experts = records_experts
         self._page_tables: dict[int, array[int]] = {}
         """Page table of each row of the decode batch."""
@@ -130,7 +130,7 @@ class ModelRunner:
 
     @property
     def prefill_graph_sizes(self) -> Sequence[int]:
-        """Tokens of each captured forward."""
+        """Sizes of captured forwards, in tokens."""
         return SIZES if self._prefill_graphs else ()
 
     def warm_up(self) -> None:
@@ -202,7 +202,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
-        """The next token of each sequence."""
+        """Next token of each sequence of a batch."""
         wait_for_engines(self.model.device)
         if self._graphs is not None:
             chosen = self._graphs.decode(batch)
@@ -224,7 +224,7 @@ class ModelRunner:
         return self._graphs.launch(batch)
 
     def _changed_tables(self, batch: DecodeBatch) -> list["array[int]"]:
-        """Page tables of all rows on the CPU; on GPUs the graphs keep them."""
+        """Page tables of all rows on a CPU; on a GPU the graphs keep them."""
         for row, start, pages in batch.changes:
             self._page_tables[row] = self._page_tables.get(row, array("i"))[:start] + array("i", pages)
         return [self._page_tables[row] for row in range(len(batch.tokens))]

@@ -52,7 +52,7 @@ class StepLoop:
         self._waits = False
         self._timer: TimerHandle | None = None
         self._look_around_at = _FEW_REQUESTS
-        """Number of requests in the executor at which some may be left over."""
+        """Number of requests in the executor at which to look for some that are left over."""
 
     def post(self, message: m.Message) -> None:
         """Keep a message until the instance looks; wake it if it waits."""
@@ -61,7 +61,7 @@ class StepLoop:
             self.go_on()
 
     def go_on(self, _: None = None) -> None:
-        """Let the loop turn, behind what else has come."""
+        """Let the loop go on, after other events that have come."""
         self._waits = False
         if self._timer is not None:
             self._timer.cancel()
@@ -73,7 +73,7 @@ class StepLoop:
         return inbox
 
     def _advance(self, answer: m.StepResult | None) -> None:
-        """Begin what the loop asks for until it must wait, for a step or for a message."""
+        """Begin the steps that the loop asks for until it must wait, for a step or for a message."""
         while True:
             asked = self._loop.send(answer)
             if self._executor.num_requests > self._look_around_at:
@@ -111,7 +111,7 @@ class StepLoop:
         self._group.compute(task, partial(self._on_computed, step), tell_layers)
 
     def _tell_layers(self, on_layers: Callable[[int, int], None], step_id: int, num_groups: int) -> None:
-        """Hand over to the loop: the thread that computes calls this."""
+        """Hand progress over to the event loop: the thread that computes calls this."""
         self._timeline.loop.call_soon_threadsafe(on_layers, step_id, num_groups)
 
     def _on_computed(self, step: m.PureStep, computed: ComputedTokens) -> None:
@@ -126,5 +126,5 @@ class StepLoop:
 
 
 def inner(machine: Any) -> Any:
-    """The state machine itself, where its calls are recorded."""
+    """The state machine itself, also where a wrapper records its calls."""
     return getattr(machine, "inner", machine)

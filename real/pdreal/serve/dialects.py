@@ -59,7 +59,7 @@ class Completions:
         return {**self._object(answers), "usage": _usage(answers)}
 
     def _prompt(self, fields: Fields, service: Service) -> list[int]:
-        """A text or token ids; the same as the only item of a list."""
+        """The prompt: a text or token ids, or a list whose only item is one of these."""
         prompt = fields.get("prompt")
         if isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt):
             if len(prompt) > 1:
@@ -157,7 +157,7 @@ def _messages(fields: Fields) -> list[tuple[str, str]]:
 
 
 def _content(message: Fields) -> str:
-    """A text, or a list of parts that are texts."""
+    """The content of a message: a text, or a list of parts that are texts."""
     parts = message.get("content")
     if not isinstance(parts, list):
         return message.text("content", "")
@@ -236,7 +236,7 @@ class Generate:
         return {**self._one(answer), **index}
 
     def whole(self, answers: Sequence[Answer]) -> Any:
-        """The whole answer; a list of several choices."""
+        """The whole answer; a list of answers if there are several choices."""
         found = [self._one(answer) for answer in answers]
         return found if len(found) > 1 else found[0]
 

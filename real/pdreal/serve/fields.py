@@ -15,7 +15,7 @@ Typed = TypeVar("Typed")
 
 
 def unavailable(message: str, *, retry_after_s: int | None = None) -> RefusedError:
-    """Nothing is wrong with the request."""
+    """Refusal (503) of a request that is not at fault."""
     headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return RefusedError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, headers=headers)
 
@@ -55,7 +55,7 @@ class Fields:
         return Fields({**self._values, name: value}, self._prefix)
 
     def positive(self, names: Sequence[str], default: int) -> int:
-        """An integer of at least 1, by the first of its names that is there."""
+        """An integer of at least 1, from the first of the given names that is present."""
         name = next((n for n in names if self._values.get(n) is not None), names[0])
         value = self.integer(name, default)
         if value < 1:
@@ -63,7 +63,7 @@ class Fields:
         return value
 
     def check_between(self, name: str, low: float, high: float) -> None:
-        """Refuse a number that no server takes; any other changes nothing."""
+        """Refuse a number outside the range; change nothing otherwise."""
         value = self._typed(name, int | float, "a number", low)
         if not low <= value <= high:
             what = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
