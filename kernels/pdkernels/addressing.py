@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 RUN_TIME = ("table", "pages", "spans", "staging", "tokens", "first_byte")
-"""Run-time parameters of the staging kernels. None is specialised on: no value makes Triton compile again."""
+"""Run-time parameters of the staging kernels. None is specialised on: no value makes Triton compile anew."""
 
 
 @triton.jit

@@ -124,7 +124,9 @@ def decode_workspace(
     shares: int | None = None,
     block_tokens: int = _BLOCK_TOKENS,
 ) -> DecodeWorkspace:
-    """The division of a batch and memory for its parts. shares: programs per KV head; by default a full device."""
+    """Workspace that divides a batch and holds its parts. shares: programs per KV head; by default they fill the
+    device.
+    """
     return DecodeWorkspace(batch, query_heads, kv_heads, head_dim, block_tokens, device, shares)
 
 

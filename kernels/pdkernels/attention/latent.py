@@ -96,7 +96,7 @@ def latent_workspace(
     *,
     shares: int | None = None,
 ) -> DecodeWorkspace:
-    """The division of a batch and memory for its parts. shares: programs per block of heads."""
+    """Workspace that divides a batch and holds its parts. shares: programs per block of heads."""
     return DecodeWorkspace(batch, query_heads, triton.cdiv(query_heads, _ROWS), rank, _BLOCK_TOKENS, device, shares)
 
 

@@ -18,23 +18,24 @@ from pdkernels.attention.prefill import HEAD_DIMS, LOG2_E, attend, first_and_mas
 from pdkernels.launch import TYPES, Launcher
 
 TILE_TOKENS = 64
-"""New tokens of a tile at most."""
+"""Most new tokens of a tile."""
 _TOKENS, _TOKENS_FP32 = 64, 32
-"""Seen at a step. Of 13 tilings these were the fastest on an H200 with 128 to 2,048 tokens and contexts to 8,192."""
+"""Tokens seen at a step. Of 13 tilings these were the fastest on an H200, with 128 to 2,048 tokens and contexts to
+8,192."""
 _PROGRAMS = 3
-"""Programs of each processor; of these two run at once."""
+"""Programs per processor; of these, two run at once."""
 
 
 class Tile(NamedTuple):
     """Neighbouring new tokens of one sequence; or padding, whose output is 0."""
 
     row: int
-    """The first one's among all new tokens."""
+    """Row of the tile's first token among all new tokens."""
     num_tokens: int
     num_before: int
     """Tokens of the sequence before the first one; -1 for padding."""
     first_page: int
-    """Place in the list of pages where the sequence's begin."""
+    """Place in the list of pages where the pages of the sequence begin."""
 
 
 def prefill_tiles(

@@ -125,13 +125,13 @@ class DecodeWorkspace:
         self.parts = torch.empty(rows, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(rows, 2, dtype=torch.float32, device=device)
         self.bounds = torch.empty(batch + 1, dtype=torch.int32, device=device)
-        """Blocks before each sequence, and of all."""
+        """Blocks before each sequence, and blocks in all."""
         self.first_sequences = torch.empty(self.shares, dtype=torch.int32, device=device)
         """Sequence in which each share begins."""
         self.divided: torch.Tensor | None = None
-        """Lengths that the division is of."""
+        """Lengths for which the division was made."""
         self.window = 0
-        """Last tokens of each sequence that the division is of; 0: all of them."""
+        """Last tokens of each sequence that were divided; 0: all of them."""
 
     def divide(self, lengths: torch.Tensor, window: int = 0) -> None:
         """Divides sequences of these lengths, int32 [batch]: once a step, for all layers with this window.

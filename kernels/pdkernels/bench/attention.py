@@ -18,7 +18,7 @@ _LAYER = Model("gqa-32-8-128-bf16", 1, 8, 128, torch.bfloat16)
 _PROMPTS = 512, 1024, 2048, 4096, 8192, 16384
 _SHAPES = ((1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 1024), (64, 4096), (64, 16384))  # batch, context
 _SPREADS = ((10, 2240, 23), (4, 4096, 64), (16, 2048, 16), (64, 1024, 64), (64, 4096, 8))
-"""Batch, mean context, and the longest context over the shortest."""
+"""Batch, mean context, and ratio of the longest context to the shortest."""
 
 
 def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
@@ -94,7 +94,7 @@ def _decode(bench: Bench, lengths: list[int], page_size: int) -> Iterator[Row]:
 def _contiguous_sdpa(
     bench: Bench, case: Case, planes: list[torch.Tensor], query: torch.Tensor, kv_bytes: int, copied: float
 ) -> Row:
-    """Torch's attention on a cache that lies in order, without pages: what paging has to compare with."""
+    """Torch's attention on a contiguous cache without pages, with which paging is compared."""
     batch = len(query)
     k, v = (plane.view(batch, case.tokens, 8, 128).transpose(1, 2) for plane in planes)
     sdpa = torch.nn.functional.scaled_dot_product_attention

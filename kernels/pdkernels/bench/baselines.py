@@ -41,12 +41,12 @@ def plain_kernel(
 
 
 def plain_triton(case: Case, memory: Memory, side: str) -> list[Call]:
-    """A launch per plane and writer."""
+    """One launch per plane and writer."""
     return [_per_slice(case, memory, side, pages, offset, _plain_slice) for pages, offset in memory.rotation()]
 
 
 def torch_index(case: Case, memory: Memory, side: str) -> list[Call]:
-    """index_select or index_copy per plane and writer."""
+    """One index_select or index_copy per plane and writer."""
     return [_per_slice(case, memory, side, pages, offset, _index_slice) for pages, offset in memory.rotation()]
 
 
@@ -54,7 +54,7 @@ Slice = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], Call]
 
 
 def _per_slice(case: Case, memory: Memory, side: str, pages: torch.Tensor, offset: int, move: Slice) -> Call:
-    """All planes and writers of one request, each moved by a call of its own."""
+    """All planes and writers of one request, each moved by its own call."""
     slots = _slots(case, pages)
     writers = case.writers if side == "scatter" else 1
     planes = memory.pool.planes
@@ -138,7 +138,7 @@ _IN_STREAM_ORDER = 1  # cudaMemcpySrcAccessOrderStream
 
 
 def has_copy_batch() -> bool:
-    """True since CUDA 13: the call then has the arguments that are given here."""
+    """True since CUDA 13, whose call has the arguments used here."""
     return _cuda_major() >= _COPY_BATCH_SINCE
 
 
@@ -189,7 +189,7 @@ def _word(value: int) -> ctypes.c_size_t:
 
 
 def _runtime() -> Any:
-    """The CUDA runtime that torch has loaded."""
+    """The CUDA runtime that torch loaded."""
     return ctypes.CDLL(f"libcudart.so.{_cuda_major()}")
 
 

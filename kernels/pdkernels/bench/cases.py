@@ -1,4 +1,4 @@
-"""The shapes that are measured: models, parallel layouts, page sizes, lengths; and memory that has those shapes."""
+"""The measured shapes: models, parallel layouts, page sizes, lengths; and memory of those shapes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pdkernels.layout import Pool
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Sizes of a model that its KV cache depends on."""
+    """Sizes of a model on which its KV cache depends."""
 
     name: str
     layers: int  # that have a KV cache
@@ -65,7 +65,7 @@ class Case:
 
 
 class Arena:
-    """Random bytes on the device, filled once, from which every case takes its memory anew."""
+    """Random bytes on the device, filled once, from which each case takes its memory."""
 
     def __init__(self, size_bytes: int, device: str = "cuda") -> None:
         self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device=device)
