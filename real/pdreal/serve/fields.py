@@ -131,7 +131,7 @@ _SHAPES: Mapping[str, tuple[float, float]] = {
     "top_k": (-1, inf),
     "min_p": (0, 1),
 }
-"""Numbers of sampling, and what they may be."""
+"""Numeric settings of sampling, and the range of each."""
 _MOST_CHOICES = 128
 _MOST_LOGPROBS = 20
 NEUTRAL: Mapping[str, Sequence[Any]] = {
@@ -149,16 +149,16 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "ebnf": [],
     "structural_tag": [],
 }
-"""Fields that ask for other tokens than those of the model, and the values that do not; null never does."""
+"""Fields that ask for other tokens than the model's, and the values that do not; null never does."""
 WHY = "as tokens are chosen by temperature, top_p, top_k and min_p alone"
 
 
 class AnswerSettings(NamedTuple):
-    """Wishes of a request for its answers."""
+    """What a request asks of its answers."""
 
     sampling: Sampling
     stop: tuple[str, ...]
-    """Texts that end an answer, and are not part of it."""
+    """Texts that end an answer and are not part of it."""
     num_choices: int
 
 

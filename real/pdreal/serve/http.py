@@ -26,19 +26,19 @@ from pdreal.serve.service import Answer, Generation, Service
 from pdreal.settings.host import LaunchError
 
 HEADERS_S = 30.0
-"""Limit for a client's headers, and between two requests of a connection."""
+"""Longest wait for a client's headers, and between two requests of a connection."""
 BODY_S = 60.0
 _GONE_S = 60
-"""A client that acknowledges nothing for so long is gone: its request is aborted."""
+"""Longest time without an acknowledgement: then the client is gone, and its request is aborted."""
 _PROBE_S = 15
 _SHUTDOWN_S = 2.0
 _RESTART_S = 600.0
-"""Limit for the requests of an instance that is to be restarted."""
+"""Longest wait for the requests of an instance that is to be restarted."""
 
 
 @asynccontextmanager
 async def serving(service: Service, host: str, port: int) -> AsyncIterator[str]:
-    """Serves while it is entered; gives the URL. Port 0 takes a free one. Raises LaunchError."""
+    """Serve while entered; yield the URL. Port 0 takes a free port. Raises LaunchError."""
     runner = web.AppRunner(
         application(service, is_local=is_loopback(host)),
         handler_cancellation=True,
@@ -71,7 +71,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def notice_if_gone(request: web.Request) -> None:
-    """Probe a client that nothing comes from, for one whose machine vanished closes no connection."""
+    """Probe a silent client: one whose machine vanished closes no connection."""
     connection = None if request.transport is None else request.transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
@@ -110,7 +110,7 @@ class EventStream:
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LARGE_BODY_BYTES = 1 << 16
-"""Size from which a body is read beside the loop, on which streams wait."""
+"""Size from which a body is read in another thread than the event loop's, on which streams wait."""
 _OPEN_TO_ALL = "/health"
 _LOG = logging.getLogger("pdreal.serve")
 
@@ -225,7 +225,7 @@ def _key_check(service: Service) -> Middleware:
 
 
 class ServerState:
-    """Endpoints that ask for no tokens."""
+    """Endpoints that tell of the server or change it, and ask for no tokens."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -246,7 +246,7 @@ class ServerState:
         return web.Response(text="flushed\n")
 
     async def restart(self, request: web.Request) -> web.StreamResponse:
-        """Answers when the instance serves again."""
+        """Restart an instance, and answer when it serves again."""
         instance_id, cluster = request.match_info["instance"], self._service.cluster
         if instance_id not in cluster.instance_ids:
             message = f"there is no instance {instance_id}; there are {', '.join(cluster.instance_ids)}"

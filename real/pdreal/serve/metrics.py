@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pdsim.core.instance import Levels
 
 _ENGINE_TYPES = {"prefill": "prefill", "decode": "decode", "aggregated": "unified"}
-"""SGLang's words for the roles."""
+"""SGLang's words for roles."""
 _REQUESTS: Mapping[str, Mapping[str, str]] = {
     "prefill": {
         "num_queue_reqs": "num_queued",
@@ -40,7 +40,7 @@ class Gauge(NamedTuple):
 
 
 def gauges(load: Mapping[str, Levels], page_size: int) -> Iterator[Gauge]:
-    """Gauges of each instance that answers."""
+    """Gauges of each instance that answered."""
     for instance_id, levels in load.items():
         role = instance_id.rpartition("-")[0]
         pages = levels.num_used_pages, levels.num_evictable_pages, levels.num_free_pages
@@ -65,7 +65,7 @@ _BETWEEN_TOKENS_S = (
 
 
 class Histogram:
-    """Counts of values that are at most each bound."""
+    """Number of values up to each bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -86,7 +86,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counts of one server. How full instances are is asked when it is shown."""
+    """Counts of one server. Levels of instances are asked when metrics are shown."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = f'model_name="{_escaped(model_name)}"'
@@ -94,7 +94,7 @@ class Metrics:
         self.num_aborted_requests = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        """Prompt tokens found in the prefix caches, of requests that have a token."""
+        """Prompt tokens found in prefix caches, of requests that have their first token."""
         self.num_generation_tokens = 0
         self.first_token_s = Histogram(_FIRST_TOKEN_S)
         self.between_tokens_s = Histogram(_BETWEEN_TOKENS_S)
@@ -144,7 +144,7 @@ class Meter:
         metrics.num_prompt_tokens += num_prompt_tokens
 
     def add_tokens(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Count tokens that came at once. num_cached_tokens: of the request's prompt."""
+        """Count tokens that came together. num_cached_tokens: cached tokens of the request's prompt."""
         now_s, metrics = time.monotonic(), self._metrics
         if self._num_tokens == 0:
             self._first_s = now_s

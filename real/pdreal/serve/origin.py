@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler
 from pdreal.control.refused import RefusedError
 
 _OWN_SITES = ("same-origin", "none")
-"""Values of Sec-Fetch-Site of a page of the server's own, and of an address that a user typed."""
+"""Values of Sec-Fetch-Site for a page of the server itself, and for an address that a user typed."""
 
 
 def is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
 DRAIN_S = 20.0
-"""Limit for requests that are under way when the server is to stop."""
+"""Longest wait for requests under way when the server is to stop."""
 
 
 class Address(NamedTuple):
@@ -88,7 +88,7 @@ def tokenizer_of(options: Options, vocab_size: int) -> Tokenizer | CheckpointTok
 
 
 def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Set by the first, and by any after it."""
+    """Two events: the first stop signal sets one, any later signal the other."""
     stopped, hurried = asyncio.Event(), asyncio.Event()
 
     def tell() -> None:

@@ -31,7 +31,7 @@ class Entrance:
         self._max_waiting_requests = max_waiting_requests
         self._inside: set[Answer] = set()
         self._waiting: set[Answer] = set()
-        """Requests inside that have no token yet."""
+        """Requests inside that have no first token yet."""
         self._empty = asyncio.Event()
         self._empty.set()
         self.is_closed = False
@@ -89,7 +89,7 @@ class Entrance:
 
 
 class Service(NamedTuple):
-    """The cluster behind the endpoints, and what they must know of it."""
+    """The cluster behind the endpoints, and what these must know of it."""
 
     cluster: "Launcher"
     model_name: str
@@ -101,15 +101,15 @@ class Service(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """A client's request, in whichever way it asked."""
+    """A client's request, in any dialect."""
 
     prompt: list[int]
     settings: AnswerSettings
     stream: bool
     closing_usage: bool = False
-    """A stream ends with an event of token counts. An answer in one piece always has them."""
+    """True if a stream ends with an event of token counts. An answer in one piece always has them."""
     running_usage: bool = False
-    """Every event of a stream has them."""
+    """True if every event of a stream has token counts."""
 
 
 class Part(NamedTuple):
@@ -117,7 +117,7 @@ class Part(NamedTuple):
 
     text: str
     first_token: int
-    """The number of the first of its tokens."""
+    """Number of the part's first token."""
 
 
 class Answer:
@@ -127,10 +127,10 @@ class Answer:
         self.service = service
         self.generation = generation
         self.index = index
-        """Number among the choices of one request, each with a seed of its own."""
+        """Number among the choices of one request; each choice has a seed of its own."""
         self.text = ""
         self.matched: str | None = None
-        """The stop text that has ended it."""
+        """The stop text that ended the answer."""
         self._detokenizer = service.tokenizer.detokenizer()
         self._stops = StopTexts(generation.settings.stop)
         self.created_s = int(time.time())
@@ -177,7 +177,7 @@ class Answer:
             yield Part(rest, len(self.tokens))
 
     def give_up(self, reason: str) -> None:
-        """Abort it with this reason."""
+        """Abort the answer for this reason."""
         self.service.cluster.abort(self.request_id, reason)
 
     @property
@@ -199,7 +199,7 @@ class Answer:
 
     @property
     def logprobs(self) -> Sequence[Logprobs]:
-        """Log probabilities of each token, if they are asked for."""
+        """Log probabilities of each token, if they were asked for."""
         return self._request.logprobs
 
     @property

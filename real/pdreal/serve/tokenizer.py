@@ -24,14 +24,14 @@ _ITSELF = frozenset(b"\n" + bytes(range(0x20, 0x7F))) - frozenset(b"<")
 
 
 def piece(token: int) -> str:
-    """Spelling of a token, whatever stands beside it."""
+    """Spelling of a token, independent of its neighbours."""
     if token in _ITSELF:
         return chr(token)
     return f"<0x{token:02X}>" if token < NUM_BYTES else f"<{token}>"
 
 
 class Tokenizer:
-    """Tokenizer of a model with vocab_size tokens, 256 at least."""
+    """Tokenizer of a model with vocab_size tokens, at least 256."""
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < NUM_BYTES:
@@ -42,7 +42,7 @@ class Tokenizer:
         return "".join(map(piece, tokens))
 
     def detokenizer(self) -> "Detokenizer":
-        """A detokenizer of one answer."""
+        """A detokenizer for one answer."""
         return Detokenizer(self.decode)
 
     def encode(self, text: str) -> list[int]:
@@ -56,7 +56,7 @@ class Tokenizer:
         return tokens
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """A conversation of (role, content), as CHAT_TEMPLATE writes it down."""
+        """Tokens of a conversation of (role, content) pairs, as CHAT_TEMPLATE writes it."""
         return self.encode("".join(f"{role}: {content}\n" for role, content in messages) + "assistant:")
 
     def _spelled_out(self, text: str) -> Iterator[tuple[int, int, int]]:
@@ -68,7 +68,7 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Tokens of an answer to text, as they come: a character may take several of them."""
+    """Turns the tokens of an answer to text as they come: one character may take several tokens."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
@@ -77,7 +77,7 @@ class Detokenizer:
         self._num_told = 0
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Text that is new; half a character is kept for the next tokens."""
+        """New text; half a character is kept until the next tokens come."""
         self._tokens += tokens
         before, now = self._decode(self._tokens[: self._num_told]), self._decode(self._tokens)
         if now.endswith("\ufffd"):
@@ -111,7 +111,7 @@ _REVISION = "0" * 40
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Files for AutoTokenizer.from_pretrained(folder)."""
+    """Write the files that AutoTokenizer.from_pretrained(folder) reads."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(vocab_size), indent=1) + "\n")
     (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=1) + "\n")
@@ -205,7 +205,7 @@ class CheckpointTokenizer:
         except Exception as wrong:  # noqa: BLE001  the library has no type of its own
             raise LaunchError(f"{folder / FILE} cannot be read: {wrong}") from None
         self.vocab_size = vocab_size
-        """Vocabulary of the model, which may be larger than the tokenizer's."""
+        """Vocabulary size of the model, which may be larger than the tokenizer's."""
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
@@ -214,7 +214,7 @@ class CheckpointTokenizer:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def detokenizer(self) -> Detokenizer:
-        """A detokenizer of one answer."""
+        """A detokenizer for one answer."""
         return Detokenizer(self.decode)
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
@@ -245,7 +245,7 @@ class StopTexts:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        """Text that may be the beginning of one."""
+        """Text that may be the beginning of a stop text."""
 
     def add(self, text: str) -> tuple[str, str | None]:
         """Text that can be sent now; and the stop text behind it, if one is complete."""
@@ -262,6 +262,6 @@ class StopTexts:
         return text[:begin], None
 
     def rest(self) -> str:
-        """Text that was held back, when nothing comes behind it."""
+        """Text that was held back, when no more comes."""
         held, self._held = self._held, ""
         return held

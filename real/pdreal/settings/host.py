@@ -60,7 +60,7 @@ class Hosts(Section):
 
     @property
     def others(self) -> list[tuple[str, HostEntry]]:
-        """All but the launcher's own, with their names."""
+        """All hosts but the launcher's own, with their names."""
         return [(name, entry) for name, entry in self.hosts.items() if entry.start is not None]
 
     def as_pair(self) -> "Hosts":
@@ -77,7 +77,7 @@ class Hosts(Section):
 
     @property
     def are_one_machine(self) -> bool:
-        """True if all have one address."""
+        """True if all hosts have one address."""
         return len({entry.address for entry in self.hosts.values()}) == 1
 
     def placed(self, instance_ids: Sequence[str]) -> dict[str, str]:
@@ -100,5 +100,5 @@ class Hosts(Section):
 
 
 def read_hosts(path: Path | None) -> Hosts | None:
-    """None without a file. Raises ConfigError."""
+    """Hosts of a file; None without a file. Raises ConfigError."""
     return None if path is None else read_section(path, Hosts)

@@ -28,7 +28,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": True,
     "DeepseekV3ForCausalLM": False,
 }
-"""Architectures that can be run, by config.json's name; true: query and key heads are normalised."""
+"""Architectures that can run, by their name in config.json; true: query and key heads are normalised."""
 
 _ONLY = {
     "attention_bias": False,
@@ -54,7 +54,7 @@ _SHAPE = (
 
 
 class ModelError(ValueError):
-    """A model that cannot be run here, or not with so many ranks."""
+    """A model that cannot run here, or not with so many ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +80,11 @@ class ModelConfig:
 
     @property
     def planes_per_layer(self) -> int:
-        """Planes of the cache: keys and values, or latents."""
+        """Planes that a layer has in the cache: two for keys and values, one for latents."""
         return 2 if self.latent is None else 1
 
     def window_of(self, layer: int) -> int:
-        """Last tokens that a layer attends to; 0: all."""
+        """Last tokens that a layer attends to; 0: all tokens."""
         return self.window_tokens if layer in self.llama.window_layers else 0
 
     @property
@@ -94,17 +94,17 @@ class ModelConfig:
 
     @property
     def output_inputs(self) -> int:
-        """Width of all query heads' outputs together."""
+        """Width of the outputs of all query heads together."""
         return self.num_query_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
     @property
     def num_dense_layers(self) -> int:
-        """Layers without experts, which come first."""
+        """Number of layers without experts, which come first."""
         return self.num_layers - (0 if self.experts is None else self.experts.num_layers)
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes as a checkpoint has them, matrices as [outputs, inputs]."""
+        """Names and shapes of parameters as in a checkpoint; matrices are [outputs, inputs]."""
         hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
         for index in range(self.num_layers):
@@ -353,7 +353,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _rope(data: dict[str, Any]) -> dict[str, Any]:
-    """Checkpoints of transformers 5 keep under rope_parameters what earlier ones have in two places."""
+    """RoPE's settings: transformers 5 keeps under rope_parameters what earlier checkpoints have in two places."""
     return data.get("rope_parameters") or {**data, **(data.get("rope_scaling") or {})}
 
 
@@ -378,7 +378,7 @@ def _rope_scaling(rope: dict[str, Any], folder: Path, *, is_latent: bool) -> dic
 
 
 def model_config(options: Options, name: str) -> ModelConfig:
-    """Needs no torch. Raises ModelError."""
+    """Shape of a model, without torch. Raises ModelError."""
     catalog = from_catalog(name)
     if options.weights.startswith("seed:"):
         return catalog

@@ -13,7 +13,7 @@ from pdsim.system.memory import Role
 
 
 def process_name(instance_id: str, rank: int) -> str:
-    """The leader goes by its instance's name."""
+    """Name of a rank's process: the leader has its instance's name."""
     return f"{instance_id}.rank{rank}" if rank else instance_id
 
 
@@ -29,21 +29,21 @@ def roles_of(scenario: Scenario) -> dict[str, Role]:
 @dataclass(frozen=True, kw_only=True)
 class RankSpec:
     scenario: Scenario
-    """Resolved, without its workload."""
+    """Resolved scenario, without its workload."""
     options: Options
     instance_id: str
     role: Role
     rank: int
     life: int
-    """Starts of this instance before this one."""
+    """Number of earlier starts of this instance."""
     slot: int
     """Number among the ranks of its host, which are dealt to GPUs in turn."""
     num_slots: int
-    """Ranks of its host."""
+    """Number of ranks on its host."""
     launcher: str
     """Endpoint of the launcher."""
     network: Network | None = field(repr=False)
-    """Place in a run on several hosts."""
+    """Network settings of the process, in a run on several hosts."""
     sockets: Path
     """The folder, on its host, of the control channel's sockets, and where the ranks of an instance meet."""
     logs: Path | None

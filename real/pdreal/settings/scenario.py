@@ -22,11 +22,11 @@ from pdsim.workload.request_spec import RequestSpec
 _TOKEN_BYTES = 32
 """Bytes in a body, at most: a character is six (\\u003c), an escaped name of a token 18, and a part of a message 27."""
 _FIELDS_BYTES = 1 << 16
-"""All of a body but its prompt."""
+"""Bytes for all of a body but its prompt."""
 
 
 class Room(NamedTuple):
-    """Tokens. Where prompt and output share a pool, the prompt counts in whole pages."""
+    """Room for one request, in tokens. Where prompt and output share a pool, the prompt counts in whole pages."""
 
     prompt_tokens: int
     total_tokens: int
@@ -54,7 +54,7 @@ class Room(NamedTuple):
 
     @property
     def body_bytes(self) -> int:
-        """The largest body of a request that fits."""
+        """Bytes of the largest body of a request that fits."""
         return _FIELDS_BYTES + _TOKEN_BYTES * self.prompt_tokens
 
     def check(self, num_prompt_tokens: int, max_tokens: int) -> None:
@@ -82,7 +82,7 @@ def _decode_room(decode: DecodeSettings, page_size: int) -> tuple[int, int]:
 
 
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
-    """Resolved, and its requests. Raises ConfigError for what only the simulator has."""
+    """The resolved scenario and its requests. Raises ConfigError for what only the simulator has."""
     cluster = build(for_real(scenario, options))
     _check_hosts(cluster.scenario, options)
     room = _room(cluster.scenario, options)

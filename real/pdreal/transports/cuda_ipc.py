@@ -27,7 +27,7 @@ _HAS_BATCHES = 12080
 
 
 class CudaError(Exception):
-    """A call failed."""
+    """A call of the CUDA runtime failed."""
 
 
 class _Handle(ctypes.Structure):
@@ -41,7 +41,7 @@ class _Attributes(ctypes.Structure):
 
 
 class CudaRuntime:
-    """The runtime library that torch has loaded."""
+    """The CUDA runtime library that torch loaded."""
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
@@ -56,7 +56,7 @@ class CudaRuntime:
             raise UnavailableError(f"CUDA IPC needs CUDA 12.8 or later, found {self._version // 1000}")
 
     def allocation_of(self, address: int) -> int:
-        """Begin of the allocation in which this address lies."""
+        """Start of the allocation in which an address lies."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         code = self._driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         if code:
@@ -81,7 +81,7 @@ class CudaRuntime:
         self._call("cudaIpcCloseMemHandle", ctypes.c_void_p(mapped))
 
     def copy_batch(self, sources: Addresses, targets: Addresses, lengths: Addresses, stream: torch.cuda.Stream) -> None:
-        """All ranges in one call; returns when it is submitted."""
+        """Copy all ranges in one call; return when it is submitted."""
         source, target, size = (np.ascontiguousarray(each, np.uint64) for each in (sources, targets, lengths))
         attributes, first = _Attributes(_IN_STREAM_ORDER), ctypes.c_size_t(0)
         failed = () if self._version >= _WITHOUT_INDEX_OF_FAILURE else (ctypes.byref(ctypes.c_size_t()),)
@@ -104,7 +104,7 @@ class CudaRuntime:
 
 
 def _loaded(library: str) -> str:
-    """The file of a library that this process has loaded."""
+    """File of a library that this process loaded."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         path = line.split(maxsplit=5)[-1]
         if Path(path).name.startswith(library):
@@ -118,7 +118,7 @@ class CudaIpcTransport:
         self._runtime = CudaRuntime()
         self._device = device
         self._regions: list[tuple[int, int, int, str]] = []
-        """Address, bytes, begin of the allocation and its handle."""
+        """Address, bytes, start of the allocation and its handle, for each region."""
         self._peers: dict[str, PullClient] = {}
         self._targets: dict[str, _Target] = {}
         self._opened = _OpenAllocations(self._runtime)
@@ -240,7 +240,7 @@ class _Target:
             self._process.check_alive()
 
     def close(self) -> None:
-        """Waits for who writes: a kernel must not lose the memory under it."""
+        """Wait for threads that write, then close: a kernel must not lose the memory under it."""
         with self._lock:
             self._is_closed = True
             for held in (self._process, self._mapping):

@@ -23,7 +23,7 @@ from pdreal.transports.streams import synchronize_engines
 Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
 
 TIMEOUT_S = 5
-"""Limit of a write, besides a second for each GB: the least that the engine takes."""
+"""Longest write in seconds, plus one second per GB: the least that the engine takes."""
 
 _LOG = logging.getLogger("pdreal")
 _SWITCHES: dict[Kind, str] = {"tcp": "MC_FORCE_TCP", "nvlink": "MC_INTRANODE_NVLINK", "mnnvl": "MC_FORCE_MNNVL"}
@@ -69,10 +69,10 @@ class MooncakeTransport:
             raise UnavailableError(f"Mooncake {self._kind} refuses memory of {self._device} (code {code})")
 
     def connect(self, address: str) -> None:
-        """Peers are met at the first write."""
+        """Nothing: the engine meets peers at the first write."""
 
     def disconnect(self, address: str) -> None:
-        """The engine forgets peers by itself."""
+        """Nothing: the engine forgets peers by itself."""
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         if not len(lengths):
@@ -115,7 +115,7 @@ class MooncakeTransport:
 
 
 def kind_of(name: str) -> Kind:
-    """Kind of a preset: mooncake-tcp and so on."""
+    """Kind of a preset such as mooncake-tcp."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     return next(kind for kind in kinds if name == f"mooncake-{kind}")
 

@@ -15,7 +15,7 @@ import torch
 from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected, load_engine
 
 TIMEOUT_S = 30.0
-"""Limit of a write: the engine has none of its own."""
+"""Longest write in seconds: the engine has no limit of its own."""
 
 _WHEEL = "--no-deps nixl-cu13"
 _ENOUGH_CORES = 16
@@ -36,7 +36,7 @@ class NixlTransport:
         self._agent = api.nixl_agent(f"pdreal-{uuid.uuid4().hex}", config)
         self._registered: list[Any] = []
         self._peers: dict[str, tuple[str, int]] = {}
-        """Name and device of each."""
+        """Name and device of each peer, by its address."""
         self._closed = threading.Event()
         if not progresses:
             threading.Thread(target=self._progress, name="nixl progress", daemon=True).start()

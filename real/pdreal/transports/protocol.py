@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 Addresses = NDArray[np.int64]
-"""Addresses of memory, or lengths of it, in bytes."""
+"""Memory addresses, or lengths in bytes."""
 
 
 """Engines, as scenarios name them."""
@@ -26,7 +26,7 @@ class TransferError(Exception):
 
 
 class UnavailableError(Exception):
-    """This machine cannot run this engine; says what to install or change."""
+    """This machine cannot run this engine; the message says what to install or change."""
 
 
 def connected(peers: Mapping[str, Peer], address: str) -> Peer:
@@ -41,20 +41,22 @@ class Transport(Protocol):
     """An engine in one rank. First all memory is registered, then the address is given to peers."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """uint8 [num_bytes], zeros: memory that peers can write to once it is registered."""
+        """Memory that peers can write to once it is registered: uint8 [num_bytes], zeros."""
         ...
 
     def register(self, regions: Sequence[torch.Tensor]) -> None:
-        """All memory that is read or written, each region once. Raises UnavailableError if the engine refuses it."""
+        """Register all memory that is read or written, each region once. Raises UnavailableError if the engine refuses
+        it.
+        """
         ...
 
     @property
     def address(self) -> str:
-        """Text that a peer needs to write here."""
+        """Text that a peer needs to write into this rank's memory."""
         ...
 
     def connect(self, address: str) -> None:
-        """Make ready to write to a peer. Raises TransferError if it is gone."""
+        """Prepare to write to a peer. Raises TransferError if it is gone."""
         ...
 
     def disconnect(self, address: str) -> None:
@@ -89,7 +91,7 @@ DEBIAN_PACKAGES = {
 
 
 def load_engine(modules: tuple[str, ...], wheel: str) -> ModuleType:
-    """The first of these modules that is there. Raises UnavailableError."""
+    """The first of these modules that can be imported. Raises UnavailableError if none can."""
     for module in modules:
         try:
             return importlib.import_module(module)
@@ -109,7 +111,7 @@ def _hint(problem: str) -> str:
 
 class Regions:
     def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
-        """Address, bytes and address of the mapping of each."""
+        """Rows of regions: address, bytes, and address of the mapping."""
         begins, sizes, mapped = np.array(sorted(rows), np.int64).reshape(-1, 3).T
         self._begins, self._ends, self._mapped = begins, begins + sizes, mapped
 
