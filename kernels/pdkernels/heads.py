@@ -1,4 +1,4 @@
-"""Ways of heads between tensor-parallel layouts of different size."""
+"""Which heads go from which rank to which, between tensor-parallel layouts of different size."""
 
 from dataclasses import dataclass
 

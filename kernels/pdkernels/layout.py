@@ -33,7 +33,7 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """All heads of one token in one plane."""
+        """Bytes of all heads of one token in one plane."""
         return self.heads * self.head_bytes
 
     @property

@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Machine, software and command of rows."""
+    """Machine, software and command that made the rows."""
 
     device: str
     driver: str
@@ -84,7 +84,7 @@ def write_rows(path: Path, rows: Sequence[Row], provenance: Provenance) -> None:
 
 
 def _short(value: object) -> object:
-    """Four digits, or tenths of a number that has more before its point."""
+    """A number with four digits, or with tenths if it has more digits before its point."""
     if not isinstance(value, float):
         return value
     return f"{value:.4g}" if value < 1000 else f"{value:.1f}"

@@ -22,7 +22,7 @@ _BLOCK = 1024  # elements per program, as in its launchers
 
 
 def load(folder: Path | None) -> ModuleType | None:
-    """The module, or None where there is no SGLang."""
+    """SGLang's module, or None where SGLang is missing."""
     if folder is None:
         if importlib.util.find_spec("sglang") is None:
             return None
@@ -59,12 +59,12 @@ def writers_of(case: Case) -> int:
 
 
 def gather_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Its gather kernel alone, with all tables made beforehand."""
+    """Calls of SGLang's gather kernel alone, with all tables made beforehand."""
     return [_kernel_call(module, case, memory, pages, offset, 1, "gather") for pages, offset in memory.rotation()]
 
 
 def scatter_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Its scatter kernel alone, with all tables made beforehand."""
+    """Calls of SGLang's scatter kernel alone, with all tables made beforehand."""
     writers = writers_of(case)
     return [
         _kernel_call(module, case, memory, pages, offset, writers, "scatter") for pages, offset in memory.rotation()
@@ -117,7 +117,7 @@ def _kernel_call(
 
 
 def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bool) -> list[Call]:
-    """Its whole gather call, from a page list on the host until the data is in staging."""
+    """SGLang's whole gather call, from a page list on the host until the data is in staging."""
     pool = memory.pool
     stream = torch.cuda.Stream()
     gather = module._gather_all_layers_torch if use_torch else module._gather_all_layers_triton
@@ -141,7 +141,7 @@ def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bo
 
 
 def whole_scatter_calls(module: Any, case: Case, memory: Memory) -> list[Call]:
-    """Its whole scatter call, from a page list on the device."""
+    """SGLang's whole scatter call, from a page list on the device."""
     pool = memory.pool
     scatter = module._scatter_staging_to_kv_triton
 

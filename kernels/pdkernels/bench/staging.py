@@ -28,7 +28,7 @@ _LARGEST_GRID = 65535  # of SGLang's second grid dimension
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """State that every measurement shares."""
+    """State that all measurements share."""
 
     arena: Arena
     sglang: ModuleType | None
@@ -42,7 +42,7 @@ class Bench:
         return self.copies[payload]
 
     def row(self, kernel: str, variant: str, case: Case, payload: int, copy_us: float, **times: Any) -> Row:
-        """A row with what follows from its times."""
+        """A row with its times, and the fields that follow from them."""
         row = Row(
             kernel,
             variant,
@@ -127,7 +127,7 @@ def _baseline_calls(side: str, case: Case, memory: Memory) -> Iterator[tuple[str
 def our_calls(
     side: str, case: Case, memory: Memory, programs: int | None = None, tiling: Tiling | None = None
 ) -> list[Call]:
-    """Our kernel over the rotation."""
+    """Calls of our kernel over the rotation."""
     move: Any = gather if side == "gather" else partial(scatter, writers=case.writers)
     how = {"programs": programs, "tiling": tiling}
     return [
@@ -156,7 +156,7 @@ def _captured_call(captured: CapturedCopy, pages: Any, tokens: int, offset: int)
 
 
 def few_programs(bench: Bench) -> Iterator[Row]:
-    """Bandwidth against the number of programs, which is that of multiprocessors up to their count."""
+    """Bandwidth by number of programs, which is that of multiprocessors up to their count."""
     case = Case(MODELS[1], 16384, 16, 4, 1)
     for side in SIDES:
         heads = case.source_heads if side == "gather" else case.target_heads
@@ -191,7 +191,7 @@ def other_forms(bench: Bench) -> Iterator[Row]:
 
 
 def batches(bench: Bench) -> Iterator[Row]:
-    """Several requests: one launch against one launch each."""
+    """Several requests in one launch, against one launch each."""
     for requests, tokens in ((16, 1000), (64, 256)):
         case = Case(MODELS[1], requests * tokens, 16, 4, 1)
         each = -(-tokens // 16)

@@ -72,5 +72,5 @@ def whole_us(calls: Sequence[Call], repeats: int) -> float:
 
 
 def repeats_for(payload_bytes: int) -> int:
-    """Enough for a steady median of small calls, few enough for large ones."""
+    """Number of repeats: enough for a steady median of small calls, few enough for large ones."""
     return max(7, min(40, (8 << 30) // max(payload_bytes, 1)))

@@ -73,14 +73,14 @@ def _jobs(arena: Arena, cases: list[Case]) -> Iterator[Job]:
 
 
 def staging_job(copy: StagingCopy, memory: Memory, slices: int, tiling: Tiling) -> Job:
-    """Compilation of a gather or scatter."""
+    """The job that compiles a gather or scatter."""
     ready = copy.ready(memory.pool, None, slices, tiling, limited=False, batched=False)
     kernel = copy.kernel.fn
     return compile_launcher, (kernel.__module__, kernel.__name__, ready.constants, tiling.warps, len(RUN_TIME))
 
 
 def decode_tilings() -> Iterator[tuple[int, decode.DecodeTiling]]:
-    """Tokens of a block, and how a program runs."""
+    """Tokens per block, with a tiling of programs."""
     for tokens, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
         if tokens * stages <= 384:
             yield tokens, decode.DecodeTiling(warps, stages)

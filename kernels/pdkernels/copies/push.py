@@ -104,7 +104,7 @@ def push(
 
 
 class _Push:
-    """A push with all that does not change from call to call."""
+    """A push with all that stays the same from call to call."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ def staging_bytes(pool: Pool, tokens: int, heads: range | None = None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class StagingCopy:
-    """A kernel between pages and staging, and how it is cut by default."""
+    """A kernel between pages and staging, and its default tiling."""
 
     kernel: Any
     tiling: Tiling
@@ -119,7 +119,7 @@ class Ready:
 
 
 def check_pages(pool: Pool, pages: torch.Tensor, tokens: int) -> None:
-    """ValueError unless the page list can be read by a kernel and is long enough."""
+    """Raise ValueError unless a kernel can read the page list and the list is long enough."""
     if pages.dtype != torch.int32 or pages.device != pool.device or not pages.is_contiguous():
         raise ValueError(f"pages must be contiguous int32 on {pool.device}, not {pages.dtype} on {pages.device}")
     if pages.numel() * pool.layout.page_size < tokens:
@@ -127,7 +127,7 @@ def check_pages(pool: Pool, pages: torch.Tensor, tokens: int) -> None:
 
 
 def check_staging(pool: Pool, staging: torch.Tensor, offset_bytes: int, span_bytes: int) -> None:
-    """ValueError unless the staging buffer has room for the span at that offset."""
+    """Raise ValueError unless the staging buffer has room for the span at that offset."""
     if staging.dtype != torch.uint8 or staging.device != pool.device or not staging.is_contiguous():
         raise ValueError(f"staging must be contiguous uint8 on {pool.device}, not {staging.dtype} on {staging.device}")
     if (staging.data_ptr() | offset_bytes) % UNIT_BYTES:
