@@ -96,7 +96,7 @@ class Simulation(Bus):
             executor=self._executor_of(instance),
             cache_copies=self._cache_copies_of(instance),
             on_choice=self._on_levels,
-            single_steps=self._single_steps,
+            single_steps=self._single_steps or self.cluster.router.metrics_interval_ns > 0,  # metrics tell pages
         )
         return Actor(self, instance, parts) if lockstep is None else Rank(self, instance, parts, lockstep)
 
