@@ -1,7 +1,7 @@
 """Laws of clusters that copy the KV of retracted requests to host memory, or look at transfers now and then."""
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import LoadKv, Retracted, SaveKv
@@ -114,3 +114,21 @@ def test_queue_and_transfers_are_looked_at_in_every_nth_step(interval: int, arri
         return
     for time_ns in (second.admitted_ns, second.streamed_ns):
         assert time_ns <= first.streamed_ns or (time_ns - first.streamed_ns) % (10_000_000 * interval) == 0
+
+
+@given(st.lists(st.booleans(), max_size=30))
+@example([True, False, True, True])
+def test_pinned_memory_serves_one_request_at_a_time(saves):
+    """Requests of one size: memory is pinned as often as the most of them that are out at once."""
+    costs = HostCopies(
+        page_bytes=64, num_planes=2, copy_ns=1, save_bandwidth=1e9, load_bandwidth=1e9, pinning_bandwidth=1e6
+    )
+    memory, out, most, num_pinned = HostMemory(costs), [], 0, 0
+    for i, is_saved in enumerate(saves):
+        if is_saved:
+            num_pinned += memory.save_ns(i, 4) > 4 * 64
+            out.append(i)
+            most = max(most, len(out))
+        elif out:
+            memory.load_ns(out.pop())
+    assert num_pinned == most
