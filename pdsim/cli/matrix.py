@@ -34,6 +34,7 @@ from pdsim.metrics.run_folder import (
     JOURNAL,
     OVERVIEW,
     RUN_FILES,
+    SAID,
     SCENARIO,
     SUMMARY,
     TIMELINE,
@@ -47,9 +48,7 @@ from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 
 _CANNOT = 2
 """Exit code of pdreal if this machine or the scenario lacks something."""
-_LOG = "pdreal.log"
-"""Name of the log of a real run."""
-_PART_FILES = (*RUN_FILES, _LOG)
+_PART_FILES = (*RUN_FILES, SAID)
 _NOT_COMPARED = (TIMELINE, OVERVIEW, JOURNAL)
 """Files of a run folder that the comparison does not read. They are removed, because a matrix may have many folders."""
 
@@ -159,7 +158,7 @@ def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
         require_own(own, _PART_FILES)
     remove_own(part, _PART_FILES)
     part.mkdir()
-    log = part / _LOG
+    log = part / SAID
     changes = [word for change in variant.changes for word in ("--set", change)]
     command = [sys.executable, "-m", "pdreal", "run", str(suite.scenario_path), *changes]
     command += ["--trust"] * imports_are_allowed() + [*suite.real.flags, "--out", str(part), "--json"]
@@ -183,7 +182,7 @@ def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
         print(f"failed with {process.returncode}: see {log}", file=sys.stderr)
         return None
     summary: dict[str, Any] = json.loads(output)
-    for name in (*_NOT_COMPARED, _LOG):
+    for name in (*_NOT_COMPARED, SAID):
         (part / name).unlink(missing_ok=True)
     replace_folder(part, folder, RUN_FILES)
     return summary

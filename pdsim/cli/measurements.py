@@ -95,7 +95,7 @@ def observe(
     from pdsim.show.terminal.measurements import print_observation, print_plan
 
     server = ServerClient(url, model=about.model, api_key=about.api_key)
-    budget = ObservationBudget(**asdict(limits))
+    budget = ObservationBudget(*astuple(limits))
     probes = list(planned(budget))
     if dry_run:
         if json_:

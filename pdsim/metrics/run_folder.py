@@ -39,6 +39,8 @@ TIMELINE = "timeline.json.gz"
 OVERVIEW = "overview.png"
 EXPERTS = "experts.parquet"
 _FILES = (SUMMARY, SCENARIO, JOURNAL, TIMELINE, OVERVIEW, EXPERTS, *(f"{name}.parquet" for name in TABLES))
+SAID = "pdreal.log"
+"""File of the folder of a variant of a matrix: what the command of its real run said."""
 ABOUT = "run.json"
 """File in the folder of logs that describes the run."""
 LOG_FILES = ("*.journal", "*.rows", "*.experts", ABOUT, SCENARIO, f"{CATALOG}/*/*.yaml", LOCK)
@@ -79,7 +81,7 @@ def require_out_of_run(out: Path, *, force: bool) -> None:
 
 def holds_run(folder: Path) -> bool:
     """True if a run wrote to the folder, even if it was cut short."""
-    if any((folder / name).is_file() for name in (JOURNAL, f"{LOGS}/{ABOUT}", f"{LOGS}/{LOCK}")):
+    if any((folder / name).is_file() for name in (JOURNAL, SAID, f"{LOGS}/{ABOUT}", f"{LOGS}/{LOCK}")):
         return True
     try:
         read_summary(folder)

@@ -32,7 +32,11 @@ TOLD_WITH_THE_NEXT_STEP = "batch._left"
 """Requests that left the batch without an end: at most as many as ran."""
 OF_THE_LAST_CHOICE = "._policy._order"
 """The order of lpm's queue, of SGLang and of vLLM, made anew at each choice: as many as waited then."""
-BOUNDED = (TOLD_WITH_THE_NEXT_STEP, OF_THE_LAST_CHOICE)
+ENDS_OF_THE_LAST_CHOICE = "_ends._ends"
+"""When running requests end, as the last choice found: at most as many as ran then."""
+SESSIONS = "_sessions._sessions", "_sessions._idle"
+"""The instance of each session: what has been idle for too long goes with the next choice."""
+BOUNDED = (TOLD_WITH_THE_NEXT_STEP, OF_THE_LAST_CHOICE, ENDS_OF_THE_LAST_CHOICE, *SESSIONS)
 
 
 def sizes(machine: Any, names: Collection[str]) -> Counter[str]:

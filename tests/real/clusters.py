@@ -40,7 +40,7 @@ DEFAULT: dict[str, Any] = {
         "input_tokens": {"use": "uniform", "low": 3, "high": 90},
         "output_tokens": {"use": "uniform", "low": 1, "high": 10},
     },
-    "client": {"use": "closed_loop", "concurrency": 6},
+    "client": {"use": "closed_loop", "concurrency": 6, "warm_up_requests": 0},
 }
 
 

@@ -50,7 +50,7 @@ def test_littles_law_holds_for_every_run():
             "input_tokens": 40,
             "output_tokens": {"use": "uniform", "low": 1, "high": 30},
         },
-        client={"use": "closed_loop", "concurrency": 7},
+        client={"use": "closed_loop", "concurrency": 7, "warm_up_requests": 0},
     )
     result = run(scenario).result
     summary, requests = result.summary(), result.records.requests

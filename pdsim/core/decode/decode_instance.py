@@ -14,6 +14,7 @@ long) keeps its pages as long as somebody may still write into them: Releases, t
 """
 
 from collections.abc import Collection, Sequence
+from itertools import islice
 
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines
@@ -369,13 +370,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             commands.append(m.Tell(receiver_of(self.instance_id), m.FreeCells(tuple(self._scattered))))
             self._scattered = []
         arrived = self._arrived - self._loading
-        in_order: list[int] = []
-        for request_id in self.transferring:
-            if len(in_order) == len(arrived):  # they are among the first: look no further
-                break
-            if request_id in arrived:
-                in_order.append(request_id)
-        for request_id in in_order:
+        in_order = islice((i for i in self.transferring if i in arrived), len(arrived))  # they are among the first
+        for request_id in list(in_order):
             self.ready.append(self.transferring.pop(request_id))
             self._arrived.remove(request_id)
 
@@ -383,11 +379,14 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         """Fills the batch from ready requests. Returns True if requests joined, so that the queue may have room now."""
         taken = self.ready.take(self._num_places - self.batch.num_requests)  # each takes a place, if it ends, too
         for request in taken:  # all are cached before one of them ends
-            num_tokens = request.num_prompt_tokens if request.output is None else request.num_kv_tokens
-            self.cache.checkpoint(request.lease, request.sequence, num_tokens, request.num_prompt_tokens)
+            self._cache_arrived(request)
         for request in taken:
             self._merge_one(request, commands)
         return bool(taken)
+
+    def _cache_arrived(self, request: DecodeRequest) -> None:
+        num_tokens = request.num_prompt_tokens if request.output is None else request.num_kv_tokens
+        self.cache.checkpoint(request.lease, request.sequence, num_tokens, request.num_prompt_tokens)
 
     def _merge_one(self, request: DecodeRequest, commands: list[m.Command]) -> None:
         if not request.num_output_tokens:

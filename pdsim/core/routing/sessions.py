@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _Binding:
+    session: int
     instance_id: str
     num_requests: int = 0
     """Routed there and not done."""
@@ -17,24 +18,34 @@ class SessionBindings:
     def __init__(self) -> None:
         self._sessions: dict[int, _Binding] = {}
         self._requests: dict[int, _Binding] = {}
+        self._idle: dict[int, _Binding] = {}
+        """Those of `_sessions` without requests, in the order in which their last requests ended."""
 
     def instance_of(self, session: int, ttl_ns: int, now_ns: int) -> str:
-        """Empty if the session is bound to none."""
+        """Empty if the session is bound to none. Sessions that were idle for `ttl_ns` are bound no longer."""
+        while self._idle:
+            first = next(iter(self._idle.values()))
+            if now_ns < first.idle_since_ns + ttl_ns:
+                break
+            del self._idle[first.session], self._sessions[first.session]
         binding = self._sessions.get(session)
-        if binding is None or (not binding.num_requests and now_ns >= binding.idle_since_ns + ttl_ns):
-            return ""
-        return binding.instance_id
+        return "" if binding is None else binding.instance_id
 
     def add(self, request_id: int, session: int, instance_id: str) -> None:
         """A request of the session goes to the instance, which has the session from now on."""
         binding = self._sessions.get(session)
         if binding is None or binding.instance_id != instance_id:
-            binding = self._sessions[session] = _Binding(instance_id)
+            binding = self._sessions[session] = _Binding(session, instance_id)
         binding.num_requests += 1
+        self._idle.pop(session, None)
         self._requests[request_id] = binding
 
     def remove(self, request_id: int, now_ns: int) -> None:
         """Nothing if the request has no session."""
-        if (binding := self._requests.pop(request_id, None)) is not None:
-            binding.num_requests -= 1
+        binding = self._requests.pop(request_id, None)
+        if binding is None:
+            return
+        binding.num_requests -= 1
+        if not binding.num_requests and self._sessions.get(binding.session) is binding:  # else it has moved
             binding.idle_since_ns = now_ns
+            self._idle[binding.session] = binding

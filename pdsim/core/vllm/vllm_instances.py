@@ -276,6 +276,7 @@ class VllmDecodeInstance(DecodeInstance):
         ready.sort(key=lambda request: (-request.priority, request.entry))
         while ready and self.batch.num_requests < self._num_places and not self._preempts:
             self._rank(ready[0])
+            self._cache_arrived(ready[0])
             self._merge_one(ready.pop(0), commands)
             self._make_way(commands)
             joined = True
