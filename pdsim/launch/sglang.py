@@ -133,7 +133,7 @@ def _allocation(value: Any, scenario: Scenario) -> str | None:
 
 _SAID = (
     *("state_dtype", "priorities", "storage", "network.staging", "health", "*.max_prefill_tokens"),
-    "*.prefill_max_requests",
+    *("*.prefill_max_requests", "*.stream_interval"),
     *("*.host_cache", "*.host_cache_write", "*.two_batch_overlap"),
     *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness"),
     *("prefill.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
@@ -316,7 +316,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("hicache-size", None if host_bytes is None else max(1, round(host_bytes / 1e9))),
         ("hicache-write-policy", None if host_bytes is None else servers.host_cache_write),
         *_storage_flags(scenario, servers),
-        ("stream-interval", 1),  # as simulated
+        ("stream-interval", servers.stream_interval if isinstance(servers, DecodingSettings) else 1),
         ("quantization", quantization(scenario)),
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
         ("mamba-radix-cache-strategy", servers.mamba_radix_cache_strategy),

@@ -85,6 +85,7 @@ def _stages(value: Any, scenario: Scenario) -> str | None:
 VICTIMS = ("fewest_outputs_first", "last_admitted_first", "last_arrived_first", "lowest_priority_first")
 SERVER_RULES: dict[str, Rule] = {
     **dict.fromkeys(("engine", "state_dtype", "*.long_prefill_tokens", "prefill.hold_timeout", "decode.allocation")),
+    "*.stream_interval": None,
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "vLLM"),
     "page_size": lambda value, _: (
@@ -229,6 +230,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     if isinstance(servers, DecodingSettings):
         sizes = scenario.cost.graph_sizes
         flags.append(("cudagraph-capture-sizes", list(sizes) if isinstance(sizes, tuple) else None))
+        flags.append(("stream-interval", servers.stream_interval if servers.stream_interval > 1 else None))
         if servers.speculative_draft_tokens is not None:
             made.notes.append(
                 "speculative_draft_tokens: the draft model is not in the scenario; give --speculative-config a method "

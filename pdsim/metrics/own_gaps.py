@@ -1,7 +1,7 @@
 """Percentiles of the gaps between one request's own tokens, for SLOs that limit them."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pdsim.core.messages import DecodeStep, Verified
@@ -34,9 +34,17 @@ class _Stay(NamedTuple):
 
 
 class OwnGaps:
-    """Collects the gaps between tokens of each attempt of a request, over all batches that the attempt joins."""
+    """Collects the gaps between tokens of each attempt of a request, over all batches that the attempt joins.
 
-    def __init__(self) -> None:
+    With a stream interval, the gaps of a request are those between the groups in which its tokens reach the client.
+    """
+
+    def __init__(self, stream_interval: int = 1, *, has_percentiles: bool = True) -> None:
+        """stream_interval: number of tokens of a group. has_percentiles: False: only groups are collected."""
+        self.groups: list[Run] | None = [] if stream_interval > 1 else None
+        """Groups of tokens of finished requests: `grouped`, in ns. None: each token reaches the client alone."""
+        self._stream_interval = stream_interval
+        self._has_percentiles = has_percentiles
         self._rows: defaultdict[str, list[_Row]] = defaultdict(list)
         self._batches: defaultdict[str, dict[int, None]] = defaultdict(dict)
         """Attempts in batch order, by instance, for instances that verify drafts."""
@@ -82,9 +90,15 @@ class OwnGaps:
         self._gaps.pop(attempt, None)
 
     def finished_ms(self, attempt: int, num_output_tokens: int) -> tuple[float, ...]:
-        """Values of OWN_ITL in ms for a finished request; 0 for a single token."""
+        """Values of OWN_ITL in ms for a finished request; 0 for a single token. Empty without percentiles."""
         self._close(attempt)
         runs = _first(self._gaps.pop(attempt, ()), num_output_tokens - 1)
+        if self.groups is not None:
+            groups = list(grouped(runs, self._stream_interval))
+            self.groups += groups
+            runs = ((first, growth, length, 1) for first, growth, length, _ in groups)
+        if not self._has_percentiles:
+            return ()
         gaps = RunSamples((first / _MS, growth / _MS, length, weight) for first, growth, length, weight in runs)
         return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
 
@@ -94,6 +108,37 @@ class OwnGaps:
         """
         if (stay := self._stays.pop(attempt, None)) is not None:
             self._gaps[attempt].extend(_gaps(stay))
+
+
+def grouped(runs: Iterable[Run], interval: int) -> Iterator[Run]:
+    """Groups of tokens as a server sends them: as soon as at least `interval` tokens are unsent, and the rest at the
+    end.
+
+    runs: gaps of successive tokens after the first, as steps give them: `weight` tokens of one step share its time.
+    Yields runs of times between groups, whose weight is the number of tokens in each group.
+    """
+    unsent_time, num_unsent = 0.0, 0
+    for first, growth, length, weight in runs:
+        used = 0
+        if num_unsent:
+            used = min(length, -((num_unsent - interval) // weight))
+            unsent_time += weight * _sum(first, growth, used)
+            num_unsent += weight * used
+            if num_unsent < interval:
+                continue
+            yield unsent_time, 0.0, 1, num_unsent
+        num_steps = -(-interval // weight)
+        num_groups, rest = divmod(length - used, num_steps)
+        if num_groups:
+            time = weight * _sum(first + growth * used, growth, num_steps)
+            yield time, weight * growth * num_steps**2, num_groups, weight * num_steps
+        unsent_time, num_unsent = weight * _sum(first + growth * (length - rest), growth, rest), weight * rest
+    if num_unsent:
+        yield unsent_time, 0.0, 1, num_unsent
+
+
+def _sum(first: float, growth: float, length: int) -> float:
+    return length * first + growth * length * (length - 1) / 2
 
 
 def _gaps(stay: _Stay) -> Iterator[Run]:

@@ -68,6 +68,8 @@ class Recorder:
     def __init__(self, own_gaps: OwnGaps | None = None) -> None:
         self.records = RunRecords()
         self._own_gaps = own_gaps
+        if own_gaps is not None:
+            self.records.token_groups = own_gaps.groups
         self._requests: dict[int, RequestRecord] = {}
         self._attempts: dict[int, int] = {}
         """The last attempt of each retried request."""

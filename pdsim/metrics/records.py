@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from pdsim.core.instance import Levels
+from pdsim.metrics.distribution import Run
 
 
 @dataclass(slots=True)
@@ -192,6 +193,9 @@ class RunRecords:
     levels: list[LevelRecord] = field(default_factory=list)
     """Levels of instances. Empty unless the run observes them."""
     token_gaps: list[TokenGap] = field(default_factory=list)
+    token_groups: list[Run] | None = None
+    """Groups in which the tokens of finished requests reach the client, with a stream interval: times in ns between
+    groups, whose weight is the number of tokens in each group. None: each token reaches the client alone."""
     host_copies: list[HostCopyRecord] = field(default_factory=list)
     """Copies of host caches. Empty without host caches."""
     servers: list[ServerRecord] = field(default_factory=list)

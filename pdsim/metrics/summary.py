@@ -56,7 +56,12 @@ def summarize(
         "accept_length": _accept_length(records) if speculative else None,
         "max_output_tokens_per_s": _peak_tokens(records, start_ns),
         "max_concurrent_requests": _peak_requests(done, start_ns),
-        "pdsim": {**_own_fields(records, duration_s), **_classes(records.requests), **(extra or {})},
+        "pdsim": {
+            **_own_fields(records, duration_s),
+            **_chunk_fields(records.token_groups),
+            **_classes(records.requests),
+            **(extra or {}),
+        },
     }
 
 
@@ -92,8 +97,25 @@ def tpot_ms(request: RequestRecord) -> float:
 
 
 def itl_samples(records: RunRecords) -> RunSamples:
-    """Gaps between tokens: each decode step is a gap of every request in its batch, except of requests that paused."""
-    return RunSamples(_gaps(records))
+    """Gaps between tokens: each decode step is a gap of every request in its batch, except of requests that paused.
+
+    With a stream interval, the tokens of a group share the time since the group before.
+    """
+    return RunSamples(_gaps(records) if records.token_groups is None else _gaps_in_groups(records.token_groups))
+
+
+def _gaps_in_groups(groups: Iterable[Run]) -> Iterator[Run]:
+    for first, growth, length, num_tokens in groups:
+        scale = _MS * num_tokens
+        yield first / scale, growth / scale, length, num_tokens
+
+
+def _chunk_fields(groups: Iterable[Run] | None) -> dict[str, float | None]:
+    """Summary fields of the times between groups of tokens. Empty without a stream interval."""
+    if groups is None:
+        return {}
+    samples = RunSamples((first / _MS, growth / _MS, length, 1) for first, growth, length, _ in groups)
+    return statistics("inter_chunk_latency", samples)
 
 
 def _gaps(records: RunRecords) -> Iterator[Run]:

@@ -276,6 +276,7 @@ OWN_FIELDS = {
     "decode_cache_hit_rate": "tokens cached on decode / prompt tokens",
     "transfer_bytes": "KV and state sent by all ranks",
     "transfers": "units sent, empty ones included",
+    "*_inter_chunk_latency_ms": "time between two groups of tokens; absent without stream_interval",
     "classes": "latencies of each class of requests, where there are any",
     "host_hit_tokens": "tokens loaded from host caches, which the hit rates contain; absent without them",
     "host_loaded_bytes": "bytes loaded from host caches by all ranks",

@@ -63,11 +63,19 @@ def simulate(scenario: Scenario, observation: Observation = UNOBSERVED, *, singl
     return Simulation(build(scenario), observation, single_steps=single_steps).run()
 
 
+def _own_gaps(scenario: Scenario, observation: Observation) -> OwnGaps | None:
+    """None: neither the observation nor a stream interval needs the gaps of each request."""
+    interval = scenario.servers[1].stream_interval
+    if not observation.own_itl and interval == 1:
+        return None
+    return OwnGaps(interval, has_percentiles=observation.own_itl)
+
+
 class Simulation(Bus):
     """A cluster on a timeline: connects drivers, clients, links and faults to the bus, and runs them to the end."""
 
     def __init__(self, cluster: Cluster, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> None:
-        super().__init__(cluster, Recorder(OwnGaps() if observation.own_itl else None), observation.journal)
+        super().__init__(cluster, Recorder(_own_gaps(cluster.scenario, observation)), observation.journal)
         self._on_levels = self.record_levels if observation.levels else None
         """Called with each instance that chooses a step. None: levels are not recorded."""
         self._single_steps = single_steps

@@ -143,3 +143,13 @@ def test_a_run_whose_trace_is_gone_is_told_so(capsys, tmp_path):
     (tmp_path / "trace.jsonl").unlink()
     assert exit_code("export", tmp_path / "run", "--to", "mooncake", "-o", tmp_path / "x.jsonl") == 2
     assert f"pdsim: workload: no trace file {tmp_path / 'trace.jsonl'}" in capsys.readouterr().err
+
+
+def test_with_a_stream_interval_vllm_counts_the_time_between_groups(capsys, tmp_path):
+    (tmp_path / "little.yaml").write_text(SCENARIO.replace("radix_cache: true", "stream_interval: 4"))
+    output(capsys, "export", tmp_path / "little.yaml", "--to", "vllm", "-o", tmp_path / "vllm.json")
+    summary, result = (
+        output_json(capsys, "run", tmp_path / "little.yaml"),
+        json.loads((tmp_path / "vllm.json").read_text()),
+    )
+    assert result["mean_itl_ms"] == summary["pdsim"]["mean_inter_chunk_latency_ms"] > 2 * summary["mean_itl_ms"]

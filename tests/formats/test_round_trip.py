@@ -29,13 +29,14 @@ OF_SGLANG = {
     },
     "decode": {
         **SERVERS, "polling_interval": st.integers(1, 4), "extra_slots": st.integers(0, 9),
+        "stream_interval": st.integers(1, 40),
         "admission": st.integers(0, 900).map(lambda tokens: {"reserved_tokens": tokens}),
     },
     "aggregated": {**PREFILL, "schedule_conservativeness": st.sampled_from([0.5, 1.0])},
 }  # fmt: skip
 OF_VLLM = {
     "prefill": {**PREFILL, "long_prefill_tokens": st.integers(100, 900)},
-    "decode": SERVERS,
+    "decode": {**SERVERS, "stream_interval": st.integers(1, 40)},
     "aggregated": {**PREFILL, "overlap": st.booleans()},
 }
 LOADS = st.sampled_from(

@@ -51,7 +51,7 @@ COMPUTING = {
     "policy": ["lpm", "shortest_prompt_first"],
     "overlap": ["false"],
 }
-DECODING = {"preemption": ["last_arrived_first"]}
+DECODING = {"preemption": ["last_arrived_first"], "stream_interval": ["7"]}
 OTHER = {
     "name": ["other"],
     "description": ["words"],

@@ -34,6 +34,7 @@ computing = {
 }
 decode_only = {
     "polling_interval": st.integers(1, 9),
+    "stream_interval": st.integers(1, 9),
     "extra_slots": st.integers(0, 99),
     "allocation": st.just("early"),
     "admission": st.builds(
@@ -107,6 +108,7 @@ def server(role, command, scenario):
         settings |= {
             "radix_cache": "disaggregation-decode-enable-radix-cache" in said,
             "polling_interval": int(said["disaggregation-decode-polling-interval"]),
+            "stream_interval": int(said["stream-interval"]),
             "extra_slots": int(said["disaggregation-decode-extra-slots"]),
             "allocation": said["disaggregation-decode-allocation-policy"],
             "admission": {

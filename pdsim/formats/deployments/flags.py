@@ -135,11 +135,6 @@ def _dtype(read: Read, value: Value) -> None:
         read.aside.append(f"--dtype {value}: pdsim computes in two bytes or less")
 
 
-def _stream_interval(read: Read, value: Value) -> None:
-    if _count(value) != 1:
-        read.aside.append(f"--stream-interval {value}: pdsim streams each token, which makes a client's ITL smaller")
-
-
 def _sizes(value: Value) -> list[int]:
     words = value if isinstance(value, list) else _text(value).replace(",", " ").split()
     return [whole(word) for word in words]
@@ -230,7 +225,7 @@ SGLANG: dict[str, Reader] = {
     "hicache-storage-prefetch-policy": _common("storage.prefetch", _text),
     "hicache-storage-backend-extra-config": _storage_extra,
     "dtype": _dtype,
-    "stream-interval": _stream_interval,
+    "stream-interval": _server("stream_interval"),
     "cuda-graph-bs": _common("cost.graph_sizes", _sizes),
     "cuda-graph-bs-decode": _common("cost.graph_sizes", _sizes),
     "chunked-prefill-size": _server("chunked_prefill_tokens"),
@@ -336,7 +331,7 @@ VLLM: dict[str, Reader] = {
     "quantization": _quantization,
     "mamba-ssm-cache-dtype": _common("state_dtype", _one_of(_STATE_DTYPES)),
     "dtype": _dtype,
-    "stream-interval": _stream_interval,
+    "stream-interval": _server("stream_interval"),
     "gpu-memory-utilization": _server("mem_fraction", _number),
     "num-gpu-blocks-override": _blocks,
     "max-num-seqs": _server("max_running_requests"),

@@ -247,6 +247,8 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     if drafts and role != "prefill":
         found.drafts[role] = drafts_of(drafts, server.read)
     given.pop("has_connector", None)
+    if role == "prefill":
+        given.pop("stream_interval", None)  # clients read decode's stream
     for name in [name for name in given if name not in _FIELDS[role]]:
         server.read.aside.append(f"{name}: {role} has no such field")
         del given[name]

@@ -2,7 +2,7 @@
 
 tool         file                              differs in
 SGLang       JSON lines of bench_serving       nothing: a summary has its fields
-vLLM         JSON of `vllm bench serve`        ITL is of chunks: absent where several tokens come together
+vLLM         JSON of `vllm bench serve`        ITL is of chunks: absent with drafts and no stream_interval
 AIPerf       profile_export_aiperf.json        inter_token_latency is TPOT, of requests; statistics of its own
 InferenceX   agg_*.json                        seconds; output per decode GPU, input per prefill GPU
 """
@@ -61,7 +61,10 @@ def _sglang(run: Run) -> dict[str, Any]:
 def _vllm(run: Run) -> dict[str, Any]:
     """The result of vLLM with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
     summary, times_ms = run.summary, _times_ms(run.summary)
-    has_itl = summary["accept_length"] is None
+    chunks = {f"{s}_itl_ms": summary["pdsim"].get(f"{s}_inter_chunk_latency_ms") for s in STATISTICS}
+    if any(chunks.values()):
+        times_ms |= {name: value or 0.0 for name, value in chunks.items()}
+    has_itl = summary["accept_length"] is None or any(chunks.values())
     names = {theirs: ours for theirs, ours in _LATENCIES.items() if has_itl or ours != "itl"}
     same = ("duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput")
     peaks = ("output_throughput", "max_output_tokens_per_s", "max_concurrent_requests")

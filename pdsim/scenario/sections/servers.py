@@ -214,6 +214,9 @@ class DecodingSettings(SpeculativeSettings, ServerSettings):
 
     preemption: Annotated[protocols.PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
     """Preemption policy: which running request loses its pages when a step does not fit."""
+    stream_interval: int = Field(default=1, ge=1)
+    """Number of tokens that reach the client together (--stream-interval). The first token and the end do not wait.
+    Simulation only."""
 
 
 class PrefillSettings(ComputingSettings):
