@@ -40,6 +40,13 @@ def test_the_coefficients_of_the_rows_are_found(tmp_path):
     assert max(prefill.error, decode.error) < 0.02
 
 
+@pytest.mark.parametrize(("longer_tokens", "is_noted"), [(0, True), (5, False)])
+def test_round_lengths_are_noted(tmp_path, longer_tokens, is_noted):
+    rows = [{**row, "new_tokens": row["new_tokens"] + longer_tokens} for row in prefill_rows(affine_prefill_us)]
+    made = calibrate(measured(tmp_path, rows, decode_rows(affine_decode_us)))
+    assert any("Kernels are fastest at such lengths" in note for note in made.notes) == is_noted
+
+
 @pytest.mark.parametrize(("model", "num_rows"), [("qwen3-8b", 24), ("qwen3-30b-a3b", 16)])
 def test_short_contexts_do_not_tell_what_a_model_of_experts_reads(tmp_path, model, num_rows):
     """Steps behind 500 tokens a request are 2 ms shorter here. The range of the profile stays that of all rows."""

@@ -117,8 +117,10 @@ def _drawn(size: int, budget: ObservationBudget) -> Iterator[tuple[int, int]]:
 
 
 def _lengths(longest: int) -> list[int]:
-    """Prompt lengths, two per doubling, which is the resolution of shapes."""
-    found, tokens = [], float(SHORTEST_TOKENS)
+    """Prompt lengths, two per doubling, which is the resolution of shapes. None is a multiple of 64: kernels are
+    fastest at such lengths (experiments/sglang-llama), and prompts of users have others.
+    """
+    found, tokens = [], SHORTEST_TOKENS * 2**0.25
     while tokens <= longest:
         found.append(round(tokens))
         tokens *= 2**0.5
