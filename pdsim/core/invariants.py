@@ -11,6 +11,7 @@ from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
 from pdsim.core.memory.kv_cache import KvCache, Lease
+from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
 from pdsim.core.prefill.prefill_instance import PrefillInstance
@@ -44,6 +45,8 @@ def check_idle(instance: AnyInstance) -> None:
     _require(prefetcher is None or not prefetcher.under_way, "LEAK-7", "prefetches", prefetcher, instance)
     host = instance.cache.host
     _require(host is None or not host.retracted, "LEAK-7", "retracted requests in host memory", host, instance)
+    offload = instance.cache.offload
+    _require(offload is None or not (offload.stores or offload.loads), "LEAK-7", "copies of blocks", offload, instance)
     _require(not instance.requests(), "LEAK-3", "requests after the last one", instance.requests(), instance)
 
 
@@ -84,6 +87,8 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
     _check_tree(tree, nodes, [lease.node for lease in leases])
     if cache.host is not None:
         _check_host(cache.host, nodes, cache.prefetcher)
+    if cache.offload is not None:
+        _check_offload(cache.offload)
 
 
 def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
@@ -106,6 +111,16 @@ def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | Non
     for node, end in written:
         same = end.stop == node.stop <= node.sequence.common_prefix(0, end.sequence, 0)
         _require(same and id(end) in known, "HOST-1", "its end in host memory", (end.start, end.stop), node.stop)
+
+
+def _check_offload(offload: OffloadCache) -> None:
+    in_host = list(_nodes(offload.tree.root))
+    _check_pool(offload.pool, [], in_host)
+    copies = (*offload.stores.values(), *offload.loads.values())
+    _check_tree(offload.tree, in_host, [copy.end for copy in copies])
+    for copy in copies:
+        on_path = [page for node in path_to(copy.end) for page in node.pages]
+        _require(set(copy.host_pages) <= set(on_path), "HOST-2", "pages of a copy on its path", copy, on_path)
 
 
 def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | None], *, has_gaps: bool = False) -> None:

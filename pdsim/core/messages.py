@@ -101,9 +101,16 @@ class KvReturned:
 
 @dataclass(frozen=True, slots=True)
 class LoadedBack:
-    """Host link to decode: the part of this prompt that was cached in host memory is loaded."""
+    """Host link to instance: the part of this prompt that was cached in host memory is loaded."""
 
     request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """Host link to a vLLM instance: the copy of this number to host memory is done."""
+
+    store: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,12 +415,23 @@ class WriteBackup:
 class LoadBack:
     """Copy these pages of host memory into pages of the GPU, for a prompt that continues them.
 
-    A later prefill forward computes each layer when the layer's KV is loaded. A decode instance waits for LoadedBack.
+    In SGLang's prefill a later forward computes each layer when the layer's KV is loaded. Decode, and vLLM's instances,
+    wait for LoadedBack.
     """
 
     request_id: int
     host_pages: tuple[int, ...]
     pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Copy these pages to the given pages of host memory, after all earlier copies of this kind, and say Offloaded."""
+
+    store: int
+    """Number of the copy in its instance."""
+    pages: tuple[int, ...]
+    host_pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +500,7 @@ class Failed:
 
 Outcome = PrefillDone | Finished | Failed
 RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | PutOut | Outcome
-CopyMessage = LoadedBack | Prefetched | KvOffered | KvWanted | KvReturned
+CopyMessage = LoadedBack | Offloaded | Prefetched | KvOffered | KvWanted | KvReturned
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
@@ -540,7 +558,7 @@ class WakeAt:
     time_ns: int
 
 
-HostCopy = WriteBackup | LoadBack | LoadRetracted | StoreKv | PrefetchKv | StopPrefetch
+HostCopy = WriteBackup | LoadBack | Offload | LoadRetracted | StoreKv | PrefetchKv | StopPrefetch
 TransferCommand = TransferUnit | StartTransfer | ReturnKv | Scatter
 Command = (
     Send | Tell | WakeAt | TransferCommand | FirstToken | Retracted | AskOutput | SaveKv | LoadKv | HostCopy | Outcome

@@ -121,8 +121,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
         return "decode.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
     if any(servers.mamba_radix_cache_strategy is not None for servers in scenario.roles.values()):
         return "mamba_radix_cache_strategy is SGLang's; leave it out"
-    if any(servers.host_cache is not None for servers in scenario.roles.values()):
-        return "host_cache: pdsim does not model vLLM's tiers (OffloadingConnector); leave it out"
+    if wrong := _wrong_tiers_for_vllm(scenario):
+        return wrong
     for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
         if computing is not None and computing.prefill_max_requests is not None:
             return f"{role}.prefill_max_requests is SGLang's; leave it out"
@@ -135,6 +135,20 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
             return "aggregated.priority_preemption_threshold is SGLang's; leave it out"
     if scenario.network.staging is not None:
         return "network.staging is SGLang's; leave it out"
+    return ""
+
+
+def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
+    if scenario.decode is not None and scenario.decode.host_cache is not None:
+        return (
+            "decode.host_cache: one connector loads all KV of a request, and decode's reads it from prefill (0.33.0, "
+            "multi_connector.py:465); leave it out"
+        )
+    for role, servers in scenario.roles.items():
+        if servers.host_cache_write != "write_through":
+            return f"{role}.host_cache_write: {servers.host_cache_write} is SGLang's; leave it out"
+    if scenario.storage is not None:
+        return "storage: pdsim does not model vLLM's tiers behind host memory; leave it out"
     return ""
 
 

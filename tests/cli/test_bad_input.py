@@ -287,7 +287,10 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
             ["engine=vllm", "decode.allocation=early"],
             "engine vllm: decode.allocation: early: decode allocates pages for",
         ),
-        (["engine=vllm", "decode.host_cache=0"], "engine vllm: host_cache: pdsim does not model vLLM's tiers"),
+        (
+            ["engine=vllm", "decode.host_cache=0"],
+            "engine vllm: decode.host_cache: one connector loads all KV of a request",
+        ),
         (
             ["engine=vllm", "prefill=null", "decode=null", "aggregated={gpu: h100, schedule_conservativeness: 0.5}"],
             "engine vllm: aggregated.schedule_conservativeness is SGLang's; leave it out",

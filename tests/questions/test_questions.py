@@ -178,6 +178,15 @@ def test_host_memory_pays_where_prefixes_outgrow_the_pool(ask):
     assert ask("host-cache", *load, *prefill).winner == "off"
 
 
+def test_host_memory_pays_with_vllm_too(ask):
+    pool = "num_prefixes: 4, prefix_tokens: 800, input_tokens: 50, output_tokens: 4"
+    load = (f"workload={{use: prefix_pool, num_requests: 60, {pool}}}", "client.concurrency=1")
+    vllm = ("engine=vllm", "prefill.instances=1", "prefill.pool_tokens=1200", "page_size=16")
+    made = ask("host-cache", *load, *vllm)
+    assert made.winner == "0.513 GiB"
+    assert value(made, made.winner, "ttft") < value(made, "off", "ttft") / 2
+
+
 def test_storage_pays_where_prefixes_outgrow_host_memory(ask):
     """Of the four prefixes, a pool and as much host memory hold one each; a drive holds two, more hold all."""
     pool = "num_prefixes: 4, prefix_tokens: 800, input_tokens: 50, output_tokens: 4"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
+from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache
 from pdsim.core.messages import LoadBack
@@ -50,11 +51,12 @@ class KvCache:
         *,
         host: HostCache | None = None,
         prefetcher: Prefetcher | None = None,
+        offload: OffloadCache | None = None,
         keeps_replaced: bool = False,
         counts_every_insert: bool = False,
         splits_at_prompt: bool = False,
     ) -> None:
-        """host: memory behind the prefix cache; prefetcher: reads into it from storage.
+        """host: memory behind the prefix cache; prefetcher: reads into it from storage; offload: vLLM's host memory.
 
         keeps_replaced: pages that the prefix cache has already are freed with their lease, not as that is seen.
         counts_every_insert, splits_at_prompt: as in EngineRules.
@@ -64,6 +66,7 @@ class KvCache:
         self.prefix_cache = prefix_cache
         self.host = host
         self.prefetcher = prefetcher
+        self.offload = offload
         self._keeps_replaced = keeps_replaced
         self._keeps_twins = False
         """True: a request that recomputes a cached page uses its own copy."""
@@ -277,6 +280,8 @@ class KvCache:
             self.prefix_cache.evict(self.prefix_cache.num_evictable_pages, leaving)
         if self.host is not None:
             self.host.flush()
+        if self.offload is not None:
+            self.offload.flush()
 
     def add_reader(self, lease: Lease) -> None:
         """Counts the request as a reader of its cached KV in each decode step."""

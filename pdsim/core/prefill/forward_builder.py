@@ -152,6 +152,15 @@ class ForwardBuilder(Generic[RequestT]):
         return self._waiting.values()
 
     @property
+    def unbegun(self) -> list[RequestT]:
+        """Prompts that were not begun: those that wait, and those whose cached KV is being loaded."""
+        return list(self._waiting.values())
+
+    @property
+    def num_unbegun(self) -> int:
+        return len(self._waiting)
+
+    @property
     def num_available_pages(self) -> int:
         return self._cache.num_available_pages
 

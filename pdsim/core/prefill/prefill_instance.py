@@ -237,7 +237,7 @@ class PrefillInstance:
 
     def requests(self) -> list[int]:
         """Ids of all requests of the instance, in any state."""
-        queued = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
+        queued = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.unbegun]
         held = [*self._builder.begun, *self.sending, *self._set_aside]
         return [*(request.request_id for request in queued), *self._bootstrap.early, *held]
 
@@ -247,7 +247,7 @@ class PrefillInstance:
         return [*self._builder.begun.values(), *self.sending.values(), *taking]
 
     def levels(self) -> Levels:
-        num_queued = len(self.granted) + len(self._builder.waiting)
+        num_queued = len(self.granted) + self._builder.num_unbegun
         return Levels(
             *self.cache.levels(),
             num_queued=num_queued,
@@ -263,7 +263,7 @@ class PrefillInstance:
         ungranted = [*bootstrapping, *self._set_aside, *parked]
         lines = [f"{where}: request {i} waits for decode to grant pages" for i in ungranted]
         lines += [f"{where}: request {r.request_id} waits for a first-token slot" for r in self.granted]
-        for r in self._builder.waiting:
+        for r in self._builder.unbegun:
             have = f"{self.num_available_pages} of {self.cache.pool.num_pages} pages available"
             lines.append(f"{where}: request {r.request_id} ({r.num_prompt_tokens} tokens) waits for its turn, {have}")
         sending = [i for i in self.sending if i not in parked]
@@ -314,7 +314,7 @@ class PrefillInstance:
 
     def _enqueue_granted(self) -> None:
         """Enqueues requests by arrival, including optimistic ones, up to the number of slots for first tokens."""
-        held = len(self._builder.waiting) + len(self._builder.begun) + self.num_slots_sending
+        held = self._builder.num_unbegun + len(self._builder.begun) + self.num_slots_sending
         num_free = self.limits.max_first_tokens - held
         if num_free < len(self.granted):
             self._blocked_by = "slots"
@@ -411,7 +411,7 @@ class PrefillInstance:
     def _on_decode_down(self, down: m.PeerDown) -> list[m.Command]:
         if not down.has_restarted:
             self._down.add(down.instance_id)
-        waiting = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
+        waiting = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.unbegun]
         here = [*waiting, *self._builder.begun.values(), *self.sending.values(), *self._set_aside.values()]
         lost = [request.request_id for request in here if request.decode_id == down.instance_id]
         return [command for request_id in lost for command in self._give_up(request_id)]

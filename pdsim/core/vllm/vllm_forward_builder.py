@@ -1,9 +1,12 @@
 """Fills steps as vLLM's scheduler does: prompts get the part of a token budget that running requests leave."""
 
+from collections.abc import Iterable
+
 from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.offload_cache import MUST_WAIT
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
-from pdsim.policy.protocols import PrefillPolicy
+from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 
 
 class VllmForwardBuilder(ForwardBuilder[RequestT]):
@@ -12,6 +15,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     A prompt may take all that is left of the budget, up to a limit of its own, so several prompts may be partly
     computed. A prompt is begun if all of it fits, but no pages are kept for its rest. KV of a step can be shared as
     soon as the step is chosen, also by prompts of the same step.
+
+    A prompt that continues in host memory gets pages for what is there, and none of its tokens is computed until the
+    load has ended. It then goes before prompts that wait. Meanwhile it takes no slot, and cannot be preempted.
     """
 
     def __init__(
@@ -28,6 +34,11 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """Maximum tokens of one prompt in the step that is being filled."""
         self._partials: dict[int, RequestT] = {}
         """Begun prompts that have tokens in no step yet, in the order in which they began."""
+        self._loading: dict[int, RequestT] = {}
+        self._loaded: dict[int, RequestT] = {}
+        """Prompts whose load has ended, and that no step has taken yet."""
+        self._dropped: dict[int, RequestT] = {}
+        """Prompts that were given up while they were loaded: their pages are still written."""
 
     @property
     def is_midway(self) -> bool:
@@ -37,6 +48,42 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def partials(self) -> list[RequestT]:
         """Prompts that the next step continues, in their order."""
         return list(self._partials.values())
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._partials) or bool(self._waiting) or bool(self._loaded)
+
+    @property
+    def unbegun(self) -> list[RequestT]:
+        return [*self._loaded.values(), *self._loading.values(), *self._waiting.values()]
+
+    @property
+    def num_unbegun(self) -> int:
+        return len(self._waiting) + len(self._loading) + len(self._loaded)
+
+    @property
+    def loads(self) -> list[RequestT]:
+        """Prompts that hold pages for KV from host memory and were not begun."""
+        return [*self._loading.values(), *self._loaded.values(), *self._dropped.values()]
+
+    def withdraw(self, request_id: int) -> RequestT | None:
+        if loading := self._loading.pop(request_id, None):
+            self._dropped[request_id] = loading
+            return loading
+        if loaded := self._loaded.pop(request_id, None):
+            self._cache.drop(loaded.lease)
+            return loaded
+        return super().withdraw(request_id)
+
+    def on_loaded(self, request_id: int) -> None:
+        """Handles the end of a prompt's load: its KV is cached, and the prompt is the last of those to go on."""
+        assert self._cache.offload is not None
+        self._cache.offload.on_loaded(request_id)
+        if dropped := self._dropped.pop(request_id, None):
+            self._cache.drop(dropped.lease)
+            return
+        request = self._loaded[request_id] = self._loading.pop(request_id)
+        self._share(request, len(request.lease.table) * self.page_size, is_chunk=True)
 
     def stop(self, request: RequestT) -> None:
         self._partials.pop(request.request_id, None)
@@ -61,9 +108,12 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return super().fill(now_ns, num_slots, reserved_tokens=reserved_tokens, num_decode_tokens=num_decode_tokens)
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Counts a computed chunk. Its whole pages are cached already."""
+        """Counts a computed chunk. Its whole pages are cached already, and those of the prompt are stored."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
+        if self._cache.offload is not None:
+            num_prompt = min(request.num_computed_tokens, request.num_prompt_tokens)
+            self._cache.offload.store(request.request_id, request.prompt, num_prompt, request.lease.table)
         return request
 
     def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
@@ -99,7 +149,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     def _limit_beside(self, num_running: int) -> int:
         """Maximum tokens of one prompt in a step. A request that is alone has no such limit."""
-        is_alone = num_running + len(self.begun) + len(self._waiting) <= 1
+        is_alone = num_running + len(self.begun) + self.num_unbegun <= 1
         return UNLIMITED if is_alone else self._prompt_tokens
 
     def _is_full(self, forward: Forward) -> bool:
@@ -108,6 +158,48 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def _go_on(self, forward: Forward) -> None:
         for partial in self.partials:
             self._compute(partial, forward.chunk_tokens, forward)
+        for loaded in list(self._loaded.values()):
+            if forward.num_slots <= 0 or not self._compute(loaded, forward.chunk_tokens, forward):
+                break
+            forward.num_slots -= 1
+            del self._loaded[loaded.request_id]
+
+    def _begin(self, forward: Forward, picks: Iterable[Pick] | HoldUntil) -> None:
+        super()._begin(forward, picks)
+        for request_id in self._loading:
+            self._waiting.pop(request_id, None)
+
+    def _take(self, pick: Pick, forward: Forward) -> str | None:
+        """Begins a prompt, or its load if it continues in host memory."""
+        request, offload = self._waiting.get(pick.request_id), self._cache.offload
+        if request is None or offload is None or forward.num_slots <= 0 or pick.request_id in self.begun:
+            return super()._take(pick, forward)
+        lease = self._cache.open(request.sequence, request.num_tokens - 1)
+        num_pages = offload.num_loadable_pages(
+            request.request_id, request.sequence, lease.num_shared, request.num_tokens
+        )
+        if num_pages <= 0:
+            self._cache.drop(lease)
+            return None if num_pages == MUST_WAIT else super()._take(pick, forward)
+        num_whole = -(-request.num_tokens // self.page_size) - lease.num_shared
+        if num_whole > self.num_available_pages - self._num_promised_pages:
+            self._cache.drop(lease)
+            return "pages"
+        self._cache.grow(lease, num_pages)
+        offload.load(request.request_id, request.sequence, lease.num_shared, lease.table[lease.num_shared :])
+        num_tokens = min(
+            len(lease.table) * self.page_size, request.num_tokens - 1
+        )  # the last one gives the first token
+        request.lease = lease
+        request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_tokens
+        self._loading[request.request_id] = request
+        return None
+
+    @property
+    def _num_promised_pages(self) -> int:
+        """Number of pages that begun prompts and loads still need. A load begins beside these only."""
+        promised = [*self._partials.values(), *self._loading.values(), *self._loaded.values()]
+        return sum([-(-one.num_tokens // self.page_size) - len(one.lease.table) for one in promised])
 
     def _fits(self, request: RequestT, num_new: int, forward: Forward) -> bool:
         return -(-num_new // self.page_size) <= self.num_available_pages

@@ -25,8 +25,9 @@ from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.decode.running_batch import FOREVER
 from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.prefill.bootstrap_queue import PrefillRequest
-from pdsim.core.prefill.forward_builder import Forward
+from pdsim.core.prefill.forward_builder import Forward, RequestT
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.transfer.kv_returns import KvGiver, KvTaker, Returning
@@ -34,6 +35,17 @@ from pdsim.core.vllm.vllm_forward_builder import VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
+
+
+def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], offload: OffloadCache) -> bool:
+    """Handles a message on a copy from or to host memory. Returns False for all other messages."""
+    if isinstance(message, m.LoadedBack):
+        builder.on_loaded(message.request_id)
+    elif isinstance(message, m.Offloaded):
+        offload.on_stored(message.store)
+    else:
+        return False
+    return True
 
 
 class VllmPrefillInstance(PrefillInstance):
@@ -66,10 +78,19 @@ class VllmPrefillInstance(PrefillInstance):
     def num_slots_sending(self) -> int:
         return 0
 
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
+        if self.cache.offload is not None and on_copied(message, self._prompts, self.cache.offload):
+            return []
+        return super().on_message(message, now_ns)
+
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         expired = self._expire_unread(now_ns)
         step, commands = super().next_step(now_ns)
-        return step, [*expired, *commands]
+        copies = [] if self.cache.offload is None else self.cache.offload.take_copies()
+        return step, [*copies, *expired, *commands]
+
+    def holding(self) -> list[PrefillRequest | Returning]:
+        return [*super().holding(), *self._prompts.loads]
 
     def _fill(self, now_ns: int) -> Forward:
         self._make_room()
@@ -160,16 +181,22 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def retracted(self) -> Collection[DecodeRequest]:
-        return [request for request in self._builder.waiting if was_preempted(request)]
+        return [request for request in self._builder.unbegun if was_preempted(request)]
 
     # What a driver calls.
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         if isinstance(message, m.NewRequest) and message.prefill_id == self.instance_id:
             return self._on_prompt(message)
+        if self.cache.offload is not None and on_copied(message, self._builder, self.cache.offload):
+            return []
         return super().on_message(message, now_ns)
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
+        step, commands = self._next_step(now_ns)
+        return step, commands if self.cache.offload is None else [*self.cache.offload.take_copies(), *commands]
+
+    def _next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         self._preempts, self._blocked_by = False, ""
         step, commands = super().next_step(now_ns)
         if not self._builder.has_work:
@@ -207,7 +234,7 @@ class VllmDecodeInstance(DecodeInstance):
         return super().page_table(request_id) if begun is None else begun.lease.table
 
     def holding(self) -> list[DecodeRequest | Returning]:
-        return [*super().holding(), *self._builder.begun.values()]
+        return [*super().holding(), *self._builder.begun.values(), *self._builder.loads]
 
     def requests(self) -> list[int]:
         return [*super().requests(), *(waiting.request_id for waiting in self._builder.waiting)]
@@ -216,7 +243,7 @@ class VllmDecodeInstance(DecodeInstance):
         levels = super().levels()
         num_preempted = len(self.retracted)
         return levels._replace(
-            num_queued=levels.num_queued + len(self._builder.waiting) - num_preempted,
+            num_queued=levels.num_queued + self._builder.num_unbegun - num_preempted,
             num_running=levels.num_running + len(self._builder.begun),
             num_retracted=num_preempted,
             blocked_by=levels.blocked_by or ("pages" if num_preempted else self._blocked_by),
@@ -225,7 +252,7 @@ class VllmDecodeInstance(DecodeInstance):
     def waiting_for(self) -> list[str]:
         have = f"{self.num_available_pages} of {self.cache.pool.num_pages} pages available"
         lines = super().waiting_for()
-        for request in self._builder.waiting:
+        for request in self._builder.unbegun:
             waits = "is preempted and waits to be computed again" if was_preempted(request) else "waits for its turn"
             lines.append(f"{self.instance_id}: request {request.request_id} {waits}, {have}")
         return lines

@@ -9,6 +9,7 @@ from typing import Any
 
 from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
 from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.cost.roofline import balanced_skew
@@ -353,6 +354,8 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     if tree is None or settings.host_cache is None:
         return make()
     host_pool = PagePool(num_host_pages(scenario, role))
+    if scenario.engine == "vllm":
+        return make(offload=OffloadCache(host_pool, scenario.page_size))
     storage = scenario.storage
     write = settings.host_cache_write
     host = HostCache(host_pool, tree, deepcopy(settings.eviction), write, stores=storage is not None)

@@ -131,13 +131,14 @@ class ServerSettings(Section):
     eviction: Annotated[protocols.EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
     """Eviction policy: the order in which unused KV is evicted."""
     host_cache: SizeOrAuto | None = None
-    """Host memory per GPU that keeps evicted KV (--enable-hierarchical-cache --hicache-size).
+    """Host memory per GPU that keeps KV (--enable-hierarchical-cache --hicache-size; vLLM: --kv-offloading-size).
 
-    Needs radix_cache. auto: twice the pool (--hicache-ratio 2). None: evicted KV is lost.
+    Needs radix_cache; with engine vllm not for decode. auto: twice the pool (--hicache-ratio 2). None: evicted KV is
+    lost.
     """
     host_cache_write: WritePolicy = "write_through"
     """When KV is copied to the host cache: write_through, write_through_selective or write_back
-    (--hicache-write-policy). No effect without host_cache.
+    (--hicache-write-policy). No effect without host_cache. With engine vllm: write_through.
     """
     max_running_requests: int | None = Field(default=None, ge=1)
     """Maximum number of running requests of a server (--max-running-requests). None: the engine's rule."""

@@ -9,6 +9,7 @@ from pdsim.core import messages as m
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.memory.page_store import PageStore
+from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
 from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
 from pdsim.sim.bus import Bus
@@ -223,7 +224,7 @@ class CacheCopies:
     """
 
     def __init__(self, bus: Bus, instance: AnyInstance, storage: StorageClient | None) -> None:
-        """Decode instances get a message when cached KV is loaded. Prefill forwards wait on the GPU for their loads."""
+        """Decode and vLLM's instances get a message when KV is loaded. SGLang's prefill forwards wait on the GPU."""
         self.blocked_until_ns = 0
         """Time until which the loop waits for write-backs and for copies of retracted requests."""
         self._timeline = bus.timeline
@@ -231,7 +232,8 @@ class CacheCopies:
         self._link = HostLink(bus.cluster.host_links[instance.instance_id])
         self._num_layers = bus.cluster.num_layers
         self._record = bus.recorder.on_host_copy
-        self._tell = bus.deliver if isinstance(instance, DecodeInstance) else None
+        self._tell = bus.deliver if isinstance(instance, DecodeInstance | VllmPrefillInstance) else None
+        self._is_dead = False
         self._storage = storage
         self._written_ns = 0
         """Time when the last write to host memory ends."""
@@ -250,6 +252,8 @@ class CacheCopies:
                 self._block_until(self._copy("load", len(command.pages))[1])
             elif isinstance(command, m.LoadBack):
                 self._on_load(command, *self._copy("load", len(command.pages)))
+            elif isinstance(command, m.Offload):
+                self._tell_at(self._copy("write", len(command.pages))[1], m.Offloaded(command.store))
             elif isinstance(command, m.StoreKv | m.PrefetchKv | m.StopPrefetch):
                 self._on_storage(command)
             else:
@@ -260,6 +264,7 @@ class CacheCopies:
         self.blocked_until_ns = max(self.blocked_until_ns, time_ns)
 
     def kill(self) -> None:
+        self._is_dead = True
         if self._storage is not None:
             self._storage.kill()
 
@@ -283,8 +288,14 @@ class CacheCopies:
         if self._tell is None:
             self._load = (start_ns if self._load is None else self._load[0], end_ns)
         else:
-            loaded = m.Tell(self._instance_id, m.LoadedBack(command.request_id))
-            self._timeline.after(end_ns - self._timeline.now_ns, self._tell, loaded)
+            self._tell_at(end_ns, m.LoadedBack(command.request_id))
+
+    def _tell_at(self, time_ns: int, message: m.Message) -> None:
+        self._timeline.after(time_ns - self._timeline.now_ns, self._on_copied, message)
+
+    def _on_copied(self, message: m.Message) -> None:
+        if self._tell is not None and not self._is_dead:
+            self._tell(m.Tell(self._instance_id, message))
 
     def _copy(self, kind: Literal["load", "write"], num_pages: int) -> tuple[int, int]:
         start_ns, end_ns = self._link.copy(kind, num_pages, self._timeline.now_ns)
