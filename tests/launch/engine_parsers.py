@@ -258,7 +258,7 @@ def flags_of(program: str, release: str) -> Iterator[str]:
     yield f"# {program}: {release}"
     for name, action in sorted(PROGRAMS[program][1]()._option_string_actions.items()):
         if name.removeprefix("--") in named:
-            choices = "|".join(map(str, action.choices or ()))
+            choices = "|".join(sorted(map(str, action.choices or ())))  # engines keep some in sets
             nargs = 0 if action.nargs == 0 else action.nargs or 1
             yield " ".join([name, str(nargs), *([choices] if choices and " " not in choices else [])])
 

@@ -70,7 +70,7 @@ def commands():
         without = [(section, None) for section in WITHOUT[engine]]
         changes = [[*without, change] for change in sample(OTHER, engine) if not change[0].startswith(WITHOUT[engine])]
         changes += [[*ALONE, (f"aggregated.{name}", value)] for name, value in sample(AGGREGATED, engine)]
-        changes.append(WIDE)
+        changes += [WIDE, [*WIDE, ("prefill.load_balance_method", "total_tokens")]]
         for change in changes:
             try:
                 made = ENGINES[engine](scenario(*change), ["s.yaml"], "m")
