@@ -6,11 +6,14 @@ Routing policies have the names and defaults of SGLang's gateway.
 
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Literal
 
 from pdsim.policy.views import PairView, RoutingView, SheddingView, TokenSequence, WaitingRequest
 
 _MASK = (1 << 64) - 1
 _LOAD = attrgetter("num_requests", "num_tokens")
+
+Gateway = Literal["main", "0.3.2"]
 
 
 @dataclass
@@ -86,6 +89,9 @@ class CacheAware:
     take the first of them (since 14650 of December 2025), or the instance with the smallest tree.
     """
 
+    gateway: Gateway = "main"
+    """Release of SGLang's gateway. Release 0.3.2 chooses prefill and decode instances at random while the load is in
+    balance, and the first instance of those with the fewest requests. `main` is the source since August 2026."""
     match_threshold: float = 0.3
     """Fraction of the prompt that a match must exceed to count."""
     balance_abs_threshold: int = 64
@@ -101,10 +107,14 @@ class CacheAware:
         counts = [load.num_requests for load in view.instances]
         most, fewest = max(counts), min(counts)
         if most - fewest <= self.balance_abs_threshold or most <= fewest * self.balance_rel_threshold:
+            if self.gateway == "0.3.2" and view.role != "aggregated":
+                return view.instances[self._draws.below(len(counts), self.seed)].instance_id
             best = self._best_match(prompt, view)
             if best is not None:
                 return best
         idlest = [load.instance_id for load in view.instances if load.num_requests == fewest]
+        if self.gateway == "0.3.2":
+            return idlest[0]
         return idlest[self._draws.below(len(idlest), self.seed)] if len(idlest) > 1 else idlest[0]
 
     def _best_match(self, prompt: TokenSequence, view: RoutingView) -> str | None:

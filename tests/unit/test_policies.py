@@ -254,6 +254,31 @@ def test_an_unbalanced_load_is_spread_over_the_idlest():
     assert {r.pick(Spans.of(1, 1000), 0) for _ in range(3)} == {"i0", "i1", "i2", "i3"} - busy
 
 
+def test_the_gateway_of_0_3_2_has_no_affinity_for_prefill_and_decode():
+    """Equal prompts go anywhere while the load is in balance, and to the first of the idlest otherwise."""
+    policy = CacheAware(gateway="0.3.2", balance_abs_threshold=8)
+    pair = RoleRouter([f"i{i}" for i in range(4)], policy, role="decode")
+    counts = Counter(picked_and_released(pair, n) for n in range(400))
+    assert all(70 <= counts[f"i{i}"] <= 130 for i in range(4))
+    for instance_id in ("i0", "i1"):
+        pair.load_of(instance_id).add(20, 0)
+    assert {picked_and_released(pair, n) for n in range(10)} == {"i2"}
+
+
+def test_the_gateway_of_0_3_2_keeps_prefixes_of_aggregated_instances():
+    role = router(CacheAware(gateway="0.3.2"), count=3)
+    first = [role.pick(Spans([(n, 0, 640), (100 + n, 0, 64)]), 0) for n in range(3)]
+    assert first == ["i0", "i1", "i2"]
+    assert [role.pick(Spans([(n, 0, 640), (200 + n, 0, 64)]), 0) for n in (2, 1, 0)] == ["i2", "i1", "i0"]
+
+
+def picked_and_released(role: RoleRouter, n: int) -> str:
+    prompt = Spans([(7, 0, 640), (100 + n, 0, 64)])
+    instance_id = role.pick(prompt, 0)
+    role.release(instance_id, len(prompt))
+    return instance_id
+
+
 @dataclass
 class Elsewhere:
     def pick(self, prompt, view):
