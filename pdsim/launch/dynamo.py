@@ -163,12 +163,12 @@ def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch
 
 def _vllm_flags(scenario: Scenario, role: str, model: str, settings: Flags, at: _At) -> Flags:
     flags: Flags = [("model", model), *_events(scenario, at.number, VLLM_EVENTS), *settings]
+    moved_by = None
     if role in vllm.KV_ROLES:
         transport = scenario.network.transport
         moved_by = transport if transport.startswith("nixl") else "nixl-rdma"
-        config = vllm.transfer_config(moved_by, "kv_both", getattr(scenario, role))
-        flags += [("disaggregation-mode", role), ("kv-transfer-config", config)]
-    return flags
+        flags.append(("disaggregation-mode", role))
+    return [*flags, ("kv-transfer-config", vllm.transfer_config(moved_by, "kv_both", getattr(scenario, role)))]
 
 
 def _of_transport(scenario: Scenario) -> list[str]:

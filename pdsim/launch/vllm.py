@@ -58,6 +58,7 @@ ROUTING_POLICIES = {
 STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8", "fp4": "nvfp4"}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
+OFFLOADING = "OffloadingConnector"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -94,7 +95,10 @@ SERVER_RULES: dict[str, Rule] = {
     "*.eviction": one_of(("lru",), "vLLM"),
     "*.policy": one_of(("fcfs", "priority"), "vLLM"),
     "priorities": None,
-    **dict.fromkeys(("*.host_cache", "storage"), "pdsim launches no tiers of vLLM (OffloadingConnector); leave it out"),
+    "*.host_cache": None,
+    "*.host_cache_write": one_of(("write_through",), "vLLM"),
+    "decode.host_cache": "vLLM's decode reads all KV from prefill (0.33.0, multi_connector.py:467); leave it out",
+    "storage": "pdsim launches no tiers of vLLM behind host memory; leave it out",
     "*.two_batch_overlap": "pdsim does not launch vLLM's dual batch overlap (--enable-dbo); leave it out",
     "*.preemption": one_of(VICTIMS, "vLLM"),
     "prefill.cp": "vLLM's context parallelism is another than SGLang's, and pdsim does not model it: 1",
@@ -129,10 +133,8 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     for role, servers_at in at.items():
         servers: ServerSettings = getattr(scenario, role)
         settings = server_flags(made, scenario, servers)
-        if role in KV_ROLES:
-            settings.append(
-                ("kv-transfer-config", transfer_config(scenario.network.transport, KV_ROLES[role], servers))
-            )
+        transport = scenario.network.transport if role in KV_ROLES else None
+        settings.append(("kv-transfer-config", transfer_config(transport, KV_ROLES.get(role, "kv_both"), servers)))
         for index, place in enumerate(servers_at):
             for rank, host in enumerate(place.hosts):
                 variables = environment(place, host, servers, connector if role in KV_ROLES else None)
@@ -243,8 +245,20 @@ def _all_to_all(servers: ServerSettings) -> str:
     return "deepep_low_latency" if isinstance(servers, DecodeSettings) else "deepep_high_throughput"
 
 
-def transfer_config(transport: str, role: str, servers: ServerSettings) -> str:
-    """The JSON of --kv-transfer-config."""
+def transfer_config(transport: str | None, role: str, servers: ServerSettings) -> str | None:
+    """The JSON of --kv-transfer-config. transport: None on aggregated servers. Returns None without a connector."""
+    found = [] if transport is None else [_transfer_connector(transport, role, servers)]
+    if (host_bytes := servers.host_cache_bytes) is not None:
+        ranks = servers.tp // servers.dp
+        extra = {"cpu_bytes_to_use": host_bytes * ranks}  # of all ranks of an engine together
+        found.append({"kv_connector": OFFLOADING, "kv_role": "kv_both", "kv_connector_extra_config": extra})
+    if not found:
+        return None
+    several = {"kv_connector": "MultiConnector", "kv_role": role, "kv_connector_extra_config": {"connectors": found}}
+    return json.dumps(found[0] if len(found) == 1 else several, separators=(",", ":"))
+
+
+def _transfer_connector(transport: str, role: str, servers: ServerSettings) -> dict[str, Any]:
     connector = transport.partition("-")[0]
     found: dict[str, Any] = {"kv_connector": CONNECTORS[connector], "kv_role": role}
     extra: dict[str, Any] = {}
@@ -254,7 +268,7 @@ def transfer_config(transport: str, role: str, servers: ServerSettings) -> str:
         extra["backends"] = ["LIBFABRIC"]
     if extra:
         found["kv_connector_extra_config"] = extra
-    return json.dumps(found, separators=(",", ":"))
+    return found
 
 
 def _hold_seconds(servers: ServerSettings) -> int | None:

@@ -141,8 +141,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
 def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
     if scenario.decode is not None and scenario.decode.host_cache is not None:
         return (
-            "decode.host_cache: one connector loads all KV of a request, and decode's reads it from prefill (0.33.0, "
-            "multi_connector.py:465); leave it out"
+            "decode.host_cache: one connector loads all KV of a request, and decode's reads it from prefill "
+            "(0.33.0, multi_connector.py:467); leave it out"
         )
     for role, servers in scenario.roles.items():
         if servers.host_cache_write != "write_through":

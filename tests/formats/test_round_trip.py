@@ -149,3 +149,19 @@ def test_the_commands_are_each_others_inverse(tmp_path, monkeypatch, capsys):
     assert (said["problem"], said["assumed"]) == ("", [])
     for path in (tmp_path / "launched").glob("prefill*"):
         assert path.read_text() == (tmp_path / "again" / path.name).read_text()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+@pytest.mark.parametrize("role", ["prefill", "aggregated"])
+@pytest.mark.parametrize(("tp", "dp"), [(1, 1), (4, 1), (4, 4)])
+def test_host_memory_of_vllm_is_that_of_each_gpu(engine, role, tp, dp, tmp_path_factory):
+    """A flag has the bytes of all ranks of an engine together."""
+    servers = {"gpu": "h100", "tp": tp, "dp": dp}
+    data = {"model": MOE, "engine": "vllm", "page_size": 16, role: {**servers, "host_cache": "80 GB"}}
+    data |= {"decode": servers, "network": {"transport": "nixl-rdma"}} if role == "prefill" else {}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    read = check({**data, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
+    assert read.roles[role].host_cache == 80_000_000_000
+    (command,) = [one for one in ENGINES[engine](read, [], MOE).commands.values() if "OffloadingConnector" in one]
+    assert f'"cpu_bytes_to_use":{80_000_000_000 * tp // dp}' in command
+    assert ("MultiConnector" in command) == (role == "prefill")

@@ -307,7 +307,7 @@ def test_queues_of_transfers_are_told_where_they_are_not_sglangs(monkeypatch):
 @pytest.mark.parametrize(
     ("engine", "change", "says"),
     [
-        ("vllm", ("prefill.host_cache", "auto"), "prefill.host_cache: auto: pdsim launches no tiers of vLLM"),
+        ("vllm", ("decode.host_cache", "auto"), "decode.host_cache: auto: vLLM's decode reads all KV from prefill"),
         ("sglang", ("elastic", "{}"), "elastic: given: servers change their roles in simulation only"),
         ("vllm", ("decode.returns_kv", "true"), "decode.returns_kv: True: KV is returned in simulation only"),
     ],

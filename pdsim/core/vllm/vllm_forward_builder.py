@@ -149,6 +149,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     def _limit_beside(self, num_running: int) -> int:
         """Maximum tokens of one prompt in a step. A request that is alone has no such limit."""
+        if self._prompt_tokens == UNLIMITED:
+            return UNLIMITED
         is_alone = num_running + len(self.begun) + self.num_unbegun <= 1
         return UNLIMITED if is_alone else self._prompt_tokens
 

@@ -193,10 +193,6 @@ class VllmDecodeInstance(DecodeInstance):
         return super().on_message(message, now_ns)
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        step, commands = self._next_step(now_ns)
-        return step, commands if self.cache.offload is None else [*self.cache.offload.take_copies(), *commands]
-
-    def _next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         self._preempts, self._blocked_by = False, ""
         step, commands = super().next_step(now_ns)
         if not self._builder.has_work:
@@ -227,6 +223,8 @@ class VllmDecodeInstance(DecodeInstance):
             request = self._builder.complete(chunk)
             if chunk.is_last:
                 commands += self._run_again(request, outputs.get(chunk.request_id))
+        if self.cache.offload is not None:
+            commands += self.cache.offload.take_copies()
         return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:
@@ -377,6 +375,8 @@ class VllmDecodeInstance(DecodeInstance):
         num_slots = None if self._preempts else self._num_places - self.batch.num_requests
         partials = {partial.request_id for partial in self._builder.partials}
         forward = self._builder.fill(now_ns, num_slots, num_decode_tokens=num_decode_tokens)
+        if self.cache.offload is not None:
+            commands += self.cache.offload.take_copies()
         for chunk in forward.chunks:
             if chunk.request_id not in partials:
                 self._rank(self._builder.begun[chunk.request_id])

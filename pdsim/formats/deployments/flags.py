@@ -299,7 +299,13 @@ def _transfer_config(read: Read, value: Value) -> None:
         extra = config.get("kv_connector_extra_config")
         if isinstance(extra, dict) and isinstance(extra.get("kv_lease_duration"), int):
             read.server["hold_timeout"] = f"{extra['kv_lease_duration']} s"
+        if config.get("kv_connector") == vllm.OFFLOADING and isinstance(extra, dict) and extra.get("cpu_bytes_to_use"):
+            read.server["offload_bytes"] = whole(extra["cpu_bytes_to_use"])
     read.server["has_connector"] = True
+
+
+def _offload_gibibytes(read: Read, value: Value) -> None:
+    read.server["offload_bytes"] = round(_number(value) * 2**30)
 
 
 def _moved_by(config: dict[str, Any]) -> str:
@@ -348,6 +354,7 @@ VLLM: dict[str, Reader] = {
     "cuda-graph-sizes": _common("cost.graph_sizes", _sizes),
     "speculative-config": _speculative,
     "kv-transfer-config": _transfer_config,
+    "kv-offloading-size": _offload_gibibytes,
     "disaggregation-mode": _server("role", _text),
     "is-prefill-worker": _server("role", lambda _: "prefill"),
     "is-decode-worker": _server("role", lambda _: "decode"),

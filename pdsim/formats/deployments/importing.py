@@ -247,6 +247,11 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     if drafts and role != "prefill":
         found.drafts[role] = drafts_of(drafts, server.read)
     given.pop("has_connector", None)
+    if offload_bytes := given.pop("offload_bytes", 0):
+        if role == "decode":
+            server.read.aside.append("host memory (OffloadingConnector): vLLM's decode reads all KV from prefill")
+        else:
+            fields["host_cache"] = f"{offload_bytes * dp / tp / 1e9:.12g} GB"
     if role == "prefill":
         given.pop("stream_interval", None)  # clients read decode's stream
     for name in [name for name in given if name not in _FIELDS[role]]:
