@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from shutil import copytree
 from statistics import median
 from subprocess import DEVNULL
 
@@ -22,7 +23,10 @@ from pdsim.sim.uncertainty.noise import JITTERS
 from pdsim.study.base import AskOptions, base_of
 from pdsim.study.planning.planning import plan
 from pdsim.study.planning.screen import Screen
+from pdsim.study.points.engine import InProcessEngine
+from pdsim.study.points.worker import compute
 from pdsim.study.space import Space, with_other_settings
+from pdsim.study.trials import Trials
 from pdsim.study.verdict.slo import Slo
 from tests.cli.test_commands import output
 
@@ -38,12 +42,40 @@ RARE = ["client.arrivals.rate=5 /s"]
 SLO = "ttft p90 < 200 ms, tpot p90 < 12 ms"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def run_once():
+    """Plans of this module share runs and what limits them: a task's key names all that its result depends on."""
+    rows, limits = {}, {}
+    limit = Trials.limit
+
+    def run(_, tasks):
+        for task in tasks:
+            rows[task.key] = rows.get(task.key) or compute(task)
+            yield rows[task.key]
+
+    def limit_once(self, changes, term):
+        key = self.scenario(changes).model_dump_json(), str(term)
+        limits[key] = limits.get(key) or limit(self, changes, term)
+        return limits[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcessEngine, "run", run)
+        patch.setattr(Trials, "limit", limit_once)
+        yield
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def folder(tmp_path_factory):
+    """The folder of `made`; nobody changes it."""
+    return tmp_path_factory.mktemp("planned") / "plan"
+
+
+@pytest.fixture(scope="module")
+def made(folder):
     """What most tests look at; nobody changes it."""
-    path = tmp_path_factory.mktemp("planned") / "scenario.yaml"
+    path = folder.with_name("scenario.yaml")
     path.write_text(SCENARIO)
-    return plan(path, slo=SLO, max_gpus=4, seeds=1, engine="here")
+    return plan(path, slo=SLO, max_gpus=4, seeds=1, engine="here", out=folder)
 
 
 @pytest.fixture
@@ -80,9 +112,8 @@ def test_prices_decide(scenario):
     assert "h100" not in json.dumps(dear.chosen.candidate.changes)
 
 
-def test_the_planned_cluster_can_be_launched(scenario, tmp_path, capsys):
-    made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", out=tmp_path / "plan")
-    printed = output(capsys, "launch", tmp_path / "plan" / "scenario.yaml")
+def test_the_planned_cluster_can_be_launched(made, folder, capsys):
+    printed = output(capsys, "launch", folder / "scenario.yaml")
     assert printed.count("sglang.launch_server") == sum(made.chosen.candidate.counts)
 
 
@@ -110,26 +141,20 @@ def test_the_planned_scenario_does_not_replace_the_one_asked_about(scenario, tmp
         plan(scenario, slo=SLO, out=tmp_path)
 
 
-def test_runs_that_are_there_are_not_computed_again(scenario, tmp_path):
+def test_runs_that_are_there_are_not_computed_again(scenario, made, folder, tmp_path):
+    copy = copytree(folder, tmp_path / "plan")
+    shards(copy)[0].unlink()
     computed = []
-
-    def again():
-        computed.clear()
-        arguments = {"slo": SLO, "max_gpus": 4, "seeds": 1, "engine": "here", "out": tmp_path / "plan"}
-        return plan(scenario, **arguments, progress=lambda done, _total: computed.append(done))
-
-    first = again()
-    assert computed
-    shards(tmp_path / "plan")[0].unlink()
-    assert Screen(again()).to_json() == Screen(first).to_json()
-    assert len(computed) == 1
-    assert json.loads((tmp_path / "plan" / "plan.json").read_text()) == json.loads(json.dumps(Screen(first).to_json()))
+    arguments = {"slo": SLO, "max_gpus": 4, "seeds": 1, "engine": "here", "out": copy}
+    again = plan(scenario, **arguments, progress=lambda done, _total: computed.append(done))
+    assert Screen(again).to_json() == Screen(made).to_json()
+    assert computed == [1]
+    assert shards(copy) == [copy / path.relative_to(folder) for path in shards(folder)]
+    assert json.loads((copy / "plan.json").read_text()) == json.loads(json.dumps(Screen(made).to_json()))
 
 
-def test_a_plan_that_was_killed_goes_on_without_computing_anything_again(scenario, tmp_path):
-    arguments = {"slo": SLO, "max_gpus": 4, "seeds": 1, "jobs": 2}
-    whole = plan(scenario, **arguments, out=tmp_path / "whole")
-    folder = tmp_path / "killed"
+def test_a_plan_that_was_killed_goes_on_without_computing_anything_again(scenario, made, folder, tmp_path):
+    whole, folder = folder, tmp_path / "killed"
     words = ["--slo", SLO, "--max-gpus", "4", "--seeds", "1", "--jobs", "2", "--out", folder]
     with subprocess.Popen(
         [sys.executable, "-m", "pdsim", "plan", scenario, *words], stdout=DEVNULL, stderr=DEVNULL
@@ -141,9 +166,10 @@ def test_a_plan_that_was_killed_goes_on_without_computing_anything_again(scenari
     kept = {path: path.stat().st_mtime_ns for path in shards(folder)}
     assert not (folder / "plan.json").exists()
     computed = []
-    again = plan(scenario, **arguments, out=folder, progress=lambda done, _total: computed.append(done))
-    assert Screen(again).to_json() == Screen(whole).to_json()
-    assert {path.name for path in shards(folder)} == {path.name for path in shards(tmp_path / "whole")}
+    arguments = {"slo": SLO, "max_gpus": 4, "seeds": 1, "engine": "here", "out": folder}
+    again = plan(scenario, **arguments, progress=lambda done, _total: computed.append(done))
+    assert Screen(again).to_json() == Screen(made).to_json()
+    assert {path.name for path in shards(folder)} == {path.name for path in shards(whole)}
     assert len(computed) == len(shards(folder)) - len(kept)
     assert kept == {path: path.stat().st_mtime_ns for path in kept}
 
@@ -152,9 +178,8 @@ def shards(folder):
     return sorted((folder / "points").glob("*.json"))
 
 
-def test_a_page_shows_what_a_plan_says(scenario, tmp_path):
-    made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", out=tmp_path / "plan")
-    page = plan_page(tmp_path / "plan")
+def test_a_page_shows_what_a_plan_says(made, folder, tmp_path):
+    page = plan_page(copytree(folder, tmp_path / "plan"))
     assert page.answer == Screen(made).headline
     shown = [[cell.text for cell in row] for row in page.tables[1].rows]
     assert [row[0] for row in shown] == [row.candidate.label for row in made.rows]
