@@ -84,13 +84,21 @@ def ask(
 @contextmanager
 def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
     """Context in which Ctrl-C or SIGTERM ends the command with one line that says whether it can resume."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        yield
+        with _ended_by_sigterm():
+            yield
     except KeyboardInterrupt:
         goes_on = "; the same command goes on with what is missing" if is_kept else ""
         print(f"pdsim: {what}: interrupted{goes_on}", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Context in which SIGTERM does what Ctrl-C does: temporary folders go, and workers end."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -296,7 +304,7 @@ def serve(
     except ImportError:
         raise ConfigError("serve needs aiohttp, which is not installed: pip install 'pdsim[web]'") from None
     wanted, prices = Slo.parse(slo), prices_of(gpu or ())
-    with temporary_folder("pdsim-serve-") as folder:
+    with _ended_by_sigterm(), temporary_folder("pdsim-serve-") as folder:
         base = base_of(scenario, AskOptions(trace=trace), set_, folder=folder, starter=_STARTER)
         with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:
             board = Board(base, Work(Store(folder), engine), wanted, prices, num_requests)

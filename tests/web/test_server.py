@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 
@@ -127,6 +128,18 @@ def _chosen(name, value):
         f"form.elements['{name}'].value = '{value}';"
         f"form.elements['{name}'].dispatchEvent(new Event('input', {{bubbles: true}}))"
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_ends_leaves_no_folder(number, tmp_path):
+    command = [sys.executable, "-m", "pdsim", "serve", "--port", "0", "--gpu", "h200=3"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=environment) as server:
+        assert server.stdout.readline().startswith("http://127.0.0.1:")
+        assert [folder.name.startswith("pdsim-serve-") for folder in tmp_path.iterdir()] == [True]
+        server.send_signal(number)
+        assert (server.wait(60), server.stderr.read()) == (0, "")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_port_that_is_taken_is_said(address):
