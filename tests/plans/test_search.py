@@ -41,7 +41,7 @@ def base_for(folder: Path, load: int) -> Base:
         "model": "llama-3.1-70b",
         "prefill": {"gpu": "h100"},
         "decode": {"gpu": "h100"},
-        "workload": {**LOADS[load], "num_requests": 40},
+        "workload": {**LOADS[load], "num_requests": 25},
         "client": {"use": "open_loop", "arrivals": {"use": "gamma", "rate": "6 /s", "burstiness": 0.3}},
     }
     path = folder / "scenario.yaml"
