@@ -42,7 +42,7 @@ def ratio(answer: Answer, arm: str, other: str, name: str) -> float:
 def scattered_ms(answer: Answer, page_tokens: int) -> float:
     """To move a prompt's KV whose pages do not follow one another, from the rate that the answer names."""
     (line,) = [note for note in answer["notes"] if note.startswith(f"Pages of {page_tokens}:")]
-    numbers = re.search(r"([\d,]+) descriptors of ([\d.]+) KB a pair of ranks, ([\d.]+) GB/s", line)
+    numbers = re.search(r"([\d,]+) descriptors of ([\d.]+) KB per pair of ranks, ([\d.]+) GB/s", line)
     assert numbers is not None, line
     descriptors, kilobytes, gigabytes_per_s = (float(number.replace(",", "")) for number in numbers.groups())
     return descriptors * kilobytes / gigabytes_per_s / 1e3
@@ -51,7 +51,7 @@ def scattered_ms(answer: Answer, page_tokens: int) -> float:
 def alone(answer: Answer) -> str:
     """What requests have one at a time, which a note of an infeasible SLO names."""
     (note,) = [note for note in answer["notes"] if note.startswith("Infeasible")]
-    return note.partition("even one at a time, ")[2].partition(". ")[0]
+    return note.partition("one request at a time: ")[2].partition(". ")[0]
 
 
 PAGES = (

@@ -82,7 +82,7 @@ def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
         raise SystemExit(130)
     if finished.stall:
         lines = [
-            f"{program}: {finished.name}: stalled: nothing can happen any more, and these wait:",
+            f"{program}: {finished.name}: stalled: no event is left, and these requests wait:",
             *finished.stall[:20],
         ]
         if len(finished.stall) > 20:  # noqa: PLR2004

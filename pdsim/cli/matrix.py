@@ -86,7 +86,7 @@ def validate_suite(
 
             print_validation(validation)
         if validation.unequal:
-            what = "bytes or descriptors are not equal, of requests that were cached and sent alike"
+            what = "bytes or descriptors differ although requests had the same tokens cached and sent"
             print(f"pdsim: {suite.name}: {', '.join(validation.unequal)}: {what}", file=sys.stderr)
             raise SystemExit(1)
         fail_for_requests({f"{one.name}, simulated": one.failures for one in validation.comparisons})

@@ -38,9 +38,9 @@ def _between(first: Page, last: Page, seconds: float | None) -> tuple[Page, list
     if seconds is None:
         seconds = last.path.stat().st_mtime - first.path.stat().st_mtime
         if seconds > 0:
-            notes.append(f"{seconds:.1f} s lie between the pages, by the times of their files; --seconds has it right")
+            notes.append(f"{seconds:.1f} s lie between the pages by the times of their files; --seconds corrects that")
         else:
-            notes.append("no rates: the times of the files do not tell what lies between the pages; give --seconds")
+            notes.append("no rates: the times of the files do not tell the time between the pages; give --seconds")
             seconds = None
     return between(first, last, seconds), notes
 

@@ -108,7 +108,7 @@ def _simulate(
         summary = result.summary()
         summary["pdsim"]["interrupted"] = interrupted
         if ends is not None and not interrupted:
-            with saying(f"{scenario.name}: both ends of its range ...", quiet=quiet):
+            with saying(f"{scenario.name}: simulating both ends of its range ...", quiet=quiet):
                 summary["pdsim"] |= _interval(summary, ends)
     examined = None
     if slo is not None:
@@ -224,7 +224,7 @@ def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force:
             continue
         folder = out / load_scenario(path, changes).name
         if folder in folders.values():
-            raise ConfigError(f"{path}: its name is {folder.name}, as another's: {folder} has room for one; rename it")
+            raise ConfigError(f"{path}: another run is named {folder.name} too, and {folder} holds one run; rename one")
         run_folder.require_out_of_run(folder, force=force)
         folders[path] = folder
     return folders
@@ -236,7 +236,7 @@ def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
     on_gpus = {device == "cuda" or device.partition(" and ")[0] in names("gpus") for device in devices}
     if all(devices) and len(on_gpus) > 1:
         difference = f"times of {devices[0]}, those of {first.name} are of {devices[1]}"
-        why = f"different machines: {difference}: the difference is theirs, and no error of a simulation"
+        why = f"different machines: {difference}, so differences are not errors of the simulation"
         run.summary["pdsim"]["warnings"] = [*run.warnings, why]
 
 

@@ -175,9 +175,9 @@ Rule = Check | Aside | str | None
 """Rule of a field. None: commands express the field. Aside: the launch ignores it. Text: why the launch refuses it, and
 what is possible. Check: a function that decides."""
 
-TIMES = Aside("times and shares that the real cluster has of its own")
+TIMES = Aside("the real cluster has its own times and shares")
 _OF_PAIRS = Aside("an aggregated cluster has one policy of routing and no transfers")
-_DRAFTS = Aside("drafting and acceptance are those of the draft model")
+_DRAFTS = Aside("the draft model decides drafting and acceptance")
 _OF_DRAFTS = ("accept_length", "draft_model", "draft_layers", "draft_vocabulary", "drafting")
 _SAID = (
     *("name", "seed", "model", "context_tokens", "page_size", *ROLES, "cost.graph_sizes", "workload", "client"),
@@ -192,14 +192,14 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAID),
     **dict.fromkeys(("decode.retraction_backup", "network", "cost", "corner", "front_end"), TIMES),
     **dict.fromkeys((f"*.speculative_{name}" for name in _OF_DRAFTS), _DRAFTS),
-    **dict.fromkeys(("router.prefill.seed", "router.decode.seed"), Aside("draws are the router's own")),
+    **dict.fromkeys(("router.prefill.seed", "router.decode.seed"), Aside("the router draws its own random numbers")),
     "description": Aside("for readers"),
     "*.expert_skew": Aside("a property of the load"),
     "network.staging": "only SGLang has a staging buffer; leave it out",
     "decode.returns_kv": "KV is returned in simulation only; leave it out",
     "elastic": "servers change their roles in simulation only; leave it out",
     "router.disaggregation": "pdsim launches no router that sends prompts to decode (llm-d's, Dynamo's); leave it out",
-    "faults": Aside("things that a real cluster is not told"),
+    "faults": Aside("simulated failures have no flags"),
 }
 """Rules that all engines share."""
 
@@ -265,8 +265,8 @@ def _of_client(scenario: Scenario) -> list[str]:
     count = warm_up_requests(scenario.client, len(requests_of(scenario)))
     if not count:
         return []
-    simulated = f"the simulation leaves out the first {count:,} requests, which all come at once"
-    return [f"client: {simulated}; load generators count them, as with --set client.warm_up_requests=0"]
+    simulated = f"the simulation leaves out the first {count:,} requests, which all clients send at once"
+    return [f"client: {simulated}; load generators count them, as does --set client.warm_up_requests=0"]
 
 
 def _servers(scenario: Scenario) -> list[str]:

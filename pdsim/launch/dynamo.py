@@ -185,7 +185,7 @@ def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[gra
     made.manifests["graph.yaml"] = graph.deployment(scenario, engine, frontend, workers)
     made.notes.append(
         "graph.yaml: the same frontend and workers on Kubernetes with Dynamo's operator, instead of their scripts; "
-        f"load.sh sends behind kubectl port-forward service/{app_name(scenario.name)}-frontend {GATEWAY_PORT}"
+        f"load.sh needs kubectl port-forward service/{app_name(scenario.name)}-frontend {GATEWAY_PORT}"
     )
 
 
@@ -194,9 +194,9 @@ def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
     made = Launch(notes=notes_on(scenario, engine, rules))
     name = _mode_name(scenario)
     if isinstance(scenario.router.prefill, SessionAffinity):
-        made.notes.append("router: session_affinity: requests of load.sh name no session; the frontend keeps none")
+        made.notes.append("router: session_affinity: load.sh sends no session ids, so the frontend ignores sessions")
     if name == "cache_aware":
-        made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by its own rule, dynamo_kv")
+        made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by another rule, dynamo_kv")
     if name == "dynamo_kv":
         made.notes.append(
             "router: dynamo_kv: Dynamo's frontend learns from the workers what they cache; pdsim's router remembers "

@@ -57,7 +57,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     else:
         commands.add_replay(made, given, source, model)
         forward = f"kubectl port-forward service/{app}-gateway {GATEWAY_PORT}"
-        made.notes.append(f"{_OF_LOAD} in no manifest; trace.sh and load.sh send it behind {forward}")
+        made.notes.append(f"{_OF_LOAD} in no manifest; run {forward}, then trace.sh and load.sh")
     return made
 
 

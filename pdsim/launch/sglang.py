@@ -99,7 +99,7 @@ def _routing(value: Any, scenario: Scenario) -> str | None:
         router = scenario.router
         thresholds = [_thresholds(policy) for policy in (router.prefill, router.decode)]
         if None not in thresholds and thresholds[0] != thresholds[1]:
-            return "the gateway's thresholds of cache_aware are those of both roles; give both the same"
+            return "the gateway has one set of cache_aware thresholds; give both roles the same"
     return None
 
 
@@ -146,15 +146,15 @@ _DRIVES = ("drives", "size", "read_bandwidth", "write_bandwidth", "io_limit", "c
 _STAGING = ("gather_host", "scatter_host", "gather_efficiency", "scatter_efficiency", "transfer_latency")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAID),
-    **{f"storage.{name}": Aside("drives and links that the real cluster has of its own") for name in _DRIVES},
+    **{f"storage.{name}": Aside("the real cluster has its own drives and links") for name in _DRIVES},
     **{f"network.staging.{name}": TIMES for name in _STAGING},
-    "engine": one_of(("sglang",), "SGLang's own instances: say --engine vllm or dynamo-vllm, for the scenario"),
+    "engine": one_of(("sglang",), "SGLang; launch a scenario of vLLM with --engine vllm or dynamo-vllm"),
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "SGLang"),
     "*.eviction": one_of(("lru", "lfu"), "SGLang"),
     "*.policy": _policy,
     "*.preemption": one_of(("fewest_outputs_first",), "SGLang"),
-    "prefill.layer_groups": "SGLang sends KV when a forward is done: 0",
+    "prefill.layer_groups": "SGLang sends KV when a forward is done; give 0",
     "prefill.transfer": one_of(("every_chunk",), "SGLang"),
     "decode.admission": one_of(("reserve_decode_tokens",), "SGLang"),
     "router.shedding": "SGLang's gateway limits requests by rate; leave it out",
@@ -176,7 +176,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     scenario = resolve(scenario).model_copy(update={"health": scenario.health})
     if scenario.network.staging is not None and scenario.network.staging.prefill_buffer is not None:
         made.notes.append(
-            "network.staging.prefill_buffer is heard by SGLang 0.5.12; in 0.5.23 the buffer holds one forward's KV"
+            "network.staging.prefill_buffer: SGLang 0.5.12 reads it; in 0.5.23 the buffer holds one forward's KV"
         )
     for role in at:
         _add_servers(made, scenario, role, at, model)
@@ -188,7 +188,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
         made.add("load", LOAD, load)
         results = f"{scenario.name}.jsonl"
         compare = shlex.join(["pdsim", "compare", *source, results])
-        made.notes.append(f"results: {results}; beside the simulation: {compare}")
+        made.notes.append(f"results: {results}; compare them with the simulation: {compare}")
     return made
 
 
@@ -199,7 +199,7 @@ def left_to_the_operator(scenario: Scenario) -> list[str]:
     roles = scenario.roles.values()
     notes = []
     if scenario.aggregated is None:
-        notes.append("SGLANG_DISAGGREGATION_THREAD_POOL_SIZE: SGLang's default, by its cores")
+        notes.append("SGLANG_DISAGGREGATION_THREAD_POOL_SIZE: SGLang chooses by the number of cores")
         if scenario.network.transport in ("mooncake-rdma", "nixl-rdma", "mori-rdma"):
             notes.append("--disaggregation-ib-device: the NICs of a GPU are not in the scenario; SGLang chooses")
     if has_experts and any(
@@ -231,7 +231,7 @@ def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]
     policies = [router.prefill] if scenario.aggregated else [router.prefill, router.decode]
     flags += next(filter(None, map(_thresholds, policies)), {}).items()
     if any(isinstance(policy, LeastLoaded) for policy in policies):
-        made.notes.append("router: least_loaded: cache_aware whose matches are never enough; ties are drawn")
+        made.notes.append("router: least_loaded: cache_aware with a threshold above all matches; ties are random")
     if (health := scenario.health) is not None:
         flags += [("retry-max-retries", health.max_retries), ("retry-jitter-factor", health.backoff_jitter)]
     return flags
@@ -325,7 +325,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         flags.append(("cuda-graph-bs-decode", list(scenario.cost.graph_sizes)))
     if isinstance(servers, ComputingSettings):
         if isinstance(servers.policy, ShortestPromptFirst):
-            made.notes.append("policy: shortest_prompt_first: SGLang's rule sorts by what is not cached, and lets wait")
+            made.notes.append("policy: shortest_prompt_first: SGLang sorts by uncached tokens, without patience")
         flags += [
             ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),
             ("max-prefill-tokens", servers.max_prefill_tokens),

@@ -66,20 +66,20 @@ def _thresholds(_: Any, scenario: Scenario) -> str | None:
     router = scenario.router
     both = [thresholds(one) for one in (router.prefill, router.decode) if isinstance(one, CacheAware)]
     if scenario.aggregated is None and both and both[0] != both[-1]:
-        return "the router's thresholds of cache_aware are those of both roles; give both the same"
+        return "the router has one set of cache_aware thresholds; give both roles the same"
     return None
 
 
 def _same_dp(_: Any, scenario: Scenario) -> str | None:
     if scenario.aggregated is None and len({servers.dp for servers in scenario.pair}) > 1:
-        return "vLLM's router knows one number of data-parallel ranks; give both roles the same"
+        return "vLLM's router has one number of data-parallel ranks; give both roles the same"
     return None
 
 
 def _stages(value: Any, scenario: Scenario) -> str | None:
     model = load_model(scenario.model)
     if value > 1 and (model.state is not None or model.attention.window_tokens):
-        return "NixlConnector pulls no hybrid layouts from pipeline stages (0.33.0, nixl/base_worker.py:871): 1"
+        return "NixlConnector pulls no hybrid layouts from pipeline stages (0.33.0, nixl/base_worker.py:871); give 1"
     return None
 
 
@@ -101,9 +101,9 @@ SERVER_RULES: dict[str, Rule] = {
     "storage": "pdsim launches no tiers of vLLM behind host memory; leave it out",
     "*.two_batch_overlap": "pdsim does not launch vLLM's dual batch overlap (--enable-dbo); leave it out",
     "*.preemption": one_of(VICTIMS, "vLLM"),
-    "prefill.cp": "vLLM's context parallelism is another than SGLang's, and pdsim does not model it: 1",
+    "prefill.cp": "pdsim models SGLang's context parallelism, which differs from vLLM's; give 1",
     "prefill.pp": _stages,
-    "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",
+    "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed; give 0",
     "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),
     "decode.admission": one_of(
         ("free_pages", "reserve_decode_tokens"), "vLLM's decode admits by free blocks; the simulator"
@@ -127,7 +127,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     made = Launch(notes=[*notes_on(scenario, "vllm", RULES), *own_ways(scenario)])
     policies = [scenario.router.prefill] if scenario.aggregated else [scenario.router.prefill, scenario.router.decode]
     if any(isinstance(policy, LeastLoaded) for policy in policies):
-        made.notes.append("router: least_loaded: vLLM's nearest is power_of_two, the less loaded of two that are drawn")
+        made.notes.append("router: least_loaded: vLLM's nearest is power_of_two, the less loaded of two random servers")
     at, scenario = places(scenario), resolved(scenario)
     connector = scenario.network.transport.partition("-")[0]
     for role, servers_at in at.items():
@@ -179,7 +179,7 @@ def own_ways(scenario: Scenario) -> list[str]:
     """Notes on rules of the scenario that vLLM follows in another way than SGLang."""
     found = []
     if scenario.priorities:
-        found.append("priorities: vLLM's smallest number goes first, and a request sends its own: send them negated")
+        found.append("priorities: vLLM serves the smallest number first; requests must send negated priorities")
     if scenario.page_size % BLOCK:
         found.append(f"page_size: {scenario.page_size}: vLLM chooses its block size, 16 tokens on most GPUs")
     if scenario.prefill is not None and _hold_seconds(scenario.prefill) is not None and _uses_nixl(scenario):
@@ -189,7 +189,7 @@ def own_ways(scenario: Scenario) -> list[str]:
     if scenario.engine == "vllm":
         return found
     if isinstance(scenario.servers[1].preemption, FewestOutputsFirst):
-        found.append("preemption: fewest_outputs_first: vLLM preempts who arrived last, and computes it again")
+        found.append("preemption: fewest_outputs_first: vLLM preempts the last arrival, and computes it again")
     if scenario.aggregated is None:
         prefill, decode = scenario.pair
         if component_name(prefill.transfer) == "every_chunk":

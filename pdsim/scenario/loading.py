@@ -72,7 +72,7 @@ def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base
     for path, found in _numbers(data):
         if abs(found) > MOST and found not in (inf, -inf):  # the field tells what is not finite
             place = f"{where}: {'.'.join(map(str, path))}"
-            raise ConfigError(f"{place}: expected a number of at most {MOST:.1e} either way, found {shown(found)}")
+            raise ConfigError(f"{place}: expected a number from -{MOST:.1e} to {MOST:.1e}, found {shown(found)}")
     try:
         return kind.model_validate(data, context={"base": str(base)})
     except ValidationError as wrong:

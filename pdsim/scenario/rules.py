@@ -86,7 +86,7 @@ def _of_its_release(scenario: "Scenario") -> str:
     releases = RELEASES[scenario.engine]
     if scenario.engine_version in (None, *releases):
         return ""
-    return f"engine_version {scenario.engine_version}: of {scenario.engine} there are {', '.join(releases)}"
+    return f"engine_version {scenario.engine_version}: pdsim models {', '.join(releases)} of {scenario.engine}"
 
 
 def _wrong_for_sglang(scenario: "Scenario") -> str:
@@ -156,8 +156,8 @@ def _of_shedding(scenario: "Scenario") -> str:
     if scenario.router.shedding is None or not isinstance(scenario.client, ClosedLoop):
         return ""
     return (
-        "router.shedding: a client of a closed loop that is refused sends its next request at once; "
-        "use: open_loop, or leave shedding out"
+        "router.shedding: a closed-loop client whose request is refused sends its next one at once; "
+        "give client: open_loop, or leave shedding out"
     )
 
 
@@ -171,7 +171,7 @@ def _of_returned_kv(scenario: "Scenario") -> str:
     elif (prefill.tp, prefill.dp) != (decode.tp, decode.dp):
         wrong = "it needs the same tp and dp on prefill and decode"
     elif scenario.faults or scenario.health is not None or scenario.elastic is not None:
-        wrong = "not with faults, health or elastic; leave one of the two out"
+        wrong = "it cannot be combined with faults, health or elastic; leave one of the two out"
     return f"decode.returns_kv: {wrong}" if wrong else ""
 
 
@@ -204,7 +204,7 @@ def _of_split_prefill(scenario: "Scenario") -> str:
 def _of_storage(scenario: "Scenario") -> str:
     if scenario.storage is None or any(servers.host_cache is not None for servers in scenario.roles.values()):
         return ""
-    return "storage lies behind host caches: give a role one (prefill: {host_cache: auto})"
+    return "storage needs a host cache in front of it: give a role one (prefill: {host_cache: auto})"
 
 
 def _of_elastic_clusters(scenario: "Scenario") -> str:
@@ -221,9 +221,9 @@ def _of_elastic_clusters(scenario: "Scenario") -> str:
     elif scenario.network.staging is not None:
         wrong = "network.staging is for unequal tp; leave it out"
     elif scenario.faults:
-        wrong = "faults: an elastic cluster has none here; leave one of the two out"
+        wrong = "faults: pdsim does not model faults of an elastic cluster; leave one of the two out"
     elif scenario.max_servers < (at_first := prefill.instances + decode.instances):
-        wrong = f"max_servers {scenario.max_servers} is less than the {at_first} servers at first"
+        wrong = f"max_servers {scenario.max_servers} is less than the {at_first} servers at the start"
     return f"elastic: {wrong}" if wrong else ""
 
 
@@ -233,7 +233,7 @@ def _of_roles(scenario: "Scenario") -> str:
         return f"no {' and '.join(missing)}: a cluster has prefill and decode instances, or aggregated ones"
     if scenario.aggregated is not None and len(scenario.roles) > 1:
         given = " and ".join(role for role in scenario.roles if role != "aggregated")
-        return f"aggregated stands beside {given}: a cluster has one or the other; leave one out"
+        return f"a cluster has aggregated instances, or prefill and decode: leave out aggregated, or {given}"
     return ""
 
 
@@ -241,7 +241,7 @@ def _of_costs(scenario: "Scenario") -> str:
     """Refuses costs without any time, which would make every step free."""
     costs = {"prefill": scenario.cost.prefill, "decode": scenario.cost.decode}
     empty = [role for role, cost in costs.items() if isinstance(cost, Affine) and not cost.has_terms]
-    what = "it has no term, so that every step would take no time; give it its times"
+    what = "it has no times, so every step would take 0 ns; give at least one time"
     return "; ".join(f"cost.{role}: {what}" for role in empty)
 
 

@@ -222,8 +222,8 @@ class Scenario(Section):
         """Ways in which a real server of this release dies, but the simulation goes on. As text for warnings."""
         if self.decode is None or not self.decode.radix_cache or self.engine_rules != RELEASES["sglang"]["0.5.12"]:
             return []
-        dies = "decode.radix_cache: a server of SGLang 0.5.12 dies when a retracted request comes back"
-        return [f"{dies} (mem_cache/radix_cache.py:612, pull request 29471); here it goes on"]
+        dies = "decode.radix_cache: a server of SGLang 0.5.12 crashes when a retracted request continues"
+        return [f"{dies} (mem_cache/radix_cache.py:612, pull request 29471); the simulation goes on"]
 
     @property
     def roles(self) -> dict[Role, ServerSettings]:

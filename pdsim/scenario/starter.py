@@ -29,18 +29,18 @@ _COMMENTS = {
     "workload.num_requests": "the first of the trace",
     "workload.input_tokens": "prompt",
     "workload.output_tokens": "answer",
-    "client": "When requests are sent: whether or not earlier ones have their answers.",
+    "client": "When requests are sent, whether or not earlier requests are answered.",
     "client.concurrency": "requests in flight",
     "client.arrivals.rate": "requests per second, on average",
 }
 """Comments by field, for a trace in an open loop."""
 _COMMENTS_BY_USE = {
     "random_lengths": {
-        "workload": "The requests: made up, with lengths in tokens. Prompts share nothing.",
+        "workload": "The requests: generated, with lengths in tokens. Prompts share no prefix.",
         "workload.use": "",
         "workload.num_requests": "how many",
     },
-    "closed_loop": {"client": "When requests are sent: so many at first, then one for each answer."},
+    "closed_loop": {"client": "When requests are sent: this many at the start, then one after each answer."},
 }
 """Comments that replace these, by workload or client."""
 

@@ -30,8 +30,8 @@ class LoneRequest:
     def __str__(self) -> str:
         request, lack = self.request, self.term.lack(self.reading.value)
         return (
-            f"One at a time on {self.cluster}, {lack}: request {request.request_id}, with "
-            f"{request.num_prompt_tokens:,} tokens in and {request.num_output_tokens:,} out. Requests alone miss "
+            f"With one request at a time on {self.cluster}, {lack}: request {request.request_id}, with "
+            f"{request.num_prompt_tokens:,} tokens in and {request.num_output_tokens:,} out. Such requests miss "
             "the SLO on all other servers, too, so more instances do not help"
         )
 

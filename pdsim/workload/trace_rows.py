@@ -196,7 +196,7 @@ class RowReader:
         if self._skipped:
             warn(f"{path}: left out are requests that failed or warmed the server up: {self._skipped}")
         if self.num_images and not self.trace.image_tokens:
-            warn(f"{path}: prompts' lengths are taken to hold their images; image_tokens adds more: {self.num_images}")
+            warn(f"{path}: lengths of prompts are assumed to include images; image_tokens adds more: {self.num_images}")
         if self._told_turns and self.trace.new_turns is None:
             what = "have the lengths of what is new in them" if self._has_new_turns else "have whole prompts"
             warn(f"{path}: later turns begin with what was said before, and {what} (new_turns): {self._told_turns}")

@@ -142,7 +142,7 @@ def serve(
         print(f"pdreal: {name} at {url}", flush=True)
 
     if api_key is None and not is_loopback(host):
-        print(f"pdreal: warning: whoever reaches {host} is served: --api-key asks for a key", file=sys.stderr)
+        print(f"pdreal: warning: anyone who reaches {host} is served; --api-key requires a key", file=sys.stderr)
     entrance = Entrance(api_key, max_waiting_requests)
     leaks = asyncio.run(serve(served, options, Address(host, port), name, entrance, announce=announce))
     _fail_for(leaks)
@@ -151,7 +151,7 @@ def serve(
 def _fail_for(problems: Sequence[str], who: str = "") -> None:
     """Ends the command with code 1 if there are problems. who: prefix of the message."""
     if problems:
-        print("\n  ".join([f"pdreal: {who}when all had ended, not all was well:", *problems]), file=sys.stderr)
+        print("\n  ".join([f"pdreal: {who}problems at the end of the run:", *problems]), file=sys.stderr)
         raise SystemExit(1)
 
 

@@ -190,7 +190,7 @@ class Launcher:
         """
         instances = self._plain_router.roles[self._instances.fleet.roles[instance_id]]
         if self._scenario.health is None:
-            raise RestartError("the scenario has no health section, so nothing that ends is started again")
+            raise RestartError("the scenario has no health section, so instances that end are not started again")
         if len(instances.offered) < 2 or instance_id not in [load.instance_id for load in instances.offered]:  # noqa: PLR2004
             raise RestartError(f"{instance_id} is down or drains, or no other instance of its role takes requests")
         self._tell_router(m.Drain(instance_id))

@@ -42,7 +42,7 @@ CHANGES = [
     ("network.message_latency=0", "network.message_latency: Input should be greater than or equal to 1"),
     ("network.gpus_per_nic=0", "network.gpus_per_nic: Input should be greater than or equal to 1"),
     ("network.transport=mooncake-rmda", "no transport 'mooncake-rmda' in the catalog"),
-    ("prefill.layer_groups=99", "99 layer_groups for the 28 layers of qwen3-0.6b"),
+    ("prefill.layer_groups=99", "layer_groups 99 is more than the 28 layers of qwen3-0.6b"),
     ("network.staging.ring=4", "network.staging.ring: bare number 4: write a size with its unit"),
     ("model.kv_dtype=fp8", "weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"),
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
@@ -92,8 +92,11 @@ CHANGES = [
         "workload.input_tokens=41000",
         "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a context of",
     ),
-    ("workload.input_tokens=40956", "context of 40960, and a server ends its answer there: leave such requests out"),
-    ("context_tokens=14", "a context of 14, and a server ends its answer there"),
+    (
+        "workload.input_tokens=40956",
+        "context of 40960, and a server cuts off its answer there: leave such requests out",
+    ),
+    ("context_tokens=14", "a context of 14, and a server cuts off its answer there"),
     ("context_tokens=10", "a context of 10, and a server refuses its prompt"),
     ("prefill.tp=17", "prefill: tp 17 goes over 3 hosts of 8 h100, which do not have equally many of its ranks"),
     ("prefill={gpu: h200, tp: 24, dp: 2}", "the 12 GPUs of an instance are neither on one host nor fill hosts"),
@@ -128,7 +131,10 @@ CHANGES = [
     ("cost={profile: nowhere.yaml}", "nowhere.yaml does not exist"),
     ("cost={use: roofline, matrix_eficiency: 1}", "did you mean 'matrix_efficiency'?"),
     ("decode.gpu.name=x", "decode.gpu: Input should be a valid string"),
-    ("aggregated={gpu: h100}", "s.yaml: aggregated stands beside prefill and decode: a cluster has one or the other"),
+    (
+        "aggregated={gpu: h100}",
+        "s.yaml: a cluster has aggregated instances, or prefill and decode: leave out aggregated, or",
+    ),
     ("decode=null", "s.yaml: no decode: a cluster has prefill and decode instances, or aggregated ones"),
     ("faults=[{at: 5 s, kill: prefil-0}]", "faults.0.kill: no instance 'prefil-0' (did you mean 'prefill-0'?)"),
     (
@@ -268,7 +274,7 @@ def main_exit(*arguments) -> int:
 
 def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenario):
     says = message(capsys, "run", scenario, "--set", "prefill.optimistic_attempts=1", "--set", "prefill.layer_groups=2")
-    assert "prefill.layer_groups: 2, but prefill.optimistic_attempts computes prompts before it is known where" in says
+    assert "prefill.layer_groups: 2, but prefill.optimistic_attempts computes prompts before decode has pages" in says
     late = ("--set", "decode.allocation=prefill_complete", "--set", "prefill.optimistic_attempts=0")
     assert "prefill.optimistic_attempts: 0, but decode.allocation prefill_complete" in message(
         capsys, "run", scenario, *late
@@ -329,7 +335,10 @@ AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggreg
         ("aggregated.preemption=fcfs", "aggregated.preemption: no PreemptionPolicy 'fcfs'"),
         ("workload.input_tokens=41000", "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a"),
         ("aggregated.pool_tokens=20", "request 0 grows to 17 tokens; an aggregated instance has room for 15"),
-        ("prefill={gpu: h100}", "aggregated stands beside prefill: a cluster has one or the other; leave one out"),
+        (
+            "prefill={gpu: h100}",
+            "a cluster has aggregated instances, or prefill and decode: leave out aggregated, or prefill",
+        ),
     ],
 )
 def test_a_wrong_field_of_an_aggregated_cluster(capsys, tmp_path, change, says):
@@ -504,7 +513,7 @@ def test_runs_of_one_name_have_no_room_in_one_folder(capsys, scenario, tmp_path)
     other = tmp_path / "other.yaml"
     other.write_text(GOOD)
     says = message(capsys, "compare", scenario, other, "--out", tmp_path / "runs")
-    assert "other.yaml: its name is scenario, as another's" in says
+    assert "other.yaml: another run is named scenario too" in says
 
 
 # Damaged run folders.

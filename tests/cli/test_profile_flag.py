@@ -62,7 +62,7 @@ def test_what_was_applied_is_said_in_one_line(capsys):
     assert line.endswith("one.yaml: applied step times of both roles, transfers of mooncake-tcp, front end")
     changed = changes("network.transport=nixl-rdma")
     assert exit_code("run", "plain.yaml", "--profile", "one.yaml", "--json", *changed) == 0
-    assert "; not applied: transfers of nixl-rdma, which it does not have" in capsys.readouterr().err
+    assert "; not applied: transfers of nixl-rdma, which the profile lacks" in capsys.readouterr().err
 
 
 def test_step_times_beside_a_profile_are_refused(capsys, folder):

@@ -64,7 +64,7 @@ def test_a_verdict_that_chance_turns_says_so(capsys):
 
 def test_runs_that_are_the_same_cannot_be_told_apart(capsys):
     text = output(capsys, "compare", "one.yaml", "two.yaml")
-    assert text.startswith("two cannot be told apart from one\n")
+    assert text.startswith("two differs from one by no more than chance\n")
     assert "one and two: qwen3-0.6b on 3 x H100" in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -94,7 +94,7 @@ def test_repetitions_are_kept_beside_a_run(capsys, folder, monkeypatch):
         "pdsim.study.points.engine.Pool.run", lambda _self, tasks: iter(pytest.fail("again") if tasks else ())
     )
     assert output(capsys, "compare", "one", "two") == first
-    assert "--repeats 4 repeats runs" in output(capsys, "compare", "one", "two", "--repeats", "0")
+    assert "without repetitions (--repeats 4)" in output(capsys, "compare", "one", "two", "--repeats", "0")
 
 
 def test_repetitions_leave_a_folder_alone_that_a_link_leads_to(capsys, folder):

@@ -110,7 +110,7 @@ def test_an_aggregated_cluster_has_workers_and_one_policy(made):
             "decode={gpu: h200, speculative_draft_tokens: 4, speculative_accept_length: 2}",
             "speculative_algorithm EAGLE: the draft model is not in the scenario",
         ),
-        ("network.staging.prefill_buffer=64 MiB", "network.staging.prefill_buffer is heard by SGLang 0.5.12"),
+        ("network.staging.prefill_buffer=64 MiB", "network.staging.prefill_buffer: SGLang 0.5.12 reads it"),
     ],
 )
 def test_what_sglang_cannot_be_told_is_said(made, change, note):

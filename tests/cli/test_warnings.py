@@ -83,5 +83,5 @@ def test_compare_of_two_gpus_is_a_question_that_one_may_ask(capsys):
 def test_a_release_that_dies_when_a_retracted_request_comes_back(capsys):
     dies = ("--set", "decode.radix_cache=true", "--set", "engine_version=0.5.12")
     (first,) = warnings_in(output(capsys, "run", "plain.yaml", *dies))
-    assert first.startswith("warning: plain: decode.radix_cache: a server of SGLang 0.5.12 dies")
+    assert first.startswith("warning: plain: decode.radix_cache: a server of SGLang 0.5.12 crashes")
     assert warnings_in(output(capsys, "run", "plain.yaml", "--set", "decode.radix_cache=true")) == []

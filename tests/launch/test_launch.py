@@ -212,7 +212,7 @@ def test_a_scenario_of_vllm_is_launched_as_it_is():
 
 @pytest.mark.parametrize("engine", ["sglang", "kubernetes", "dynamo"])
 def test_a_scenario_of_vllm_is_no_other_engines(engine):
-    with pytest.raises(ConfigError, match="engine: vllm: SGLang's own instances: say --engine vllm"):
+    with pytest.raises(ConfigError, match="engine: vllm: SGLang; launch a scenario of vLLM with --engine vllm"):
         text(engine, scenario(*VLLM))
 
 
@@ -229,7 +229,7 @@ def test_all_refusals_come_in_one_message():
         text("sglang", made_of)
     assert str(refused.value).splitlines() == [
         "--engine sglang cannot launch pair:",
-        "  prefill.layer_groups: 4: SGLang sends KV when a forward is done: 0",
+        "  prefill.layer_groups: 4: SGLang sends KV when a forward is done; give 0",
         "  decode.preemption: last_arrived_first: SGLang has fewest_outputs_first",
     ]
 
@@ -507,7 +507,7 @@ def test_sglang_sorts_prompts_by_what_is_not_cached():
     shortest = ("prefill.policy", "shortest_prompt_first")
     commands, notes = text("sglang", scenario(shortest))
     assert "--schedule-policy shortest-prefill-first" in commands[0]
-    assert any("shortest_prompt_first: SGLang's rule sorts by what is not cached" in note for note in notes)
+    assert any("shortest_prompt_first: SGLang sorts by uncached tokens" in note for note in notes)
     with pytest.raises(ConfigError, match="needs radix_cache: true"):
         text("sglang", scenario(shortest, ("prefill.radix_cache", "false")))
 

@@ -81,7 +81,7 @@ def band_of(file, changes):
 
 def test_an_answer_on_a_recorded_load_has_the_band_of_its_repetitions(recorded):
     made = pdsim.ask("routing", recorded, jobs=1)
-    assert "4 with messages up to 10% faster or slower (±)" in made.load
+    assert "4 with messages up to 10% faster or slower for ±" in made.load
     for row in made.rows:
         assert tuple(row.estimates["ttft"]) == pytest.approx(band_of(recorded, row.changes))
 

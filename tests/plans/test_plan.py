@@ -202,7 +202,7 @@ def test_the_safe_choice_is_the_cheapest_on_the_slowest_server(scenario):
     assert made.chosen.candidate.price_per_h < made.safe.candidate.price_per_h == slow.chosen.candidate.price_per_h
     assert made.safe.candidate.label in {row.candidate.label for row in (slow.chosen, *slow.others)}
     assert Screen(made).confidence.word == "low"
-    told = f"{made.safe.candidate.label} ({made.safe.candidate.num_gpus} x H100) meets it there, too."
+    told = f"{made.safe.candidate.label} ({made.safe.candidate.num_gpus} x H100) meets the SLO there, too."
     assert Screen(made).confidence.reason.endswith(told)
     assert Screen(made).why_not(made.safe) == "costs more; holds on slow servers"
     few = plan(scenario, **arguments, max_gpus=made.chosen.candidate.num_gpus, changes=["cost=kernels"])
@@ -228,7 +228,7 @@ def test_a_verdict_that_chance_changes_is_called_so(scenario, made):
     assert Screen(flipped).confidence.word == "low"
     assert "4 of 5 runs meet the SLO" in Screen(flipped).confidence.reason
     near = made.nearest[0]._replace(repeated=[made.chosen.outcome])
-    assert Screen(made).why_not(near).startswith("unstable: 1 of 2 runs meet it, one misses: ")
+    assert Screen(made).why_not(near).startswith("unstable: 1 of 2 runs meet the SLO, one misses: ")
 
 
 def test_nothing_meets_it(scenario, capsys):

@@ -24,8 +24,8 @@ WRONG = [
         ["capacity", "--trace", "sharegpt.json", "--set", "client=open_loop"],
         "capacity varies the rate, and this trace has no times",
     ),
-    (["capacity", "--speedup", "1,2"], "--speedup: only of a trace with its own times, and only capacity varies it"),
-    (["routing", "--trace", "trace.jsonl", "--speedup", "2"], "and only capacity varies it"),
+    (["capacity", "--speedup", "1,2"], "only for the question capacity, with a trace that has arrival times"),
+    (["routing", "--trace", "trace.jsonl", "--speedup", "2"], "only for the question capacity"),
     (["capacity", "--trace", "trace.jsonl", "--speedup", "1;2"], "--speedup 1;2: expected numbers, such as 0.5,1,2,4"),
     (["capacity", "--trace", "trace.jsonl", "--speedup", "0"], "--speedup 0: numbers above 0"),
     (
@@ -33,7 +33,7 @@ WRONG = [
         "deepseek-r1 has latent KV, which every rank holds whole",
     ),
     (["pd-ratio", "--trace", "empty.csv"], "pdsim: --trace: empty.csv: no requests in it"),
-    (["pd-ratio", "--set", "model=llama-3.1-405b"], "pdsim: --set: no point is possible; the first: prefill: llama"),
+    (["pd-ratio", "--set", "model=llama-3.1-405b"], "pdsim: --set: no point can run; the first: prefill: llama"),
     (["pd-ratio", "x.yaml"], "x.yaml does not exist"),
     (["pd-ratio", "aggregated.yaml"], "questions are about prefill and decode instances"),
 ]

@@ -93,7 +93,7 @@ def test_routers_are_tried_where_there_is_a_choice_of_instances(tmp_path):
     arms = [row.arm for row in made.rows if "in" not in row.arm.split()]
     assert arms == [*(f"aggregated, {router}" for router in ROUTERS), "1P1D"]
     assert made.winner in arms
-    (note,) = [note for note in made.notes if note.startswith("By tokens of a prompt")]
+    (note,) = [note for note in made.notes if note.startswith("Better cluster by prompt length")]
     assert " in " not in note.partition(":")[2], "lengths are not said twice"
 
 
@@ -105,7 +105,7 @@ def test_idle_roles_are_a_waste_and_long_prompts_disturb_decode(ask):
     disturbed = ask("pd-or-not", *pair, *long, ttft_ms=10_000, tpot_ms=8)
     assert prompts.winner == "aggregated"
     assert disturbed.winner != "aggregated"
-    assert any("By tokens of a prompt" in note for note in prompts.notes)
+    assert any("Better cluster by prompt length" in note for note in prompts.notes)
 
 
 def test_ttft_is_explained_by_its_longest_stage(ask):
@@ -130,7 +130,7 @@ def test_a_prefill_buffer_that_is_too_small_is_found(ask, tokens, is_trap):
     """114,688 B a token, half of it on each of two ranks: 1,170 tokens fill 64 MiB."""
     made = ask("staging-ring", f"workload.input_tokens={tokens}", "network.descriptor_latency=5 us")
     (note,) = [note for note in made.notes if "64 MB" in note]
-    assert note.startswith("Trap" if is_trap else "No trap")
+    assert note.startswith("SGLang's default is too small" if is_trap else "SGLang's default prefill buffer suffices")
     sliced, trapped = (value(made, arm, "transfer") for arm in ("no staging: slices", "prefill buffer of 64 MiB"))
     assert trapped == pytest.approx(sliced) if is_trap else trapped < sliced / 10
 
@@ -153,8 +153,8 @@ def test_a_transport_matters_by_what_there_is_to_move(ask):
 
 
 def knee(made) -> float:
-    (note,) = [note for note in made.notes if note.startswith("From ")]
-    return float(note.split()[1])
+    (note,) = [note for note in made.notes if note.startswith("Links faster than ")]
+    return float(note.split()[3])
 
 
 def test_a_decode_cache_pays_where_prefixes_fill_decode(ask):
@@ -252,7 +252,7 @@ def test_a_router_that_nobody_chose_is_said(tmp_path, name):
     def says(text):
         path.write_text(text)
         made = pdsim.ask(name, path, changes=[poisson(20)], seeds=1, jobs=1)
-        return any("The router is cache_aware, the default" in note for note in made.notes)
+        return any("names no router: cache_aware" in note for note in made.notes)
 
     unnamed = SCENARIO.replace("router: round_robin\n", "")
     assert says(unnamed) == (name in ("capacity", "explain-ttft"))
@@ -265,7 +265,7 @@ def test_capacity_lies_below_what_a_server_can_do(ask):
     made = ask("capacity", "workload.num_requests=150", "workload.output_tokens=2", poisson(250), ttft_ms=200)
     highest = float(made.winner.removesuffix("/s"))
     assert 60 < highest < 100
-    assert any("GPUs, 3 times these" in note or "GPUs, 4 times these" in note for note in made.notes)
+    assert any("GPUs, 3 times this cluster" in note or "GPUs, 4 times this cluster" in note for note in made.notes)
 
 
 def even_trace(path, interval_s):

@@ -23,7 +23,7 @@ def asked(*changes, ttft_ms=LOOSE_MS, tpot_ms=LOOSE_MS):
 @pytest.mark.parametrize(("cost", "num_told"), [("kernels", 1), ("roofline", 0)])
 def test_the_range_is_asked_where_no_server_was_measured(cost, num_told):
     made = asked(f"cost={cost}")
-    assert sum("is the answer at both ends" in note for note in made.notes) == num_told
+    assert sum("at both ends of the predicted range, too" in note for note in made.notes) == num_told
     assert sum("at both ends of the predicted range: " in remark for remark in made.remarks()) == num_told
 
 

@@ -133,7 +133,7 @@ def test_one_of_two_that_meets_the_slo_is_not_the_same(ask):
     ttft_ms = between_tails(loose, "2P2D", "3P1D")
     strict = ask("pd-ratio", ttft_ms=ttft_ms)
     assert strict.winner == "3P1D"
-    assert "no other ratio meets it" in strict.text
+    assert "no other ratio meets the SLO" in strict.text
     loose = ask("pd-or-not")
     arms = {row.arm: row.estimates["tail_ttft"].mean for row in loose.rows if "," not in row.arm}
     first, second = sorted(arms, key=arms.get)[:2]

@@ -52,7 +52,10 @@ def refused(tmp_path, capsys, hosts, *changes):
             {"a": {**HERE, "address": "node1"}, "b": BESIDE},
             "line 3: hosts.a.address: Input is not a valid IPv4 address",
         ),
-        ({"a": HERE, "b": HERE}, "hosts.yaml: one host has no start, which is where pdreal is called; found a, b"),
+        (
+            {"a": HERE, "b": HERE},
+            "hosts.yaml: exactly one host, the one where pdreal is called, has no start; found a, b",
+        ),
         ({"a": HERE, "b": {**BESIDE, "instances": ["decod-0"]}}, "no instance 'decod-0' (did you mean 'decode-0'?)"),
         ({"a": HERE, "b": {**BESIDE, "instances": ["*"]}}, "hosts: prefill-0 must be on one host, found on a and b"),
         ({"a": HERE, "b": {**BESIDE, "start": ""}}, "hosts.b.start: expected a command that runs `pdreal host` there"),

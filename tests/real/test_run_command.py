@@ -84,11 +84,11 @@ def test_an_interrupted_run_keeps_what_has_finished(scenario, tmp_path, monkeypa
         (["--set", "prefill.dp=2", "--set", "prefill.tp=2"], "prefill.dp: 2: data-parallel attention"),
         (
             ["--set", "model=tiny-windows", "--set", "decode.radix_cache=true"],
-            "decode.radix_cache: of layers with a window decode gets the last tokens of a prompt only",
+            "decode.radix_cache: decode gets only the last tokens of layers with a sliding window",
         ),
         (
             ["--set", "model=tiny-windows", "--set", "prefill.layer_groups=2"],
-            "prefill.layer_groups: windows are sent behind all layers here",
+            "prefill.layer_groups: real mode sends sliding windows after all layers",
         ),
         (["--set", "engine=vllm"], "engine: vllm: instances of vllm run in simulation only"),
         (["--set", "prefill.host_cache=auto", "--set", "storage={}"], "storage: storage behind host caches runs"),

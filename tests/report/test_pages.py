@@ -103,7 +103,7 @@ def test_a_run_without_a_finished_request_says_so(one):
     page = run_page([replace(one, records=records, summary={**one.summary, "pdsim": {"failed": 40}})])
     assert page.answer == "No request finished."
     assert page.figures == []
-    assert page.warnings == ["40 requests failed, which no latency counts."]
+    assert page.warnings == ["40 requests failed; latencies leave them out."]
     assert "No request finished." in render(page)
 
 

@@ -166,7 +166,7 @@ def test_many_steps_at_once_are_the_same_steps_one_by_one():
     ("model", "gpu", "wrong"),
     [
         ("deepseek-v3", "b200", "deepseek-v3 has latent KV"),
-        ("qwen3-8b", "rtx-4090", "does not tell num_sms of rtx-4090"),
+        ("qwen3-8b", "rtx-4090", "has no num_sms of rtx-4090"),
     ],
 )
 def test_waves_need_heads_and_sms(model, gpu, wrong):

@@ -312,7 +312,7 @@ def test_rows_of_so_many_ranks_are_chosen(tmp_path):
     with_loops = measured(tmp_path, prefill_rows(affine_prefill_us), of_two, loops).of_ranks(Ranks(), Ranks(2))
     assert calibrate(with_loops).notes == ("loop is left out: no rows with tp 2",)
     with pytest.raises(
-        ConfigError, match="no rows of prefill with tp 2; there are of tp 1: --prefill-tp, --prefill-ep"
+        ConfigError, match="no rows of prefill with tp 2; the rows have tp 1: --prefill-tp, --prefill-ep"
     ):
         rows.of_ranks(Ranks(2), Ranks())
 
@@ -326,7 +326,7 @@ def test_rows_of_whole_experts_are_others(tmp_path):
     bases = [float(profile["cost"]["decode"]["decode_base"].removesuffix(" ms")) for profile in profiles]
     assert bases == pytest.approx([5.2, 2.6], rel=0.02)
     assert [profile["cost"]["measured"]["ep"] for profile in profiles] == [[1, 1], [1, 2]]
-    with pytest.raises(ConfigError, match="no rows of decode with tp 4 and ep 4; there are of tp 2, tp 2 and ep 2: "):
+    with pytest.raises(ConfigError, match="no rows of decode with tp 4 and ep 4; the rows have tp 2, tp 2 and ep 2: "):
         rows.of_ranks(Ranks(), Ranks(4, 4))
 
 

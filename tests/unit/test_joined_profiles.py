@@ -62,7 +62,7 @@ def test_the_range_of_a_mixed_cluster_is_that_of_what_was_not_measured():
 
 
 def test_what_stands_beside_a_roles_profile_is_refused():
-    with pytest.raises(ConfigError, match="decode: profile stands alone, found use beside it"):
+    with pytest.raises(ConfigError, match="decode: profile cannot be combined with use"):
         scenario({"decode": {"use": "roofline", **profile(H200)}})
     with pytest.raises(ConfigError, match=r"none\.yaml does not exist"):
         scenario({"decode": profile("none.yaml")})

@@ -124,7 +124,7 @@ def test_what_a_profile_was_not_measured_on_is_said(measured, said):
 @pytest.mark.parametrize(
     ("cost", "said"),
     [
-        ("roofline", "nothing here was measured: roofline"),
+        ("roofline", "roofline, without measurements"),
         ({"use": "affine", "decode_base": "1 ms"}, "affine: the scenario does not say"),
     ],
 )

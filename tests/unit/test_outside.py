@@ -11,7 +11,7 @@ from pdsim.scenario.sections.fields import DURATION
 from pdsim.scenario.yaml_file import ConfigError
 
 PROVENANCE = {"device": "h200", "model": "qwen3-8b", "command": "made", "date": "2026-01-01"}
-NO_PREFIX = "no prompt had a cached prefix: the server caches none, or its times do not show it"
+NO_PREFIX = "no prompt had a cached prefix: the server has no prefix cache, or its times do not show hits"
 LENGTHS = [round(32 * 2 ** (i / 2)) for i in range(15)]
 
 

@@ -95,5 +95,5 @@ def test_each_rank_of_vllm_has_a_batch_of_its_own():
 
 
 def test_a_workload_has_requests():
-    with pytest.raises(ConfigError, match="workload: it has no requests"):
+    with pytest.raises(ConfigError, match="the workload has no requests"):
         build(small())

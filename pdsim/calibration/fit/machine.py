@@ -196,8 +196,8 @@ _SHARES_GPUS = 0.3
 _MOST_OVERHEAD = 0.9
 """Largest accepted share of non-forward time in the shortest TTFT."""
 CANNOT_TELL = (
-    "a client cannot tell, and the profile leaves out: KV transfers, a scheduler's own time (forwards have it), "
-    "a batch of prefill and decode mixed, the size of the KV pool"
+    "the profile lacks what a client cannot measure: KV transfers, the scheduler's own time (part of forwards), "
+    "mixed batches of prefill and decode, the size of the KV pool"
 )
 MESSAGES_NS = 2 * 50_000.0
 """Time in ns of the messages of a simulated request on its way: twice the default of network.message_latency."""
@@ -240,7 +240,7 @@ def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestO
     ttft = rows["ttft"]
     overhead_ns, notes = _overhead_ns(rows)
     if not ttft.columns["context_tokens"].any():
-        notes += ("no prompt had a cached prefix: the server caches none, or its times do not show it",)
+        notes += ("no prompt had a cached prefix: the server has no prefix cache, or its times do not show hits",)
     overhead_ns = min(overhead_ns, _MOST_OVERHEAD * float(ttft.columns["time_ns"].min()))
     one, none = np.ones(len(ttft)), np.zeros(len(ttft))
     columns = {**ttft.columns, "time_ns": ttft.columns["time_ns"] - overhead_ns, "prompts": one, "graph": none}
@@ -261,11 +261,9 @@ def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
             long = alone_ns > ABOVE_LEAST[0] * alone_ns.min()
             counted = long if long.any() else np.ones_like(long)
             return max(0.0, _least_beyond(stall["new_tokens"][counted], (alone_ns - stall["time_ns"])[counted])), ()
-        notes = (
-            "streams do not wait for prompts: prefill is elsewhere, and its times have the transfer of KV in them",
-        )
+        notes = ("streams do not wait for prompts: another server prefills, and prefill times include KV transfers",)
     else:
-        notes = ("no rows of stall: what lies around a forward is taken for one round trip",)
+        notes = ("no rows of kind stall: the time around a forward is taken to be one round trip",)
     round_trips_ns = rows["round_trip"].columns["time_ns"] if "round_trip" in rows else np.zeros(1)
     return float(np.median(round_trips_ns)), notes
 

@@ -93,7 +93,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
             kept = rows if overhead else _with_experts_of_a_run(measurements, rows)
             fits[rows.name or rows.kind] = _fit(kept, clock, table_above, by_ratio=overhead is not None)
             if len(kept) < len(rows):
-                less = f"behind fewer than {LEAST_CONTEXT_TOKENS:,} tokens a request, whose experts are fewer"
+                less = f"contexts below {LEAST_CONTEXT_TOKENS:,} tokens per request, which use fewer experts"
                 notes.append(f"{len(rows) - len(kept)} of {len(rows)} rows of {rows.kind} are left out: {less}")
         except ValueError as too_few:
             notes.append(f"{rows.name or rows.kind} is left out: {too_few}")

@@ -141,7 +141,7 @@ class Measurements:
             if found and asked[phase] not in found:
                 there = ", ".join(map(str, found))
                 flags = f"--{phase}-tp, --{phase}-ep"
-                raise ConfigError(f"no rows of {phase} with {asked[phase]}; there are of {there}: {flags}")
+                raise ConfigError(f"no rows of {phase} with {asked[phase]}; the rows have {there}: {flags}")
         chosen = tuple(rows for rows in self.rows if rows.ranks == asked[rows.kind])
         lost = sorted({rows.kind for rows in self.rows} - {rows.kind for rows in chosen})
         notes = tuple(f"{kind} is left out: no rows with {asked[kind]}" for kind in lost)

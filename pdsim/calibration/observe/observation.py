@@ -97,10 +97,10 @@ class Session:
         self.about = self.server.describe()
         self.server.learn_sizes()
         if left_out := self.server.require_streams():
-            self.notes.append(f"the server refuses {', '.join(left_out)}, which is left out")
+            self.notes.append(f"requests leave out {', '.join(left_out)}, which the server refuses")
         self._others = self.server.num_running()
         if self._others:
-            self.notes.append(f"the server runs {self._others:g} requests of others: times have their load in them")
+            self.notes.append(f"{self._others:g} requests of other clients run, which prolong the times")
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / SERVER, self.about)
         (self.folder / LOAD).unlink(missing_ok=True)  # of an earlier observation

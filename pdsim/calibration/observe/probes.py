@@ -56,9 +56,7 @@ def one_round(budget: ObservationBudget) -> list[Probe]:
     contexts = _powers(SHORTEST_TOKENS * 2, budget.longest_prompt // 4, 4)
     probes = [Probe("ttft", 1, tokens, 2, "a single prompt: TTFT") for tokens in lengths]
     probes += [
-        Probe(
-            "decode", batch, tokens, LONGEST_OUTPUT, f"equal streams: ITL of {STEPS_TIMED} steps, then they are ended"
-        )
+        Probe("decode", batch, tokens, LONGEST_OUTPUT, f"ITL of equal streams over {STEPS_TIMED} steps")
         for tokens in contexts
         for batch in batches
     ]
@@ -73,7 +71,7 @@ def one_round(budget: ObservationBudget) -> list[Probe]:
             for size in sorted({max(2, budget.concurrency // 2), budget.concurrency})
         ]
     probes += [
-        Probe("prefix", 3, tokens, 2, "one prompt, then with a new last quarter and a new short end: is it cached?")
+        Probe("prefix", 3, tokens, 2, "a prompt again with a new last quarter, with a new end: is it cached?")
         for tokens in _every_other(lengths)
     ]
     return probes

@@ -88,7 +88,7 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
         found.data |= load
         found.assumed += [assumed] if assumed else []
         found.understood.append(f"load of {beside[0]}")
-        found.aside += [f"{path}: one load is taken" for path in beside[1:]]
+        found.aside += [f"{path}: only one load is read" for path in beside[1:]]
     else:
         _take_load(found, processes)
     found.data = _in_order(found.data)
@@ -199,7 +199,7 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
     for one in group[1:]:
         others = [flag for flag in one.read.understood if flag not in first.read.understood]
         if others:
-            found.aside.append(f"{one.process.where}: {', '.join(others)}: all servers of {role} are as the first")
+            found.aside.append(f"{one.process.where}: {', '.join(others)}: the first server's flags count for all")
     instances = sum(one.process.replicas for one in group) * copies
     label = first.process.gpu
     named = gpu or (gpu_named(label) if label else None)
@@ -242,7 +242,7 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     if is_vllm and "max_running_requests" in given:
         given["max_running_requests"] *= dp
     if given.pop("has_priorities", False):
-        server.read.aside.append("priorities: classes and their priorities are those of the load")
+        server.read.aside.append("priorities: the load sets classes and their priorities")
     drafts = {name: given.pop(name) for name in [*given] if name.startswith("speculative_")}
     if drafts and role != "prefill":
         found.drafts[role] = drafts_of(drafts, server.read)

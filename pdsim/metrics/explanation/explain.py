@@ -96,20 +96,20 @@ def _mean_ms(times_ns: Array) -> float:
 
 PARTS = {
     "front end": "front end, failed attempts",
-    "handshake": "messages between router, decode and prefill, with nothing missing",
+    "handshake": "messages between router, decode and prefill, while no resource is short",
     "admission wait": "the head of decode's queue lacks a slot or pages",
-    "prefill queue": "prefill computes or is full, and it is not its turn",
-    "prefill compute": "a forward runs on prefill while it is computed",
+    "prefill queue": "prefill is full or computes other requests first",
+    "prefill compute": "prefill computes its prompt",
     "transfer queue": "its KV waits for a transfer worker",
     "ring wait": "its KV waits for room in the staging ring",
-    "transfer set-up": "the engine's time for a batch, and the gather of what is staged",
-    "transfer line": "behind other transfers of an engine that serves one at a time",
-    "descriptors": "descriptors are posted",
-    "transfer": "bytes move that nothing holds up but links",
-    "merge wait": "decode has not noticed, scattered and merged it",
-    "response": "the first token passes the gateway",
-    "decode compute": "a step runs on decode",
-    "decode wait": "between decode steps: retracted, prompts of others, host work",
+    "transfer set-up": "its engine sets up the transfer and gathers staged KV",
+    "transfer line": "its engine is busy with other transfers, one at a time",
+    "descriptors": "its engine posts descriptors",
+    "transfer": "its KV moves over links",
+    "merge wait": "decode has yet to notice its KV, scatter staged heads and merge it",
+    "response": "its first token passes the gateway",
+    "decode compute": "decode computes a step of its batch",
+    "decode wait": "between decode steps: retraction, prompts of other requests, host work",
 }
 """Parts of a request's time in order, with what happens in each."""
 

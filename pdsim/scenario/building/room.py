@@ -81,7 +81,7 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
     of a resolved scenario.
     """
     if not requests:
-        raise ConfigError("workload: it has no requests")
+        raise ConfigError("the workload has no requests")
     prompts, outputs = [len(spec.prompt) for spec in requests], [len(spec.output) for spec in requests]
 
     def require(sizes: list[int], room: int, what: str, where: str) -> None:
@@ -96,7 +96,7 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
     context = layout_of(scenario, "prefill" if scenario.aggregated is None else "aggregated").model.max_context_tokens
     if (most := max(totals)) > context:
         index = totals.index(most)
-        server = "refuses its prompt" if prompts[index] >= context else "ends its answer there"
+        server = "refuses its prompt" if prompts[index] >= context else "cuts off its answer there"
         raise ConfigError(
             f"request {requests[index].request_id} has a prompt of {prompts[index]} tokens and an output of "
             f"{outputs[index]}; {scenario.model} has a context of {context}, and a server {server}: leave such "
@@ -184,5 +184,5 @@ def _check_ring(scenario: Scenario, prompt_tokens: int) -> None:
     if cell_bytes > staging.ring:
         raise ConfigError(
             f"network.staging.ring: {SIZE.show(staging.ring)}; the shortest prompt, of {prompt_tokens} tokens, has a "
-            f"cell of {SIZE.show(cell_bytes)}, so every request would fail: give the ring at least as much"
+            f"part of {SIZE.show(cell_bytes)} to stage, so every request would fail: give the ring at least as much"
         )

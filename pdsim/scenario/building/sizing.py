@@ -90,7 +90,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
         if settings.tp % cp:
             raise ConfigError(f"{role}: cp {cp} does not divide tp {settings.tp}")
         if num_stages > model.num_layers:
-            raise ConfigError(f"{role}: pp {num_stages} for the {model.num_layers} layers of {model.name}")
+            raise ConfigError(f"{role}: pp {num_stages} is more than the {model.num_layers} layers of {model.name}")
         if model.experts is None and settings.ep not in (None, 1):
             raise ConfigError(f"{role}.ep: {model.name} has no experts; leave it out")
         found = memory.Layout(
@@ -132,7 +132,9 @@ def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> flo
     if not all(isinstance(cost, Kernels | Roofline) for cost in costs):
         raise ConfigError(f"{field}: only the cost models kernels and roofline have times of experts")
     if skew > num_gpus - 1:
-        raise ConfigError(f"{field}: one of {num_gpus} GPUs is at most {num_gpus - 1} above the mean, found {skew:g}")
+        raise ConfigError(
+            f"{field}: at most {num_gpus - 1}, when one of {num_gpus} GPUs has all tokens; found {skew:g}"
+        )
     if redundant is None:
         return skew
     num_experts = model.experts.num_experts
@@ -149,9 +151,9 @@ def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | N
     bandwidth, attention, num_sms = cost.attention_sm_bandwidth, layout.model.attention, layout.gpu.num_sms
     unknown = ""
     if isinstance(attention, LatentAttention):
-        unknown = f"{layout.model.name} has latent KV, whose waves are not known"
+        unknown = f"{layout.model.name} has latent KV, for which pdsim does not model waves"
     elif num_sms is None:
-        unknown = f"the catalog does not tell num_sms of {layout.gpu.name}"
+        unknown = f"the catalog has no num_sms of {layout.gpu.name}"
     if bandwidth is None and isinstance(cost.decode, Kernels) and not unknown:
         bandwidth = SM_BANDWIDTH / cost.decode.factor
     if bandwidth is None:
@@ -283,9 +285,9 @@ def _wrong_strategy(scenario: Scenario, settings: ServerSettings) -> str:
         return ""
     if scenario.engine_version == "0.5.12":
         has_drafts = scenario.acceptance is not None
-        return "with drafts SGLang 0.5.12 has no radix cache beside it (server_args.py:2569)" if has_drafts else ""
+        return "SGLang 0.5.12 has no radix cache with it and drafts (server_args.py:2569)" if has_drafts else ""
     if scenario.page_size > 1:
-        return f"SGLang has it with pages of 1 token, found {scenario.page_size} (0.5.23, arg_groups/mamba_hook.py:157)"
+        return f"SGLang needs pages of 1 token, found {scenario.page_size} (0.5.23, arg_groups/mamba_hook.py:157)"
     return ""
 
 
@@ -306,13 +308,13 @@ def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> in
     if is_late and not attempts:
         raise ConfigError(
             "prefill.optimistic_attempts: 0, but decode.allocation prefill_complete grants pages to computed prompts "
-            "only: at least 1, or leave it out"
+            "only; give at least 1, or leave it out"
         )
     if attempts and prefill.layer_groups:
         why = "decode.allocation prefill_complete computes" if is_late else "prefill.optimistic_attempts computes"
         raise ConfigError(
-            f"prefill.layer_groups: {prefill.layer_groups}, but {why} prompts before it is known where their KV goes: "
-            "0, or allocation early without attempts"
+            f"prefill.layer_groups: {prefill.layer_groups}, but {why} prompts before decode has pages for their KV: "
+            "give 0, or decode.allocation early without optimistic_attempts"
         )
     return attempts
 

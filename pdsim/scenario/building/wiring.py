@@ -124,7 +124,7 @@ def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
     groups, staging = scenario.pair.prefill.layer_groups, scenario.network.staging
     model, wire = layout_of(scenario, "prefill").model, wire_of(scenario)
     if groups > model.num_layers:
-        raise ConfigError(f"prefill: {groups} layer_groups for the {model.num_layers} layers of {model.name}")
+        raise ConfigError(f"prefill: layer_groups {groups} is more than the {model.num_layers} layers of {model.name}")
     if groups and wire.slices:
         raise ConfigError("prefill: layer_groups need equal tensor-parallel sizes on prefill and decode")
     if wire.pushes and staging is not None:
@@ -190,7 +190,7 @@ def storage_costs(scenario: Scenario) -> StorageCosts | None:
     is_latent = isinstance(layout.model.attention, LatentAttention)
     for other, found in layouts.items():
         if storage.shared and not is_latent and found.tp != layout.tp:
-            why = "each rank stores a part of its own, and finds none of another size"
+            why = "each rank stores its own part of the KV, which ranks of another tp cannot use"
             raise ConfigError(f"storage.shared: {role} has tp {layout.tp} and {other} tp {found.tp}: {why}")
     page_bytes = layout.kv_token_bytes * scenario.page_size
     write_bytes = page_bytes * (1 if is_latent else layout.tp)

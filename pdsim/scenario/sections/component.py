@@ -54,7 +54,7 @@ def require_trust(name: str, module: str) -> None:
         return
     package = module.partition(".")[0]
     found = PathFinder.find_spec(package) or PathFinder.find_spec(package, [""])
-    where = "which is nowhere to be found" if found is None else f"from {found.origin or package}"
+    where = "which is not found" if found is None else f"from {found.origin or package}"
     raise ValueError(
         f"{name!r} is no built-in name: pdsim would import the module {module}, {where}, and run its code; "
         "if you trust its author, give --trust or set PDSIM_TRUST=1"

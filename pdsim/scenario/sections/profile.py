@@ -88,7 +88,7 @@ _Section = tuple[dict[str, Any], str, bool]
 
 def _cost_beside(cost: Any, files: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(cost, dict) or any(section not in _BESIDE for section in cost):
-        raise ValueError(f"profile: cost stands beside it; take one out, or leave only {' and '.join(_BESIDE)} in cost")
+        raise ValueError(f"profile: cost is given too; leave one out, or keep only {' and '.join(_BESIDE)} in cost")
     if "" in files:
         return {"profile": files[""], **cost}
     return {**{role: {"profile": file} for role, file in files.items()}, **cost}
@@ -101,7 +101,7 @@ def _transfers(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section
         transport = network.get("transport") or (next(iter(transports)) if len(transports) == 1 else None)
         if transport in transports:
             return {"network": {"profile": file, **network, "transport": transport}}, f"transfers of {transport}", True
-    return {}, f"transfers of {network.get('transport', 'the default transport')}, which it does not have", False
+    return {}, f"transfers of {network.get('transport', 'the default transport')}, which the profile lacks", False
 
 
 def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section:
@@ -110,7 +110,7 @@ def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section
         if profile.get("front_end"):
             beside = own if isinstance(own, dict) else {"kind": own}
             return {"front_end": {"profile": file, **beside}}, "front end", True
-    return ({} if own else {"front_end": None}), "front end, which it does not have", False
+    return ({} if own else {"front_end": None}), "front end, which the profile lacks", False
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
@@ -128,9 +128,7 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
         if section in _BESIDE and not isinstance(changes, dict):
             raise ValueError(f"{section}: expected a section, {{name: value}}, found {changes!r}")
     if any(section not in _BESIDE for section in beside):
-        raise ValueError(
-            f"profile stands alone, or beside {' and '.join(_BESIDE)}, found {', '.join(beside)} beside it"
-        )
+        raise ValueError(f"profile cannot be combined with {', '.join(beside)}, only with {' and '.join(_BESIDE)}")
     cost = read_profile(path)["cost"]
     changed = {section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}
     return {"measured": {}, **cost, **changed}  # without `measured` it does not say what it was measured on
@@ -142,7 +140,7 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
     costs = {}
     for role, (path, others) in of_role.items():
         if role in given and others:
-            raise ValueError(f"{role}: profile stands alone, found {', '.join(others)} beside it")
+            raise ValueError(f"{role}: profile cannot be combined with {', '.join(others)}")
         costs[role] = read_profile(path)["cost"]
     found: dict[str, Any] = {}
     for role, cost in costs.items():

@@ -182,14 +182,14 @@ def _warnings(run: ReportedRun) -> list[str]:
     own = run.summary.get("pdsim", {})
     said = list(own.get("warnings", ()))
     if own.get("failed"):
-        said.append(f"{counted(own['failed'], 'request')} failed, which no latency counts.")
+        said.append(f"{counted(own['failed'], 'request')} failed; latencies leave them out.")
     said += [f"{counted(failure.num_requests, 'request')}: {failure.text}." for failure in failures_in(run.summary)]
     if own.get("unfinished"):
         said.append(
             f"{counted(own['unfinished'], 'request')} neither finished nor failed: the run stalled or was interrupted."
         )
     if run.summary.get("max_concurrency") is None and is_saturated(run.records.requests):
-        said.append("The load is more than the system can take: latencies say how long it ran.")
+        said.append("The load is more than the system can take: latencies grow with the length of the run.")
     return said
 
 
@@ -233,7 +233,7 @@ def _trade(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
     def dots(field: str) -> list[Dot]:
         return [Dot(run.summary.get(field, 0.0), run.output_rate, run.name) for run in runs]
 
-    return trade_offs(dots, runs[0].per_gpu, "runs that no other beats in both")
+    return trade_offs(dots, runs[0].per_gpu, "runs that no other run beats in both numbers")
 
 
 def _summary_table(runs: Sequence[ReportedRun]) -> Table:

@@ -130,7 +130,7 @@ def stage_bars(runs: Runs) -> FigureBlock:
     ax.get_legend().remove()
     legend(ax)
     ax.tick_params(axis="y", labelcolor=INK)
-    return FigureBlock("stages", "Where the time goes", "Mean latency by stage; short stages are one.", figure)
+    return FigureBlock("stages", "Where the time goes", "Mean latency by stage; short stages are joined.", figure)
 
 
 def critical_path(mean_ms: Mapping[str, float]) -> FigureBlock:

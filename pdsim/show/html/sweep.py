@@ -71,7 +71,7 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
         said.append(f"{met} of {counted(len(result.points), 'point')} meet {slo}.")
     saturated = sum(point.is_saturated for point in points)
     if saturated:
-        said.append(f"More load than it takes: {counted(saturated, 'point')}, without latencies.")
+        said.append(f"Saturated, so without latencies: {counted(saturated, 'point')}.")
     return " ".join(said)
 
 
@@ -257,7 +257,7 @@ def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, 
             column_title=pair[1],
             title="requests/s per GPU",
         )
-        caption = "The best over all other fields; hatched cells have no point with a result."
+        caption = "Each cell is the best over all other fields; hatched cells have no result."
         found.append(
             FigureBlock(f"map-{slo or 'rate'}", f"{what} by {pair[0]} and {pair[1]}", caption, figure, wide=False)
         )

@@ -65,7 +65,7 @@ def _headline(first: ComparedRun, other: ComparedRun) -> str:
     told = [(row, one) for row, _, one in _rows(first, other) if one is not None and one.is_told and row.better]
     told = [(row, one) for row, one in told if row.field in _IN_HEADLINE] or told
     if not told:
-        return f"{other.name} cannot be told apart from {first.name}"
+        return f"{other.name} differs from {first.name} by no more than chance"
     parts = []
     for word, sign in (("better", 1), ("worse", -1)):
         named = [f"{row.title} {percentage(one.own)}" for row, one in told if one.own * row.better * sign > 0]
@@ -108,9 +108,9 @@ def _chance(runs: Sequence[ComparedRun]) -> list[str]:
     if not others:
         return []
     if any(run.summary.get("backend") != "pdsim" for run in runs):
-        return ["Measured runs cannot be repeated here, so nothing says which differences are chance."]
+        return ["Measured runs cannot be repeated here, so differences by chance are not marked."]
     if not all(_num_pairs(first, other) for other in others):
-        return ["Not each run was repeated, so nothing says which differences are chance. --repeats 4 repeats runs."]
+        return ["Differences by chance are not marked without repetitions (--repeats 4)."]
     is_chance = any(_verdict(row, found) == _CHANCE for o in others for row, _, found in _rows(first, o) if found)
     repeated = "with slightly faster and slower messages" if first.is_sample else "with other draws of the load"
     meaning = f' "{_CHANCE}" marks a difference that the repetitions do not confirm.' if is_chance else ""

@@ -174,7 +174,11 @@ def _verdict(counts: Counts) -> str:
     if counts.unequal:
         return f"[red]NOT EQUAL: requests {', '.join(map(str, counts.unequal[:5]))}[/red]"
     num_other = len(counts.other_prefix_cached)
-    return f"but for timing: {num_other} of {counts.num_requests} found another prefix" if num_other else "equal"
+    return (
+        f"{num_other} of {counts.num_requests} requests found another prefix in time, else equal"
+        if num_other
+        else "equal"
+    )
 
 
 def _spreads(validation: Validation) -> Table:

@@ -76,14 +76,14 @@ class Limit(NamedTuple):
                 f"{JITTERS[-1]:.0%} more or less, and {GAIN:.0%} more of any resource changes it by no more than that"
             )
         if not self.resource:
-            chance = f"; chance alone moves it by {self.noise:.1%}" if self.noise else ""
+            chance = f"; chance alone changes it by {self.noise:.1%}" if self.noise else ""
             if self.most:
-                known = f"{GAIN:.0%} more {self.most} changes it by {self.change:+.1%}, of any other by less"
+                known = f"{GAIN:.0%} more {self.most} changes it by {self.change:+.1%}, others change it less"
             else:
-                known = f"{GAIN:.0%} more of any does not improve it"
+                known = f"{GAIN:.0%} more of any resource does not improve it"
             return f"what limits {self.metric}: no single resource. {known}{chance}"
         change = f"{GAIN:.0%} more of it: {self.change:+.1%}"
-        relief = f"relieved by {self.relief}" if self.relief else "and no field that was tried gives more of it"
+        relief = f"relieved by {self.relief}" if self.relief else "and no tried field adds to it"
         return f"what limits {self.metric}: {self.resource} ({change}), {relief}"
 
 

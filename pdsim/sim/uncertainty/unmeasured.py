@@ -35,11 +35,9 @@ def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: I
         unknown = " and ".join(gpu for gpu in gpus if not has_kernels(gpu))
         kernels = f"kernels of {'other GPUs than ' if unknown else ''}{unknown or ' and '.join(gpus)}"
         deciding = "".join(f"; {found}" for role in servers if (found := _medians(scenario, role, steps)))
-        return (
-            f"{whose}: only {kernels} were measured, no server{deciding}: look at the range; a profile makes it narrow"
-        )
+        return f"{whose}: only {kernels} were measured, no server{deciding}: see the range; a profile narrows it"
     if names == "roofline":
-        return f"{whose}: nothing here was measured: roofline, which compares configurations; fit a profile for more"
+        return f"{whose}: roofline, without measurements: good to compare configurations; fit a profile for more"
     return f"{whose}: {names}: the scenario does not say what it was measured on"
 
 

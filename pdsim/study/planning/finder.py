@@ -47,7 +47,7 @@ class Finder:
         self._watch.report(f"{num:,} clusters of up to {gpus} GPUs; SLO: {self._trials.slo}")
         tried = search(self._candidates, self._evaluate, self._seen)
         num_tried = len(tried)
-        self._watch.report(f"{num_tried:,} of {num:,} clusters simulated; what follows examines the best")
+        self._watch.report(f"{num_tried:,} of {num:,} clusters simulated; next: runs of the best")
         tried |= self._tuned(tried)
         equal = self._firmest(cheapest(tried))
         chosen = equal[0] if equal else None

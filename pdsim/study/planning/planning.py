@@ -84,7 +84,7 @@ def plan(
         base = _base(given, options, wanted, changes, folder)
         judge = None if check is None else _check_base(given, Path(check), wanted, changes, folder)
         if options.speedups and base.load is None:
-            raise ConfigError(f"--speedup {speedup}: this load has neither times of its own nor a rate")
+            raise ConfigError(f"--speedup {speedup}: this load has neither arrival times nor a rate to multiply")
         space = Space(prices or dict.fromkeys((one.gpu for one in base.scenario.pair), 1.0), max_gpus, tried or {})
         with closing(open_engine(engine, jobs)) as opened:
             watch = Watch(report)

@@ -105,9 +105,9 @@ class Screen:
         if plan.chosen is None:
             return Confidence("", "")
         if plan.safe is None:
-            instead = f"No cluster of up to {plan.max_gpus} GPUs meets it there."
+            instead = f"No cluster of up to {plan.max_gpus} GPUs meets the SLO there."
         else:
-            instead = f"{plan.safe.candidate.label} ({self._priced(plan.safe.candidate)}) meets it there, too."
+            instead = f"{plan.safe.candidate.label} ({self._priced(plan.safe.candidate)}) meets the SLO there, too."
         runs = (plan.chosen.outcome, *plan.chosen.repeated)
         foreign, is_measured = plan.foreign_setup, plan.is_measured
         return confidence("The plan", runs, plan.ends, foreign_setup=foreign, is_measured=is_measured, instead=instead)
@@ -133,7 +133,7 @@ class Screen:
         plan = self._plan
         yours = "yours: " if plan.own is not None and row.candidate == plan.own.candidate else ""
         if not row.is_stable:
-            runs = f"{row.num_meeting} of {1 + len(row.repeated)} runs meet it"
+            runs = f"{row.num_meeting} of {1 + len(row.repeated)} runs meet the SLO"
             return f"{yours}unstable: {runs}, one misses: {row.outcome.shortfall}"
         if not row.outcome.meets:
             return yours + row.outcome.shortfall
@@ -177,7 +177,7 @@ class Screen:
         if plan.checked is not None:
             found.append(f"On the other trace (--check): {_found(plan.checked)}.")
         for factor, row in plan.loads.items():
-            cheapest = f"nothing of up to {plan.max_gpus} GPUs meets it"
+            cheapest = f"no cluster of up to {plan.max_gpus} GPUs meets the SLO"
             if row is not None:
                 cheapest = f"{row.candidate.label}, {self._priced(row.candidate)}"
             found.append(f"At {factor:g} times this load: {cheapest}.")

@@ -31,7 +31,7 @@ _PATIENCE_S = 5.0
 _LEAST_PENDING = 64
 """Minimum number of tasks that Ray holds at a time, so that an autoscaled cluster has a reason to grow."""
 _LET_IN = (
-    "a cluster that answers but lets nobody in asks for a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+    "a cluster that refuses the connection needs a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
     "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
 )
 

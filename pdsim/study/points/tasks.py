@@ -107,7 +107,7 @@ class Planner:
         """The points of a design. Raises ConfigError for a wrong field or value, and if no point is possible."""
         planned = [self._point(changes) for changes in designed]
         if self._first_error is not None and not self._any_is_possible:
-            raise ConfigError(f"{self._where}: no point is possible; the first: {self._first_error}")
+            raise ConfigError(f"{self._where}: no point can run; the first: {self._first_error}")
         return planned
 
     def at_ends(self, point: Point) -> list[Point]:

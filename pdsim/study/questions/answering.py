@@ -74,7 +74,7 @@ def ask(
             raise ConfigError(f"--seeds {seeds}: at least 1")
         base = base_of(path, options, changes, folder=folder, starter=found.starter)
         if speedup and not (name == "capacity" and base.keeps_times):
-            raise ConfigError("--speedup: only of a trace with its own times, and only capacity varies it")
+            raise ConfigError("--speedup: only for the question capacity, with a trace that has arrival times")
         num_workers = os.cpu_count() or 1 if jobs is None else jobs
         with closing(open_engine("here" if num_workers == 1 else "pool", num_workers)) as opened:
             work = Work(Store(folder), opened, progress, {SLO: options.wanted})
@@ -110,7 +110,7 @@ def _verdict(name: str, question: Question, study: Study) -> Verdict:
     while arms:
         study.run(arms)
         if not study.labels():
-            raise ConfigError(f"{name}: no arm is possible; the first: {study.error(study.arms[0].label)}")
+            raise ConfigError(f"{name}: no candidate can run; the first: {study.error(study.arms[0].label)}")
         arms = question.then(study)
     return _judged(study, question.verdict(study))
 
@@ -148,7 +148,7 @@ def _by_draws(found: Judged) -> list[str]:
     meeting = sum(run.slos[SLO].meets for run in runs)
     if meeting in {0, len(runs)}:
         return []
-    return [f"Chance decides: with {meeting} of {len(runs)} draws of the load, '{winner.winner}' meets the SLO."]
+    return [f"Chance decides: '{winner.winner}' meets the SLO in {meeting} of {len(runs)} runs with random loads."]
 
 
 def _others_at_ends(found: Judged, ends: Mapping[str, Judged]) -> list[str]:
@@ -165,8 +165,8 @@ def _measurement(found: Judged, at: Callable[[Changes], Judged]) -> Measurement 
 def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], measure: Measurement | None) -> list[str]:
     """Sentences on whether both ends of the range give the same answer. If not, they say what to measure."""
     if others:
-        return [f"Undecided within the predicted range: {'; '.join(others)}. {measure or ''}".rstrip()]
-    return [f"'{found.verdict.winner}' is the answer at both ends of the predicted range, too."] if ends else []
+        return [f"The predicted range does not decide the answer: {'; '.join(others)}. {measure or ''}".rstrip()]
+    return [f"The answer is '{found.verdict.winner}' at both ends of the predicted range, too."] if ends else []
 
 
 def _confidence(
@@ -195,7 +195,7 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
     if not verdict.advice:
         return verdict._replace(notes=[f"'{chosen}' misses the SLO: {_missed(study, chosen)}.", *verdict.notes])
     best = study.best(study.labels(study.arm(chosen).series))
-    notes = [f"Compared all the same, '{chosen}': {verdict.why}", *verdict.notes]
+    notes = [f"Without the SLO the answer is '{chosen}': {verdict.why}", *verdict.notes]
     if study.meets(best):
         shares = [share(study.attained(label)) for label in (best, chosen)]
         why = f"{shares[0]} of the requests meet the SLO, {shares[1]} with '{chosen}'."
@@ -206,7 +206,7 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
 def _missed(study: Study, label: str) -> str:
     """Text on the latencies that miss the SLO, and by how much."""
     if study[label].is_saturated:
-        return f"{share(study.attained(label))} of the requests meet it, and the cluster cannot take the load"
+        return f"{share(study.attained(label))} of the requests meet the SLO, and the cluster cannot take the load"
     judged = study[label].judgement(SLO)
     found = judged.lacks
     found += [
@@ -217,7 +217,7 @@ def _missed(study: Study, label: str) -> str:
     if failed := study.failed_share(label):
         found.append(f"{share(failed)} of them failed")
     if len(found) == len(judged.missed) and any(term.is_share and len(term.limits_ms) > 1 for term in judged.missed):
-        found.append("each limit alone is kept by enough requests")
+        found.append("enough requests meet each limit, but not all limits together")
     return "; ".join(found)
 
 
@@ -280,7 +280,7 @@ def _default_router(study: Study, scenario: Scenario) -> list[str]:
     if is_varied or most_instances == 1 or study.base.names("router"):
         return []
     router = component_name(scenario.router.prefill)
-    return [f"The router is {router}, the default, since the scenario names none."]
+    return [f"The scenario names no router: {router}, the default, is used."]
 
 
 def _limit(study: Study, label: str) -> Limit:
@@ -326,11 +326,11 @@ def _alone(study: Study, changes: Changes) -> str:
     judged = study.slo.judge_requests(requests)
     if not judged.meets:
         lacks = " and ".join(judged.lacks)
-        return f"Infeasible: even one at a time, {lacks}. Requests do not wait then, so more instances do not help."
+        return f"Infeasible even with one request at a time: {lacks}. More instances do not help."
     done = [r for r in requests if r.outcome == "finished"]
     found = {"TTFT": [ttft_ms(r) for r in done], "TPOT": [tpot_ms(r) for r in done if r.num_output_tokens > 1]}
     medians = [f"{what} {number(median(ms))} ms" for what, ms in found.items() if ms]
-    return f"One request at a time: median {', '.join(medians)}. The rest is contention."
+    return f"One request at a time: median {', '.join(medians)}. Longer times are due to contention."
 
 
 def _load(study: Study) -> str:
@@ -345,7 +345,7 @@ def _load(study: Study) -> str:
     load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out on average, {study.base.pace}"
     load += warm_up_text(scenario.client, _num_sent(study, first))
     repeats = len(study[first].repeats)
-    chance = f", and {repeats} with messages up to {max(JITTERS):.0%} faster or slower (±)" if repeats else ""
+    chance = f", and {repeats} with messages up to {max(JITTERS):.0%} faster or slower for ±" if repeats else ""
     return f"{cluster}; {load}; SLO: {study.slo}; {counted(runs, 'run')} of each{chance}."
 
 

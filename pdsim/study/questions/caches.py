@@ -32,14 +32,14 @@ def _decode_cache_verdict(study: Study) -> Verdict:
         raise ConfigError(failed)
     rate = study.ratio(_ON, _OFF, "request_throughput")
     text = f"with {percent(study.mean(_ON, 'decode_cache_hit_rate'))} of the prompt tokens found on decode, "
-    text += f"requests/s are {rate.times} as many"
+    text += f"throughput is {rate.times} as high"
     if study[_ON].is_saturated:
-        text += "; the load is too much even so"
+        text += "; the cluster cannot take the load even with the cache"
     elif not study[_OFF].is_saturated:
         ttft = [study.metric(label, "median_ttft_ms").duration for label in (_OFF, _ON)]
         text += f", median TTFT goes from {ttft[0]} to {ttft[1]}, "
         text += f"and mean ITL is {study.ratio(_ON, _OFF, 'mean_itl_ms').change}"
-    winner, advice = (_ON, "Switch it on") if _radix_pays(study, rate) else (_OFF, "Leave it off, it does not pay")
+    winner, advice = (_ON, "Switch the cache on") if _radix_pays(study, rate) else (_OFF, "Leave the cache off")
     return Verdict(winner, advice, f"{text}.", [_radix_effects(study)])
 
 
@@ -55,8 +55,8 @@ def _radix_pays(study: Study, rate: Estimate) -> bool:
 def _radix_effects(study: Study) -> str:
     sent = study.ratio(_ON, _OFF, "transfer_bytes").mean
     before, after = (number(study.mean(label, "mean_running_requests")) for label in (_OFF, _ON))
-    text = f"It sends {percent(sent)} of the bytes, and {after} instead of {before} requests decode at once"
-    where = "Throughput gains where decode is short of pages; ITL pays where more requests then share a step"
+    text = f"The cache leaves {percent(sent)} of the bytes to send; {after} requests decode at once, {before} without"
+    where = "Throughput rises if decode was short of pages, and ITL rises if more requests share a step"
     return f"{text}. {where}."
 
 
@@ -105,12 +105,12 @@ def _host_cache_verdict(study: Study) -> Verdict:
     hits = [study.mean(label, "prefill_cache_hit_rate") for label in (_OFF, enough)]
     found = f"prefill finds {percent(hits[1])} of the prompt tokens"
     if not _memory_pays(study, enough, _OFF):
-        return Verdict(_OFF, "Do without host memory", f"with {enough} {found}, and {percent(hits[0])} without it.")
+        return Verdict(_OFF, "Do without host memory", f"with {enough}, {found}, and without {percent(hits[0])}.")
     text = f"{found} instead of {percent(hits[0])}, {_memory_gain(study, enough, _OFF)}; "
-    text += "more brings nothing." if enough != sizes[-1] else "more may bring more."
+    text += "a larger size saves no more." if enough != sizes[-1] else "a larger size may save more."
     tp = study.base.scenario.pair.prefill.tp
     pinned = number(float(enough.partition(" ")[0]) * tp)
-    note = f"A prefill server of {tp} GPU{'s' if tp > 1 else ''} then pins {pinned} GiB."
+    note = f"A prefill server of {tp} GPU{'s' if tp > 1 else ''} then pins {pinned} GiB of host memory."
     return Verdict(enough, f"Give each GPU {enough} of host memory", text, [note])
 
 
@@ -130,7 +130,7 @@ def _memory_gain(study: Study, label: str, off: str) -> str:
     text = f"mean TTFT goes from {means[0]} to {means[1]} ({study.ratio(label, off, 'mean_ttft_ms').change})"
     text += f", p99 from {tails[0]} to {tails[1]}"
     rate = study.ratio(label, off, "request_throughput")
-    return f"{text}, requests/s are {rate.times} as many" if rate.is_told_apart else text
+    return f"{text}, and throughput is {rate.times} as high" if rate.is_told_apart else text
 
 
 HOST_CACHE = Question(
@@ -175,7 +175,7 @@ def _storage_verdict(study: Study) -> Verdict:
     hits = {label: percent(study.mean(label, "prefill_cache_hit_rate")) for label in labels}
     found = f"prefill finds {hits[enough]} of the prompt tokens"
     if not _memory_pays(study, enough, _NO_STORAGE):
-        return Verdict(_NO_STORAGE, "Do without storage", f"with {enough} {found}, and {hits[_NO_STORAGE]} without it.")
+        return Verdict(_NO_STORAGE, "Do without storage", f"with {enough}, {found}, and without {hits[_NO_STORAGE]}.")
     storage = study.base.scenario.storage or StorageSettings()
     where = "the shared store" if storage.shared else "each server"
     rates = ", ".join(f"{label} {hit}" for label, hit in hits.items())

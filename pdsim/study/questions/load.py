@@ -90,7 +90,7 @@ def _capacity_verdict(study: Study) -> Verdict:
     highest, num_gpus = _highest(study), study.base.scenario.num_gpus
     if not highest:
         lowest = min((arm for arm in study.arms if arm.series), key=place_of).label
-        return Verdict(lowest, "Send less", "it is the lowest rate that was tried.")
+        return Verdict(lowest, "Send less", "the cluster misses the SLO even at the lowest rate that was tried.")
     most = study.mean(_ALL_AT_ONCE, "request_throughput")
     label = next(arm.label for arm in study.arms if arm.x == highest)
     rate, speed = highest, ""
@@ -98,7 +98,7 @@ def _capacity_verdict(study: Study) -> Verdict:
         rate, speed = study.mean(label, "request_throughput"), f"the trace at {highest:g} times its speed, "
     per_gpu = number(rate / num_gpus)
     text = f"These {num_gpus} GPUs take {speed}{number(rate)} requests/s within the SLO, {per_gpu} per GPU"
-    why = f"{percent(rate / most)} of what they serve when latency does not matter."
+    why = f"{percent(rate / most)} of their throughput without an SLO."
     return Verdict(label, text, why, _needed(study, highest))
 
 
@@ -108,7 +108,7 @@ def _needed(study: Study, highest: float) -> list[str]:
         return []
     copies = ceil(rate / highest)
     count = copies * study.base.scenario.num_gpus
-    return [f"For {rate:g}/s: {count} GPUs, {copies} times these, with requests spread evenly over them."]
+    return [f"A load of {rate:g}/s needs {count} GPUs, {copies} times this cluster, with requests spread evenly."]
 
 
 CAPACITY = Question(
@@ -138,7 +138,7 @@ def _explain_ttft_verdict(study: Study) -> Verdict:
     ttft = study.metric(_APART, "mean_ttft_ms")
     if study[_APART].is_saturated:
         rate = study.metric(_APART, "request_throughput")
-        text = f"The cluster takes {number(rate.mean)} requests/s and no more: TTFT grows and grows."
+        text = f"The cluster serves only {number(rate.mean)} requests/s of the load, so TTFT keeps growing."
         return Verdict(_APART, "", text)
     stages = {stage: study.metric(_APART, f"mean_{stage}_ms") for stage in STAGES if stage != "decode_forward"}
     longest = sorted(stages, key=lambda stage: -stages[stage].mean)[:_SAID]

@@ -16,10 +16,10 @@ def _routing_arms(_base: Base) -> list[Arm]:
 def _routing_verdict(study: Study) -> Verdict:
     best = study.best(study.labels())
     text = f"mean TTFT {study.metric(best, 'mean_ttft_ms').duration}"
-    found = study.others_against(best, study.labels(), "it")
+    found = study.others_against(best, study.labels())
     notes = [_hits(study)]
     if study.base.scenario.pair.prefill.instances == 1:
-        notes.insert(0, "There is one prefill instance: nothing to choose. Ask with --set prefill.instances=4.")
+        notes.insert(0, "All routers are equal with one prefill instance. Ask with --set prefill.instances=4.")
     return Verdict(best, f"Route by {best}", "; ".join([text, *found]) + ".", notes)
 
 
@@ -64,8 +64,8 @@ def _admission_verdict(study: Study) -> Verdict:
     loss = study.ratio(best, worst, "output_throughput")
     if not loss.is_told_apart:
         default = _DEFAULT if _DEFAULT in labels else best
-        text = f"{least} to {most} output tokens/s, whatever is kept in reserve."
-        return Verdict(default, "It hardly matters", text, [_retracted(study), *_late(study)])
+        text = f"{least} to {most} output tokens/s with every reserve that was tried."
+        return Verdict(default, "The reserve hardly matters", text, [_retracted(study), *_late(study)])
     text = f"{most} output tokens/s, {loss.times} those of '{worst}'"
     if best == _DEFAULT:
         text += "; it is SGLang's default"
@@ -76,14 +76,14 @@ def _admission_verdict(study: Study) -> Verdict:
 
 def _retracted(study: Study) -> str:
     counts = [f"'{label}' {number(study.mean(label, 'retractions'))}" for label in study.labels()]
-    return f"Less reserve admits more requests and takes more of them back. Retractions: {', '.join(counts)}."
+    return f"A smaller reserve admits more requests and retracts more of them. Retractions: {', '.join(counts)}."
 
 
 def _late(study: Study) -> list[str]:
     if not {_DEFAULT, _LATE} <= set(study.labels()):
         return []
     rate, ttft = (study.ratio(_LATE, _DEFAULT, name).times for name in ("output_throughput", "mean_ttft_ms"))
-    return [f"Pages granted when a prompt is computed, not before: {rate} the output tokens/s, and {ttft} the TTFT."]
+    return [f"Granting pages only after a prompt is computed gives {rate} the output tokens/s at {ttft} the TTFT."]
 
 
 ADMISSION = Question(
@@ -111,7 +111,7 @@ def _local_prefill_arms(base: Base) -> list[Arm]:
     rule.
     """
     if base.scenario.engine != "vllm":
-        raise ConfigError(f"engine: {base.scenario.engine}: its decode computes no prompts; --set engine=vllm")
+        raise ConfigError(f"engine: {base.scenario.engine}: its decode computes no prompts; ask with --set engine=vllm")
     made = [Arm(_REMOTE, {_RULE: None})]
     for tokens in _THRESHOLDS:
         rule = {"use": "prefix_based", "non_cached_tokens": tokens}
@@ -128,7 +128,7 @@ def _local_prefill_verdict(study: Study) -> Verdict:
     text += f", {share(study.attained(_REMOTE))} with {_REMOTE}"
     goodput = study.goodput_ratio(best, _REMOTE)
     if goodput.is_told_apart:
-        text += f"; goodput is {goodput.times} as much"
+        text += f"; goodput is {goodput.times} as high"
     if len(study.steady([best, _REMOTE])) > 1:
         text += f"; TTFT is {study.ratio(best, _REMOTE, 'mean_ttft_ms').change}"
         text += f", TPOT {study.ratio(best, _REMOTE, 'mean_tpot_ms').change}"
@@ -212,12 +212,12 @@ def _priorities_verdict(study: Study) -> Verdict:
     if best != _FCFS:
         text += f" instead of {_share(study, _FCFS, others)}"
     if failed := study.failed_share(best):
-        text += f"; {share(failed)} of all are refused"
+        text += f"; {share(failed)} of all requests are refused"
     rate = study.ratio(best, _FCFS, "request_throughput")
     if best != _FCFS and rate.is_told_apart:
-        text += f"; requests/s are {rate.mean:.3g} times as many"
+        text += f"; throughput is {rate.mean:.3g} times as high"
     wanted = study.slo.share
-    advice = f"'{best}'" if shares[best] >= wanted else f"Not enough for {percent(wanted)}: '{best}' is the nearest"
+    advice = f"'{best}'" if shares[best] >= wanted else f"None reaches {percent(wanted)}; '{best}' is the nearest"
     return Verdict(best, "", f"{advice}: {text}.")
 
 
@@ -236,5 +236,5 @@ PRIORITIES = Question(
         "priorities": {"chat": 1},
         "client": {"use": "open_loop", "arrivals": {"use": "poisson", "rate": "32/s"}},
     },
-    axis="requests that may wait",
+    axis="most requests that may wait",
 )

@@ -30,7 +30,7 @@ def _splits(base: Base) -> list[Arm]:
             routers = base.routers(max(instances, others))
             made += [Arm(f"{instances}P{others}D{name}", {**changes, **router}) for name, router in routers.items()]
     if not made:
-        raise ConfigError(f"{base.where}: no prefill and decode instances together have {num_gpus} GPUs")
+        raise ConfigError(f"{base.where}: no prefill and decode instances have {num_gpus} GPUs in total")
     return made
 
 
@@ -40,19 +40,19 @@ def _pd_ratio_verdict(study: Study) -> Verdict:
     text = f"{number(study.goodput(best))} requests/s per GPU meet the SLO"
     others = [label for label in labels if label != best]
     if not others:
-        text += ". It is the only ratio that is possible."
+        text += ". No other ratio is possible."
         return Verdict(best, f"Use {best}", text, study.routers_against(best))
     second, worst = study.best(others), min(others, key=study.goodput)
     ratio = study.goodput_ratio(best, second)
     if ratio.is_told_apart:
-        text += f", {ratio.times} what {second} gives"
+        text += f", {ratio.times} as many as with {second}"
     else:
         latency = study.ratio(second, best, "mean_e2e_latency_ms").times
-        text += f", which cannot be told from what {second} gives, at {latency} the latency"
+        text += f"; {second} gives as many within chance, at {latency} the latency"
     if worst != second:
-        text += f", and {study.goodput_ratio(best, worst).times} what the worst, {worst}, gives"
+        text += f", and {study.goodput_ratio(best, worst).times} as many as with the worst, {worst}"
     if study.meets(best) and not study.meets(second):
-        text += "; no other ratio meets it for as many as should"
+        text += "; no other ratio meets the SLO"
     return Verdict(best, f"Use {best}", text + ".", study.routers_against(best))
 
 
@@ -105,7 +105,7 @@ def _pd_or_not_verdict(study: Study) -> Verdict:
         text += f"{other} misses it with {share(study.attained(other))}"
     elif goodput.is_told_apart:
         text = f"{winner} gives {number(study.goodput(winner))} requests/s per GPU within the SLO, "
-        text += f"{goodput.times} what {other} gives"
+        text += f"{goodput.times} as many as {other}"
     else:
         text = f"{winner} and {other} give the same goodput"
     if not study[winner].is_saturated and not study[other].is_saturated:
@@ -133,14 +133,14 @@ def _crossover(study: Study) -> list[str]:
         if together and apart:
             found[tokens] = f"{tokens:,}: {_better(study, study.best(apart), study.best(together), series)}"
     lines = "; ".join(found[tokens] for tokens in sorted(found))
-    return [f"By tokens of a prompt, with the load as it is: {lines}."]
+    return [f"Better cluster by prompt length in tokens, at the same rate of requests: {lines}."]
 
 
 def _better(study: Study, apart: str, together: str, series: str) -> str:
     """Text on the better of two candidates: the only one that meets the SLO, else by goodput, else by latency."""
     name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):
-        return f"{name if study.meets(apart) else together.removesuffix(f', {series} in')} alone meets the SLO"
+        return f"only {name if study.meets(apart) else together.removesuffix(f', {series} in')} meets the SLO"
     if goodput.is_told_apart or len(study.steady([apart, together])) < 2:  # noqa: PLR2004
         return f"{name} has {goodput.times} the aggregated goodput"
     return f"{name} has {study.ratio(apart, together, 'mean_e2e_latency_ms').times} the aggregated latency"
@@ -265,13 +265,13 @@ def _elastic_verdict(study: Study) -> Verdict:
     fixed = [label for label in labels if label not in (_SWITCH, _SCALE)]
     best, static = _cheapest(study, labels), _cheapest(study, fixed)
     if best == static:
-        text = f"it meets the SLO for {_attained(study, best)} of the requests, in {_hours(study, best)} GPU-hours"
+        text = f"{_attained(study, best)} of the requests meet the SLO in {_hours(study, best)} GPU-hours"
         others = [
             f"{_attained(study, one)} in {_hours(study, one)} if {one}" for one in (_SWITCH, _SCALE) if one in labels
         ]
         return Verdict(best, f"Keep {best}", f"{text}; {' and '.join(others)}.")
     text = f"{_attained(study, best)} of the requests meet the SLO in {_hours(study, best)} GPU-hours; "
-    text += f"of the fixed ratios {static} is the best, with {_attained(study, static)} in {_hours(study, static)}"
+    text += f"the best fixed ratio, {static}, reaches {_attained(study, static)} in {_hours(study, static)}"
     return Verdict(best, f"Let {best}", f"{text}.")
 
 

@@ -273,7 +273,7 @@ class Study:
         repeated = [_ratio([(read(a), read(b))]).mean for a, b in zip(one.repeats, two.repeats, strict=False)]
         return band(found.mean, repeated) if repeated and isfinite(found.mean) else found
 
-    def others_against(self, best: str, labels: Iterable[str], what: str) -> list[str]:
+    def others_against(self, best: str, labels: Iterable[str]) -> list[str]:
         """Text on candidates that do not differ measurably from the best, and on the ratios of the others' mean TTFT.
 
         A candidate that misses the SLO, which the best meets, always differs.
@@ -282,8 +282,8 @@ class Study:
         steady = self.steady(others) if self.steady([best]) else []
         ratios = {label: self.ratio(label, best, "mean_ttft_ms") for label in steady}
         equal = [label for label in ratios if not ratios[label].is_told_apart and self.meets(label) == self.meets(best)]
-        found = [f"{' and '.join(equal)} cannot be told apart from it"] if equal else []
-        found += [f"with {label} {what} is {ratios[label].times} that" for label in ratios if label not in equal]
+        found = [f"mean TTFT is equal within chance with {' and '.join(equal)}"] if equal else []
+        found += [f"mean TTFT is {ratios[label].times} as long with {label}" for label in ratios if label not in equal]
         return found + [f"{label} is saturated" for label in others if self[label].is_saturated]
 
 

@@ -41,7 +41,7 @@ def _transport_verdict(study: Study) -> Verdict:
     text = f"mean TTFT {ttft}, with {exposed} of transfer that compute does not hide"
     if study[best].is_saturated:
         text = "it serves the most requests"
-    found = study.others_against(best, engines, "TTFT")
+    found = study.others_against(best, engines)
     return Verdict(best, f"Use {best}", "; ".join([text, *found]) + ".", [_knee(study), _fall_back(study, best)])
 
 
@@ -50,19 +50,19 @@ def _fall_back(study: Study, best: str) -> str:
     slow = load_transport(_FALL_BACK).max_bandwidth
     assert slow is not None
     seconds = study.mean(best, "transfer_bytes") / study.mean(best, "completed") / slow
-    said = f"On AWS (EFA) give NIXL its LIBFABRIC backend: UCX emulates RDMA there, at {slow / 1e9:.1f} GB/s"
-    return f"{said}, {number(seconds)} s a request ({_FALL_BACK}); logs do not warn."
+    said = f"On AWS (EFA) give NIXL its LIBFABRIC backend: UCX emulates RDMA there, at only {slow / 1e9:.1f} GB/s"
+    return f"{said} or {number(seconds)} s per request, and no log says so (transport {_FALL_BACK})."
 
 
 def _knee(study: Study) -> str:
     links = study.steady(study.labels(_LINKS))
     if not links:
-        return "With links of every speed the load is too much: it is not the link that is short."
+        return "The cluster cannot take the load even with the fastest link, so links are not the bottleneck."
     fastest = study.mean(links[-1], "mean_ttft_ms")
     enough = next(label for label in links if study.mean(label, "mean_ttft_ms") <= (1 + _LITTLE) * fastest)
     size = study.mean(enough, "transfer_bytes") / study.mean(enough, "completed") / 1e9
-    knee = f"From {enough} a link on, a faster one saves less than {percent(_LITTLE)} of TTFT"
-    return f"{knee}; a request has {number(size)} GB of KV to move."
+    knee = f"Links faster than {enough} save less than {percent(_LITTLE)} of mean TTFT"
+    return f"{knee}; the KV of a mean request has {number(size)} GB."
 
 
 TRANSPORT = Question(
@@ -99,17 +99,17 @@ def _overlap_verdict(study: Study) -> Verdict:
     labels = study.steady(study.labels())
     if _WHOLE not in labels:
         best = study.best(study.labels())
-        return Verdict(best, f"Send by '{best}'", "the load is more than sending whole prompts can take.")
+        return Verdict(best, f"Send by '{best}'", "whole prompts saturate the cluster.")
     meeting = [label for label in labels if study.meets(label)]
     best = min(meeting or labels, key=lambda label: study.mean(label, "mean_ttft_ms"))
     gain = study.ratio(best, _WHOLE, "mean_ttft_ms")
     exposed = {label: study.metric(label, _EXPOSED).duration for label in labels}
     if best == _WHOLE or not gain.is_told_apart:
-        text = f"sent after the whole prompt, {exposed[_WHOLE]} of its transfer are exposed"
-        text += ", and no other way has a mean TTFT that can be told apart."
-        return Verdict(_CHUNKS if _CHUNKS in labels else best, "It hardly matters", text)
-    text = f"mean TTFT is {gain.change} than with whole prompts, since "
-    text += f"{exposed[best]} instead of {exposed[_WHOLE]} of a transfer are not hidden by compute."
+        text = f"if KV is sent after the whole prompt, the first token waits {exposed[_WHOLE]} for the transfer"
+        text += ", and no other way changes mean TTFT beyond chance."
+        return Verdict(_CHUNKS if _CHUNKS in labels else best, "The way of sending hardly matters", text)
+    text = f"mean TTFT is {gain.change} than if KV is sent after whole prompts, because "
+    text += f"a request then waits {exposed[best]} for its transfer, not {exposed[_WHOLE]}."
     return Verdict(best, f"Send by '{best}'", text, _chunks_alone(study, best))
 
 
@@ -119,8 +119,8 @@ def _chunks_alone(study: Study, best: str) -> list[str]:
         return []
     gain = study.ratio(_CHUNKS, _WHOLE, "mean_ttft_ms")
     if not gain.is_told_apart:
-        return ["Sent chunk by chunk, SGLang's way, mean TTFT cannot be told from that of whole prompts."]
-    return [f"Chunk by chunk, SGLang's way, mean TTFT is {gain.change} than with whole prompts."]
+        return ["KV sent chunk by chunk, as SGLang does, changes mean TTFT by no more than chance."]
+    return [f"If KV is sent chunk by chunk, as SGLang does, mean TTFT is {gain.change} than with whole prompts."]
 
 
 OVERLAP = Question(
@@ -160,11 +160,11 @@ def _page_and_descriptors_verdict(study: Study) -> Verdict:
     little_ms = _LITTLE_OF_FORWARD * study.mean(last, "mean_prefill_forward_ms")
     best = next(label for label in torn if torn[label].ms <= torn[last].ms + little_ms)
     ms = {label: f"{number(torn[label].ms)} ms" for label in torn}
-    text = f"when the pages of a prompt of {prompt:,.0f} tokens do not follow each other, "
-    text += f"its KV takes {ms[best]} to move, {ms[first]} with pages of {first} and {ms[last]} with pages of {last}."
+    text = f"with pages scattered in memory, the KV of a prompt of {prompt:,.0f} tokens "
+    text += f"moves in {ms[best]}, in {ms[first]} with pages of {first} and in {ms[last]} with pages of {last}."
     young = [study.metric(label, _EXPOSED).duration for label in (first, best)]
     found = (
-        f"In this run, whose pools are young, compute leaves {young[0]} of a transfer uncovered with pages of {first}"
+        f"In this short run pages are less scattered: a request waits {young[0]} for its transfer with pages of {first}"
     )
     found += f", {young[1]} with pages of {best}."
     lines = [_torn_line(study, label, torn[label]) for label in torn]
@@ -175,8 +175,8 @@ def _torn_line(study: Study, label: str, torn: Torn) -> str:
     size = torn.num_bytes / torn.num_descriptors / 1e3
     seen = study.mean(label, "descriptors") / study.mean(label, "completed")
     return (
-        f"Pages of {label}: {torn.num_descriptors:,} descriptors of {number(size)} KB a pair of ranks, "
-        f"{number(torn.num_bytes / torn.ms / 1e6)} GB/s; in this run {seen:,.0f} of all ranks."
+        f"Pages of {label}: {torn.num_descriptors:,} descriptors of {number(size)} KB per pair of ranks, "
+        f"{number(torn.num_bytes / torn.ms / 1e6)} GB/s; in this run {seen:,.0f} descriptors per request."
     )
 
 
@@ -250,19 +250,19 @@ def _staging_ring_verdict(study: Study) -> Verdict:
     failed = study.failed_share(most)
     enough = next(one for one in rings if study.failed_share(one) <= failed and study.serves_alike(one, most))
     text = f"{_beside(study, enough, _SLICES)} with slices; " if _SLICES in study.labels() else ""
-    text += "a larger one brings nothing more." if enough != most else "a smaller one costs."
+    text += "a larger ring saves no more." if enough != most else "smaller rings cost latency."
     small = [arm.label for arm in study.arms if study.error(arm.label) or study.failed_share(arm.label)]
-    too_small = [f"Requests with a larger cell fail with a {' or a '.join(small)}."] if small else []
+    too_small = [f"Requests whose KV does not fit fail with a {' or a '.join(small)}."] if small else []
     return Verdict(enough, f"Give decode a {enough}", text, [*_trap(study, enough), *too_small])
 
 
 def _beside(study: Study, label: str, other: str) -> str:
     if study[label].is_saturated or study[other].is_saturated:
         rates = [number(study.mean(one, "request_throughput")) for one in (label, other)]
-        return f"{rates[0]} requests/s against {rates[1]}"
+        return f"{rates[0]} requests/s instead of {rates[1]}"
     ttft, longer = (study.metric(one, "mean_ttft_ms").duration for one in (label, other))
     ratio = study.ratio(other, label, "mean_ttft_ms").times
-    return f"mean TTFT is {ttft} with that ring, and {longer}, {ratio} as long,"
+    return f"mean TTFT is {ttft} with that ring, and {longer} ({ratio} as long)"
 
 
 def _trap(study: Study, enough: str) -> list[str]:
@@ -270,14 +270,14 @@ def _trap(study: Study, enough: str) -> list[str]:
     megabytes = _cell_bytes(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens) / 1e6
     text = f"the KV of a mean prompt is {number(megabytes)} MB on a prefill rank"
     if not {_TRAP, _SLICES} <= set(study.labels()):
-        return [f"Of the size: {text}."]
+        return [f"For comparison, {text}."]
     sliced, trapped, staged = (study.mean(label, "descriptors") for label in (_SLICES, _TRAP, enough))
     share = (trapped - staged) / (sliced - staged)
     if share < EQUAL:
-        return [f"No trap: {text}, which SGLang's prefill buffer of 64 MB holds, where versions have a fixed one."]
-    how = f"{percent(share)} of the KV goes as slices, which only the log says"
-    versions = "more than SGLang's default prefill buffer of 64 MB, in versions that have one (0.5.12)"
-    return [f"Trap: {text}, {versions}. With that buffer {how}: {_beside(study, enough, _TRAP)} with it."]
+        return [f"SGLang's default prefill buffer suffices: {text}, and the buffer has 64 MB (0.5.12)."]
+    how = f"{percent(share)} of the KV is sent as slices, which only the log says"
+    versions = "more than its prefill buffer of 64 MB (0.5.12)"
+    return [f"SGLang's default is too small: {text}, {versions}. {how}: {_beside(study, enough, _TRAP)} without."]
 
 
 def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:

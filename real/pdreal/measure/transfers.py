@@ -203,7 +203,7 @@ def opened(
             engine.connect(target.address)
             yield engine, target.address, source, target.begin
             if not target.is_full():
-                raise AssertionError(f"{transport} did not write what it was given")
+                raise AssertionError(f"{transport} did not write the bytes that it was given")
     finally:
         engine.close()
 

@@ -46,7 +46,7 @@ class Hosts(Section):
         own = [name for name, entry in self.hosts.items() if entry.start is None]
         if len(own) != 1:
             found = f"found {', '.join(own)}" if own else "found none"
-            raise ValueError(f"one host has no start, which is where pdreal is called; {found}")
+            raise ValueError(f"exactly one host, the one where pdreal is called, has no start; {found}")
         return self
 
     @property
@@ -66,7 +66,7 @@ class Hosts(Section):
     def as_pair(self) -> "Hosts":
         """The launcher's own and the first other one, with a prefill and a decode instance. Raises ConfigError."""
         if not self.others:
-            raise ConfigError(f"hosts: between hosts nothing can be measured, found {self.home} alone")
+            raise ConfigError(f"hosts: transfers between hosts need two hosts, found {self.home} alone")
         home, (name, other) = self.hosts[self.home], self.others[0]
         return Hosts(
             hosts={

@@ -128,12 +128,12 @@ def _check_windows(scenario: Scenario) -> None:
     prefill, decode = scenario.pair
     if decode.radix_cache:
         raise ConfigError(
-            "decode.radix_cache: of layers with a window decode gets the last tokens of a prompt only, and a shorter "
-            "prefix would lack its own. SGLang does not match these (0.5.23, mem_cache/unified_cache/components/"
-            "swa.py:357), which is not modelled; leave it out"
+            "decode.radix_cache: decode gets only the last tokens of layers with a sliding window, so a shorter prefix "
+            "would lack KV. SGLang does not match such prefixes (0.5.23, mem_cache/unified_cache/components/"
+            "swa.py:357), which pdsim does not model; leave it out"
         )
     if prefill.layer_groups:
-        raise ConfigError("prefill.layer_groups: windows are sent behind all layers here; leave it out")
+        raise ConfigError("prefill.layer_groups: real mode sends sliding windows after all layers; leave it out")
 
 
 def _room(scenario: Scenario, options: Options) -> Room:
