@@ -214,7 +214,7 @@ CHANGES = [
     ("client={use: open_loop, arrivals: {use: poisson, rate: 1e-300/s}}", "a rate is 0 or from"),
     (
         "workload.input_tokens={use: normal, mean: 9, stddev: 1e300}",
-        "workload.input_tokens.stddev: expected a number of",
+        "workload.input_tokens.stddev: expected a number from",
     ),
     ("decode.pool_tokens=99999999999999999999", "decode.pool_tokens: expected a number from -9.2e+18 to 9.2e+18"),
     ("page_size=" + "1" * 400, "page_size: expected a number from -9.2e+18 to 9.2e+18"),

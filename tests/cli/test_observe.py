@@ -267,7 +267,7 @@ def test_its_load_is_validated_stage_by_stage(tmp_path, capsys, metrics):
         assert observe(server, tmp_path, small=LARGER) == 0
     profile, observed = str(tmp_path / "profile.yaml"), str(tmp_path / "out")
     assert run("calibrate", f"{observed}/rows.csv", "-o", profile) == 0
-    assert "a client cannot tell" in capsys.readouterr().err
+    assert "a client cannot measure" in capsys.readouterr().err
     words = ("validate", str(tmp_path / "server.yaml"), "--observed", observed, "--profile", profile)
     assert run(*words, "--json") == 0
     arms = json.loads(capsys.readouterr().out)

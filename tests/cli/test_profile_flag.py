@@ -68,6 +68,6 @@ def test_what_was_applied_is_said_in_one_line(capsys):
 def test_step_times_beside_a_profile_are_refused(capsys, folder):
     (folder / "both.yaml").write_text(f"{SCENARIO}profile: one.yaml\ncost: roofline\n")
     assert exit_code("run", "both.yaml") == 2
-    assert "cost stands beside it" in capsys.readouterr().err
+    assert "cost is given too" in capsys.readouterr().err
     assert exit_code("run", "both.yaml", "--profile", "two.yaml") == 0
     assert exit_code("run", "plain.yaml", "--profile", "one.yaml", "--profile", "two.yaml") == 2

@@ -98,7 +98,7 @@ def test_the_parts_of_a_server_are_found_again(tmp_path_factory, base_us, per_to
 
 def test_streams_that_do_not_wait_are_on_other_gpus(tmp_path):
     found, notes = profile(rows(1000, 20, 100, 600, elsewhere=True), tmp_path / "rows.csv")
-    assert any("have the transfer" in note for note in notes)
+    assert any("include KV transfers" in note for note in notes)
     assert us(found["cost"]["prefill"]["prefill_per_token"]) == pytest.approx(20, rel=0.02)
     assert sum(map(us, found["front_end"].values())) <= 300
 
