@@ -194,6 +194,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys((f"*.speculative_{name}" for name in _OF_DRAFTS), _DRAFTS),
     **dict.fromkeys(("router.prefill.seed", "router.decode.seed"), Aside("the router draws its own random numbers")),
     "description": Aside("for readers"),
+    "router.counts": Aside("a gateway counts requests in its own way"),
     "*.expert_skew": Aside("a property of the load"),
     "network.staging": "only SGLang has a staging buffer; leave it out",
     "decode.returns_kv": "KV is returned in simulation only; leave it out",

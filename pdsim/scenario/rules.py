@@ -161,6 +161,12 @@ def _of_shedding(scenario: "Scenario") -> str:
     )
 
 
+def _of_counts(scenario: "Scenario") -> str:
+    if scenario.router.counts == "routed" or (scenario.aggregated is None and scenario.engine == "sglang"):
+        return ""
+    return "router.counts: streams: so SGLang's gateway counts for prefill and decode only; leave it out"
+
+
 def _of_returned_kv(scenario: "Scenario") -> str:
     prefill, decode = scenario.prefill, scenario.decode
     if decode is None or prefill is None or not decode.returns_kv:
@@ -249,6 +255,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_its_engine,
     _of_its_release,
     _of_shedding,
+    _of_counts,
     _of_returned_kv,
     _of_split_prefill,
     _of_storage,

@@ -51,6 +51,9 @@ class RouterSettings(Section):
     disaggregation: Annotated[protocols.DisaggregationPolicy, Component()] | None = None
     """Disaggregation policy, with engine vllm only: which prompts prefill computes, and which decode computes. None:
     prefill computes all prompts."""
+    counts: Literal["routed", "streams"] = "routed"
+    """Requests that an instance's load counts: all that were routed to it, or with engine sglang those whose clients
+    receive tokens, as SGLang's gateway counts streams of prefill and decode."""
     shedding: Annotated[protocols.SheddingPolicy, Component("queue_limit")] | None = None
     """Shedding policy, in an open loop: which requests the router refuses when too many wait. None: the router refuses
     no request."""

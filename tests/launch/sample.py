@@ -112,6 +112,7 @@ OTHER = {
         for role in ("prefill", "decode")
     },
     "router.disaggregation": [],
+    "router.counts": ["streams"],
     "router.shedding": ["{max_queued_requests: 8}"],
     "priorities": ["{chat: 1}"],
     "network.transport": ["mooncake-rdma", "mooncake-tcp", "mooncake-nvlink", "shared-memory"],

@@ -35,6 +35,9 @@ class RankedRouter(RoleRouter):
         super().release(server, num_tokens, request_id, now_ns)
         self._ranks[server].release(instance_id, num_tokens)
 
+    def count(self, instance_id: str, num_requests: int, num_tokens: int) -> None:
+        super().count(self._server_of[instance_id], num_requests, num_tokens)
+
     def load_of(self, instance_id: str) -> InstanceLoad:
         return self._ranks[self._server_of[instance_id]].load_of(instance_id)
 

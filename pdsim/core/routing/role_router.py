@@ -59,6 +59,8 @@ class RoleRouter:
         self.loads = list(self._loads.values())
         self.instances = self.loads
         """Loads that the policy sees."""
+        self.counts_streams = False
+        """True: loads count requests whose clients receive tokens (`count`). False: loads count routed requests."""
         self._down: set[str] = set()
         self._memory = memory
         self._remembered: PromptMemories | None = None
@@ -111,7 +113,8 @@ class RoleRouter:
             raise PolicyError(f"{self._policy}: picked {instance_id!r}; there are {', '.join(self._loads)}")
         if self.num_picked_cached_tokens is not None:
             self.num_picked_cached_tokens = self.num_cached_tokens(prompt, instance_id)
-        self._loads[instance_id].add(1, len(prompt))
+        if not self.counts_streams:
+            self._loads[instance_id].add(1, len(prompt))
         if self._work is not None:
             self._loads[instance_id].num_pages += len(prompt) // self.page_size
             self._work.add(request_id, prompt, instance_id, self.num_cached_tokens(prompt, instance_id))
@@ -122,12 +125,17 @@ class RoleRouter:
         return instance_id
 
     def release(self, instance_id: str, num_tokens: int, request_id: int = 0, now_ns: int = 0) -> None:
-        self._loads[instance_id].add(-1, -num_tokens)
+        if not self.counts_streams:
+            self._loads[instance_id].add(-1, -num_tokens)
         if self._work is not None:
             self._loads[instance_id].num_pages -= num_tokens // self.page_size
             self._work.remove(request_id)
         if self._sessions is not None:
             self._sessions.remove(request_id, now_ns)
+
+    def count(self, instance_id: str, num_requests: int, num_tokens: int) -> None:
+        """Adds to the load of an instance, with counts_streams."""
+        self._loads[instance_id].add(num_requests, num_tokens)
 
     def on_computed(self, request_id: int) -> None:
         """Notes that the prompt of a request is computed."""

@@ -77,6 +77,8 @@ class _Request:
     at_prefill: bool = False
     at_decode: bool = False
     streamed: bool = False
+    is_counted: bool = False
+    """True: the loads of both instances count the request, with counts_streams."""
 
     @property
     def request_id(self) -> int:
@@ -109,10 +111,12 @@ class Router:
         limits: RetryLimits = NO_RETRIES,
         shedding: SheddingPolicy | None = None,
         disaggregation: DisaggregationPolicy | None = None,
+        counts_streams: bool = False,
     ) -> None:
         """decode: None if the instances are aggregated. shedding: None refuses no request.
 
-        disaggregation: None computes every prompt on a prefill instance.
+        disaggregation: None computes every prompt on a prefill instance. counts_streams: loads count a request at both
+        instances from when prefill has answered and its client receives tokens, until its end.
         """
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}
@@ -127,7 +131,9 @@ class Router:
         self._disaggregation = disaggregation
         if disaggregation is not None:
             self._decode.num_picked_cached_tokens = 0
-        self.hears_first_tokens = limits.max_retries > 0 or shedding is not None or prefill.hears_first_tokens
+        self._counts_streams = prefill.counts_streams = self._decode.counts_streams = counts_streams
+        self.hears_first_tokens = counts_streams or limits.max_retries > 0 or shedding is not None
+        self.hears_first_tokens |= prefill.hears_first_tokens
         """True if the router must be told of first tokens."""
         self.metrics_interval_ns = min((i for one in self.roles.values() if (i := one.metrics_interval_ns)), default=0)
         """Interval in ns at which the router must be told of metrics. 0: never."""
@@ -151,10 +157,12 @@ class Router:
             case m.PrefillDone():
                 if request := self._under_way(message.request_id):
                     self._leave_prefill(request)
+                    self._count_stream(request)
                     self._forget_if_over(request)
             case m.FirstToken():
                 if request := self._under_way(message.request_id):
                     request.streamed = True
+                    self._count_stream(request)
                     if self._is_aggregated:
                         self._prefill.on_computed(request.request_id)
                     self._waiting.pop(request.arrival.request_id, None)
@@ -309,7 +317,22 @@ class Router:
             assert request.attempt is not None
             request.at_decode = False
             self._waiting.pop(request.arrival.request_id, None)
+            if request.is_counted:
+                request.is_counted = False
+                self._count(request.attempt, -1, -request.num_tokens)
             self._decode.release(request.attempt.decode_id, *request.counted, self._now_ns)
+
+    def _count_stream(self, request: _Request) -> None:
+        if not self._counts_streams or request.is_counted:
+            return
+        if request.streamed and request.at_decode and not request.at_prefill:
+            assert request.attempt is not None
+            request.is_counted = True
+            self._count(request.attempt, 1, request.num_tokens)
+
+    def _count(self, attempt: m.NewRequest, num_requests: int, num_tokens: int) -> None:
+        self._prefill.count(attempt.prefill_id, num_requests, num_tokens)
+        self._decode.count(attempt.decode_id, num_requests, num_tokens)
 
     def _forget_if_over(self, request: _Request) -> None:
         if not (request.at_prefill or request.at_decode):

@@ -288,4 +288,5 @@ def build_router(scenario: Scenario) -> Router:
         limits=limits,
         shedding=deepcopy(settings.shedding),
         disaggregation=None if scenario.aggregated is not None else deepcopy(settings.disaggregation),
+        counts_streams=settings.counts == "streams",
     )
