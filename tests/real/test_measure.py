@@ -134,9 +134,21 @@ def test_an_interrupted_command_keeps_what_it_has(tiny, tmp_path, monkeypatch):
     def interrupted(self, case):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(forwards.ForwardBench, "decode", interrupted)
+    monkeypatch.setattr(forwards.ForwardBench, "prefill", interrupted)
     assert measure(tmp_path / "rows.csv", "--only", "decode,prefill") == 130
-    assert (tmp_path / "rows.csv").read_text().count("\nprefill,") == 2
+    assert (tmp_path / "rows.csv").read_text().count("\ndecode,") == 2
+
+
+def test_steps_are_measured_while_the_cached_kv_is_random(monkeypatch):
+    """Prefill writes the KV of its prompts, behind which tokens choose like experts."""
+    ran = []
+    for name in ("prefill", "decode"):
+        forward = getattr(forwards.ModelRunner, name)
+        run = lambda self, batch, name=name, forward=forward: ran.append(name) or forward(self, batch)  # noqa: E731
+        monkeypatch.setattr(forwards.ModelRunner, name, run)
+    list(forward_rows(tiny_model(), 16, [PrefillCase(1, 20), DecodeCase(2, 16)], 0.0, print))
+    assert ran == sorted(ran)
+    assert len(set(ran)) == 2
 
 
 def test_a_step_may_have_one_longer_context(monkeypatch):

@@ -283,8 +283,12 @@ def forward_rows(
 ) -> Iterator[Row]:
     """Rows of the cases that the model and this machine's memory can hold. The others are reported.
 
+    Decode steps come first, while the cached KV is random: prefill writes the KV of its prompts, behind which tokens
+    choose like experts (experiments/moe-h200).
+
     followers: the other ranks, if there are several.
     """
+    cases = sorted(cases, key=lambda case: not isinstance(case, DecodeCase))
     if possible := _possible(model, page_size, cases, left_out):
         bench = _bench(model, page_size, possible, seconds, followers)
         for case in possible:
