@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from pdsim.metrics.arrow import arrow_array, mask, numpy_array
 from pdsim.metrics.records import LevelRecord, Records, RequestRecord, StepRecord, TransferRecord
 from pdsim.metrics.tables import KINDS, checked_table, records_in
 
@@ -95,7 +96,7 @@ class StoredRecords:
 
     def request(self, request_id: int) -> RequestRecord | None:
         table = self._tables["requests"]
-        rows = table.filter(self.columns("requests")["request_id"] == request_id)
+        rows = table.filter(mask(self.columns("requests")["request_id"] == request_id))
         return next(iter(records_in(self._folder, "requests", rows)), None)
 
     def columns(self, name: str) -> Columns:
@@ -138,13 +139,13 @@ def _stored(name: str, table: Any) -> Columns:
         values = table[column]
         if types.is_null(values.type):
             return np.full(len(table), NEVER)
-        made: Array = (pc.fill_null(values, NEVER) if values.null_count else values).to_numpy()
-        return made
+        whole = pc.fill_null(values, arrow_array([NEVER])[0]) if values.null_count else values
+        return numpy_array(whole.combine_chunks())
 
     def words(column: str) -> tuple[Array, list[str]]:
         if column not in table.column_names:
             return np.zeros(len(table), dtype=np.int64), [""]
         encoded = table[column].combine_chunks().dictionary_encode()
-        return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+        return numpy_array(encoded.indices), encoded.dictionary.to_pylist()
 
     return Columns(numbers, words)

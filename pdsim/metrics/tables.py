@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from pdsim.core.instance import Levels
 from pdsim.inputs import InputError, shown
+from pdsim.metrics.arrow import arrow_array, read_table
 from pdsim.metrics.records import LevelRecord, Records, RequestRecord, RunRecords, StepRecord, TransferRecord
 
 Record = TypeVar("Record")
@@ -60,7 +61,7 @@ def arrow_table(records: Records, name: str) -> Any:
         raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
     kind, rows = KINDS[name], getattr(records, name)
     columns = (list(map(attrgetter(value), rows)) for value in kind.values)
-    return pa.table({column: pa.array(values) for column, values in zip(kind.columns, columns, strict=True)})
+    return pa.table({column: arrow_array(values) for column, values in zip(kind.columns, columns, strict=True)})
 
 
 def write_tables(folder: Path, records: Records) -> None:
@@ -83,13 +84,12 @@ def _write_table(table: Any, path: Path) -> None:
 def stored_table(folder: Path, name: str) -> Any:
     """Reads a table of a run folder. Raises RunFolderError if the table is damaged or missing."""
     import pyarrow as pa  # noqa: PLC0415
-    from pyarrow import parquet  # noqa: PLC0415
 
     path = folder / f"{name}.parquet"
     if not path.is_file():
         raise RunFolderError(f"{folder} has no {path.name}")
     try:
-        table = parquet.read_table(path)
+        table = read_table(path)
         table.validate(full=True)  # texts are UTF-8
         _ = table.column_names  # so are names
     except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:

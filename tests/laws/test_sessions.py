@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import from_json, to_json
+from pdsim.core.message_text import from_json, to_json
 from pdsim.core.messages import Arrival, Drain, Finished, PrefillDone
 from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.routing.router import Router

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pdsim.core.journal import Entry, digest, from_lines, to_json, to_line
-from pdsim.core.messages import Arrival, Finished, FirstToken, PrefillDone, Send
+from pdsim.core.journal import Entry, digest, from_lines, to_line
+from pdsim.core.message_text import from_json, to_json, to_text
+from pdsim.core.messages import Arrival, Finished, FirstToken, KvGranted, PrefillDone, Send
 from pdsim.core.sequence import TokenIds
 from tests.support import run, small
 
@@ -49,3 +52,38 @@ def test_a_recording_with_lists_of_token_ids_is_read():
     entry = Entry("decode-0", "on_message", (Arrival(1, TokenIds([7, 70_000]), 2),), ())
     line = '["decode-0","on_message",[{"Arrival":[1,{"TokenIds":[7,70000]},2]}],[]]\n'
     assert list(from_lines([line])) == [entry]
+
+
+def test_pages_are_written_as_runs():
+    pages = (*range(95, 183), *range(400, 407))
+    assert to_text(KvGranted(3, 0, pages)) == '{"KvGranted":[3,0,{"Runs":[95,88,400,7]}]}'
+
+
+@pytest.mark.parametrize(
+    "pages", [tuple(range(11)), tuple(range(0, 200, 2)), tuple(range(50, 0, -1)), (1,) * 12, (True, False) * 8]
+)
+def test_integers_are_written_as_a_list_where_runs_are_no_shorter(pages):
+    assert to_text(pages) == json.dumps(list(pages), separators=(",", ":"))
+
+
+RUNS = st.lists(st.tuples(st.integers(-20, 10**6), st.integers(1, 30)), max_size=12)
+
+
+@given(RUNS)
+def test_sequences_of_integers_are_read_as_they_were_and_are_never_longer_than_a_list(runs):
+    ids = tuple(number for first, count in runs for number in range(first, first + count))
+    text = to_text(ids)
+    assert from_json(json.loads(text)) == ids
+    assert text == json.dumps(to_json(ids), separators=(",", ":"))
+    assert len(text) <= len(json.dumps(list(ids), separators=(",", ":")))
+
+
+def test_lists_of_earlier_releases_are_read():
+    pages = tuple(range(40))
+    assert from_json({"KvGranted": [3, 0, list(pages)]}) == KvGranted(3, 0, pages)
+
+
+@pytest.mark.parametrize("runs", [[], [1], [1, 0], [1, -3, 5, 9], [1, 1 << 40], [1.5, 2], ["1", 2], 7])
+def test_broken_runs_are_refused(runs):
+    with pytest.raises((ValueError, TypeError)):
+        from_json({"Runs": runs})

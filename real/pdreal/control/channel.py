@@ -16,7 +16,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from pdreal.control.notices import KINDS
-from pdsim.core.journal import from_json, to_text
+from pdsim.core.message_text import from_json, to_text
 
 
 class Envelope(NamedTuple):

@@ -1,0 +1,201 @@
+"""Messages as JSON and as text, for journals and for the channel of real mode.
+
+Messages and sequences are objects of one key, the name of their type. Ids of tokens are the hexadecimal digits of
+32-bit integers, because prompts cross several times and lists of integers take far longer. Long sequences of integers,
+such as page ids, are written as runs where runs are shorter: {"Runs": [95, 88, 400, 7]} is 95 to 182, then 400 to 406.
+Text of earlier releases, which has lists in place of both, is read, too.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import chain
+from json.encoder import encode_basestring_ascii
+from operator import attrgetter
+from typing import Any, get_origin, get_type_hints
+
+from pdsim.core import messages
+from pdsim.core.messages import KvGranted
+from pdsim.core.sequence import Spans, TokenIds
+from pdsim.core.transfer.transfer_plan import TransferUnit
+
+_TYPES: dict[str, Any] = {
+    name: kind
+    for name, kind in vars(messages).items()
+    if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
+}
+
+
+_LATER = {messages.Arrival: 2, messages.NewRequest: 1, messages.PrefillStep: 1}
+"""Number of last fields that are left out if they have their defaults, because older journals lack them."""
+
+
+def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Function that takes the fields of a message in order. Named tuples are their own fields."""
+    if issubclass(kind, tuple):
+        return tuple
+    names = [field.name for field in fields(kind)]
+    if len(names) <= 1:
+        return lambda message: tuple([getattr(message, name) for name in names])
+    values: Callable[[Any], tuple[Any, ...]] = attrgetter(*names)
+    if not (num_later := _LATER.get(kind, 0)):
+        return values
+    defaults = tuple([field.default for field in fields(kind)[-num_later:]])
+
+    def without_defaults(message: Any) -> tuple[Any, ...]:
+        found, num_kept = values(message), len(names)
+        while num_kept > len(names) - num_later and found[num_kept - 1] == defaults[num_kept - len(names) - 1]:
+            num_kept -= 1
+        return found[:num_kept]
+
+    return without_defaults
+
+
+_VALUES = {kind: _values_in(kind) for kind in _TYPES.values()}
+
+_PLAIN = frozenset({int, str, bool, float, type(None)})
+_INT = frozenset({int})
+_LONG = 12
+"""Minimum length of sequences that may be written as runs."""
+_LEAST_MEAN = 4
+"""Minimum mean length of runs, so that their text is shorter than that of their integers."""
+_MOST_IDS = 1 << 24
+"""Maximum length of a sequence that is read from runs, so that a damaged journal does not fill the memory."""
+
+
+def _are_ids(values: Sequence[Any]) -> bool:
+    """True for long sequences of integers, such as page ids."""
+    return len(values) >= _LONG and _INT.issuperset(map(type, values))
+
+
+def _runs_of(ids: Sequence[int]) -> list[int] | None:
+    """First integer and length of each run of consecutive integers. None: the runs are no shorter than the integers."""
+    most = 2 * len(ids) // _LEAST_MEAN
+    first = following = ids[0]
+    runs: list[int] = []
+    for number in ids:
+        if number != following:
+            runs += (first, following - first)
+            if len(runs) >= most:
+                return None
+            first = number
+        following = number + 1
+    return [*runs, first, following - first]
+
+
+def _ids_in(runs: Sequence[int]) -> tuple[int, ...]:
+    """The integers of runs. Raises ValueError or TypeError for anything but runs."""
+    pairs = list(zip(runs[::2], runs[1::2], strict=True))
+    counts = [count for _, count in pairs]
+    if min(counts) < 1 or sum(counts) > _MOST_IDS:
+        raise ValueError(f"no runs of integers: {str(runs)[:60]}")
+    return tuple(chain.from_iterable([range(first, first + count) for first, count in pairs]))
+
+
+def to_json(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is Spans:
+        return {"Spans": [list(span) for span in value.spans]}
+    if kind is TokenIds:
+        return {"TokenIds": bytes(value).hex()}
+    if kind is tuple or kind is list:
+        runs = _runs_of(value) if _are_ids(value) else None
+        return _items(value) if runs is None else {"Runs": runs}
+    return {kind.__name__: _items(_VALUES[kind](value))}
+
+
+def _items(values: Sequence[Any]) -> list[Any]:
+    return list(values) if _PLAIN.issuperset(map(type, values)) else [to_json(value) for value in values]
+
+
+def from_json(value: Any) -> Any:
+    kind = type(value)
+    if kind is list:
+        if _PLAIN.issuperset(map(type, value)):
+            return tuple(value)
+        return tuple([one if type(one) in _PLAIN else from_json(one) for one in value])
+    if kind is dict:
+        ((name, content),) = value.items()
+        if name == "Runs":
+            return _ids_in(content)
+        if name == "Spans":
+            return Spans(tuple(span) for span in content)
+        if name == "TokenIds":
+            return TokenIds(data=bytes.fromhex(content)) if isinstance(content, str) else TokenIds(content)
+        return _TYPES[name](*from_json(content))
+    return value
+
+
+def to_text(value: Any) -> str:
+    """The same text as json.dumps(to_json(value)) without spaces, but several times faster."""
+    return _TEXT[type(value)](value)
+
+
+def sequence_text(values: Sequence[Any]) -> str:
+    if not values:
+        return "[]"
+    if _are_ids(values):
+        runs = _runs_of(values)
+        return _integers_text(list(values)) if runs is None else f'{{"Runs":{_integers_text(runs)}}}'
+    return f"[{','.join([_TEXT[type(value)](value) for value in values])}]"
+
+
+def _integers_text(values: list[Any]) -> str:
+    """Text of a list of integers, or of a list of such lists."""
+    return str(values).replace(" ", "")
+
+
+def _named_text(kind: Any) -> Callable[[Any], str]:
+    """Function that writes messages of this kind. Its source is made from the names of the fields, as a dataclass makes
+    its methods, because a loop over fields takes three times as long.
+    """
+    name, hints = kind.__name__, get_type_hints(kind)
+    if kind in _LATER:
+        values = _VALUES[kind]
+        return lambda value: f'{{"{name}":{sequence_text(values(value))}}}'
+    writers = {f"text_of_{field}": _TEXT.get(get_origin(hint) or hint, to_text) for field, hint in hints.items()}
+    items = [
+        f"{{message.{field}}}" if hint is int else f"{{text_of_{field}(message.{field})}}"
+        for field, hint in hints.items()
+    ]
+    source = f"""lambda message: f'{{{{"{name}":[{",".join(items)}]}}}}'"""
+    made: Callable[[Any], str] = eval(source, writers)  # noqa: S307  the source is of names in messages
+    return made
+
+
+_SEEN_AGAIN = (messages.NewRequest, KvGranted, messages.PrefillStep, messages.DecodeStep, TransferUnit)
+"""Messages that several calls take or return. The most recent ones keep their texts."""
+_NUM_REMEMBERED = 256
+
+
+class _Remembered:
+    """Writes immutable objects, and reuses the texts of the most recent ones."""
+
+    def __init__(self, text: Callable[[Any], str]) -> None:
+        self._text = text
+        self._texts: dict[int, tuple[Any, str]] = {}
+
+    def __call__(self, value: Any) -> str:
+        found = self._texts.get(id(value))
+        if found is None:
+            if len(self._texts) == _NUM_REMEMBERED:
+                self._texts.clear()
+            found = self._texts[id(value)] = value, self._text(value)
+        return found[1]
+
+
+_TEXT: dict[Any, Callable[[Any], str]] = {
+    int: str,
+    str: encode_basestring_ascii,
+    bool: {True: "true", False: "false"}.__getitem__,
+    type(None): {None: "null"}.__getitem__,
+    float: json.dumps,
+    tuple: sequence_text,
+    list: sequence_text,
+    Spans: lambda value: f'{{"Spans":{_integers_text([list(span) for span in value.spans])}}}',
+    TokenIds: lambda value: f'{{"TokenIds":"{bytes(value).hex()}"}}',
+}
+_TEXT |= {kind: _named_text(kind) for kind in _TYPES.values()}
+_TEXT |= {kind: _Remembered(_TEXT[kind]) for kind in _SEEN_AGAIN}
