@@ -18,7 +18,7 @@ MOST_YAML_BYTES = 16 << 20
 MOST_YAML_VALUES = 1_000_000
 """Maximum number of values of a YAML file. Values behind an alias count at each use."""
 MOST_TOKENS = 1 << 40
-"""Largest accepted length or number of tokens. Larger values are mistakes: no server has held a thousandth of it."""
+"""Largest accepted length or number of tokens. Larger values are mistakes: servers hold less than a thousandth."""
 MOST_CONTEXT_TOKENS = 100_000_000
 """Ten times the longest context of a published model."""
 MOST_SECONDS = 4e9

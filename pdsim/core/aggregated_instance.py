@@ -399,7 +399,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             commands.append(m.Failed(request_id, reason, retryable=True))
 
     def _is_unbegun(self, request_id: int) -> bool:
-        """True if no forward began the request. A retracted request was begun: its client has tokens of it."""
+        """True if no forward began the request. A retracted request counts as begun, because its client has tokens."""
         waits = self._builder.waits(request_id) and request_id not in self._retracted
         return waits or any(request.request_id == request_id for request in self._arrived)
 

@@ -18,7 +18,7 @@ class PolicyError(ValueError):
 
 @dataclass(slots=True)
 class Request:
-    """A request in an instance, and how much of it is computed."""
+    """A request in an instance, with its number of computed tokens."""
 
     request_id: int
     arrival_ns: int
@@ -41,7 +41,7 @@ class Request:
 
     @property
     def sequence(self) -> TokenSequence:
-        """The tokens to compute, as far as they are known."""
+        """The tokens to compute whose ids are known."""
         return self.prompt
 
     @property

@@ -239,8 +239,8 @@ class JournalWriter:
 
 @contextmanager
 def journal_writer(folder: Path) -> Iterator[JournalWriter]:
-    """Context that writes a journal. When the context ends, the journal's proof is complete; summaries keep it as
-    `pdsim.journal`.
+    """Context that writes a journal. When the context ends, the number and digest of its lines are complete; summaries
+    keep these as `pdsim.journal`.
     """
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 

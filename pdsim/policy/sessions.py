@@ -19,7 +19,7 @@ class SessionAffinity:
     """The instance of the request's session, if the session has one that is offered; else another policy's choice.
 
     Requests that wait for each other are a session, as are those that a trace records as one. A session keeps its
-    instance while a request of it is there, and for ttl after the last.
+    instance while one of its requests is in the cluster, and for ttl after the last request.
     """
 
     ttl_ns: int = 600 * _SECOND_NS

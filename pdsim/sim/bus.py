@@ -14,7 +14,7 @@ from pdsim.sim.timeline import Timeline
 
 
 class Driver:
-    """Drives one instance. Other parts of a simulation know no more of it than this."""
+    """Drives one instance: the interface for other parts of a simulation."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance

@@ -24,7 +24,7 @@ class Sizes:
 
 
 def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
-    """Sizes of a run, from its summary."""
+    """Mean prompt length, decode batch and context length of a run, from its summary."""
     _, decoding = scenario.servers
     prompt_tokens, output_tokens = (
         row[f"total_{what}_tokens"] / max(1, row["completed"]) for what in ("input", "output")

@@ -48,8 +48,8 @@ class ComparedRun:
 
 
 def kept_repetitions(run: Path) -> Path | None:
-    """The folder of repetitions in a run folder. None: the run is no folder, is not writable, or a link leads out of
-    it.
+    """The folder of repetitions in a run folder. None: there is no writable run folder, or a symbolic link leads
+    elsewhere.
     """
     folder = run / _KEPT
     leads_out = folder.is_symlink() or (folder / POINTS).is_symlink()

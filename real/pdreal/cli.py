@@ -276,7 +276,7 @@ def experts(run: Path, *, ep: Annotated[int, Parameter(validator=validators.Numb
     for skew in skews(read_counts(run), ep):
         shares = " ".join(f"{share:.2f}" for share in skew.shares)
         beyond = f"{skew.step_skew:.3f} step by step, {skew.lasting_skew:.3f} in all steps"
-        print(f"{skew.kind}: {skew.num_steps} steps, {skew.tokens_per_step:.1f} choices in each layer of one")
+        print(f"{skew.kind}: {skew.num_steps} steps, {skew.tokens_per_step:.1f} expert choices per step and layer")
         print(f"  tokens of each of {ep} ranks over their mean: {shares}")
         print(f"  busiest rank beyond the mean: {beyond}")
         print(f"  simulate it: expert_skew: {skew.step_skew:.3f}")

@@ -26,7 +26,7 @@ class RealRun:
     outputs: dict[int, list[int]] = field(default_factory=dict)
     """Tokens of each request that has ended."""
     leaks: list[str] = field(default_factory=list)
-    """Pages, locks and bytes that did not come back when all requests had ended: empty, or a law is broken."""
+    """Pages, locks and bytes that were still held when all requests had ended. Anything in this list is an error."""
     failure: str | None = None
     interrupted: bool = False
     late_ns: list[int] = field(default_factory=list)

@@ -102,7 +102,7 @@ class Memory:
 
     @classmethod
     def of(cls, arena: Arena, case: Case, heads: int) -> "Memory":
-        """Memory of one rank with that many heads, taken anew."""
+        """Memory of one rank with this number of heads, from the emptied arena."""
         arena.reset()
         payload = case.payload_bytes(heads)
         count = max(1 if payload > 2 << 30 else 2, min(_MOST_ROTATED, -(-_ROTATED_BYTES // payload)))

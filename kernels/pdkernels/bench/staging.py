@@ -78,7 +78,7 @@ def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
-    """All variants of one side of one case."""
+    """Rows with the times of all variants of a gather or a scatter (side) in one case."""
     heads = case.source_heads if side == "gather" else case.target_heads
     payload = case.payload_bytes(heads)
     copied = bench.copy_us(payload)

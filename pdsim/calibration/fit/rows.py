@@ -83,7 +83,7 @@ OUR_KERNELS = "fused"
 PREFILL_GRAPHS = "prefill_graphs"
 """Token counts of the CUDA graphs in which the engine of a row runs forwards, ascending, separated by spaces."""
 A_COPY = "copy"
-"""Transport of rows that only measure a link."""
+"""Name that stands for a transport in rows of plain copies, which measure only a link."""
 
 
 class Ranks(NamedTuple):

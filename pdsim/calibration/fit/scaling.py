@@ -1,4 +1,4 @@
-"""A profile of another GPU, from one that was measured: each coefficient goes with what it is bound by.
+"""A profile of another GPU, from one that was measured: each coefficient scales with the resource that bounds its time.
 
 | coefficient | bound by |
 |---|---|

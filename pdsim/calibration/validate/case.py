@@ -222,7 +222,7 @@ def compare_case(case: MeasuredCase, simulate: Simulate) -> Iterable[ArmErrors]:
 def simulated_metrics(
     case: MeasuredCase, arm: MeasuredArm, simulate: Simulate, changes: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Means of the metrics that the arm reports, over the case's seeds."""
+    """Simulated means, over the case's seeds, of the metrics that were measured."""
     skip = (arm.skip,) if arm.skip else ()
     summaries = [by_client(simulate(case.scenario(arm, seed, changes), *skip), case.client) for seed in case.seeds]
     return {name: sum(_value(s, name, case) for s in summaries) / len(summaries) for name in arm.measured}

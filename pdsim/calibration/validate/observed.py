@@ -54,7 +54,7 @@ def profile_changes(profile: Path) -> tuple[str, ...]:
 
 
 def of_load(served: Scenario, arm: Mapping[str, Any]) -> Scenario:
-    """The scenario with the requests and clients of the arm."""
+    """The scenario with the requests and clients of one observed load."""
     lengths = tuple((one["prompt_tokens"], one["output_tokens"]) for one in arm["requests"])
     return served.model_copy(
         update={"workload": SentRequests(lengths), "client": ClosedLoop(arm["concurrency"], warm_up_requests=0)}

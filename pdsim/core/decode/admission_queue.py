@@ -108,7 +108,7 @@ class AdmissionQueue:
             self._computed_early.add(request_id)
 
     def _enqueue(self, request: DecodeRequest) -> None:
-        """Puts a request behind all requests of its priority and above. Aborted requests leave the queue at
+        """Puts a request behind all requests of the same or a higher priority. Aborted requests leave the queue at
         this time.
         """
         if self._num_aborted:

@@ -29,7 +29,7 @@ class ReadyQueue:
         self.requests.append(request)
 
     def on_retraction(self, request: DecodeRequest) -> None:
-        """Gives a request its rank for when it is back."""
+        """Ranks a retracted request behind all earlier requests, unless requests keep their first rank."""
         if not self._keeps_ranks:
             self._num_entries += 1
             request.entry = self._num_entries

@@ -360,7 +360,7 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         """Does nothing: Verified has the tokens of requests in batch order."""
 
     def _phase(self, request: RequestT) -> int:
-        """The same for all requests, because they allocate pages in no fixed rhythm."""
+        """0 for all requests: accepted drafts vary, so requests do not allocate pages at regular steps."""
         return 0
 
     def _update(self, request: RequestT) -> None:

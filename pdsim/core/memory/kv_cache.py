@@ -58,7 +58,7 @@ class KvCache:
     ) -> None:
         """host: memory behind the prefix cache; prefetcher: reads into it from storage; offload: vLLM's host memory.
 
-        keeps_replaced: pages that the prefix cache has already are freed with their lease, not as that is seen.
+        keeps_replaced: a page whose tokens the prefix cache holds already is freed when its lease ends, not at once.
         counts_every_insert, splits_at_prompt: as in EngineRules.
         """
         self.pool = pool
@@ -248,7 +248,7 @@ class KvCache:
         self.drop(lease)
 
     def _split(self, node: Node, num_prompt_tokens: int, cache: RadixCache) -> None:
-        """Let a node of the path to this one end with the prompt."""
+        """Splits the path to a node at the end of the prompt."""
         if self._splits_at_prompt and num_prompt_tokens:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 

@@ -333,7 +333,7 @@ class RadixCache:
             step = parent
 
     def split_path(self, node: Node, middle: int) -> None:
-        """Let a node of the path to this one end behind so many tokens, which are whole pages."""
+        """Splits the path to a node after `middle` tokens, a number of whole pages."""
         step: Node | None = node
         while step is not None and step.start >= middle:
             step = step.parent

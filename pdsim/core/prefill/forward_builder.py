@@ -23,18 +23,18 @@ LEAST_SHARE = 4
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 REFRESH_CHOICES, MOST_REFRESHED = 32, 128
-"""So often the cached prefixes of so many waiting prompts are used (WAITING_PREFIX_REFRESH_INTERVAL,
-WAITING_QUEUE_PREFIX_MATCH_MAX)."""
+"""Number of choices between two refreshes, and number of waiting prompts whose cached prefixes a refresh marks as used
+(WAITING_PREFIX_REFRESH_INTERVAL, WAITING_QUEUE_PREFIX_MATCH_MAX)."""
 
 
 RequestT = TypeVar("RequestT", bound=Request)
 
 GiveWay = Callable[[RequestT, float], float]
-"""Frees slots for a prompt that finds none, where so many tokens are free. Returns the tokens that were reserved for
-those who gave theirs, or -1 if nobody does."""
+"""Frees slots for a prompt that finds none. Second argument: number of free tokens. Returns the number of tokens that
+were reserved for the requests that lost their slots, or -1 if no request did."""
 Fits = Callable[[RequestT, list[RequestT], int], bool]
-"""Function that tells whether a request that ignores EOS fits beside those of its forward. Its last argument: free
-tokens after its prompt."""
+"""Function that tells whether a request that ignores EOS fits together with the other requests of its forward. Last
+argument: number of free tokens after its prompt."""
 
 
 @dataclass(slots=True)

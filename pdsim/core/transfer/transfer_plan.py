@@ -104,7 +104,7 @@ class RankPairLayout:
         return whole - amount * self.num_absent_layers // self.num_layers if self.num_absent_layers else whole
 
     def part(self, size: "TransferSize", group: int, num_groups: int) -> "TransferSize":
-        """The share of a layer group. Layers with state or windows are assumed to be spread evenly."""
+        """The part of a transfer that one layer group sends, as if layers with state or windows were spread evenly."""
         if self.num_state_planes or self.num_window_planes:
             return size.share(range(group, group + 1), num_groups)
         return size.share(layers_of_group(self.num_layers, group, num_groups), self.num_layers)

@@ -133,7 +133,7 @@ class TokenBudget:
     step_tokens: int | None
     """Maximum tokens of all requests; running ones come first. None: no limit."""
     prompt_tokens: int | None = None
-    """Maximum tokens of one prompt. None: as many as are left."""
+    """Maximum tokens of one prompt in a step. None: the rest of the step's budget."""
 
 
 def was_preempted(request: DecodeRequest) -> bool:

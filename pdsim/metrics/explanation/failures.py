@@ -26,7 +26,7 @@ last instance in the reason.
 _CLIENTS = ("aborted by the client", "shed")
 """First words of reasons that are always intended by the scenario."""
 _NEVER_FAULTS = "fit"
-"""Word in reasons that no fault causes: the request is too large."""
+"""Word in the reasons of requests that are too large. Faults do not cause such failures."""
 
 
 @dataclass(frozen=True)

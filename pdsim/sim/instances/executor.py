@@ -223,7 +223,7 @@ def prefill_record(
 
 
 class DecodeRun:
-    """Decode steps that an instance has in progress: as many as may run before the instance must be asked again."""
+    """Decode steps that an instance has in progress: the steps before its next decision."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What else a result could be: ends of its range, noise, sensitivity, steps that nobody measured."""
+"""Uncertainty of a result: ends of its range, noise, sensitivity, steps outside of all measurements."""

@@ -100,7 +100,7 @@ class SendUnit(NamedTuple):
     unit: TransferUnit
     staging_offset_bytes: int | None
     windows: Windows | None = None
-    """What of layers with a window goes with the unit."""
+    """KV of sliding-window layers that is sent with the unit."""
 
 
 class ScatterCell(NamedTuple):

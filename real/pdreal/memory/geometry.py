@@ -104,7 +104,7 @@ class Exchange:
     layer_groups: int = 0
     """Groups in which a forward's KV is sent; 0: when it is done."""
     window_layers: Sequence[int] = ()
-    """Layers of which the last tokens' KV alone is sent, behind all else."""
+    """Sliding-window layers: only the KV of the last tokens is sent, after all other KV."""
 
     def __post_init__(self) -> None:
         wire, side = self.wire, self.prefill
@@ -173,7 +173,7 @@ def _move(
 
 
 def planes_of(unit: TransferUnit, exchange: Exchange) -> Planes:
-    """All of layers without a window, or those of the unit's group of layers."""
+    """Planes of all layers without a sliding window, or of the unit's group of layers."""
     if unit.after_layers is None:
         whole = [layer for layer in range(exchange.prefill.num_layers) if layer not in exchange.window_layers]
         return _planes_of_layers(whole, exchange.prefill.planes_per_layer)

@@ -125,11 +125,11 @@ class PrefillMover:
                 self._transport.write(peer.address, *ranges, np.full(len(peer.greetings), _GREETING_BYTES))
 
     def send(self, unit: TransferUnit, staging_offset_bytes: int | None = None, windows: Windows | None = None) -> None:
-        """Write to each decode rank that this one writes to, in turn; returns when the bytes are in place there.
+        """Writes a unit to this rank's decode ranks, one after another. Returns when the bytes have arrived.
 
-        windows: what of layers with a window goes with the unit
+        windows: KV of sliding-window layers that is sent with the unit.
 
-        The KV must be computed, and the GPU's work on it done. Raises TransferError.
+        The GPU must have finished computing the KV. Raises TransferError.
         """
         _enter(self._planes)
         for pair in self._pairs if unit.source_pages or windows is not None else ():

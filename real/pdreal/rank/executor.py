@@ -247,7 +247,7 @@ class Executor:
 
 
 def _draw(sequence: _Sequence, position: int) -> Draw | None:
-    """Draw of a token: the same on whichever instance makes it, and however often its sequence was retracted."""
+    """Random draw of a token. It depends on neither the instance nor the number of retractions."""
     sampling = sequence.sampling
     if sampling.is_plain:
         return None

@@ -1,7 +1,7 @@
 """Decode steps and short prefill forwards as CUDA graphs: one per size, all over the same inputs, which are uploaded.
 
 Launched one by one, the kernels of a short forward take the host longer than the GPU. A batch runs in the smallest
-graph that holds it. Rows and tokens that it leaves over are of nobody, and their KV goes to the scratch page.
+graph that holds it. The graph's other rows and tokens belong to no request, and their KV goes to the scratch page.
 """
 
 from collections.abc import Sequence
@@ -88,11 +88,11 @@ class _StepInputs(NamedTuple):
     """Views of one array of int32, on the host and on the device."""
 
     tokens: Tensor
-    """[largest batch]"""
+    """Input token of each sequence: [largest batch]."""
     positions: Tensor
     """[largest batch]: KV tokens before each token."""
     page_tables: Tensor
-    """[largest batch, most pages of a sequence]"""
+    """Page ids of each sequence: [largest batch, most pages of a sequence]."""
 
     @classmethod
     def of(cls, array: Tensor, largest: int) -> "_StepInputs":
@@ -121,7 +121,7 @@ class DecodeGraphs(_Graphs):
         self._host_inputs, self._device_inputs = (_StepInputs.of(a, self._largest) for a in (self._host, self._device))
         self._on_host = tuple(part.numpy() for part in self._host_inputs)
         self._num_used = 0
-        """Rows from here on begin with the scratch page."""
+        """Number of rows in use. The page tables of all later rows begin with the scratch page."""
         self._best: dict[int, Tensor] = {}
         """Tokens that each graph makes, on the device."""
         if model.device.type == "cuda":

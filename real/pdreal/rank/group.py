@@ -29,7 +29,7 @@ class ComputedTokens(NamedTuple):
     end_ns: int
     expert_counts: ExpertCounts | None = None
     logprobs: Sequence[Logprobs | None] = ()
-    """Log probabilities of each token; empty if nobody asked for them."""
+    """Log probabilities of each token; empty if the request asks for none."""
 
 
 class RankThreads:

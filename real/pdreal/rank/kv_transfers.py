@@ -51,7 +51,7 @@ class KvTransfers:
         self._grants: dict[int, m.KvGranted] = {}
         """Grants of requests whose KV is under way."""
         self._sent_pages: dict[int, list[int]] = {}
-        """Pages of prompts with windows, as many as were begun to be sent."""
+        """Number of pages of each prompt with sliding windows whose transfer has begun."""
         self._first_tokens: dict[int, NewToken] = {}
         """First tokens of prompts that are computed but not yet sent."""
 
@@ -159,7 +159,7 @@ class KvCheck:
     def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._pages: dict[int, list[int]] = {}
-        """Pages of requests that are being sent, as far as they were sent."""
+        """Sent pages of the requests whose transfer goes on."""
         self._digests: dict[int, dict[str, int]] = {}
         """Fingerprints by KV head: kept on prefill until they are told, on decode until they are compared."""
 

@@ -36,7 +36,7 @@ class RankResources:
     """Addresses that peers need in order to write to this rank."""
 
     def enter_compute(self) -> None:
-        """Set the stream of the current thread to that of compute."""
+        """Makes the stream of compute the stream of the current thread."""
         if self.compute_stream is not None:
             torch.cuda.set_stream(self.compute_stream)
 

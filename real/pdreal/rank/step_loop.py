@@ -52,7 +52,7 @@ class StepLoop:
         self._waits = False
         self._timer: TimerHandle | None = None
         self._look_around_at = _FEW_REQUESTS
-        """Number of requests in the executor at which to look for some that are left over."""
+        """Number of requests in the executor from which the loop looks for requests that have ended."""
 
     def post(self, message: m.Message) -> None:
         """Keep a message until the instance looks; wake it if it waits."""

@@ -63,7 +63,7 @@ class Completions:
         prompt = fields.get("prompt")
         if isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt):
             if len(prompt) > 1:
-                raise fields.refused("prompt", f"has {len(prompt)} prompts: send one a request")
+                raise fields.refused("prompt", f"has {len(prompt)} prompts; send one prompt per request")
             fields = fields.having("prompt", prompt[0])
         if isinstance(fields.get("prompt"), list):
             return fields.tokens("prompt", service.tokenizer.vocab_size)
@@ -287,7 +287,7 @@ def last_events(dialect: Dialect, answer: Answer) -> list[dict[str, Any]]:
 
 
 def closing_events(dialect: Dialect, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The event behind all choices: token counts, if they are asked for."""
+    """The last event of a stream, after all choices: token counts, if the request asks for them."""
     if not answers[0].generation.closing_usage:
         return []
     return [{**dialect.part(answers[0], Part("", 1)), "choices": [], "usage": _usage(answers)}]

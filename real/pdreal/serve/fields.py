@@ -154,7 +154,7 @@ WHY = "as tokens are chosen by temperature, top_p, top_k and min_p alone"
 
 
 class AnswerSettings(NamedTuple):
-    """What a request asks of its answers."""
+    """Settings of a request's answers: sampling, stop texts and the number of choices."""
 
     sampling: Sampling
     stop: tuple[str, ...]

@@ -36,7 +36,7 @@ async def serve(
     *,
     announce: Callable[[str], None],
 ) -> list[str]:
-    """Serve, and return what did not come back when all had ended: should be nothing. Raises LaunchError.
+    """Serves until a stop signal. Returns the memory that was still held at the end, an error. Raises LaunchError.
 
     scenario: resolved. announce: called with the URL when it serves.
     """

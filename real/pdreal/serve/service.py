@@ -1,4 +1,4 @@
-"""The service behind all endpoints, and the life of one request between them and the cluster."""
+"""The service that all endpoints use, and the life of one request between an endpoint and the cluster."""
 
 import asyncio
 import time
@@ -78,7 +78,7 @@ class Entrance:
         return len(self._inside)
 
     async def close(self, patience_s: float, hurry: asyncio.Event) -> None:
-        """Let nobody in, and those inside end in peace; who is left when time is up, or in a hurry, is told why."""
+        """Refuses new requests. Ends running requests with a reason after the time limit, or at once in a hurry."""
         self.is_closed = True
         waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, hurry)]
         await asyncio.wait(waits, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +89,7 @@ class Entrance:
 
 
 class Service(NamedTuple):
-    """The cluster behind the endpoints, and what these must know of it."""
+    """The cluster that the endpoints serve, with its model, limits and tokenizer."""
 
     cluster: "Launcher"
     model_name: str

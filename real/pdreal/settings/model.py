@@ -54,7 +54,7 @@ _SHAPE = (
 
 
 class ModelError(ValueError):
-    """A model that cannot run here, or not with so many ranks."""
+    """A model that real mode cannot run, or cannot run with this number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

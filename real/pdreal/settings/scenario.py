@@ -96,9 +96,9 @@ def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Seque
 
 
 def served_scenario(scenario: Scenario, options: Options) -> Scenario:
-    """Resolved, to serve whoever asks: instances are watched, for clients go and processes die.
+    """The resolved scenario of a server. Health checks are on, because clients disconnect and processes die.
 
-    Raises ConfigError, for what no request fits as well.
+    Raises ConfigError, also if no request fits the pools.
     """
     scenario = for_real(scenario, options)
     if scenario.aggregated is None and scenario.health is None:

@@ -19,7 +19,7 @@ TIMEOUT_S = 30.0
 
 _WHEEL = "--no-deps nixl-cu13"
 _ENOUGH_CORES = 16
-"""Number of cores from which the engine's own progress thread, which takes a whole core, costs nobody anything."""
+"""Minimum number of cores with which the engine runs its own progress thread, which keeps one core busy."""
 _PROGRESS_S = 0.01
 _POLL_S = 20e-6
 

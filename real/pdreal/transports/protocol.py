@@ -22,7 +22,7 @@ Peer = TypeVar("Peer")
 
 
 class TransferError(Exception):
-    """A write did not succeed, as far as is known: some or all of its bytes may have landed, or may land yet."""
+    """A write failed, or its outcome is unknown: some or all of its bytes may have arrived, or may still arrive."""
 
 
 class UnavailableError(Exception):

@@ -7,11 +7,11 @@ long as the forward. What one thread leaves to another must be waited for: the h
 import torch
 
 _BEFORE_FORWARDS = -1
-"""A priority. Each has streams of its own, which torch deals in turn: copies never get the one that computes."""
+"""Priority of streams for copies. torch pools streams by priority, so copies never share the computing stream."""
 
 
 def compute_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream for all that the rank of a GPU computes, in whichever thread."""
+    """The stream on which a rank computes, in all threads."""
     return torch.cuda.Stream(device)
 
 
@@ -21,7 +21,7 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def wait_for_engines(device: torch.device) -> None:
-    """The current stream goes on behind what engines copy here: they may answer a moment before a copy's end."""
+    """Makes the current stream wait for copies of engines, which may report a copy before its end."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
 
