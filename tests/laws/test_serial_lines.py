@@ -1,7 +1,7 @@
 """Engines that post and move one transfer after another, whatever dies or times out meanwhile; beside a naive twin."""
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import StartTransfer
@@ -28,7 +28,11 @@ deaths = st.builds(
     lambda who, died_ns, lasts_ns: Death(who, died_ns, died_ns + lasts_ns),
     st.sampled_from(SOURCES + TARGETS),
     times_ns,
-    st.integers(1, 300 * SECOND),
+    st.floats(1, 100).map(lambda seconds: int(seconds * SECOND)),
+)
+BEFORE, AFTER = (
+    NaiveTransfer("prefill-0", "decode-0", start_s * SECOND, posting_ns=9 * SECOND, moving_ns=9 * SECOND)
+    for start_s in (1, 30)
 )
 
 
@@ -73,6 +77,7 @@ class Line:
     st.sampled_from([7 * SECOND, 1000 * SECOND]),
     st.floats(10, 500).map(lambda seconds: int(seconds * SECOND)),
 )
+@example([BEFORE, AFTER], [Death("prefill-0", 5 * SECOND, 20 * SECOND)], 1000 * SECOND, 100 * SECOND)  # a line anew
 @examples(300)
 def test_a_line_goes_on_behind_what_has_died_or_timed_out(transfers, deaths, turn_ns, timeout_ns):
     assume(not any(d.instance == t.source and d.died_ns <= t.start_ns <= d.back_ns for t in transfers for d in deaths))
