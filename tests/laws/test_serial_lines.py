@@ -30,10 +30,11 @@ deaths = st.builds(
     times_ns,
     st.floats(1, 100).map(lambda seconds: int(seconds * SECOND)),
 )
-BEFORE, AFTER = (
-    NaiveTransfer("prefill-0", "decode-0", start_s * SECOND, posting_ns=9 * SECOND, moving_ns=9 * SECOND)
-    for start_s in (1, 30)
+BEFORE, AFTER, LONG = (
+    NaiveTransfer("prefill-0", "decode-0", start_s * SECOND, posting_ns=posting_s * SECOND, moving_ns=9 * SECOND)
+    for start_s, posting_s in ((1, 9), (30, 9), (1, 50))
 )
+TWO_DEATHS = [Death("decode-0", 5 * SECOND, 20 * SECOND), Death("prefill-1", 10 * SECOND, 30 * SECOND)]
 
 
 class Line:
@@ -78,6 +79,7 @@ class Line:
     st.floats(10, 500).map(lambda seconds: int(seconds * SECOND)),
 )
 @example([BEFORE, AFTER], [Death("prefill-0", 5 * SECOND, 20 * SECOND)], 1000 * SECOND, 100 * SECOND)  # a line anew
+@example([LONG], TWO_DEATHS, 1000 * SECOND, 100 * SECOND)  # who is stuck stays so, whoever dies next
 @examples(300)
 def test_a_line_goes_on_behind_what_has_died_or_timed_out(transfers, deaths, turn_ns, timeout_ns):
     assume(not any(d.instance == t.source and d.died_ns <= t.start_ns <= d.back_ns for t in transfers for d in deaths))
