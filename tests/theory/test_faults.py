@@ -1,10 +1,14 @@
 """Closed forms of what goes wrong: detection, retries, slow and dropped links, timeouts."""
 
+from math import prod
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pdsim.core.journal import KILLED
 from pdsim.core.messages import NewRequest, PeerDown
-from tests.support import MILLISECOND, request, run, small, small_aggregated
+from tests.support import MILLISECOND, examples, request, run, small, small_aggregated
 
 SECOND = 1000 * MILLISECOND
 TOKEN_BYTES = 114_688
@@ -132,6 +136,24 @@ def test_a_link_is_slow_as_long_as_it_lasts():
     """The transfer begins at 102 ms and takes 114.688 ms; 40 ms of it at a tenth of the rate, so 36 ms longer."""
     fault = {"at": "120 ms", "link": "prefill-0", "bandwidth_factor": 0.1, "lasts": "40 ms"}
     assert transfer_ns(faults=[fault]) == pytest.approx(transfer_ns() + 36 * MILLISECOND, abs=10)
+
+
+SLOW = st.tuples(st.integers(0, 400), st.sampled_from([0.5, 0.25, 0.1]), st.integers(1, 400))
+
+
+@given(st.lists(SLOW, max_size=3))
+@example([(110, 0.5, 20), (120, 0.5, 60)])
+@examples(15)
+def test_each_slowness_lasts_as_long_as_its_own_fault(slow):
+    """Begin in ms, factor and length in ms. The transfer begins at 102 ms; at full rate it takes 114.688 ms."""
+    faults = [
+        {"at": f"{at_ms} ms", "link": "prefill-0", "bandwidth_factor": factor, "lasts": f"{lasts_ms} ms"}
+        for at_ms, factor, lasts_ms in slow
+    ]
+    now_ms, left_ms = 102, transfer_ns() / MILLISECOND
+    while left_ms > (rate := prod(f for at_ms, f, lasts_ms in slow if at_ms <= now_ms < at_ms + lasts_ms)):
+        now_ms, left_ms = now_ms + 1, left_ms - rate
+    assert transfer_ns(faults=faults) / MILLISECOND == pytest.approx(now_ms + left_ms / rate - 102, rel=1e-6)
 
 
 def test_a_dropped_link_stalls_for_as_long_as_it_is_down():
