@@ -1,11 +1,15 @@
 """A run as files: the tables say what the summary says, and read back as they were."""
 
+import errno
+from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from pyarrow import parquet
 
 from pdsim.core.instance import Levels
+from pdsim.files import files_replaced
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.metrics.run_folder import read_records, read_summary, write_records
 from pdsim.metrics.tables import RunFolderError
@@ -130,3 +134,26 @@ def test_a_run_that_did_nothing_has_empty_tables(tmp_path):
     write_records(tmp_path, {**counts, "pdsim": {}}, RunRecords())
     assert read_records(tmp_path) == RunRecords()
     assert parquet.read_table(tmp_path / "steps.parquet").column_names == [field.name for field in fields(StepRecord)]
+
+
+@pytest.mark.parametrize("num_replaced", range(4))
+def test_no_folder_with_files_of_two_runs_looks_whole(num_replaced, tmp_path, monkeypatch):
+    """The last file stands for a whole run, whenever the replacing ends early."""
+    names = ["journal", "requests", "summary"]
+    for name in names:
+        (tmp_path / name).write_text("old")
+    replace, calls = Path.replace, iter(range(num_replaced))
+
+    def replace_some(path, target):
+        if next(calls, None) is None:
+            raise OSError(errno.EIO, "the disk is gone")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace_some)
+    with suppress(OSError), files_replaced(tmp_path, names, last="summary") as new:
+        for name in names:
+            (new / name).write_text("new")
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert set(found) | {"summary"} == set(names)
+    assert ("summary" in found) == (num_replaced == len(names))
+    assert [found[name] for name in names if name in found].count("new") == num_replaced

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from subprocess import PIPE
+from threading import Event
 
 import pytest
 
@@ -14,6 +15,9 @@ from tests.report.browser import CHROMIUM
 
 aiohttp = pytest.importorskip("aiohttp", reason="the web extra is not installed")
 
+from aiohttp.test_utils import TestClient, TestServer  # noqa: E402
+
+from pdsim.web.server import BoardServer  # noqa: E402
 from tests.web.tab import tab  # noqa: E402
 
 
@@ -128,6 +132,30 @@ def _chosen(name, value):
         f"form.elements['{name}'].value = '{value}';"
         f"form.elements['{name}'].dispatchEvent(new Event('input', {{bubbles: true}}))"
     )
+
+
+def test_of_questions_that_wait_the_newest_alone_is_answered():
+    answered, may_end = [], Event()
+
+    class SlowBoard:
+        def answer(self, chosen):
+            answered.append(chosen["number"])
+            assert may_end.wait(60)
+            return chosen
+
+    async def ask():
+        server = BoardServer(SlowBoard())
+        async with TestClient(TestServer(server.app)) as client:
+            asked = []
+            for number in (1, 2, 3):
+                asked.append(asyncio.create_task(client.post("/answer", json={"number": number})))
+                while server._newest < number or not answered:  # noqa: ASYNC110  the server has no event for it
+                    await asyncio.sleep(0.001)
+            may_end.set()
+            return [(await one).status for one in asked]
+
+    assert asyncio.run(ask()) == [200, 409, 200]
+    assert answered == [1, 3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
