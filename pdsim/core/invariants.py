@@ -10,6 +10,7 @@ from typing import Any
 from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
+from pdsim.core.memory.hybrid_cache import HybridKvCache, HybridLease
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
@@ -89,6 +90,19 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
         _check_host(cache.host, nodes, cache.prefetcher)
     if cache.offload is not None:
         _check_offload(cache.offload)
+    if isinstance(cache, HybridKvCache):
+        _check_states(cache, nodes, leases)
+
+
+def _check_states(cache: HybridKvCache, nodes: list[Node], leases: list[Lease]) -> None:
+    states = cache.states
+    held = sum(lease.num_slots for lease in leases if isinstance(lease, HybridLease))
+    slots = states.num_free, held, len(states.kept)
+    _require(sum(slots) == states.num_slots, "STATE-1", "slots free, held and kept", slots, states.num_slots)
+    _require(states.kept.keys() <= set(nodes), "STATE-2", "nodes with a state", states.kept, nodes)
+    users = Counter(lease.node for lease in leases)
+    counted = {node: users[node] for node in states.kept}
+    _require(states.kept == counted, "STATE-3", "leases on nodes with a state", states.kept, counted)
 
 
 def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:

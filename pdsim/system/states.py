@@ -3,12 +3,18 @@ _handle_max_mamba_cache and _calculate_mamba_ratio).
 """
 
 from dataclasses import dataclass
+from math import lcm
 from typing import Literal, NamedTuple
 
 STATE_SHARE = 0.9
 """Memory of linear-attention states relative to the memory of KV (mamba_full_memory_ratio)."""
 CACHED_SLOTS = 3
 """Number of slots of a running request with a prefix cache, which keeps states."""
+
+CHUNK_TOKENS = 64
+"""Number of tokens behind which kernels leave a state (FLA_CHUNK_SIZE), if a page has no more."""
+TRACK_TOKENS = 256
+"""Number of output tokens between two states that decode steps leave (mamba_track_interval)."""
 
 StateStrategy = Literal["no_buffer", "extra_buffer"]
 
@@ -18,6 +24,16 @@ def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bo
     if not radix_cache:
         return 1
     return CACHED_SLOTS + (0 if strategy == "no_buffer" else 2 if overlap else 1)
+
+
+def chunk_tokens(page_size: int) -> int:
+    """Number of tokens between places in a prompt where its state can be kept (mamba_checkpoint_grid)."""
+    return lcm(max(CHUNK_TOKENS, page_size), page_size)
+
+
+def interval_tokens(page_size: int) -> int:
+    """Number of tokens between places in an output where its state can be kept (mamba_track_grid)."""
+    return lcm(chunk_tokens(page_size), TRACK_TOKENS)
 
 
 class StateMemory(NamedTuple):

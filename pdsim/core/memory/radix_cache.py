@@ -95,6 +95,22 @@ class RadixCache:
             child, end = self._next(child, sequence, stop)
         return end
 
+    def whole_nodes(self, sequence: TokenSequence) -> list[Node]:
+        """The nodes, from the first, of which the sequence has all tokens. The tree does not change."""
+        nodes: list[Node] = []
+        stop = self.num_cacheable(len(sequence))
+        child, end = self._next(self.root, sequence, stop)
+        while child is not None and end == child.stop:
+            nodes.append(child)
+            child, end = self._next(child, sequence, stop)
+        return nodes
+
+    def split_at_match(self, sequence: TokenSequence, max_tokens: int) -> Node:
+        """The node that ends where the longest cached prefix of at most max_tokens ends, in whole pages. A node that
+        matches in part is split there.
+        """
+        return self._descend(self.root, sequence, self.num_cacheable(min(max_tokens, len(sequence))))[0]
+
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
         """The longest cached prefix of at most max_tokens, in whole pages, locked. A partly matching node is split."""
         node, pages = self._descend(self.root, sequence, self.num_cacheable(min(max_tokens, len(sequence))))

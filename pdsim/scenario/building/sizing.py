@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
+from pdsim.core.memory.hybrid_cache import HybridKvCache, StateLimits
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
@@ -25,7 +26,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system import memory
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
-from pdsim.system.states import StateRule, StateStrategy, slots_per_request
+from pdsim.system.states import CACHED_SLOTS, StateRule, StateStrategy, chunk_tokens, interval_tokens, slots_per_request
 
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool, if host_cache is auto (SGLang's --hicache-ratio)."""
@@ -344,13 +345,17 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
         has_drafts = scenario.num_draft_layers > 0
         tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction), has_drafts=has_drafts)
     rules = scenario.engine_rules
+    counts_every_insert = rules.counts_every_insert
+    if tree is not None and (states := _state_limits(scenario, settings, role)) is not None:
+        own = {"keeps_replaced": keeps_replaced, "counts_every_insert": counts_every_insert}
+        return HybridKvCache(pool, scenario.page_size, tree, states, **own)
     make = partial(
         KvCache,
         pool,
         scenario.page_size,
         tree,
         keeps_replaced=keeps_replaced,
-        counts_every_insert=rules.counts_every_insert,
+        counts_every_insert=counts_every_insert,
         splits_at_prompt=rules.splits_at_prompt,
     )
     if tree is None or settings.host_cache is None:
@@ -371,3 +376,28 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
         )
         prefetcher = Prefetcher(host, scenario.page_size, limits)
     return make(host=host, prefetcher=prefetcher)
+
+
+def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Role) -> StateLimits | None:
+    """States that a prefix cache keeps. None: a cached prefix continues from any page, without regard to states."""
+    layout = layout_of(scenario, role)
+    returns_kv = scenario.decode is not None and scenario.decode.returns_kv
+    if scenario.engine != "sglang" or not layout.state_bytes or settings.host_cache is not None or returns_kv:
+        return None
+    assert settings.mem_fraction is not None
+    assert settings.max_running_requests is not None
+    slots = slots_of_request(scenario, settings)
+    own_slots = slots - CACHED_SLOTS + 1
+    num_places = settings.max_running_requests
+    if isinstance(settings, DecodeSettings):
+        num_places += settings.extra_slots or 0
+    num_slots = layout.states(settings.mem_fraction, _state_rule(scenario, settings, layout, role)).num_slots
+    has_buffer = _strategy(scenario, settings) == "extra_buffer"
+    return StateLimits(
+        num_slots=max(num_slots, num_places * own_slots),
+        slots_per_request=own_slots,
+        chunk_tokens=chunk_tokens(scenario.page_size),
+        interval_tokens=interval_tokens(scenario.page_size),
+        has_buffer=has_buffer,
+        computes_prompts=role != "decode",
+    )

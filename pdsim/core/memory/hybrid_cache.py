@@ -1,0 +1,227 @@
+"""The KV memory of one instance whose model has layers of linear attention.
+
+Such a layer has one state of all tokens so far, in place of KV of each token. A request can continue from a cached page
+only if the state of its last token was kept, too. Nodes of the prefix cache keep states at their ends. A cached prefix
+is one that ends at a node with a state. Law: tests/laws/test_hybrid_cache.py.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from pdsim.core.memory.kv_cache import KvCache, Lease
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.policy.views import TokenSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateLimits:
+    """How many states an instance keeps, and at which tokens."""
+
+    num_slots: int
+    slots_per_request: int
+    """Number of slots that a request holds while it has a lease: its own state, and states on the way to the cache."""
+    chunk_tokens: int
+    """States of a prompt are kept at multiples of this many tokens behind the beginning of a chunk."""
+    interval_tokens: int
+    """States of outputs are kept at multiples of this many tokens."""
+    has_buffer: bool = True
+    """False: the state is kept where a chunk or request ends, at any token (no_buffer)."""
+    computes_prompts: bool = True
+    """False: states of prompts arrive from elsewhere and are not kept as they come."""
+
+
+@dataclass(slots=True, eq=False)
+class HybridLease(Lease):
+    """A lease of a request that also holds slots for states."""
+
+    num_slots: int = 0
+    num_extended_tokens: int = 0
+    """Number of tokens behind which the next chunk begins."""
+    branch_tokens: int = 0
+    """Number of tokens whose pages were cached when the lease was opened, in whole chunks, if no state was kept there.
+    0: a state was kept at the last of them."""
+
+
+class KeptStates:
+    """Slots for states: those at nodes of the prefix cache, and how many are free for requests."""
+
+    def __init__(self, tree: RadixCache, num_slots: int) -> None:
+        self.num_slots = self.num_free = num_slots
+        """num_free is negative if requests and the states that they continue from take more slots than there are."""
+        self.kept: OrderedDict[Node, int] = OrderedDict()
+        """Nodes with a state, the least recently used first. Values: number of leases on the node."""
+        self._tree = tree
+
+    def deepest(self, node: Node) -> Node:
+        """The last node with a state on the path to this one. The root, if there is none."""
+        while node.parent is not None and node not in self.kept:
+            node = node.parent
+        return node
+
+    def use(self, node: Node) -> None:
+        if node in self.kept:
+            self.kept.move_to_end(node)
+
+    def lock(self, node: Node) -> None:
+        if node in self.kept:
+            self.kept[node] += 1
+
+    def unlock(self, node: Node) -> None:
+        if node in self.kept:
+            self.kept[node] -= 1
+
+    def keep(self, node: Node) -> bool:
+        """Keeps a state at a node, in a slot that the caller took. Returns False if the slot is still the caller's,
+        because the node has a state, or is the root.
+        """
+        is_new = node.parent is not None and node not in self.kept
+        if is_new:
+            self.kept[node] = 0
+        self.use(node)
+        return is_new
+
+    def take(self, num_slots: int) -> None:
+        """Takes slots. As far as none are free, states are evicted that no lease continues from. A node that would
+        then have no use is evicted with its pages.
+        """
+        while self.num_free < num_slots and (node := self._least_recent()) is not None:
+            self.forget(node)
+            if not node.locks and not node.children:
+                self._tree.remove(node)
+        self.num_free -= num_slots
+
+    def give_back(self, num_slots: int) -> None:
+        self.num_free += num_slots
+
+    def forget(self, node: Node) -> None:
+        """Frees the slot of a node's state, if it has any."""
+        if self.kept.pop(node, None) is not None:
+            self.num_free += 1
+
+    def _least_recent(self) -> Node | None:
+        for node, num_leases in self.kept.items():
+            if not num_leases:
+                return node
+        return None
+
+
+class HybridKvCache(KvCache):
+    """Leases that continue from kept states. SGLang's unified radix cache with its Mamba component."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        page_size: int,
+        prefix_cache: RadixCache,
+        limits: StateLimits,
+        *,
+        keeps_replaced: bool = False,
+        counts_every_insert: bool = False,
+    ) -> None:
+        super().__init__(
+            pool, page_size, prefix_cache, keeps_replaced=keeps_replaced, counts_every_insert=counts_every_insert
+        )
+        self.states = KeptStates(prefix_cache, limits.num_slots)
+        self._tree = prefix_cache
+        self._limits = limits
+
+    def num_cached_tokens(self, sequence: TokenSequence) -> int:
+        nodes = self._tree.whole_nodes(sequence)
+        return self.states.deepest(nodes[-1]).stop if nodes else 0
+
+    def use(self, sequence: TokenSequence) -> int:
+        node = self.states.deepest(self._tree.split_at_match(sequence, len(sequence)))
+        self._touch(node)
+        return node.stop
+
+    def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
+        """Opens a lease on the longest cached prefix of at most max_tokens that has a state, and locks the prefix."""
+        limits, end = self._limits, self._tree.split_at_match(sequence, max_tokens)
+        node = self.states.deepest(end)
+        self._tree.lock(node)
+        self._touch(node)
+        self.states.lock(node)
+        self.states.take(limits.slots_per_request)
+        pages = [page for step in path_to(node) for page in step.pages]
+        branch = end.stop - end.stop % limits.chunk_tokens
+        return HybridLease(
+            node,
+            pages,
+            len(pages),
+            num_slots=limits.slots_per_request,
+            num_extended_tokens=node.stop,
+            branch_tokens=branch if branch > node.stop else 0,
+        )
+
+    def checkpoint(
+        self,
+        lease: Lease,
+        sequence: TokenSequence,
+        num_tokens: int,
+        num_prompt_tokens: int = 0,
+        *,
+        is_chunk: bool = False,
+    ) -> None:
+        """Shares the pages up to the last state of the computed chunk, and keeps the state there."""
+        assert isinstance(lease, HybridLease)
+        assert lease.node is not None
+        tracked = self._last_of_chunk(lease, num_tokens)
+        lease.num_extended_tokens = num_tokens
+        if not tracked:
+            return
+        self.states.take(1)
+        node = self._share(lease, sequence, tracked, self._tree)
+        if not self.states.keep(node):
+            self.states.give_back(1)
+        if node is not lease.node:
+            self._tree.lock(node, below=lease.node)
+            self.states.unlock(lease.node)
+            self.states.lock(node)
+            lease.node = node
+        self._tree.touch(node, self._hits_behind(lease, node, is_chunk=is_chunk))
+
+    def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
+        """Shares the pages up to the last state since the prompt, which the request hands over; ends the lease."""
+        assert isinstance(lease, HybridLease)
+        tracked = num_tokens
+        if self._limits.has_buffer:
+            tracked -= num_tokens % self._limits.interval_tokens
+            if tracked <= lease.num_extended_tokens:
+                tracked = 0
+        if tracked:
+            node = self._share(lease, sequence, tracked, self._tree)
+            lease.num_slots -= self.states.keep(node)
+            self._tree.touch(node, self._hits_behind(lease, node))
+        self.drop(lease)
+
+    def drop(self, lease: Lease) -> None:
+        assert isinstance(lease, HybridLease)
+        assert lease.node is not None
+        self.states.unlock(lease.node)
+        super().drop(lease)
+        self.states.give_back(lease.num_slots)
+
+    def flush(self) -> None:
+        self._evict(self._tree, self._tree.num_evictable_pages)
+
+    def _evict(self, prefix_cache: RadixCache, num_pages: int) -> None:
+        prefix_cache.evict(num_pages, self.states.forget)
+
+    def _touch(self, node: Node) -> None:
+        self._tree.touch(node)
+        self.states.use(node)
+
+    def _last_of_chunk(self, lease: HybridLease, num_tokens: int) -> int:
+        """Number of tokens behind which a chunk that ends behind num_tokens leaves a state. 0: the chunk leaves none.
+
+        Where cached pages without a state end, prompts have parted before. The chunk prefers to leave its state there.
+        """
+        limits, start = self._limits, lease.num_extended_tokens
+        if not limits.has_buffer:
+            return num_tokens
+        size = limits.chunk_tokens
+        if not limits.computes_prompts or num_tokens - start < size:
+            return 0
+        last, branch = num_tokens - (num_tokens - start) % size, lease.branch_tokens
+        return branch if start < branch <= last and not (branch - start) % size else last
