@@ -99,7 +99,7 @@ def test_pages_and_folders_leave_out_what_the_summary_leaves_out(tmp_path):
         assert len(one.records.requests) == 40
         assert len(one.judged.requests) == finished.summary["completed"] == 30
         assert sum(stage.mean_ms for stage in stage_times(one.judged)) == pytest.approx(latency_ms)
-    assert "10 that warmed up are left out" in run_page([ReportedRun("kept", stored.summary, stored.records)]).subtitle
+    assert "10 left out as warm-up" in run_page([ReportedRun("kept", stored.summary, stored.records)]).subtitle
 
 
 @pytest.mark.parametrize("concurrency", [32, 64])

@@ -1,6 +1,4 @@
-"""Probes of a server: planned in rounds within a budget of requests, then carried out; and the load, which is not
-fitted.
-"""
+"""Probes of a server, planned in rounds within a budget of requests, and loads, which test the fit."""
 
 import re
 import threading

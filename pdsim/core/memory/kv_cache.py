@@ -235,7 +235,7 @@ class KvCache:
                 self._split(node, num_prompt_tokens, self.prefix_cache)
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
-        """Share the whole pages of the first num_tokens, of which the last may be outputs; give up the lease."""
+        """Ends the lease. The whole pages of the first num_tokens (prompt and outputs) go to the prefix cache."""
         if self.prefix_cache is not None:
             assert lease.node is not None
             self.prefix_cache.see(lease.node, sequence)

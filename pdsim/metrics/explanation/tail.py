@@ -64,7 +64,7 @@ class TailGroup:
     load: float | None
     """Arrival rate at the first of the instances while its queue built up, relative to its mean arrival rate."""
     tokens: float | None
-    """Median number of computed prompt tokens, or of output tokens, if this number is the cause."""
+    """Median number of tokens that cause the wait: computed prompt tokens, or output tokens. None: no such cause."""
     all_tokens: float | None
     example: int
     """Id of the slowest request."""

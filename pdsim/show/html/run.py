@@ -147,7 +147,7 @@ def _subtitle(run: ReportedRun) -> str:
     if summary.get("max_concurrency"):
         said.append(f"{summary['max_concurrency']} at once")
         if left_out := summary.get("pdsim", {}).get("warm_up_requests"):
-            said.append(f"{left_out:,} that warmed up are left out")
+            said.append(f"{left_out:,} left out as warm-up")
     elif "request_rate" in summary:
         rate = summary["request_rate"]
         said.append("at the trace's times" if rate == "trace" else f"{rate} sent a second")

@@ -20,7 +20,7 @@ _RATES, _OWN_RATES = "Poisson arrivals", "arrivals as the scenario has them"
 _SPEEDUPS = (0.5, 1.0, 2.0, 4.0)
 _SLOWEST, _FASTEST = 1 / 8, 32.0
 _NEAR = 1.4
-"""Ratio to the highest speed-up that meets the SLO, within which a missing speed-up is near enough."""
+"""If the lowest missing speed-up is more than this times the highest that meets the SLO, others between are tried."""
 _SPEEDUP, _SPEEDUP_AXIS = "the trace's own times", "speed-up of the trace"
 
 

@@ -201,7 +201,7 @@ def _each_head(low: Tensor, matrix: Tensor, num_heads: int) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class LatentWeights:
     into: Tensor
-    """[queries, or their latent | latent | rotated key, hidden]"""
+    """Joined input matrices: [queries or their latent | latent | rotated key, hidden]."""
     query_norm: Tensor | None
     """Norm of the queries' latent, if queries have one."""
     query: Tensor | None

@@ -137,7 +137,7 @@ def plant_in_hub_cache(hf_home: Path, vocab_size: int) -> None:
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    """Names of tokens stand alone; all else is one token a character, or a byte where there is none for it."""
+    """The content of tokenizer.json. Names of tokens become one token, other characters one token or their bytes."""
     return {
         "version": "1.0",
         "truncation": None,
