@@ -15,7 +15,7 @@ from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.building.machines import state_machines
-from pdsim.scenario.building.sizing import layout_of, resolve, slots_of_request
+from pdsim.scenario.building.sizing import kv_cache, layout_of, resolve, slots_of_request
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.speculation import DEFAULT_RUNNING
 from pdsim.scenario.yaml_file import ConfigError
@@ -218,6 +218,9 @@ def test_a_hybrid_model_sends_the_state_and_the_suffix_of_model_and_draft(turns,
     for (_, shared, _), found in zip(turns, run(scenario).records.requests, strict=True):
         suffix = ceil((shared + 3) / page_size) * page_size - found.num_decode_cached_tokens
         assert found.transfer_bytes == suffix * token_bytes + state_bytes
+    tree = kv_cache(resolve(scenario), "prefill").prefix_cache
+    assert tree is not None
+    assert not tree.has_drafts  # a token's key is the token alone, where states decide
 
 
 @pytest.mark.parametrize(

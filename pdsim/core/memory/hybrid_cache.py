@@ -31,16 +31,16 @@ class StateLimits:
     """False: states of prompts arrive from elsewhere and are not kept as they come."""
 
 
-@dataclass(slots=True, eq=False)
 class HybridLease(Lease):
     """A lease of a request that also holds slots for states."""
 
-    num_slots: int = 0
-    num_extended_tokens: int = 0
-    """Number of tokens behind which the next chunk begins."""
-    branch_tokens: int = 0
-    """Number of tokens whose pages were cached when the lease was opened, in whole chunks, if no state was kept there.
-    0: a state was kept at the last of them."""
+    def __init__(self, node: Node, pages: list[int], num_slots: int, branch_tokens: int) -> None:
+        """branch_tokens: number of cached tokens, in whole chunks, if a state was kept only before the last. Else 0."""
+        super().__init__(node, pages, len(pages))
+        self.num_slots = num_slots
+        self.branch_tokens = branch_tokens
+        self.num_extended_tokens = node.stop
+        """Number of tokens behind which the next chunk begins."""
 
 
 class KeptStates:
@@ -145,14 +145,7 @@ class HybridKvCache(KvCache):
         self.states.take(limits.slots_per_request)
         pages = [page for step in path_to(node) for page in step.pages]
         branch = end.stop - end.stop % limits.chunk_tokens
-        return HybridLease(
-            node,
-            pages,
-            len(pages),
-            num_slots=limits.slots_per_request,
-            num_extended_tokens=node.stop,
-            branch_tokens=branch if branch > node.stop else 0,
-        )
+        return HybridLease(node, pages, limits.slots_per_request, branch if branch > node.stop else 0)
 
     def checkpoint(
         self,

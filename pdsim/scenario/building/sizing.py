@@ -340,13 +340,14 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)
-    tree = None
+    tree = states = None
     if settings.radix_cache:
-        has_drafts = scenario.num_draft_layers > 0
+        states = _state_limits(scenario, settings, role)
+        has_drafts = scenario.num_draft_layers > 0 and states is None
         tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction), has_drafts=has_drafts)
     rules = scenario.engine_rules
     counts_every_insert = rules.counts_every_insert
-    if tree is not None and (states := _state_limits(scenario, settings, role)) is not None:
+    if tree is not None and states is not None:
         own = {"keeps_replaced": keeps_replaced, "counts_every_insert": counts_every_insert}
         return HybridKvCache(pool, scenario.page_size, tree, states, **own)
     make = partial(
