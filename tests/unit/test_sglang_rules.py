@@ -12,12 +12,14 @@ from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import (
+    Abort,
     AskOutput,
     Cancel,
     DecodeStep,
     Finished,
     KvArrived,
     KvGranted,
+    KvSent,
     LoadKv,
     NewRequest,
     PrefillStep,
@@ -430,6 +432,41 @@ def test_the_last_chunk_of_an_aborted_prompt_is_not_cached():
     a.on_message(Cancel(0, "aborted"), 0)
     assert a.cache.num_cached_tokens(Spans.of(0, 30)) == 8
     assert a.cache.num_available_pages == 100
+
+
+def test_prefill_does_not_cache_the_last_chunk_of_an_aborted_prompt():
+    p = prefill_instance()
+    arrive(p, 0, 30)
+    for _ in range(2):
+        begun(p)
+    p.on_message(Cancel(0, "aborted"), 0)
+    p.on_message(KvSent(0), 0)
+    p.next_step(0)
+    assert p.cache.num_cached_tokens(Spans.of(0, 30)) == 8
+    assert p.cache.num_available_pages == 100
+
+
+def test_an_aborted_transfer_keeps_its_metadata_buffer_until_its_sender_stops():
+    d = decode(max_running_requests=1, extra_slots=9)
+    for i in range(2):
+        arrive(d, i, 4)
+    d.next_step(0)
+    d.on_message(Cancel(0, "aborted"), 0)
+    arrive(d, 2, 4)
+    d.next_step(0)
+    assert list(d.transferring) == [1]
+    d.on_message(Abort(0, "stopped"), 0)
+    d.next_step(0)
+    assert list(d.transferring) == [1, 2]
+
+
+def test_an_aborted_request_whose_kv_has_come_is_cached():
+    d = decode(radix=True, max_running_requests=1, extra_slots=9)
+    for i in range(2):
+        arrive(d, i, 4)
+    run(d, 0, 1)
+    d.on_message(Cancel(1, "aborted"), 0)
+    assert d.cache.num_cached_tokens(Spans.of(1, 5)) == 4
 
 
 # Room for a prompt that ignores the end of sequence, to the fraction of a token.

@@ -28,6 +28,7 @@ from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.messages import (
+    Abort,
     Arrival,
     AskOutput,
     Cancel,
@@ -48,6 +49,7 @@ from pdsim.core.messages import (
     Send,
     Step,
     StepResult,
+    Tell,
     Wait,
 )
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
@@ -195,6 +197,11 @@ class Replay:
         self.ends_at_once = {rid for row in self.rows if row[2] == "merged" for rid, ends in row[3] if ends}
         self.unended = self.ends_at_once | {rid for row in self.rows if row[2] == "abort" for rid in row[3]}
         """Requests whose last token does not end them: they end as they join, or as they are given up."""
+        self.sent = {rid for row in self.rows if row[2] == "sent" for rid in row[3]}
+        self.aborted = {rid for row in self.rows if self.is_decode and row[2] == "abort" for rid in row[3]}
+        """Requests of a decode instance that the client aborted: the router has told the client."""
+        self.stopped: list[int] = []
+        """Requests to a decode instance whose transfers were stopped in this iteration."""
         self.preempted: list[str] = []
         """Requests that gave way in this iteration: they come to the queue again."""
         self.back: set[str] = set()
@@ -227,6 +234,8 @@ class Replay:
         for row in rows:
             self.tell(row, now_ns)
         step, commands = self.choose(now_ns)
+        while self.stopped:  # SGLang admits before it looks after transfers
+            self.instance.on_message(Abort(self.stopped.pop(), "stopped"), now_ns)
         self.carry_out(commands, now_ns)
         self.check(rows)
         self.check_step(step, said[0] if said else None)
@@ -284,7 +293,8 @@ class Replay:
                 self.instance.on_message(self.new[rid], now_ns)
         elif what == "abort":
             for rid in told:
-                self.instance.on_message(Cancel(int(rid[1:]), "aborted by the client"), now_ns)
+                commands = self.instance.on_message(Cancel(int(rid[1:]), "aborted by the client"), now_ns)
+                self.stop_sending(int(rid[1:]), commands, now_ns)
         elif what == "granted":
             for rid in told:
                 num_pages = -(-len(self.new[rid].prompt) // self.instance.page_size)
@@ -292,6 +302,14 @@ class Replay:
         elif what == "arrived":
             for rid in told:
                 self.instance.on_message(KvArrived(int(rid[1:]), rid in self.ends_at_once), now_ns)
+
+    def stop_sending(self, request_id: int, commands: list[Command], now_ns: int) -> None:
+        """The sender stops at once, unless the log says when."""
+        if self.is_decode:
+            self.stopped.append(request_id)
+        for command in commands:
+            if isinstance(command, Tell) and f"r{request_id}" not in self.sent:
+                self.instance.on_message(KvSent(request_id), now_ns)
 
     def note(self, command: Command) -> None:
         match command:
@@ -311,7 +329,7 @@ class Replay:
         said: dict[str, list[Any]] = {what: [] for what in DECISIONS}
         for row in rows:
             if row[2] == "failed":
-                said["failed"].append(row[3])
+                said["failed"] += [] if row[3] in self.aborted else [row[3]]
             elif row[2] == "merged":
                 said["merged"] += [rid for rid, _ in row[3] if rid not in self.back]
             elif row[2] in DECISIONS:

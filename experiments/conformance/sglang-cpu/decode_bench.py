@@ -15,10 +15,18 @@ class Receiver:
         self.transfer_steps = transfer_steps
         self.arrives_at: int | None = None
         self.conclude_state = None
+        self.has_failed = False
+        self.abort_notified = False
+        self.kv_mgr = SimpleNamespace(enable_deferred_decode_kv_release=False)
+
+    def abort(self) -> None:
+        self.has_failed = True
 
     def poll(self) -> Any:
         from sglang.srt.disaggregation.base.conn import KVPoll
 
+        if self.has_failed:
+            return KVPoll.Failed
         if self.bench.step < self.met_at:
             return KVPoll.Bootstrapping
         if self.arrives_at is None:
@@ -68,6 +76,7 @@ class DecodeBench(Bench):
         transfers = decode.DecodeTransferQueue.__new__(decode.DecodeTransferQueue)
         transfers.__dict__.update({**common, "queue": []})
         transfers._commit_transfer_to_req = self.commit
+        transfers.enable_deferred_kv_release, transfers.tp_rank = False, 0
         transfers.resolve_deferred_releases = lambda: None
         transfers.has_pending_deferred_releases = lambda: False
         queue = decode.DecodePreallocQueue.__new__(decode.DecodePreallocQueue)

@@ -52,11 +52,13 @@ class PrefillBench(Bench):
         from sglang.srt.disaggregation import prefill
         from sglang.srt.disaggregation.prefill import PrefillBootstrapQueue
         from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
+        from sglang.srt.runtime_context import get_parallel
 
         def polls(pollers: Any, *_: Any) -> list[Any]:
             return [poller.poll() for poller in pollers]
 
         prefill.poll_and_all_reduce_attn_cp_tp_group = polls
+        get_parallel().override_permanently(tp_rank=0)
         scheduler, role = self.scheduler, self.load.servers.prefill
         buffers = ReqToMetadataIdxAllocator(2 * role.max_running_requests)
         queue = PrefillBootstrapQueue.__new__(PrefillBootstrapQueue)

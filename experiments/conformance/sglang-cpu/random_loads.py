@@ -21,6 +21,9 @@ FIXED = 0.4
 LONGEST = 0.5
 """Part of the other requests that reach their longest output."""
 
+ABORTS = 0.3
+"""Part of the requests of a load with aborts that the client gives up."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnRequest(Request):
@@ -64,17 +67,24 @@ def _request(draw: random.Random, at: int, stems: list[list[int]], longest: int,
     return DrawnRequest(at, prompt, max_new_tokens, [STOP], ignore_eos, output=output)
 
 
-def random_load(seed: int, instance: str = "") -> Load:
-    """A load of an aggregated instance, or of a prefill instance."""
+def _abort_at(draw: random.Random, at: float) -> int | None:
+    return int(at) + draw.randint(1, 40) if draw.random() < ABORTS else None
+
+
+def random_load(seed: int, kind: str = "") -> Load:
+    """A load of an aggregated instance, or of the kind prefill, decode, prefill-aborts or decode-aborts."""
     load = _aggregated_load(seed)
-    if not instance:
+    if not kind:
         return load
+    instance, _, aborts = kind.partition("-")
     draw = random.Random(f"{instance} {seed}")
     slowest = draw.choice([0, 2, 20])
     requests = [
         replace(request, grant_steps=draw.randint(0, slowest), transfer_steps=draw.randint(0, slowest), abort_at=None)
         for request in load.requests(None)
     ]
+    if aborts:
+        requests = [replace(request, abort_at=_abort_at(draw, request.at_s)) for request in requests]
     if instance == "prefill":
         return Load(replace(load.servers, decode=Role()), lambda _: requests)
     requests = [replace(request, grant_steps=0) for request in requests]

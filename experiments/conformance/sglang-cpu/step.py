@@ -336,11 +336,11 @@ def _scheduler(bench: "Bench") -> Any:
 
 
 def bench_of(kind: str) -> type[Bench]:
-    if kind == "drawn-prefill":
+    if kind.startswith("drawn-prefill"):
         from prefill_bench import PrefillBench
 
         return PrefillBench
-    if kind == "drawn-decode":
+    if kind.startswith("drawn-decode"):
         from decode_bench import DecodeBench
 
         return DecodeBench

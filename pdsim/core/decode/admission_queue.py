@@ -7,7 +7,7 @@ retracted     ran, and gave its pages back                             resume_ne
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines, LateRequests
@@ -229,7 +229,7 @@ class Releases:
         self._deadlines = Deadlines(decode_id, timeout_ns)
 
     @property
-    def held(self) -> Iterable[DecodeRequest]:
+    def held(self) -> Collection[DecodeRequest]:
         return self._held.values()
 
     def hold(self, request: DecodeRequest, now_ns: int) -> list[Command]:

@@ -252,7 +252,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _admit(self, commands: list[m.Command]) -> None:
         aborted: list[DecodeRequest] = []
-        num_buffers = self._max_transferring - len(self.transferring)
+        num_buffers = self._max_transferring - len(self.transferring) - len(self._releases.held)
         while request := self.queue.admit_next(self, self._num_slots, num_buffers):
             num_buffers -= 1
             if request.is_aborted:  # that is seen only now
@@ -278,7 +278,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _num_slots(self) -> int:
-        return self.limits.max_running_requests + self.limits.extra_slots + len(self.batch.ended)
+        return self.limits.num_slots + len(self.batch.ended) - len(self._releases.held)
 
     @property
     def _num_places(self) -> int:
@@ -317,7 +317,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self._arrived.remove(request_id)
             self.cache.drop(self.transferring.pop(request_id).lease)
         elif ready := self.ready.withdraw(request_id):
-            self.cache.drop(ready.lease)
+            num_tokens = ready.num_prompt_tokens if self.limits.rules.runs_aborted_on else 0
+            self.cache.close(ready.lease, ready.prompt, num_tokens)
         elif self.batch.has(request_id):
             if self.limits.rules.runs_aborted_on:
                 self.batch.abort(request_id)

@@ -33,6 +33,10 @@ class DecodeLimits:
     rules: EngineRules = SGLANG_0_5_23
 
     @property
+    def num_slots(self) -> int:
+        return self.max_running_requests + self.extra_slots
+
+    @property
     def max_transferring(self) -> int:
         """Maximum number of requests whose KV is on its way: each has a metadata buffer for its first token."""
         return 2 * self.max_running_requests

@@ -281,8 +281,10 @@ class ForwardBuilder(Generic[RequestT]):
         """Removes a prompt that was not begun. None: the prompt does not wait here."""
         return self._waiting.pop(request_id, None)
 
-    def stop(self, request: RequestT) -> None:
-        """Computes no more of a prompt than forwards have already."""
+    def stop(self, request: RequestT, *, caches: bool = False) -> None:
+        """Computes no more of a prompt than forwards have already. caches: its last chunk is cached."""
+        if caches and self._unshared is request:
+            self._share(request, request.num_computed_tokens, is_chunk=True)
         if self.partial is request:
             self.partial = self._unshared = None
 

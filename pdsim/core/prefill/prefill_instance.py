@@ -102,6 +102,7 @@ class PrefillInstance:
             sizer=sizer,
             rules=limits.rules,
             allows_fixed=self._allows_fixed,
+            shares_late=not (limits.overlap or limits.rules.computes_aborted_prompts),
         )
         self._ends = SimulatedEnds((), INITIAL_RATIO)
         """Ends of the prompts of the forward that is being filled."""
@@ -327,7 +328,10 @@ class PrefillInstance:
         for request_id in self._sent:
             if (request := self.sending.pop(request_id, None)) is None:
                 continue  # it was given up as its last unit arrived, and both said so
-            self.cache.close(request.lease, request.prompt, request.num_computed_tokens)
+            if request.given_up and not self.limits.rules.computes_aborted_prompts:
+                self.cache.drop(request.lease)
+            else:
+                self.cache.close(request.lease, request.prompt, request.num_computed_tokens)
             commands.append(m.PrefillDone(request_id))
         self._sent = []
         return commands
@@ -338,7 +342,7 @@ class PrefillInstance:
         partial = self._builder.partial
         if partial is None or partial.is_granted or not self._granted_wait():
             return
-        self._builder.stop(partial)
+        self._builder.stop(partial, caches=True)
         if partial.is_in_forward:
             partial.gives_way = True
         else:
