@@ -85,7 +85,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         request = self._loaded[request_id] = self._loading.pop(request_id)
         self._share(request, len(request.lease.table) * self.page_size, is_chunk=True)
 
-    def stop(self, request: RequestT) -> None:
+    def stop(self, request: RequestT, *, caches: bool = False) -> None:
         self._partials.pop(request.request_id, None)
 
     def give_up(self, request: RequestT) -> None:
