@@ -133,7 +133,7 @@ def test_rows_say_where_they_come_from_and_nothing_secret(tmp_path, capsys):
     with stub(pages=info | {"/metrics": 'sglang:num_running_reqs{a="b"} 2.0\n'}) as server:
         assert observe(server, tmp_path, "--gpu", "h200") == 0
     captured = capsys.readouterr()
-    assert "2 requests of others" in captured.err
+    assert "2 requests of other clients" in captured.err
     assert "SGLang 0.5.9" in captured.out
     found = rows(tmp_path)
     assert {(row["device"], row["model"], row["engine"]) for row in found} == {("h200", "qwen3-8b", "SGLang 0.5.9")}
@@ -183,7 +183,7 @@ def no_extras(body):
 def test_what_a_server_refuses_is_left_out(tmp_path, capsys):
     with stub(odd=no_extras) as server:
         assert observe(server, tmp_path) == 0
-    assert "refuses ignore_eos" in capsys.readouterr().err
+    assert "leave out ignore_eos" in capsys.readouterr().err
     assert len(rows(tmp_path)) > 20
 
 
