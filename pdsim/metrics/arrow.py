@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def read_table(path: Path) -> Any:
@@ -44,8 +45,9 @@ def arrow_array(values: Sequence[Any]) -> Any:
     return pa.array(values)
 
 
-def numpy_array(values: Any) -> NDArray[Any]:
+def numpy_array(values: Any) -> "NDArray[Any]":
     """The values of an array of numbers or truth values without None."""
+    import numpy as np  # noqa: PLC0415  slow to import
     from pyarrow import types, uint8  # noqa: PLC0415
 
     if types.is_boolean(values.type):
@@ -53,7 +55,7 @@ def numpy_array(values: Any) -> NDArray[Any]:
     return np.from_dlpack(values)
 
 
-def mask(rows: NDArray[np.bool_]) -> Any:
+def mask(rows: "NDArray[np.bool_]") -> Any:
     """Array of truth values, which picks rows of a table."""
     import pyarrow as pa  # noqa: PLC0415
 
@@ -82,6 +84,7 @@ def _texts(texts: Sequence[str], present: Any) -> Any:
 
 
 def _bits(truths: Any) -> Any:
+    import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
 
     return pa.py_buffer(np.packbits(np.asarray(truths, dtype=np.bool_), bitorder="little"))
