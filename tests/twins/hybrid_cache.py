@@ -39,8 +39,7 @@ class NaiveHybridCache:
         longer = [other for other in self.last_use if begins(prefix, other)]
         if prefix and longer and prefix not in self.last_use:
             nearest = min(longer, key=len)
-            self.last_use[prefix] = self.last_use[nearest]
-            self.last_use[nearest] = self.now + 1
+            self.last_use[prefix] = self.last_use[nearest] = self.now + 1
 
     def use(self, prefix: Prefix) -> None:
         self.now += 2

@@ -107,9 +107,20 @@ class RadixCache:
 
     def split_at_match(self, sequence: TokenSequence, max_tokens: int) -> Node:
         """The node that ends where the longest cached prefix of at most max_tokens ends, in whole pages. A node that
-        matches in part is split there.
+        matches in part is split there, and both parts count as accessed.
         """
-        return self._descend(self.root, sequence, self.num_cacheable(min(max_tokens, len(sequence))))[0]
+        stop = self.num_cacheable(min(max_tokens, len(sequence)))
+        node = self.root
+        child, end = self._next(node, sequence, stop)
+        while child is not None and end == child.stop:
+            node = child
+            child, end = self._next(node, sequence, stop)
+        if child is None:
+            return node
+        head = self.split(child, end)
+        head.last_access = child.last_access = self.num_accesses + 1
+        self._offer(child)
+        return head
 
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
         """The longest cached prefix of at most max_tokens, in whole pages, locked. A partly matching node is split."""
