@@ -232,6 +232,11 @@ def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]
     flags += next(filter(None, map(_thresholds, policies)), {}).items()
     if any(isinstance(policy, LeastLoaded) for policy in policies):
         made.notes.append("router: least_loaded: cache_aware with a threshold above all matches; ties are random")
+    if scenario.aggregated is None and any(isinstance(one, CacheAware) and one.gateway == "main" for one in policies):
+        made.notes.append(
+            "router: cache_aware: the newest gateway of pip (sglang-router 0.3.2) ignores prefixes of prefill and "
+            "decode servers; build the gateway from source, or simulate it with router: {use: cache_aware, gateway: 0.3.2}"
+        )
     if (health := scenario.health) is not None:
         flags += [("retry-max-retries", health.max_retries), ("retry-jitter-factor", health.backoff_jitter)]
     return flags

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pdsim
@@ -57,6 +57,7 @@ terms = st.one_of(
 
 
 @given(requests, st.sampled_from((90, 95, 99)))
+@example([record(0, 1000, 2000, 2, fails=False)], 90)  # two tokens have one gap
 def test_a_percentile_is_the_one_that_a_run_prints_unless_requests_fail(made, percent):
     times, summary = Times.of_requests(made), summarize(RunRecords(requests=made))
     for metric in ("ttft", "tpot"):
