@@ -235,7 +235,7 @@ def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]
     if scenario.aggregated is None and any(isinstance(one, CacheAware) and one.gateway == "main" for one in policies):
         made.notes.append(
             "router: cache_aware: the newest gateway of pip (sglang-router 0.3.2) ignores prefixes of prefill and "
-            "decode servers; build the gateway from source, or simulate it with router: {use: cache_aware, gateway: 0.3.2}"
+            "decode servers; build the gateway from source, or simulate it: router: {use: cache_aware, gateway: 0.3.2}"
         )
     if (health := scenario.health) is not None:
         flags += [("retry-max-retries", health.max_retries), ("retry-jitter-factor", health.backoff_jitter)]

@@ -44,7 +44,7 @@ def test_what_decides_is_named_and_decides(group, time, factor, front_end):
     best = {row.arm: row.estimates[tail].mean for row in loose.rows}[loose.winner]
     slo = {f"{time}_ms": factor * best}
     made = asked(before, **slo)
-    (undecided,) = (note for note in made.notes if note.startswith("Undecided"))
+    (undecided,) = (note for note in made.notes if note.startswith("The predicted range does not decide"))
     what = {
         "outside": "Measure TTFT of one short prompt: pdsim observe URL (10 minutes).",
         "decode": "Measure decode of ",

@@ -113,8 +113,8 @@ def test_rounds_follow_each_other(tiny, tmp_path):
     assert not measure(tmp_path / "rows.csv", "--only", "prefill,decode", "--rounds", "2")
     with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
         rows = [(row["kind"], row["new_tokens"], row["batch"]) for row in csv.DictReader(file)]
-    prefill = [("prefill", "8", ""), ("prefill", "16", "")]
-    assert rows == 2 * [*prefill, ("decode", "", "1"), ("decode", "", "4")]
+    decode = [("decode", "", "1"), ("decode", "", "4")]
+    assert rows == 2 * [*decode, ("prefill", "8", ""), ("prefill", "16", "")]
 
 
 def test_a_prefill_row_is_of_lengths_around_the_cases(monkeypatch):

@@ -102,7 +102,7 @@ class PrefillInstance:
             sizer=sizer,
             rules=limits.rules,
             allows_fixed=self._allows_fixed,
-            shares_late=not (limits.overlap or limits.rules.computes_aborted_prompts),
+            shares_late=limits.max_steps_in_flight == 1 and not limits.rules.computes_aborted_prompts,
         )
         self._ends = SimulatedEnds((), INITIAL_RATIO)
         """Ends of the prompts of the forward that is being filled."""
