@@ -1,14 +1,15 @@
 """Life of a request in an aggregated instance, which computes prompts and decodes on one GPU group, one step at a time.
 
-waiting   NewRequest came, or it was retracted                  next_step: the policy picks it
-begun     one or more chunks; at most one prompt lacks some     next_step -> PrefillStep, on_step_done -> FirstToken
+state     meaning                                               left by
+waiting   NewRequest came, or the request was retracted         next_step: the policy picks the request
+begun     chunks are computed; one prompt may be incomplete     next_step -> PrefillStep, on_step_done -> FirstToken
 running   one token per step                                    next_step -> DecodeStep, on_step_done
 gone      prompt and output are cached                          -> Finished
 
-A request that is given up (Cancel, or none of it begun in time) goes at once, unless it runs: then its next token is
-its last, and what it has is cached.
-Prompts come first: only when none can be begun or gone on with does the batch decode. A retracted request goes to the
-end of the queue, and its prompt with the outputs it had is computed again.
+A request that is given up (Cancel, or not begun in time) goes at once. A running one gets one more token first, and its
+KV is cached.
+Prompts come first: the batch decodes only when no prompt can be begun or continued. A retracted request goes to the end
+of the queue; its prompt and its outputs so far are computed again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -46,12 +47,12 @@ class AggregatedLimits:
     chunked_prefill_tokens: int | None
     """Maximum tokens of one forward. None: every prompt is computed in one piece."""
     max_prefill_tokens: int
-    """Maximum new tokens of one forward. The first prompt of a batch may exceed it."""
+    """Maximum uncached tokens of one forward. The first prompt of a batch may exceed the limit."""
     schedule_conservativeness: float = 1.0
     """Factor on the expected growth of running requests. Above 1, fewer requests are begun beside them."""
     overlap: bool = True
     """True: a step is chosen when the step before begins (SGLang's overlap schedule). Messages that arrive meanwhile
-    wait for one more step. A driver that chooses steps so early must switch this off."""
+    wait for one more step. A driver that itself chooses steps early must switch this off."""
     drafts: Drafts | None = None
     """Tokens of each request that a step verifies. None: each step gives each request one token."""
     wave_requests: float | None = None
@@ -70,7 +71,7 @@ class AggregatedLimits:
 class AggregatedRequest(RunningRequest):
     has_fixed_output: bool = False
     entry: int = 0
-    """Rank by the time when the request last joined the queue."""
+    """Place in the order in which requests last joined the queue."""
 
     @property
     def num_growth_tokens(self) -> int:

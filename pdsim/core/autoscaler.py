@@ -1,9 +1,10 @@
-"""The autoscaler: gives servers their roles, starts and stops them, as a policy wants it.
+"""The autoscaler: gives servers their roles, starts and stops them, as a policy decides.
 
-off        takes no GPU                                   the policy wants more -> starting
-starting   takes its GPUs, serves nobody yet              its time is over -> Serve
+state      meaning                                        left when
+off        the server holds no GPUs                       the policy wants more servers -> starting
+starting   it holds GPUs, and serves no requests yet      its start-up time is over -> Serve
 serving    the router sends it requests                   the policy wants fewer of its role -> Drain
-draining   ends what it has                               it is empty -> FlushCache; then off, or starting anew
+draining   it finishes its requests                       it is empty -> FlushCache; then off, or starting again
 
 Server k is the instance prefill-k or decode-k. A server that is not empty in time goes on serving in its old role, as
 with SGLang's mini_lb (pull request 28403): a switch drains first, keeps weights and pool, and drops the prefix cache.
@@ -94,7 +95,7 @@ class Autoscaler:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        """Takes a view of the cluster, and returns commands. The last command sets the time of the next view."""
+        """Handles a view of the cluster, and returns commands. The last command sets the time of the next view."""
         if not isinstance(message, ClusterSeen):
             raise TypeError(f"an autoscaler does not take {message}")
         self.now_ns = now_ns

@@ -1,4 +1,6 @@
-"""Sets of requests that are kept for a time: until a message must arrive, or until no message can arrive any more."""
+"""Requests that are kept for a time: until a message must arrive, or until no message about them can arrive any
+more.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,8 +12,8 @@ KEPT_NS = 120_000_000_000
 
 
 class Deadlines:
-    """Requests with one timeout, in order of their deadlines. `add` asks to be woken; `expired` returns overdue
-    requests.
+    """Requests with the same timeout, in order of their deadlines. `add` returns a request to be woken; `expired`
+    returns overdue requests.
     """
 
     def __init__(self, owner: str, timeout_ns: int | None, name: str = "timeout") -> None:
@@ -36,7 +38,7 @@ class Deadlines:
         return self._alarm(now_ns)
 
     def expired(self, now_ns: int, commands: list[Command], is_live: Callable[[int], bool]) -> list[int]:
-        """Requests that are overdue and still live, in order. They are forgotten, and an alarm is set for the next
+        """Overdue requests that are still live, in order. The call forgets them and sets an alarm for the next
         deadline.
         """
         if self._woken_ns > now_ns:
@@ -58,8 +60,8 @@ class Deadlines:
 
 
 class LateRequests:
-    """Requests that ended here or have not arrived here, and for which messages may still be on the way, with the
-    reason.
+    """Requests that ended or never arrived at this instance, each with the reason. Messages about them may still be on
+    the way.
     """
 
     def __init__(self) -> None:
@@ -68,13 +70,13 @@ class LateRequests:
         self._now_ns = 0
 
     def at(self, now_ns: int) -> None:
-        """Sets the time, and forgets requests older than KEPT_NS."""
+        """Sets the present time, and forgets requests older than KEPT_NS."""
         self._now_ns = now_ns
         while self._kept and next(iter(self._kept.values()))[0] <= now_ns:
             del self._kept[next(iter(self._kept))]
 
     def add(self, request_id: int, why: str = "") -> None:
-        """Remembers a request, unless it is remembered already."""
+        """Remembers a request with its reason. A request that is remembered already keeps its first reason."""
         self._kept.setdefault(request_id, (self._now_ns + KEPT_NS, why))
 
     def discard(self, request_id: int) -> None:

@@ -9,29 +9,32 @@ class EngineRules:
 
     tries_when_spent: bool = False
     """True: the first waiting prompt is tried even if a begun prompt takes the whole forward. Its cached prefix then
-    counts as used, and if it does not fit, no prompt is tried before a request leaves."""
+    counts as used. If the prompt does not fit, no prompt is tried before a request leaves."""
     caps_chunked_prompts: bool = False
-    """True: a prompt with more tokens than a forward may still take of max_prefill_tokens is not begun, although it
+    """True: a prompt that needs more tokens than max_prefill_tokens still allows in a forward is not begun, although it
     could be cut into chunks."""
     expects_fixed_outputs: bool = True
-    """True: running requests that ignore EOS are expected to reach their longest output, and a begun one needs a
-    further page."""
+    """True: running requests that ignore EOS are expected to reach their longest output, and a request that is begun
+    needs a further page."""
     resumes_by_tokens: bool = False
-    """True: a retracted request asks for its tokens. False: for whole pages."""
+    """Pages of a retracted request that resumes. True: for its number of tokens. False: for that number, rounded up to
+    whole pages."""
     counts_every_insert: bool = False
-    """True: each insert of a cached node counts as a use. False: once per request."""
+    """Uses of a cached node. True: each insert counts. False: each request counts once."""
     refreshes_waiting: bool = True
-    """Every 32nd choice of prompts uses the cached prefixes of those that wait, unless the policy does so itself."""
+    """True: every 32nd choice of prompts marks the cached prefixes of waiting prompts as used, unless the policy does
+    so itself."""
     computes_last_token: bool = True
-    """Where prompts are ranked by what is cached of them, their last token never is."""
+    """True: policies that rank prompts by cached tokens count the last prompt token as uncached."""
     splits_at_prompt: bool = True
-    """A prompt and its outputs are cached as nodes of their own, so that the outputs may be evicted alone."""
+    """True: a prompt and its outputs are cached as separate nodes, so that the outputs may be evicted alone."""
     filters_ended: bool = True
     """True: an aggregated instance without overlap does not count ended requests when it chooses its next step."""
     computes_aborted_prompts: bool = False
-    """True: a begun prompt that is aborted is computed to its end."""
+    """True: a prompt that is aborted after its first chunk is computed to its end."""
     keeps_ranks: bool = False
-    """A retracted request keeps its rank among those of its priority. Otherwise it has that of its retraction."""
+    """Rank of a retracted request among those of its priority. True: the request keeps its first rank. False:
+    retraction gives a new rank."""
     keeps_aborted_places: bool = False
     """True: an aborted request keeps its place in decode's queue until it would get pages, or another request
     arrives."""

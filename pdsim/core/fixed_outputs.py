@@ -1,18 +1,17 @@
-"""Tests whether a prompt fits that ignores EOS, if the instance has no prefix cache (SGLang's add_one_req_ignore_eos).
-
-The ends of all running requests are simulated: at each end, every request that still runs needs one free token.
+"""Tests whether a prompt that ignores EOS fits, if the instance has no prefix cache (SGLang's add_one_req_ignore_eos).
+The test simulates the ends of all running requests: at each end, every request that still runs needs one free token.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 INITIAL_RATIO = 0.7
-"""Part of its longest output that a request is expected to produce which may end sooner, before there is experience
+"""Share of its longest output that a request with EOS is expected to produce, before the instance has experience
 (SGLANG_INIT_NEW_TOKEN_RATIO)."""
 
 
 class Growing(Protocol):
-    """A request with a longest output."""
+    """A request with a longest output, and its tokens so far."""
 
     @property
     def ignores_eos(self) -> bool: ...
@@ -35,7 +34,7 @@ class _End(NamedTuple):
 
 
 class SimulatedEnds:
-    """The ends of running requests and of those that one forward begins, the soonest first."""
+    """Ends of the running requests and of the requests that one forward begins, soonest first."""
 
     def __init__(self, running: Iterable[Growing], ratio: float) -> None:
         """ratio: expected share of their longest outputs, for requests that may end sooner."""
@@ -44,9 +43,8 @@ class SimulatedEnds:
         self._ends: list[_End] | None = None
 
     def allow(self, request: Growing, begun: Iterable[Growing], num_free_tokens: int) -> bool:
-        """True if the request fits beside the running ones. num_free_tokens: without its prompt.
-
-        begun: requests that this forward had at the first call. Requests of later calls are added.
+        """True if the request fits beside the running ones. num_free_tokens: free tokens without the request's prompt.
+        begun: requests that this forward already had at the first call; requests of later calls are added.
         """
         if self._ends is None:
             others = [self._end_of(other) for other in (request, *self._running, *begun)]

@@ -29,10 +29,10 @@ class Request:
     num_cached_tokens: int = 0
     """Number of tokens that the prefix cache had when the request was begun."""
     num_scheduled_tokens: int = 0
-    """Number of cached tokens, and of tokens in forwards so far."""
+    """Number of tokens that were cached or that forwards have taken so far."""
     num_computed_tokens: int = 0
     num_tried_tokens: int = 0
-    """Number of tokens to compute when the waiting request was last tried; 0 before."""
+    """Number of tokens to compute when the queue last tried to begin the request; 0: never tried."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,12 +41,12 @@ class Request:
 
     @property
     def sequence(self) -> TokenSequence:
-        """The tokens to compute whose ids are known."""
+        """The tokens to compute, as far as their ids are known."""
         return self.prompt
 
     @property
     def num_growth_tokens(self) -> int:
-        """Number of further tokens that the request may come to hold."""
+        """Number of further tokens that the request may hold until its end."""
         return 1
 
     @property
@@ -69,13 +69,14 @@ class Levels(NamedTuple):
     num_free_pages: int
     """Pages that hold no KV."""
     num_queued: int = 0
-    """Prefill: granted by decode, not begun. Decode: not admitted. Aggregated: not begun."""
+    """Number of waiting requests. Prefill: granted by decode, not begun. Decode: not admitted. Aggregated: not
+    begun."""
     num_transferring: int = 0
-    """Prefill: computed, not sent. Decode: KV on its way."""
+    """Number of requests in transfer. Prefill: computed, not sent. Decode: KV on its way."""
     num_ready: int = 0
-    """Decode: KV complete, no place in the batch."""
+    """Number of decode requests with complete KV, but without a place in the batch."""
     num_running: int = 0
-    """Prefill: begun, not complete. Decode: in the batch. Aggregated: both."""
+    """Number of running requests. Prefill: begun, not complete. Decode: in the batch. Aggregated: both kinds."""
     num_retracted: int = 0
     """Requests that lost their pages and wait for new pages."""
     blocked_by: str = ""
@@ -87,13 +88,12 @@ LACKS = {
     "slots": ": max_running_requests was reached",
     "pages": ": its KV pool was full",
 }
-"""Text for each value of Levels.blocked_by, in the reason of a request that waited for too long."""
+"""Text for each value of Levels.blocked_by. The failure reason of a request that waited too long contains the text."""
 
 
 class Instance(Protocol):
-    """An instance has three calls; it never blocks, reads no clock and does no I/O.
-
-    The driver passes now_ns, executes the step that it is given, and carries out the returned commands.
+    """A prefill, decode or aggregated instance: three calls that never block, read no clock and do no I/O. The driver
+    passes now_ns, executes the returned step, and carries out the returned commands.
     """
 
     @property
@@ -101,7 +101,9 @@ class Instance(Protocol):
 
     @property
     def max_steps_in_flight(self) -> int:
-        """Number of steps in flight: above 1 if the instance chooses a step before it has seen the last result."""
+        """Maximum number of steps under way. Above 1, the instance chooses a step before it has seen the last
+        result.
+        """
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]: ...
 
@@ -112,7 +114,7 @@ class Instance(Protocol):
     def levels(self) -> Levels: ...
 
     def waiting_for(self) -> list[str]:
-        """Lines of the stall report: each waiting request, and what it waits for."""
+        """Lines of the stall report: each waiting request, and the resource or message that it waits for."""
 
 
 _PAUSE = Pause()

@@ -36,8 +36,8 @@ def check(instance: AnyInstance) -> None:
 
 
 def check_idle(instance: AnyInstance) -> None:
-    """Checks that nothing is held after the last request: every page is free or evictable. Cheap, for the end of every
-    run.
+    """Checks that an instance holds nothing after the last request: every page is free or evictable. Cheap enough for
+    the end of every run.
     """
     pool = instance.cache.pool
     _require(not held_leases(instance), "LEAK-1", "leases after the last request", held_leases(instance), instance)

@@ -20,7 +20,8 @@ class Entry(NamedTuple):
 
 
 KILLED = "killed"
-"""Call name of an entry for an instance's death at args[0] ns. Later calls are made on a new instance."""
+"""Name of the journal entry that records an instance's death at args[0] ns. Later entries are calls of a new
+instance."""
 
 
 class Recorded:

@@ -30,7 +30,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """Router to both instances of the chosen pair, or to the aggregated instance."""
+    """Router to both instances of the chosen pair, or to the aggregated instance: a request to serve."""
 
     request_id: int
     arrival_ns: int
@@ -83,8 +83,8 @@ class KvOffered:
 
 @dataclass(frozen=True, slots=True)
 class KvWanted:
-    """Prefill to decode: these pages wait for the offered KV after the first cached tokens. No pages: none is
-    wanted.
+    """Prefill to decode: these pages wait for the offered KV after the first cached tokens. No pages: prefill wants no
+    KV.
     """
 
     request_id: int
@@ -101,27 +101,29 @@ class KvReturned:
 
 @dataclass(frozen=True, slots=True)
 class LoadedBack:
-    """Host link to instance: the part of this prompt that was cached in host memory is loaded."""
+    """Host link to instance: the part of this prompt that host memory had is loaded."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """Host link to a vLLM instance: the copy of this number to host memory is done."""
+    """Host link to a vLLM instance: the copy with this number to host memory is done."""
 
     store: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """Storage to instance: num_found pages of a prefetch were found, of which the first num_read have been read."""
+    """Storage to instance: storage has num_found pages of a prefetch, and the first num_read of these have been
+    read.
+    """
 
     request_id: int
     num_found: int
     num_read: int
     is_over: bool
-    """True: no more is read, because the prefetch was stopped or all found pages have been read."""
+    """True: no further page is read, because the prefetch was stopped or all found pages have been read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class AskStaging:
 
 @dataclass(frozen=True, slots=True)
 class StagingLent:
-    """Receiver to sender: the span of each cell, which may be written once the watermark has passed."""
+    """Receiver to sender: the span of each cell. A span may be written once the watermark has passed."""
 
     request_id: int
     spans: tuple[Span, ...]
@@ -183,12 +185,12 @@ class CellWritten:
 
 @dataclass(frozen=True, slots=True)
 class CellScattered:
-    """Executor to receiver, and on to the decode instance: a cell's KV is in its pages."""
+    """Executor to receiver, which passes the message to the decode instance: a cell's KV is in its pages."""
 
     request_id: int
     cell: int
     completes: KvArrived | None = None
-    """Message to pass on to the decode instance with the last cell."""
+    """Message that the receiver passes to the decode instance with the last cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,9 @@ class FreeCells:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """One side of a pair will not serve the request. Nothing of the request is or will be under way."""
+    """One side of a pair to the other: the sender of this message will not serve the request. No KV of the request is
+    or will be under way.
+    """
 
     request_id: int
     reason: str
@@ -253,7 +257,9 @@ class KvLost:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The answer of an instance to the health monitor, with the number of its life. None: no answer."""
+    """Instance to health monitor: the number of the instance's life, which each restart raises. None: the instance does
+    not answer.
+    """
 
     instance_id: str
     life: int | None
@@ -277,7 +283,7 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """The time of a WakeAt has come."""
+    """Driver to instance or router: the time of a WakeAt has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +313,7 @@ class InstanceMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSeen:
-    """Metrics of living instances, for a router whose policies read them."""
+    """Driver to a router whose policies read metrics: the metrics of living instances."""
 
     instances: tuple[InstanceMetrics, ...]
 
@@ -363,7 +369,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Retracted:
-    """The request lost its pages. Its KV waits in host memory, or will be recomputed."""
+    """A request lost its pages. Its KV waits in host memory, or will be recomputed."""
 
     request_id: int
 
@@ -381,9 +387,8 @@ class AskOutput:
 
 @dataclass(frozen=True, slots=True)
 class SaveKv:
-    """Copy these pages of a retracted request to host memory before the next step, because others will write into them.
-
-    The copy is kept until LoadKv, or until the request is cancelled.
+    """Copy these pages of a retracted request to host memory before the next step, because other requests will write
+    into the pages. The copy is kept until LoadKv, or until the request is cancelled.
     """
 
     request_id: int
@@ -413,9 +418,8 @@ class WriteBackup:
 
 @dataclass(frozen=True, slots=True)
 class LoadBack:
-    """Copy these pages of host memory into pages of the GPU, for a prompt that continues them.
-
-    In SGLang's prefill a later forward computes each layer when the layer's KV is loaded. Decode, and vLLM's instances,
+    """Copy these pages of host memory into pages of the GPU, for a prompt that continues with their KV. SGLang's
+    prefill may begin the forward at once; each layer waits until its own KV is loaded. Decode, and vLLM's instances,
     wait for LoadedBack.
     """
 
@@ -426,7 +430,7 @@ class LoadBack:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Copy these pages to the given pages of host memory, after all earlier copies of this kind, and say Offloaded."""
+    """Copy these pages to the given pages of host memory, after all earlier copies of this kind, and send Offloaded."""
 
     store: int
     """Number of the copy in its instance."""
@@ -471,14 +475,16 @@ class PrefetchKv:
 
 @dataclass(frozen=True, slots=True)
 class StopPrefetch:
-    """Finish reads that are under way for this prompt, read no more, and report the end."""
+    """Finish the reads that are under way for this prompt, begin no further read, and report the end."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """Prefill has seen the end of the request's transfer, and holds nothing of the request any more."""
+    """Prefill has seen the end of the request's transfer, and holds neither pages nor a slot of the request any
+    more.
+    """
 
     request_id: int
 
@@ -526,7 +532,9 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """Start the transfer of this unit: its worker is free and it waits for nothing. A staged unit is gathered first."""
+    """Start the transfer of this unit: its worker is free, and its layers are computed. A staged unit is gathered
+    first.
+    """
 
     unit: TransferUnit
     staging_offset_bytes: int | None
@@ -650,7 +658,7 @@ Result = StepResult | Verified
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The loop waits until the host has handled the consequences of a result."""
+    """The loop waits until the host has handled the messages that a result led to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ class DynamoKv:
     overlap_score_credit: float = 1.0
     """Number of blocks that a cached block saves."""
     overlap_score_credit_decay: float = 0.0
-    """Decay of the credit with the prompts that wait at an instance. With 1, the credit is halved if one prompt of this
-    length more waits there than elsewhere."""
+    """Decay of the credit with the prompts that wait at an instance. 1 halves the credit where one prompt of this
+    length more waits than elsewhere."""
     prefill_load_scale: float = 1.0
     """Weight of blocks to compute against blocks in use."""
     decode_active_request_weight: float = 0.0

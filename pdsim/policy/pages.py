@@ -18,7 +18,7 @@ def num_pages(num_tokens: int, page_size: int) -> int:
 
 
 def whole(num_tokens: int, unit_tokens: int) -> int:
-    """Number of tokens, rounded up to whole units."""
+    """Number of tokens, rounded up to a multiple of a unit."""
     return num_pages(num_tokens, unit_tokens) * unit_tokens
 
 

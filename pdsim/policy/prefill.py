@@ -17,7 +17,7 @@ _ALIKE_TOKENS = 32
 
 @dataclass
 class FirstComeFirstServed:
-    """In the order of grants, or of arrival (SGLang's fcfs)."""
+    """Prompts in the order in which decode granted them pages, or of arrival (SGLang's fcfs)."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         return (Pick(request.request_id) for request in view.waiting)
@@ -25,7 +25,7 @@ class FirstComeFirstServed:
 
 @dataclass
 class HighestPriorityFirst:
-    """Highest priority first, then as fcfs (SGLang's priority scheduling)."""
+    """Highest priority first, and first come, first served among equals (SGLang's priority scheduling)."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         return (Pick(r.request_id) for r in sorted(view.waiting, key=lambda request: -request.priority))

@@ -11,14 +11,16 @@ from pdsim.policy import views
 
 
 class Pick(NamedTuple):
-    """Compute this prompt next, at most max_tokens of it. The core cuts the chunk to the budgets and the pages."""
+    """A policy's choice: compute this prompt next, at most max_tokens of it. The core cuts the chunk to the budgets and
+    the pages.
+    """
 
     request_id: int
     max_tokens: int | None = None
 
 
 class HoldUntil(NamedTuple):
-    """Begin no new prompt before this time or the next message, although prompts wait."""
+    """A policy's choice: begin no new prompt before this time or the next message, although prompts wait."""
 
     time_ns: int
 
@@ -35,14 +37,16 @@ class PrefillPolicy(Protocol):
 
 
 class Admitted(NamedTuple):
-    """Reserve the pages and ask prefill to compute."""
+    """Answer of an admission policy: reserve the pages and ask prefill to compute."""
 
 
 ADMITTED = Admitted()
 
 
 class Deferred(NamedTuple):
-    """The policy decides later: ask again after a message, the end of a request, or this number of decode steps."""
+    """Answer of an admission policy: not now. The policy is asked again after a message, the end of a request, or this
+    number of decode steps.
+    """
 
     ask_again_steps: int | None = 1
     """Number of decode steps after which to ask again. None: decode steps alone cannot change the answer."""

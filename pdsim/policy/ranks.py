@@ -35,8 +35,8 @@ class FewestTokens:
 
 
 def rank_policy(method: LoadBalanceMethod, seed: int) -> RoutingPolicy:
-    """The rank policy of one server. The gateway draws bootstrap rooms at random, so a rank chosen by its room is
-    random.
+    """The policy by which one server picks a rank. Ranks by bootstrap room are random, because the gateway draws rooms
+    at random.
     """
     match method:
         case "round_robin":

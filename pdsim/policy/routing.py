@@ -82,11 +82,10 @@ class LeastLoaded:
 
 @dataclass
 class CacheAware:
-    """The instance that saw most of the prompt, unless the load is out of balance or the match is poor.
-
-    In these cases a random instance among those with the fewest requests:
-    sgl-model-gateway/src/policies/cache_aware.rs, since SGLang's pull request 33138 of August 2026. Earlier releases
-    take the first of them (since 14650 of December 2025), or the instance with the smallest tree.
+    """The instance that saw most of the prompt, unless the load is out of balance or the match is poor. Then a random
+    instance among those with the fewest requests: sgl-model-gateway/src/policies/cache_aware.rs, since SGLang's pull
+    request 33138 of August 2026. Earlier releases take the first instance with the fewest requests (since 14650 of
+    December 2025), or the instance with the smallest tree.
     """
 
     gateway: Gateway = "main"
@@ -129,10 +128,9 @@ class CacheAware:
 
 @dataclass
 class QueueLimit:
-    """Limits the requests that wait for their first token, by SGLang's rule (--max-queued-requests).
-
-    An arriving request is refused, unless a request of lower priority waits: then the last request of the lowest
-    priority is refused.
+    """Limits the requests that wait for their first token, by SGLang's rule (--max-queued-requests). At the limit an
+    arriving request is refused, unless a request of lower priority waits: then the last request of the lowest priority
+    is refused.
     """
 
     max_queued_requests: int

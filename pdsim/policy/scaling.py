@@ -9,10 +9,9 @@ from pdsim.policy.views import ScalingView
 
 @dataclass
 class LoadThresholds:
-    """Adds a server to a role above its threshold, and removes one from a role below its threshold: Dynamo's load
-    planner.
-
-    If no server is left, the other role gives one if it is below its lower threshold.
+    """Adds a server to a role above its threshold, and removes a server from a role below its threshold: Dynamo's load
+    planner. If all GPUs are in use, the other role gives up a server, provided that it is below its own lower
+    threshold.
     """
 
     prefill_queue_scale_up: float = 5.0

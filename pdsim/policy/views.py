@@ -227,9 +227,8 @@ class RoutingView(Protocol):
         """
 
     def session_instance(self, ttl_ns: int) -> str:
-        """Where the requests of this request's session went; empty if none is there and the last left ttl_ns ago.
-
-        For a policy whose class says `reads_sessions = True`.
+        """The instance that serves this request's session. Empty: no request of the session is left, and the last left
+        ttl_ns ago or earlier. For a policy whose class says `reads_sessions = True`.
         """
 
     def num_pages_with(self, prompt: TokenSequence, instance_id: str) -> int:

@@ -56,7 +56,7 @@ class GpuSpec:
         return -(-num_gpus // (self.gpus_per_host or self.gpus_per_server))
 
     def flops_for(self, dtype: Dtype) -> float:
-        """FLOP/s in which a data type is computed: its own, or those of bf16 if the GPU has no units for it."""
+        """FLOP/s of a data type: the type's own rate, or that of bf16 if the GPU has no units for the type."""
         return self.flops.get(dtype, self.flops["bf16"])
 
 
@@ -64,7 +64,7 @@ Kind = Literal["models", "gpus", "transports"]
 KINDS: dict[Kind, type[Any]] = {"models": ModelSpec, "gpus": GpuSpec, "transports": Transport}
 
 VARIABLE = "PDSIM_CATALOG"
-"""Environment variable with a folder of the user, which child processes inherit."""
+"""Environment variable that names a user's folder of entries. Child processes inherit it."""
 SHIPPED = Path(__file__).parent / "catalog"
 Entry = TypeVar("Entry")
 
@@ -128,8 +128,8 @@ def lookups_remembered() -> Iterator[None]:
 
 
 def lend(folder: Path) -> list[str]:
-    """Lets this process find entries of a folder that no other folder has. Returns the entries that differ from those
-    of another folder.
+    """Lets this process find entries of a folder that no other folder has. Returns a note for each entry that differs
+    from another folder's entry of that name.
     """
     if folder not in _lent:
         _lent.append(folder)

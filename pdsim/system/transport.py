@@ -63,8 +63,8 @@ class Transport:
     """With serial: time for which a worker posts before the next worker's turn. 0: a worker posts all its
     descriptors."""
     loop_turn_ns: int = 0
-    """With turn_ns: time of the instance's loop after each round of turns. 0: the loop needs no turn. Otherwise
-    descriptor_ns is the time of a single worker, which waits for the loop after each turn."""
+    """With turn_ns: time that the instance's own loop takes after each round of turns. 0: the loop takes none.
+    Otherwise descriptor_ns is the time of a single worker, which waits for the loop after each turn."""
     slows_prefill: float = 0.0
     """Share of a transfer's time by which it prolongs forwards of the GPU that it reads."""
     coalesces: bool = True
@@ -91,5 +91,5 @@ class Transport:
         return self.turn_ns + self.loop_turn_ns / num_posting
 
     def least_moving_ns(self, num_descriptors: int) -> float:
-        """Minimum time in ns of moving bytes, because descriptors are posted at the same time."""
+        """Minimum time in ns of moving bytes. Bytes cannot all have moved before the last descriptor is posted."""
         return self.overlap * self.descriptor_ns * num_descriptors

@@ -1,9 +1,10 @@
-"""Requests that wait for pages of a decode instance, and pages of failed ones that wait for their writers.
+"""Requests that wait for pages of a decode instance, and pages of failed requests that senders may still write to.
 
+state         meaning                                                  left by
 uncomputed    NewRequest came, and pages are granted to computed       on_computed
               prompts only (allocation: prefill_complete)
 queued        by priority, then first come, first served               admit_next: matched, locked, pages reserved
-retracted     ran, and gave its pages back                             resume_next: pages reserved
+retracted     ran, and lost its pages                                  resume_next: pages reserved
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ class DecodeRequest(RunningRequest):
     prefill_id: str
     ends_with_first_token: bool = False
     entry: int = 0
-    """Rank by the time when the request was first ready to run."""
+    """Place in the order in which requests first became ready to run."""
 
 
 def decode_request(new: NewRequest) -> DecodeRequest:
@@ -101,7 +102,9 @@ class AdmissionQueue:
         return []
 
     def on_computed(self, request_id: int) -> None:
-        """Handles a prompt that prefill has computed. Has no effect if pages are granted before prefill computes."""
+        """Handles the message that prefill has computed a prompt. No effect if pages are granted before prefill
+        computes.
+        """
         if request := self.uncomputed.pop(request_id, None):
             self._enqueue(request)
         elif self._grants_computed_only and request_id not in self._refused:
@@ -122,8 +125,7 @@ class AdmissionQueue:
     # Getting pages.
 
     def admit_next(self, view: DecodeView, num_slots: int, num_buffers: int = FOREVER) -> DecodeRequest | None:
-        """Admits the first request of the queue if it fits. Later requests never overtake it.
-
+        """Admits the first request of the queue if the pool has its pages. Later requests never overtake the first.
         num_buffers: number of further requests whose KV may be on its way.
         """
         self.blocked_by, self.ask_again_steps = "", FOREVER
@@ -150,7 +152,9 @@ class AdmissionQueue:
         return self.queued.popleft()
 
     def resume_next(self, view: DecodeView, num_slots: int) -> DecodeRequest | None:
-        """Admits the first retracted request if it fits, with all of its KV. The prefix cache is not searched again."""
+        """Admits the first retracted request if the pool has pages for all its KV. The prefix cache is not searched
+        again.
+        """
         self.ask_again_steps = FOREVER
         if not self.retracted or view.num_active >= num_slots:
             return None
@@ -177,11 +181,11 @@ class AdmissionQueue:
     # Giving up.
 
     def refuse(self, request_id: int, reason: str) -> None:
-        """Refuses a request. If the request has not arrived yet, it is refused at its arrival."""
+        """Refuses a request. A request that has not arrived yet is refused at its arrival."""
         self._refused.add(request_id, reason)
 
     def give_up(self, request_id: int) -> bool:
-        """Drops an aborted request that has no pages. Returns False if the request does not wait here."""
+        """Drops an aborted request that has no pages. Returns False if the request is not in this queue."""
         if not self._keeps_aborted_places:
             return self.withdraw(request_id) is not None
         for request in self.queued:
@@ -192,7 +196,7 @@ class AdmissionQueue:
         return self.uncomputed.pop(request_id, None) is not None
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
-        """Removes a request that never had pages, and returns it. None: the request does not wait here."""
+        """Removes a request that never had pages, and returns it. None: the request is not in this queue."""
         request = next((r for r in self.queued if r.request_id == request_id), None)
         if request is None:
             return self.uncomputed.pop(request_id, None)
@@ -214,10 +218,9 @@ class AdmissionQueue:
 class Releases:
     """Pages of a decode instance's failed requests into which a sender may still write.
 
-    held        the request failed before its KV had come         the sender is told to stop, or lost track itself
-    given back  nobody writes any more: Abort came, or all KV     or the writer is dead, or it took too long
-
-    SGLang's deferred release (disaggregation/decode.py): 30 s.
+    Pages are held when a request fails before its KV has arrived: its sender is told to stop, or has lost track of the
+    transfer. They are given back when Abort or all KV arrives, the sender has died, or a time limit is over (30 s in
+    SGLang's deferred release, disaggregation/decode.py).
     """
 
     def __init__(self, decode_id: str, cache: KvCache, *, timeout_ns: int | None, staged: bool) -> None:
@@ -237,8 +240,8 @@ class Releases:
         return self._deadlines.add(request.request_id, now_ns)
 
     def give_back(self, request_id: int) -> bool:
-        """Frees the pages of a request into which no sender and no scatter writes any more. Returns False if none were
-        held.
+        """Frees a failed request's pages, because no sender and no scatter writes into them any more. Returns False if
+        the request held none.
         """
         request = self._held.pop(request_id, None)
         if request is None:

@@ -1,7 +1,8 @@
-"""Requests whose outputs an instance must know, because the prefix cache is to have their KV.
+"""Requests whose outputs an instance asks the driver for, so that the prefix cache can hold the outputs' KV.
 
-retracted   it asks as the request loses its pages     on_put_out: the outputs are cached when their KV is there again
-closing     nobody waits for it, its last step is run  on_put_out: all that it has is cached, and its pages are given up
+state       meaning                                    on_put_out
+retracted   asked when the request lost its pages      the outputs are cached when the request has its KV again
+closing     aborted, and its last step has run         all its KV is cached, and its pages are given up
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,9 @@ class AskedOutputs(Generic[RequestT]):
         self._cache = cache
 
     def ask(self, request: RequestT) -> list[Command]:
-        """Asks for the outputs so far of a request that left the batch. Empty if the instance has no prefix cache."""
+        """Asks the driver for the outputs so far of a request that left the batch. Returns no command if the instance
+        has no prefix cache.
+        """
         if self._cache.prefix_cache is None:
             return []
         return [AskOutput(self._instance_id, request.request_id, request.num_output_tokens)]

@@ -1,16 +1,17 @@
 """Life of a request in a decode instance.
 
+state         meaning                                                  left by
 queued        NewRequest came                                          next_step: matched, locked, granted pages
 transferring  pages reserved, KV on its way                            on_message(KvArrived), seen by the next next_step
 ready         KV complete                                              next_step -> FirstToken; the prompt is cached
 running       one token per step                                       next_step -> DecodeStep, on_step_done
-retracted     gave its pages back, its KV is in host memory            next_step: ready again when its pages fit
+retracted     lost its pages, its KV is in host memory                 next_step: ready again when its pages fit
 gone          prompt and output are cached                             -> Finished
 
 Queued and retracted requests wait for pages: admission_queue.py.
 
-A request that is given up before its KV has come (Cancel, KvLost, PeerDown of its prefill instance, a wait that is too
-long) keeps its pages as long as somebody may still write into them: Releases, there as well.
+A request that is given up before its KV has arrived (Cancel, KvLost, PeerDown of its prefill instance, a timeout) keeps
+its pages while a sender may still write into them: Releases, in admission_queue.py.
 """
 
 from collections.abc import Collection, Sequence
@@ -134,7 +135,9 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        """Acts in SGLang's order: resume, admit, see arrivals, merge, make room. Retracted requests block new ones."""
+        """Chooses a step in SGLang's order: resume, admit, see arrivals, merge, make room. Retracted requests block new
+        requests.
+        """
         self.now_ns = now_ns
         commands: list[m.Command] = []
         if self._times_out:
@@ -145,7 +148,9 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return step, commands
 
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
-        """One iteration of SGLang's loop. None: no step, but the next iteration, which takes no time, may have one."""
+        """Runs one iteration of SGLang's loop. None: no step now, but the next iteration, which takes no time, may have
+        one.
+        """
         frees_places = bool(self.batch.ended)
         ask_again_steps, changed = self._change(commands)
         self._copy(commands)

@@ -25,7 +25,8 @@ class DecodeLimits:
     retracts_to_host_cache: bool = False
     """True: retracted KV goes into pages of the host cache (--disaggregation-decode-retraction-backup host_pool)."""
     drafts: Drafts | None = None
-    """Tokens of each request that a step verifies. None: each step gives each request one token."""
+    """Numbers of drafted tokens per request and step. None: no speculative decoding; each step gives each request one
+    token."""
     wave_requests: float | None = None
     """Number of requests whose attention runs at the same time, and reads shared KV once. None: all."""
     grants_computed_only: bool = False

@@ -1,4 +1,4 @@
-"""Expected share of its longest output that a running request will still produce."""
+"""SGLang's new_token_ratio: expected share of its longest output that a running request will still produce."""
 
 from collections.abc import Collection
 
@@ -12,10 +12,8 @@ DECAY_STEPS = 600
 
 
 class NewTokenRatio:
-    """Expected share of its longest output that a running request will still produce (SGLang's new_token_ratio).
-
-    The ratio falls by an equal amount with every decode step, in closed form, so that many steps at once equal single
-    steps.
+    """Expected share of its longest output that a running request will still produce. The ratio falls by an equal
+    amount with every decode step, in closed form, so that many steps at once equal single steps.
     """
 
     def __init__(self, conservativeness: float) -> None:
@@ -27,7 +25,7 @@ class NewTokenRatio:
         self._start_step = 0
 
     def at(self, num_steps: int) -> float:
-        """The ratio after this number of decode steps of the instance."""
+        """The ratio after the instance has run this number of decode steps."""
         elapsed = num_steps - self._start_step
         return self._start if elapsed <= 0 else max(self._start - elapsed * self._decay, self._least)
 
@@ -35,8 +33,8 @@ class NewTokenRatio:
         self._start, self._start_step = self._initial, num_steps
 
     def on_retraction(self, num_steps: int, running: Collection[RunningRequest]) -> None:
-        """Sets the ratio to the produced share of the longest outputs of running requests. The next step does not lower
-        it.
+        """Sets the ratio to the share of their longest outputs that running requests have produced. The next step does
+        not lower the ratio.
         """
         outputs = sum(request.num_output_tokens for request in running) + RETRACT_STEPS * len(running)
         self._start = min(1.0, outputs / (sum(request.max_output_tokens for request in running) + 1))

@@ -29,7 +29,7 @@ class ReadyQueue:
         self.requests.append(request)
 
     def on_retraction(self, request: DecodeRequest) -> None:
-        """Ranks a retracted request behind all earlier requests, unless requests keep their first rank."""
+        """Ranks a retracted request behind all earlier requests, unless the engine's rules keep first ranks."""
         if not self._keeps_ranks:
             self._num_entries += 1
             request.entry = self._num_entries
@@ -44,7 +44,7 @@ class ReadyQueue:
         return taken
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
-        """Removes and returns a request. None: the request does not wait here."""
+        """Removes and returns a request. None: the request is not in this queue."""
         for i, request in enumerate(self.requests):
             if request.request_id == request_id:
                 return self.requests.pop(i)

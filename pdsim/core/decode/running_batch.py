@@ -24,7 +24,7 @@ from pdsim.policy.views import DecodeView, TokenSequence
 RETRACT_STEPS = 20
 """SGLANG_RETRACT_DECODE_STEPS: steps for which free pages should last after a retraction."""
 FOREVER = 1 << 62
-"""More steps than any run has."""
+"""A number of steps that no run reaches."""
 _ROUNDING = 1e-9
 """Rounding error of a whole number of requests."""
 
@@ -38,9 +38,9 @@ class RunningRequest(Request):
     """Number of output tokens, updated when the request leaves the batch, and before a policy reads it."""
     joined_at_step: int = 0
     output: TokenSequence | None = None
-    """Outputs when the request was last retracted, if they can be cached."""
+    """Output tokens that the request had when it was last retracted, if the prefix cache may have them."""
     unseen: UnseenOutput | None = None
-    """Prompt and outputs, if the instance does not learn the output tokens."""
+    """Prompt and outputs as placeholders, for an instance that does not learn the output tokens."""
     is_aborted: bool = False
     """True: the client has aborted the request. Its next token is its last."""
 
@@ -111,7 +111,7 @@ class RunningBatch(Generic[RequestT]):
     # Coming and going.
 
     def join(self, request: RequestT) -> None:
-        """Adds a request whose KV is complete and whose last output token is known."""
+        """Adds a request whose KV is complete and whose latest output token is known."""
         request.joined_at_step = self.num_steps
         self._requests[request.request_id] = request
         self._joined.append(request.request_id)
@@ -123,7 +123,7 @@ class RunningBatch(Generic[RequestT]):
         self._by_phase[self._phase(request)][request.request_id] = request.lease
 
     def end(self, request_id: int, output: TokenSequence) -> RequestT:
-        """Removes a request that has its last token."""
+        """Removes a request that has produced its last token."""
         request = self._leave(request_id)
         self.close(request, output)
         if self.counts_ended:
@@ -140,15 +140,13 @@ class RunningBatch(Generic[RequestT]):
 
     @property
     def num_opening_pages(self) -> int:
-        """Number of pages that the next step needs."""
+        """Number of new pages that the next step needs."""
         return len(self._due(0, 1))
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
-        """Allocates the pages of the next step. Yields the requests that are retracted for them, before they lose their
-        pages.
-
-        The last request is retracted only if it does not fit alone. keeps_last: it is never retracted, and no pages are
-        allocated.
+        """Allocates the pages of the next step. Yields each request that is retracted to free pages, before the request
+        loses its pages. The only request left is retracted if it does not fit alone. keeps_last: the only request left
+        is not retracted, and no pages are allocated.
         """
         while len(leases := self._due(0, 1)) > self._cache.num_available_pages:
             if keeps_last and self.num_requests == 1:
@@ -186,7 +184,7 @@ class RunningBatch(Generic[RequestT]):
         return sum([self._cache.num_repeated_tokens(nodes[start:end]) for start, end in pairwise(ends)])
 
     def advance(self, result: Result) -> None:
-        """Counts steps that were run. The pages of the first step were allocated before."""
+        """Counts steps that have run. The pages of the first of these steps were allocated before."""
         assert isinstance(result, StepResult)
         num_steps = result.num_steps
         if num_steps > 1:
@@ -245,7 +243,7 @@ class RunningBatch(Generic[RequestT]):
         return aborted
 
     def remove(self, request_id: int) -> None:
-        """Removes a request without an end. It loses its pages."""
+        """Removes a request that has not ended. The request loses its pages."""
         self._drop(self._take_out(request_id))
 
     def _drop(self, request: RequestT) -> None:

@@ -1,11 +1,12 @@
 """Host memory behind the prefix cache of one instance (SGLang's HiCache, L2): a second prefix cache over its own pages.
 
-KV of a whole prompt or output is written there
+KV of a whole prompt or output is written to host memory
   write_through             when it is first inserted
   write_through_selective   when it is inserted again
-  write_back                when it is evicted; what lies in front of it and is on the GPU alone is a node without pages
-A prompt that continues what is there alone loads it back, all or nothing. What is on the GPU too is locked; the rest is
-evicted, leaves first. Behind it there may be storage: Prefetcher. Law: tests/laws/test_host_cache.py.
+  write_back                when it is evicted; tokens before it that only the GPU has are a node without pages
+A prompt loads KV that continues it and that only host memory has, all or nothing. Host nodes that the GPU also has are
+locked; others are evicted, leaves first. Storage may stand behind host memory: Prefetcher. Law:
+tests/laws/test_host_cache.py.
 """
 
 from collections.abc import Sequence
@@ -71,13 +72,15 @@ class HostCache:
     # Reading from storage.
 
     def reserve(self, num_pages: int) -> list[int]:
-        """Host pages for KV that will be read. Fewer pages if there is no room for all."""
+        """Reserves host pages for KV that will be read. Returns fewer pages if host memory has no room for all."""
         if num_pages > self.pool.num_free:
             self.tree.evict(num_pages)
         return self.pool.allocate(min(num_pages, self.pool.num_free))
 
     def take(self, sequence: TokenSequence, below: Node, pages: list[int]) -> None:
-        """Adds pages that were read, behind a locked node. Pages that the cache already has are freed."""
+        """Adds pages that were read from storage, behind a locked node. Pages that the host cache already has are
+        freed.
+        """
         start, stop = below.stop, below.stop + len(pages) * self._page_size
         end, _ = self.tree.lock_path(sequence, stop)
         num_here = max(0, end.stop - start) // self._page_size
@@ -95,8 +98,8 @@ class HostCache:
     # Loading.
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
-        """Number of pages of the longest prefix of at most max_tokens behind the first num_shared pages; 0 if
-        too few.
+        """Number of host pages that continue the first num_shared pages of a prompt, within max_tokens; 0 if too few to
+        load.
         """
         self.tree.num_accesses = self._prefix_cache.num_accesses - 2  # one access, of what is here and what is there
         end, _ = self.tree.match(sequence, max_tokens)
@@ -105,7 +108,7 @@ class HostCache:
         return num_pages if num_pages * self._page_size >= self._least_tokens else 0
 
     def path_behind(self, end: Node, num_tokens: int) -> list[Node]:
-        """The path to a node, without nodes that end within the first num_tokens."""
+        """The nodes on the path to a node, without nodes that end within the first num_tokens."""
         return [node for node in path_to(end) if node.stop > num_tokens]
 
     def keep(self, node: Node, end: Node) -> None:
@@ -162,7 +165,9 @@ class HostCache:
         self.release(node)
 
     def release(self, node: Node) -> None:
-        """Unlocks the host node of an evicted leaf after all evictions, with the leaf's history."""
+        """Unlocks the host node of an evicted leaf. Called after all evictions; the host node takes over the leaf's
+        history.
+        """
         end = node.host
         if end is None:
             return
@@ -174,7 +179,7 @@ class HostCache:
         self._leaving.append(end)
 
     def settle(self) -> None:
-        """Unlocks the host nodes of leaves that have been evicted."""
+        """Unlocks the host nodes of all leaves that have been evicted."""
         for end in self._leaving:
             self.tree.unlock(end)
             if not end.pages:
@@ -230,9 +235,9 @@ def _follows_host(node: Node) -> bool:
 class PrefetchLimits:
     policy: PrefetchPolicy
     least_tokens: int
-    """Minimum number of tokens worth reading (prefetch_threshold)."""
+    """Minimum number of tokens worth reading from storage (prefetch_threshold)."""
     max_tokens: int
-    """Maximum number of tokens held by prefetches at which another may begin (prefetch_capacity_limit)."""
+    """Number of tokens held by prefetches above which no further prefetch begins (prefetch_capacity_limit)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +245,7 @@ class Prefetch:
     request_id: int
     prompt: TokenSequence
     end: Node
-    """The last node of the part that host memory already has; locked."""
+    """Node of the host cache's tree where the cached beginning of the prompt ends; locked."""
     pages: list[int]
     """Host pages reserved for the prefetch, in order. The first of them go to the host cache."""
     begun_ns: int
@@ -254,13 +259,14 @@ class Prefetch:
 class Prefetcher:
     """Reads KV from storage into host memory while a prompt queues (SGLang's HiCache, L3).
 
-    begun     a prompt came, and storage may continue what is here         -> PrefetchKv
-    stopped   the prompt is to be computed, or was given up                -> StopPrefetch
-    over      nobody writes into its pages any more                        on_prefetched
+    state     begins when
+    begun     a prompt came, and storage may continue its cached prefix    -> PrefetchKv
+    stopped   the prompt will be computed, or was given up                 -> StopPrefetch
+    over      storage writes into the prefetch's pages no more             on_prefetched
 
-    The host cache takes what was read when a prefetch is stopped or over; pages that were not read are freed. A policy
-    says how long a prompt waits: best_effort not at all, wait_complete until all that was found is read, timeout until
-    that or a time that grows with what was found. Law: tests/laws/test_storage.py.
+    When a prefetch is stopped or over, the host cache takes the pages that were read, and the others are freed. A
+    policy says how long a prompt waits: best_effort not at all, wait_complete until all found pages are read, timeout
+    until then or for a time that grows with the number of found pages. Law: tests/laws/test_storage.py.
     """
 
     def __init__(self, host: HostCache, page_size: int, limits: PrefetchLimits) -> None:
@@ -286,7 +292,7 @@ class Prefetcher:
         self._host.tree.unlock(end)
 
     def awaits(self, request_id: int, now_ns: int) -> bool:
-        """True if a prompt must still wait for its prefetch. False stops the prefetch."""
+        """True if a prompt must still wait for its prefetch. If the answer is False, the prefetch is stopped."""
         prefetch = self.under_way.get(request_id)
         if prefetch is None or prefetch.is_stopped:
             return False
@@ -296,7 +302,7 @@ class Prefetcher:
         return False
 
     def next_due_ns(self, now_ns: int) -> int | None:
-        """Time at which the next prompt stops waiting, whatever has been read. None: no prompt waits for a time."""
+        """Next time at which a prompt's maximum wait ends. None: no prompt has a maximum wait."""
         due = [self._due_ns(prefetch) for prefetch in self.under_way.values() if not prefetch.is_stopped]
         return min([time_ns for time_ns in due if now_ns < time_ns < _NEVER_NS], default=None)
 
@@ -307,7 +313,7 @@ class Prefetcher:
             self._stop(prefetch)
 
     def on_prefetched(self, message: m.Prefetched) -> None:
-        """Handles a report of storage. Reports on prefetches of an earlier life are ignored."""
+        """Handles a report of storage. Reports on prefetches from before an instance's restart are ignored."""
         prefetch = self.under_way.get(message.request_id)
         if prefetch is None:
             return

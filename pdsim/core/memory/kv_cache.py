@@ -1,9 +1,9 @@
 """The KV memory of one instance: a page pool, and a prefix cache over it unless that is switched off.
 
-A request holds a `Lease` from the moment it is admitted until it goes. Of its page table,
-  [0, num_shared)      the prefix cache owns, locked for the request
-  [num_shared, end)    it owns itself
-Of the shared ones, the last num_loaded come from host memory, if there is any behind the prefix cache.
+A request holds a `Lease` from its admission to its end. Owners of the pages in its page table:
+  [0, num_shared)      the prefix cache, which locks them for the request
+  [num_shared, end)    the request
+The last num_loaded of the shared pages were loaded from host memory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,21 +19,21 @@ from pdsim.policy.views import TokenSequence
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A request's page table, and its lock in the prefix cache."""
+    """A request's page table, and the lock on its prefix in the cache."""
 
     node: Node | None = None
     table: list[int] = field(default_factory=list)
     num_shared: int = 0
     replaced: list[int] = field(default_factory=list)
-    """Pages of the request that the prefix cache also has, and that others may still read."""
+    """Pages of the request whose KV the prefix cache has in other pages. Other requests may still read them."""
     has_twins: bool = False
-    """True: the request holds its own copy of pages that the prefix cache also has."""
+    """True: the request holds its own copies of some pages that the prefix cache also has."""
     read_node: Node | None = None
-    """The end of the cached path that the decode steps of a batch read."""
+    """Last node of the cached path that decode steps read for this request."""
     num_loaded: int = 0
     """Number of pages that were loaded from host memory for this request when it was admitted."""
     num_counted_tokens: int = 0
-    """Number of tokens whose nodes have counted the request as a hit."""
+    """Number of leading tokens whose nodes have already counted a hit of this request."""
 
 
 NO_LEASE = Lease()
@@ -100,7 +100,7 @@ class KvCache:
 
     @property
     def num_unblocked_pages(self) -> int:
-        """Number of available pages whose eviction does not block the loop."""
+        """Number of available pages that the loop can get without waiting for a copy to host memory."""
         assert self.host is not None
         return self.pool.num_free if self.host.writes_back else self.num_available_pages
 
@@ -128,7 +128,7 @@ class KvCache:
         return Lease(node, pages, len(pages))
 
     def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int) -> int:
-        """Number of pages that host memory has behind those of a lease that was just opened."""
+        """Number of host-memory pages that continue the cached prefix of a lease that was just opened."""
         return 0 if self.host is None else self.host.num_loadable_pages(sequence, lease.num_shared, max_tokens)
 
     def load(self, lease: Lease, sequence: TokenSequence, num_pages: int, request_id: int) -> None:
@@ -175,7 +175,7 @@ class KvCache:
             lease.table += self.allocate(num_pages)
 
     def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
-        """Distributes num_pages over the leases in turn, one page at a time."""
+        """Gives num_pages to the leases in turn, one page at a time."""
         pages = self.allocate(num_pages)
         if num_pages == len(leases):
             for lease, page in zip(leases, pages, strict=True):
@@ -215,9 +215,8 @@ class KvCache:
         *,
         is_chunk: bool = False,
     ) -> None:
-        """Share the whole pages of the first num_tokens, whose KV is complete; keep them locked.
-
-        num_prompt_tokens: the others are outputs. is_chunk: more of them will come with the same prompt.
+        """Puts the whole pages of the first num_tokens into the prefix cache, and keeps them locked. The KV of these
+        tokens is complete. num_prompt_tokens: tokens after these are outputs. is_chunk: the prompt has further chunks.
         """
         if self.prefix_cache is not None:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
@@ -284,7 +283,7 @@ class KvCache:
             self.offload.flush()
 
     def add_reader(self, lease: Lease) -> None:
-        """Counts the request as a reader of its cached KV in each decode step."""
+        """Counts the request as a reader of its cached prefix in each decode step."""
         if self.prefix_cache is not None and lease.node is not None:
             lease.read_node = lease.node
             self.prefix_cache.add_reader(lease.node)
@@ -296,11 +295,13 @@ class KvCache:
 
     @property
     def num_read_tokens(self) -> int:
-        """Number of cached tokens that a decode step reads, each counted once."""
+        """Number of distinct cached tokens that a decode step reads."""
         return 0 if self.prefix_cache is None else self.prefix_cache.num_read_pages * self.page_size
 
     def num_repeated_tokens(self, read_nodes: Iterable[Node | None]) -> int:
-        """Number of cached tokens that decode steps of these readers read more than once, without the first reading."""
+        """Number of cached tokens that decode steps read again for further requests among these readers. The first
+        reading of a token does not count.
+        """
         return 0 if self.prefix_cache is None else self.prefix_cache.num_repeated_tokens(read_nodes)
 
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:

@@ -1,10 +1,10 @@
 """Host memory behind the prefix cache of one vLLM instance (OffloadingConnector).
 
-A block of a prompt is stored when a step has computed it, unless it is there already. The least recently used blocks
-make room for others. A prompt loads the blocks that continue those on the GPU. Both copies run beside steps:
+A block of a prompt is stored when a step has computed it, unless host memory has it already. The least recently used
+blocks make room for others. A prompt loads the blocks that continue those on the GPU. Both copies run beside steps:
 
-  stored    Offload -> on_stored     until then, a prompt that finds a block waits
-  loaded    LoadBack -> on_loaded    until then, another prompt that finds a block waits
+  stored    from Offload to on_stored: a prompt that finds one of the blocks waits
+  loaded    from LoadBack to on_loaded: another prompt that finds one of the blocks waits
 
 Law: tests/laws/test_offloading.py.
 """
@@ -18,16 +18,16 @@ from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 
 MUST_WAIT = -1
-"""Answer to a prompt some of whose blocks are being copied."""
+"""Number of loadable pages that says: the prompt must wait, because some of its blocks are being copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A copy under way, of a request's pages from or to host memory."""
+    """A running copy of a request's pages, from or to host memory."""
 
     request_id: int
     end: Node
-    """The last node of the path that contains the pages; locked."""
+    """Last node of the prefix tree's path to the copied pages. The copy locks it."""
     host_pages: tuple[int, ...]
 
 
@@ -48,14 +48,13 @@ class OffloadCache:
         self._copies: list[m.HostCopy] = []
 
     def take_copies(self) -> list[m.HostCopy]:
-        """Copies that were decided since the last call, in order."""
+        """Returns the copies that were decided since the last call, in order."""
         copies, self._copies = self._copies, []
         return copies
 
     def store(self, request_id: int, prompt: TokenSequence, num_tokens: int, table: list[int]) -> None:
-        """Stores the whole pages of the first num_tokens, which are computed, if there is room for all that lack.
-
-        The call counts as a use of the pages. table: the request's pages.
+        """Stores the whole pages of the first num_tokens, which are computed. Stores nothing if the missing pages have
+        no room. The call counts as a use of the pages. table: the request's pages.
         """
         stop = num_tokens - num_tokens % self._page_size
         end, _ = self.tree.lock_path(prompt, stop)
@@ -81,9 +80,8 @@ class OffloadCache:
         self._end(self.stores.pop(store))
 
     def num_loadable_pages(self, request_id: int, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
-        """Number of pages that continue the first num_shared pages of a sequence.
-
-        MUST_WAIT: some of them are being copied, or pages of the request are still being stored.
+        """Number of host-memory pages that continue the first num_shared pages of a sequence. MUST_WAIT: some are being
+        copied, or pages of the request are still being stored.
         """
         end, pages = self.tree.lock_path(sequence, num_tokens - num_tokens % self._page_size)
         self.tree.unlock(end)
@@ -92,7 +90,7 @@ class OffloadCache:
         return MUST_WAIT if is_storing or not self._under_way.isdisjoint(found) else len(found)
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Loads the pages that continue the first num_shared pages of a sequence into these pages of the GPU."""
+        """Loads the host-memory pages that continue the first num_shared pages of a sequence, into these GPU pages."""
         end, found = self.tree.lock_path(sequence, (num_shared + len(pages)) * self._page_size)
         self.tree.touch(end)
         host_pages = tuple(found[num_shared:])
@@ -104,7 +102,7 @@ class OffloadCache:
         self._end(self.loads.pop(request_id))
 
     def flush(self) -> None:
-        """Drops all blocks that no copy reads or writes."""
+        """Drops all blocks that no running copy reads or writes."""
         self.tree.evict(self.tree.num_evictable_pages)
 
     def _end(self, copy: BlockCopy) -> None:

@@ -20,9 +20,7 @@ class PagePool:
 
     @property
     def num_listed(self) -> int:
-        """Number of pages in the free list. They come in the same order whether they are taken at once or one
-        by one.
-        """
+        """Number of pages in the free list. Allocating them one by one or all at once gives the same order."""
         return len(self._list) - self._next
 
     def allocate(self, num_pages: int) -> list[int]:

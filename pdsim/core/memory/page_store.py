@@ -20,18 +20,20 @@ class PageStore:
         return self._tree.num_evictable_pages
 
     def num_found(self, sequence: TokenSequence, start_tokens: int) -> int:
-        """Number of stored pages without a gap behind the first start_tokens. Counts as an access."""
+        """Number of consecutive stored pages after the first start_tokens of a sequence. The call counts as an
+        access.
+        """
         node, _ = self._tree.match(sequence, len(sequence))
         self._tree.unlock(node)
         return max(0, node.stop - start_tokens) // self._page_size
 
     def num_missing(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Number of pages of these tokens that are not stored; 0 if the pages before them are missing."""
+        """Number of these tokens' pages that storage lacks; 0 if it also lacks a page before them."""
         end = min(self._tree.peek(sequence), stop_tokens)
         return 0 if end < start_tokens else (stop_tokens - end) // self._page_size
 
     def write(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Stores the missing pages if there is room for all of them. Returns the number of stored pages."""
+        """Stores the missing pages, if all of them have room. Returns the number of pages that were stored."""
         num_pages = self.num_missing(sequence, start_tokens, stop_tokens)
         if not num_pages:
             return 0

@@ -1,9 +1,9 @@
 """The prefix cache of one instance: a compressed trie over whole pages, whose nodes own KV pages.
 
 A node is
-  protected   if requests lock it, through itself or a node below
+  protected   if requests lock the node or a node below it
   evictable   if no request locks it, or only requests that hold their own copies of its pages
-and its pages return to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
+Eviction returns a node's pages to the pool, leaves first. Law: tests/laws/test_radix_cache.py.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -36,13 +36,14 @@ class Node:
     locks: int = 0
     readers: int = 0
     walk: int = 0
-    """Number of the last count of repeated tokens that visited the node."""
+    """Number of the last call of `num_repeated_tokens` that visited the node."""
     heap_serial: int = 0
     num_twins: int = 0
-    """Number of locks by requests that hold their own copies of the node's pages, in `twins`."""
+    """Number of locks whose requests hold their own copies of the node's pages, in `twins`."""
     twins: list[tuple[object, Sequence[int]]] = field(default_factory=list)
     host: "Node | None" = None
-    """Host node with the same end, locked for this node. None: not known to be in host memory."""
+    """Node of the host cache that ends at the same token, locked for this node. None: not known to be in host
+    memory."""
     children: dict[Hashable, "Node"] = field(default_factory=dict)
 
     @property
@@ -88,7 +89,7 @@ class RadixCache:
         self._compact_above = 64
 
     def peek(self, sequence: TokenSequence) -> int:
-        """Number of tokens of the longest cached prefix. The tree does not change."""
+        """Number of tokens of the longest cached prefix. The call changes nothing."""
         stop = self.num_cacheable(len(sequence))
         child, end = self._next(self.root, sequence, stop)
         while child is not None and end == child.stop:
@@ -96,7 +97,7 @@ class RadixCache:
         return end
 
     def whole_nodes(self, sequence: TokenSequence) -> list[Node]:
-        """The nodes, from the first, of which the sequence has all tokens. The tree does not change."""
+        """The nodes, from the first, whose tokens the sequence has completely. The call changes nothing."""
         nodes: list[Node] = []
         stop = self.num_cacheable(len(sequence))
         child, end = self._next(self.root, sequence, stop)
@@ -131,7 +132,9 @@ class RadixCache:
         return node, pages
 
     def lock_path(self, sequence: TokenSequence, num_tokens: int) -> Match:
-        """The cached prefix of at most num_tokens, in whole pages, locked. Does not count as an access."""
+        """Locks and returns the cached prefix of at most num_tokens, in whole pages. The call does not count as an
+        access.
+        """
         node, pages = self._descend(self.root, sequence, num_tokens)
         self.lock(node)
         return node, pages
@@ -155,9 +158,8 @@ class RadixCache:
         return node, found
 
     def touch(self, node: Node, hits_behind: int | None = None) -> None:
-        """Counts an access to the path that ends in node, and a hit of its nodes that end after hits_behind tokens.
-
-        None: no hits, because a lookup may be repeated or come to nothing.
+        """Counts an access to the path that ends in node, and a hit of each node on it that ends after hits_behind
+        tokens. None: no hits, because the lookup may be repeated or have no effect.
         """
         self.num_accesses += 2
         step: Node | None = node
@@ -203,7 +205,7 @@ class RadixCache:
                 self._offer(step)
 
     def drop_twins(self, node: Node, holder: object) -> None:
-        """Frees the separate page copies of a lock's holder on the path to node."""
+        """Frees the page copies that a lock's holder has of nodes on the path to node."""
         step: Node | None = node
         while step is not None:
             for twin in step.twins:
@@ -219,7 +221,7 @@ class RadixCache:
             step = step.parent
 
     def add_reader(self, node: Node) -> None:
-        """Counts a reader of the path to node in decode steps."""
+        """Counts one more request whose decode steps read the path to node."""
         step: Node | None = node
         while step is not None:
             step.readers += 1
@@ -236,7 +238,9 @@ class RadixCache:
             step = step.parent
 
     def num_repeated_tokens(self, nodes: Iterable[Node | None]) -> int:
-        """Number of tokens of the paths to these nodes that are read more than once, without the first reading."""
+        """Number of tokens on the paths to these nodes that several requests read, counted once per reading after the
+        first.
+        """
         self._num_walks += 1
         walk = self.root.walk = self._num_walks
         num_tokens = 0
@@ -251,9 +255,8 @@ class RadixCache:
         return num_tokens
 
     def evict(self, num_pages: int, leaving: Callable[[Node], None] | None = None) -> int:
-        """Evicts leaves until num_pages are freed or all nodes are locked. Returns the number of freed pages.
-
-        With evicts_pages a leaf may be evicted in part. leaving: called with each leaf before its eviction.
+        """Evicts leaves until num_pages are freed or all nodes are locked. Returns the number of freed pages. With
+        evicts_pages the last leaf may be evicted in part. leaving: called with each leaf before its eviction.
         """
         freed = 0
         while freed < num_pages and self._heap:
@@ -307,7 +310,7 @@ class RadixCache:
         self._offer(parent)
 
     def num_cacheable(self, num_tokens: int) -> int:
-        """Number of tokens in whole pages among the first num_tokens that have a key."""
+        """Number of cacheable tokens among the first num_tokens: those that have a key, in whole pages."""
         num_keys = max(0, num_tokens - self._num_next)
         return num_keys - num_keys % self.page_size
 
@@ -347,7 +350,7 @@ class RadixCache:
         return child, end - end % self.page_size if end < stop else stop
 
     def see(self, node: Node, sequence: Any) -> None:
-        """Replaces unseen outputs on the path to node by the given tokens."""
+        """Replaces placeholders of unknown outputs on the path to node by the given tokens."""
         step = node
         while isinstance(step.sequence, UnseenOutput):
             parent, key = step.parent, self._key(sequence, step.start)
@@ -360,7 +363,7 @@ class RadixCache:
             step = parent
 
     def split_path(self, node: Node, middle: int) -> None:
-        """Splits the path to a node after `middle` tokens, a number of whole pages."""
+        """Splits the node on the path to `node` that contains token `middle`, a multiple of the page size."""
         step: Node | None = node
         while step is not None and step.start >= middle:
             step = step.parent
@@ -368,8 +371,8 @@ class RadixCache:
             self.split(step, middle)
 
     def split(self, node: Node, middle: int) -> Node:
-        """Splits a node at middle: a new parent gets the tokens before. `node`, which requests may hold, keeps the
-        rest.
+        """Splits a node at token `middle`. A new parent gets the tokens before; `node`, which requests may hold, keeps
+        the rest.
         """
         parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None

@@ -1,8 +1,9 @@
 """Prefill requests, and the queue in which they wait until decode has granted them pages.
 
-ungranted   NewRequest came                      until its grant comes, in time, or it is given up
-early       KvGranted came first                 until NewRequest comes, in time
-refused     one side will not serve it           what still comes of it is ignored; then it is forgotten
+state       begins when                          ends when
+ungranted   NewRequest came                      its grant comes, its timeout is over, or the request is given up
+early       KvGranted came first                 NewRequest comes, or its timeout is over
+refused     one side will not serve the request  its late messages, which are ignored, can no longer come
 """
 
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ class PrefillRequest(Request):
     cursor: SendCursor = UNGRANTED
     given_up: bool = False
     gives_way: bool = False
-    """True if the prompt gives way to granted prompts as soon as no forward computes it."""
+    """True if granted prompts displace the prompt as soon as no forward computes it."""
     num_attempts: int = 0
-    """Number of attempts to compute the prompt before its grant, including the present one."""
+    """Number of attempts to compute the prompt before its grant, including the current attempt."""
     ends_with_first_token: bool = False
     """True if a computed prompt that waits for its grant ends with its first token."""
     has_fixed_output: bool = False
@@ -32,7 +33,7 @@ class PrefillRequest(Request):
 
     @property
     def max_output_tokens(self) -> int:
-        """Here, the first token is the only one."""
+        """Maximum number of tokens that the request generates on prefill: only the first."""
         return 1
 
     @property
@@ -70,12 +71,12 @@ class BootstrapQueue:
 
     @property
     def limit(self) -> str:
-        """The timeout with its name."""
+        """The bootstrap timeout with its name, such as "bootstrap_timeout 20 s"."""
         return self._deadlines.limit
 
     @property
     def bootstrapping(self) -> list[PrefillRequest]:
-        """Requests that are not begun before their grant."""
+        """Requests that prefill does not begin before their grant."""
         return [request for request in self.ungranted.values() if not request.is_optimistic]
 
     def expect(self, request: PrefillRequest, now_ns: int) -> list[Command]:
@@ -96,8 +97,8 @@ class BootstrapQueue:
         return self.ungranted.pop(request_id, None)
 
     def expired(self, now_ns: int, commands: list[Command]) -> list[PrefillRequest]:
-        """Requests whose grant did not come within the timeout. They are refused, as are grants whose request did not
-        come.
+        """Requests whose grant did not come within the timeout. The call refuses them, and drops grants whose request
+        did not come in time.
         """
         overdue = self._deadlines.expired(now_ns, commands, self._is_live)
         return [request for request_id in overdue if (request := self.refuse(request_id))]

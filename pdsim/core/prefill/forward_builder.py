@@ -17,21 +17,22 @@ from pdsim.policy.views import QueuedPrefill
 UNLIMITED = 1 << 62
 
 SMOOTHNESS = 0.75
-"""Weight of the equal-time size against the first chunk's size (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
+"""Weight of the chunk size that keeps times equal; the first chunk's size has the rest
+(SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
 LEAST_SHARE = 4
-"""Minimum size of a chunk: the first chunk's size divided by this."""
+"""Divisor of the first chunk's size that gives the minimum size of a chunk."""
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 REFRESH_CHOICES, MOST_REFRESHED = 32, 128
-"""Number of choices between two refreshes, and number of waiting prompts whose cached prefixes a refresh marks as used
-(WAITING_PREFIX_REFRESH_INTERVAL, WAITING_QUEUE_PREFIX_MATCH_MAX)."""
+"""Number of choices between two refreshes, and maximum number of waiting prompts whose cached prefixes a refresh marks
+as used (WAITING_PREFIX_REFRESH_INTERVAL, WAITING_QUEUE_PREFIX_MATCH_MAX)."""
 
 
 RequestT = TypeVar("RequestT", bound=Request)
 
 GiveWay = Callable[[RequestT, float], float]
-"""Frees slots for a prompt that finds none. Second argument: number of free tokens. Returns the number of tokens that
-were reserved for the requests that lost their slots, or -1 if no request did."""
+"""Function that preempts requests to free slots for a prompt. Second argument: number of free tokens. Returns the
+number of tokens that were reserved for the preempted requests, or -1 if none was preempted."""
 Fits = Callable[[RequestT, list[RequestT], int], bool]
 """Function that tells whether a request that ignores EOS fits together with the other requests of its forward. Last
 argument: number of free tokens after its prompt."""
@@ -39,13 +40,14 @@ argument: number of free tokens after its prompt."""
 
 @dataclass(slots=True)
 class Forward:
-    """A forward that is being filled, and what may still be added."""
+    """A forward that is being filled, and the limits for further prompts."""
 
     chunk_tokens: int = 0
     prefill_tokens: int = 0
     num_slots: int = 0
     reserved_tokens: float = 0
-    """Tokens that may not be taken: the growth of other requests, and all tokens chosen for this forward."""
+    """Tokens that further prompts may not take: the growth of other requests, and all tokens chosen for this
+    forward."""
     taken_tokens: int = 0
     """Tokens chosen for this forward, without the growth of its requests."""
     chunks: list[PrefillChunk] = field(default_factory=list)
@@ -61,9 +63,9 @@ class Forward:
 
 @dataclass(frozen=True)
 class ChunkSizer:
-    """Sizes the chunks of a long prompt so that all take equally long in a pipeline stage (SGLang's DynamicChunkSizer).
-
-    The time of a prompt of n tokens is quadratic n^2 + linear n + a constant, which does not affect sizes.
+    """Sizes the chunks of a long prompt so that each chunk takes equally long in a pipeline stage (SGLang's
+    DynamicChunkSizer). Modelled time of a prompt of n tokens: quadratic n^2 + linear n + a constant, which does not
+    affect sizes.
     """
 
     quadratic: float
@@ -93,7 +95,9 @@ class ChunkSizer:
 
 
 class ForwardBuilder(Generic[RequestT]):
-    """Holds the waiting and the begun prompts of one instance. A prefill policy sees it."""
+    """The waiting and the begun prompts of one instance, from which forwards are filled. A prefill policy sees this
+    object.
+    """
 
     def __init__(
         self,
@@ -153,7 +157,7 @@ class ForwardBuilder(Generic[RequestT]):
 
     @property
     def unbegun(self) -> list[RequestT]:
-        """Prompts that were not begun: those that wait, and those whose cached KV is being loaded."""
+        """Prompts that were not begun: waiting prompts, and prompts whose cached KV is being loaded."""
         return list(self._waiting.values())
 
     @property
@@ -282,7 +286,9 @@ class ForwardBuilder(Generic[RequestT]):
         return self._waiting.pop(request_id, None)
 
     def stop(self, request: RequestT, *, caches: bool = False) -> None:
-        """Computes no more of a prompt than forwards have already. caches: its last chunk is cached."""
+        """Stops a prompt: tokens that no forward has yet are not computed. caches: the last chunk under way is
+        cached.
+        """
         if caches and self._unshared is request:
             self._share(request, request.num_computed_tokens, is_chunk=True)
         if self.partial is request:

@@ -1,20 +1,21 @@
 """Life of a request in a prefill instance.
 
+state          meaning                                                left by
 bootstrapping  NewRequest came; decode has not granted pages yet      on_message(KvGranted), or optimistic: at once
 granted        decode waits for its KV                                next_step, when a slot for its first token is free
-waiting        the policy picks it                                    next_step -> PrefillStep
-begun          one or more chunks; at most one prompt lacks some      next_step, on_step_done -> TransferUnit per chunk
+waiting        the prompt waits until the policy picks it             next_step -> PrefillStep
+begun          chunks are computed; one prompt may be incomplete      next_step, on_step_done -> TransferUnit per chunk
 parked         computed before decode has granted pages               -> PromptComputed, on_message(KvGranted)
 sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
 gone           its whole pages stay in the prefix cache               -> PrefillDone
 
-Grants that are late, early, or not to come: bootstrap_queue.py.
+Late, early and missing grants: bootstrap_queue.py.
 
-A request that is given up (Cancel, Abort, PeerDown of its decode instance, a grant that never comes) goes at once if
-nothing of it was begun. Otherwise no more of it is computed or sent, and what is under way ends first.
+A request that is given up (Cancel, Abort, PeerDown of its decode instance, no grant in time) goes at once if it was not
+begun. Otherwise nothing further is computed or sent, and the request goes when forwards and transfers under way end.
 
-Optimistic prompts are begun before decode has granted them pages. They give way to prompts that have theirs: a partly
-computed one at the end of a chunk, parked ones when nothing else moves. What was computed of them stays cached.
+Optimistic prompts are begun before decode has granted them pages. They give way to granted prompts: a partly
+computed prompt at the end of a chunk, parked prompts when no other progress is possible. Their KV stays cached.
 """
 
 from bisect import insort

@@ -14,7 +14,7 @@ class StagingPlan:
     """Sizes of staging memory (SGLang 0.5.23, staging_handler.py)."""
 
     cell_pages: int
-    """Maximum pages of a cell, which are those that one forward can compute."""
+    """Maximum pages of a cell: as many as one forward can compute."""
     buffer_bytes: int | None
     """Buffer of one prefill worker. A request with a larger cell is sent as slices. None: every cell fits."""
     ring_bytes: int
@@ -63,8 +63,8 @@ class SendPlanner:
         return min(self._staging.cell_pages, num_pages) * self._layout.page_bytes * self._layout.num_writers
 
     def with_chunk(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """Units to send when a chunk is begun: the cached prefix with a prompt's first chunk; and the chunk's KV layer
-        by layer.
+        """Units to send when a chunk is begun: the cached prefix with a prompt's first chunk, and with layer groups the
+        chunk's KV.
         """
         commands: list[Command] = []
         if chunk.num_context_tokens == request.num_cached_tokens:
@@ -92,7 +92,7 @@ class SendPlanner:
         return end
 
     def after_chunk(self, request: PrefillRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
-        """Units to send after a computed chunk. With layer groups only the first token is left."""
+        """Units to send after a computed chunk. With layer groups only the first token is left to send."""
         end = request.num_prompt_tokens if is_last else self._send_until(request)
         return self._units(request, end, now_ns, is_last=is_last, first_token_ends=first_token_ends)
 

@@ -24,7 +24,7 @@ class PromptMemory:
         self._prefixes.uses_whole_nodes = False
 
     def takes(self, prompt: TokenSequence) -> bool:
-        """True if the memory is large enough for the prompt."""
+        """True if the memory is large enough to hold the prompt."""
         return 0 < len(prompt) // self._page_size <= self._num_pages
 
     def num_tokens(self, prompt: TokenSequence) -> int:
@@ -32,7 +32,7 @@ class PromptMemory:
         return self._prefixes.peek(prompt)
 
     def add(self, prompt: TokenSequence) -> list[Hashable]:
-        """Adds a prompt. Returns first pages of which all prompts are forgotten."""
+        """Adds a prompt. Returns the keys of first pages with which no remembered prompt begins any more."""
         forgotten: list[Hashable] = []
         if not self.takes(prompt):
             return forgotten

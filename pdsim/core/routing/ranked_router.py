@@ -26,7 +26,7 @@ class RankedRouter(RoleRouter):
         self._server_of = {instance_id: server for server, ids in ranks.items() for instance_id in ids}
 
     def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0, session: int = -1) -> str:
-        """Picks a server, and one of its ranks that is not down."""
+        """Picks a server, and one of the server's ranks that is not down."""
         server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""), request_id, session)
         return self._ranks[server].pick(prompt, now_ns, avoid)
 
@@ -42,7 +42,7 @@ class RankedRouter(RoleRouter):
         return self._ranks[self._server_of[instance_id]].load_of(instance_id)
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
-        """Offers a server while at least one of its ranks is offered."""
+        """Marks a rank as offered or not. A server is offered while at least one of its ranks is."""
         server = self._server_of.get(message.instance_id)
         if server is None:
             return
@@ -53,7 +53,7 @@ class RankedRouter(RoleRouter):
             super().note(replace(message, instance_id=server))
 
     def read(self, metrics: Sequence[m.InstanceMetrics]) -> None:
-        """Reads metrics. A server gets the sum of its ranks' queues, and their mean page use."""
+        """Reads metrics of ranks. A server's metrics are the sum of its ranks' queues, and their mean page use."""
         of_servers: dict[str, list[m.InstanceMetrics]] = {}
         for one in metrics:
             if (server := self._server_of.get(one.instance_id)) is not None:

@@ -72,8 +72,8 @@ class RoleRouter:
         """Tokens of the last prompt that its instance had seen. None: not needed."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of leading prompt tokens that were sent to an instance before. Prompts are remembered from the first
-        call on.
+        """Number of leading prompt tokens that were sent to an instance before. The router remembers prompts from the
+        first call on.
         """
         return self._memories().num_tokens(prompt, instance_id)
 
@@ -98,14 +98,16 @@ class RoleRouter:
 
     @property
     def hears_first_tokens(self) -> bool:
-        """True if a first token tells that a prompt is computed. On a prefill instance the prompt's end tells this."""
+        """True if the router learns from a first token that a prompt is computed. On a prefill instance it learns this
+        from the prompt's end.
+        """
         return self._work is not None and self.role == "aggregated"
 
     def session_instance(self, ttl_ns: int) -> str:
         return "" if self._sessions is None else self._sessions.instance_of(self.session, ttl_ns, self.now_ns)
 
     def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0, session: int = -1) -> str:
-        """Picks an instance that is not down, and not the one to avoid if there is another."""
+        """Picks an instance that is not down. The instance to avoid is picked only if no other is left."""
         self.now_ns, self.session = now_ns, session
         self.instances = self._offered(avoid) if self._down or avoid else self.loads
         instance_id = self._policy.pick(prompt, self)
@@ -134,11 +136,11 @@ class RoleRouter:
             self._sessions.remove(request_id, now_ns)
 
     def count(self, instance_id: str, num_requests: int, num_tokens: int) -> None:
-        """Adds to the load of an instance, with counts_streams."""
+        """Adds requests and tokens to the load of an instance."""
         self._loads[instance_id].add(num_requests, num_tokens)
 
     def on_computed(self, request_id: int) -> None:
-        """Notes that the prompt of a request is computed."""
+        """Handles the news that the prompt of a request is computed."""
         if self._work is not None:
             self._work.on_computed(request_id)
 
@@ -150,8 +152,8 @@ class RoleRouter:
         return len(self._down) == len(self._loads)
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
-        """Offers an instance from now on, or stops offering it. An instance that restarted or serves anew has an empty
-        cache.
+        """Offers an instance to the policy from now on, or stops offering it. The cache of a restarted instance counts
+        as empty.
         """
         instance_id = message.instance_id
         if instance_id not in self._loads:
@@ -170,7 +172,9 @@ class RoleRouter:
                 load.num_queued, load.page_use = one.num_queued, one.page_use
 
     def forget(self) -> list[m.Command]:
-        """Forgets the content of the caches, and tells the instances to drop theirs."""
+        """Forgets the content of the instances' caches, and returns messages that tell the instances to drop their
+        caches.
+        """
         self._remembered = None
         return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
 

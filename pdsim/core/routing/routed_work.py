@@ -9,14 +9,14 @@ from pdsim.policy.views import TokenSequence
 
 
 class ActivePages:
-    """The whole pages of the prompts that are at one instance. A shared page counts once."""
+    """Whole pages of the unfinished prompts of one instance. A page that prompts share counts once."""
 
     def __init__(self, page_size: int) -> None:
         self.num_pages = 0
         self._prefixes = RadixCache(None, page_size, LeastRecentlyUsed())
 
     def num_shared(self, prompt: TokenSequence) -> int:
-        """Number of leading pages of a prompt that are at the instance already."""
+        """Number of leading pages of a prompt that other unfinished prompts of the instance have."""
         return self._prefixes.peek(prompt) // self._prefixes.page_size
 
     def add(self, prompt: TokenSequence) -> Node:
@@ -43,7 +43,7 @@ class _Work:
 
 
 class RoutedWork:
-    """The requests of one role that are routed and have not left."""
+    """The requests of one role that are routed and have not ended."""
 
     def __init__(self, instance_ids: Iterable[str], page_size: int) -> None:
         ids = list(instance_ids)
@@ -56,7 +56,7 @@ class RoutedWork:
         return self._num_uncached_tokens[instance_id]
 
     def num_pages_with(self, prompt: TokenSequence, num_pages: int, instance_id: str) -> int:
-        """Number of distinct whole pages of an instance's prompts together with this prompt, which has num_pages."""
+        """Number of distinct whole pages of this prompt (num_pages) and of the instance's unfinished prompts."""
         active = self._pages[instance_id]
         return active.num_pages + num_pages - active.num_shared(prompt)
 

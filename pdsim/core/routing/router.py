@@ -1,13 +1,14 @@
 """The router: chooses a prefill and a decode instance for each request, and tries failed requests again on others.
 
+state       meaning                                            begins with
 routed      an attempt is under way                            Arrival, or Woken for a retry -> NewRequest to a pair
-waiting     for its next attempt: backoff                      Failed (retryable), PeerDown of decode, nobody healthy
-gone        -> the client has its end                          the attempt finished, or nothing is left to try
+waiting     backoff before the next attempt                    Failed (retryable), PeerDown of decode, none healthy
+gone        the client has been told the end                   the attempt finished, or no attempt is left
 
-A retry goes by a new id, so that no instance takes what is left of an old attempt for the new one: the first attempt
+A retry has a new id, so that no instance confuses late messages of an old attempt with the new one: the first attempt
 has the client's id, the second retry of request 17 is 2000000017 in every journal. A request whose first token was
-streamed is not tried again: the client has part of the answer (SGLang's gateway retries by HTTP status, which it has
-passed on by then).
+streamed is not tried again: the client has part of the answer (SGLang's gateway retries by HTTP status, which the
+client has by then).
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def attempt_id(request_id: int, num_retries: int) -> int:
 
 
 def request_of(attempt: int) -> int:
-    """The client's id of an attempt."""
+    """The client's id of a request, from the id of an attempt."""
     return attempt % _RETRY
 
 
@@ -48,7 +49,7 @@ class RetryLimits:
     backoff_multiplier: float = 1.5
     max_backoff_ns: int = 30_000_000_000
     backoff_jitter: float = 0.2
-    """Each backoff is longer or shorter by a random share of up to this."""
+    """Maximum share of a backoff by which it is randomly lengthened or shortened."""
     seed: int = 0
 
 
@@ -95,10 +96,9 @@ class _Request:
 
 
 class Router:
-    """The router of prefill and decode instances or, with one role, of aggregated instances.
-
-    It answers with messages to send, and with the ends that it decides itself. Finished, PrefillDone and FirstToken go
-    to the client unchanged, if they belong to the attempt under way: `client_of`.
+    """The router of prefill and decode instances or, with one role, of aggregated instances. Calls return messages to
+    send, and requests whose end the router decides. Finished, PrefillDone and FirstToken go to the client unchanged, if
+    they belong to the attempt under way: `client_of`.
     """
 
     instance_id: ClassVar[str] = "router"
@@ -144,7 +144,7 @@ class Router:
         self._now_ns = 0
 
     def client_of(self, attempt: int) -> int | None:
-        """The client's id of a request, if this attempt is the one under way; otherwise None."""
+        """The client's id of a request, if this is the id of the attempt under way; otherwise None."""
         request = self._under_way(attempt)
         return None if request is None else request.arrival.request_id
 

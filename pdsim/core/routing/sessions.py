@@ -1,4 +1,4 @@
-"""The instance of each session: where its requests go as long as they follow each other within a time."""
+"""The instance of each session. Requests of a session go to it while each follows the last within a time limit."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,9 @@ class _Binding:
 
 
 class SessionBindings:
-    """A session is bound while its requests are at the instance, and for a time after the last of them."""
+    """Instances of sessions. A session is bound to an instance while its requests are there, and for ttl_ns after the
+    last.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[int, _Binding] = {}
@@ -22,7 +24,7 @@ class SessionBindings:
         """Those of `_sessions` without requests, in the order in which their last requests ended."""
 
     def instance_of(self, session: int, ttl_ns: int, now_ns: int) -> str:
-        """Empty if the session is bound to none. Sessions that were idle for `ttl_ns` are bound no longer."""
+        """The instance that a session is bound to. Empty: none, or the session was idle for `ttl_ns`."""
         while self._idle:
             first = next(iter(self._idle.values()))
             if now_ns < first.idle_since_ns + ttl_ns:
@@ -32,7 +34,7 @@ class SessionBindings:
         return "" if binding is None else binding.instance_id
 
     def add(self, request_id: int, session: int, instance_id: str) -> None:
-        """A request of the session goes to the instance, which has the session from now on."""
+        """Binds a session to an instance, because a request of the session goes there."""
         binding = self._sessions.get(session)
         if binding is None or binding.instance_id != instance_id:
             binding = self._sessions[session] = _Binding(session, instance_id)
@@ -41,7 +43,7 @@ class SessionBindings:
         self._requests[request_id] = binding
 
     def remove(self, request_id: int, now_ns: int) -> None:
-        """Nothing if the request has no session."""
+        """Counts the end of a request of a session. No effect if the request has no session."""
         binding = self._requests.pop(request_id, None)
         if binding is None:
             return

@@ -1,10 +1,11 @@
 """KV that goes back from decode to prefill when a request ends, for the next turn of its conversation.
 
+state      meaning                                                     message
 offered    decode has prompt and output in its prefix cache, locked    -> KvOffered to the prefill instance
-wanted     prefill lacks enough of it, and has pages for that          -> KvWanted; the decode instance sends it
-returned   KvReturned: prefill caches it, decode unlocks it
+wanted     prefill lacks enough of this KV, and has pages for it       -> KvWanted; the decode instance sends the KV
+returned   prefill caches the KV, decode unlocks it                    KvReturned
 
-If prefill lacks little, or has no pages, it wants nothing. Law: tests/laws/test_kv_returns.py.
+If prefill lacks little of the KV, or has no pages for it, nothing is sent. Law: tests/laws/test_kv_returns.py.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.views import TokenSequence
 
 LEAST_TOKENS = 64
-"""Minimum number of tokens worth a return. Fewer are recomputed (vLLM, kv_recompute_threshold)."""
+"""Minimum number of tokens for which KV is returned. Fewer are recomputed (vLLM, kv_recompute_threshold)."""
 
 
 @dataclass(slots=True, eq=False)
 class Returning:
-    """KV that one side of a return holds."""
+    """KV that decode or prefill holds during a return."""
 
     request_id: int
     lease: Lease

@@ -1,14 +1,16 @@
-"""The staging side of one decode instance: lends its ring to prefill, and has what arrives scattered into pages.
+"""The staging side of one decode instance: lends its ring to prefill, and has arriving KV scattered into pages.
+
+Each state of a cell begins with a message:
 
 lent        AskStaging came -> StagingLent              a span for every cell of the request
 written     CellWritten came -> Scatter                 the KV is in the ring
-scattered   CellScattered came                          the KV is in its pages; the decode instance is told
-free        FreeCells came -> StagingWatermark          once per decode step, as the instance's loop gets to it
+scattered   CellScattered came                          the KV is in its pages; the decode instance gets a message
+free        FreeCells came -> StagingWatermark          the instance's loop sends FreeCells once per decode step
 given up    Abort came -> spans free, Abort passed on   when no scatter of the request is under way
-lost        KvLost came -> KvLost passed on             the instance says when to give it up
+lost        KvLost came -> KvLost passed on             the instance decides when to give the spans up
 
 The last unit's KvArrived goes on to the instance when every cell of the request is scattered. Messages reach the
-receiver at once, beside the instance's loop.
+receiver at once, without waiting for the instance's loop.
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,18 @@
 """The transfer workers of one prefill instance: a few queues, each of which sends one unit at a time.
 
-queued     a TransferUnit came                                     in the queue of its destination
-ready      nothing that it waits for is missing                    layers computed; a span of the ring, free to write
+Each state of a unit begins with an event:
+
+queued     a TransferUnit came                                     it joins the queue of its destination
+ready      its layers are computed                                 and its span of the ring, if any, is free to write
 sending    -> StartTransfer                                        one per queue
 sent       UnitSent came -> KvSent here, KvArrived or CellWritten there
 failed     TransferFailed came -> Abort here and there             the request's other units are dropped
-lost       TransferLost came -> Abort here, KvLost there           the same, and nobody says that nothing is under way
+lost       TransferLost came -> Abort here, KvLost there           as failed, but bytes may still be under way
 stopped    StopSending came -> KvSent here, Abort there            when the unit under way, if any, has ended
 
-They work beside the instance's loop: messages reach them at once. A unit that is not ready lets later ones pass, except
-those of its own request (SGLang puts such a chunk back at the tail of its queue and tries again within 1 ms).
+Here: the prefill instance; there: the decode side. Messages reach the workers without waiting for the instance's loop.
+A unit that is not ready lets later ones pass, except those of its own request (SGLang puts such a chunk back at the
+tail of its queue and tries again within 1 ms).
 """
 
 from collections.abc import Sequence
@@ -62,7 +65,7 @@ class Sender:
 
     @property
     def held(self) -> list[int]:
-        """Requests with units, spans or a pending answer at this sender."""
+        """Requests for which this sender has units, ring spans or an answer to give."""
         sending = [queue.sending for queue in self._queues if queue.sending is not None]
         units = [*sending, *(unit for queue in self._queues for unit in queue.units)]
         return [*(unit.request_id for unit in units), *(request_id for request_id, _ in self._spans), *self._stopping]

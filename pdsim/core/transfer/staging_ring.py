@@ -1,8 +1,8 @@
 """The staging memory of one decode rank: a ring of bytes that is lent before it is free.
 
-The writer of a span may learn its position before the position is free. It must not write until the watermark, the
-oldest live span that it knows of, has passed: `may_write`. Spans are freed in the order of lending. If a span does not
-fit into the tail of the ring, the tail is unused in this round (SGLang 0.5.23,
+The writer of a span may learn the span's position before these bytes are free. The writer must wait until the
+watermark, the start of the oldest live span that it knows of, has passed: `may_write`. Spans are freed in the order of
+lending. If a span does not fit into the tail of the ring, the tail is unused in this round (SGLang 0.5.23,
 disaggregation/common/staging_handler.py: StagingAllocator, is_watermark_ready).
 """
 
@@ -60,11 +60,11 @@ class StagingRing:
         return key in self._live
 
     def span(self, key: Hashable) -> Span:
-        """The span that is lent under this key."""
+        """The span that was lent under a key."""
         return self._live[key].span
 
     def assign(self, key: Hashable, num_bytes: int) -> Span | None:
-        """Lends bytes that may still be in use. None: the whole ring is too small."""
+        """Lends bytes that may still be in use. None: the span is larger than the whole ring."""
         assert key not in self._live, f"{key} holds a span already"
         if num_bytes > self.num_bytes:
             return None

@@ -1,14 +1,15 @@
 """The KV that a prefill instance sends: how ranks split it, the units that carry it, one cursor per request.
 
-Ranks of one instance do the same at the same time, so one pair of them stands for all. What a pair moves follows from
-the tensor-parallel sizes (SGLang 0.5.23, common/conn.py: _resolve_rank_mapping, staging_buffer.py):
+Ranks of one instance do the same at the same time, so one pair of ranks stands for all. The KV that a pair moves
+depends on the tensor-parallel sizes (SGLang 0.5.23, common/conn.py: _resolve_rank_mapping, staging_buffer.py):
 
-as many ranks    each sends all its KV heads to its counterpart             whole pages
-fewer on decode  several prefill ranks write to each decode rank            a slice of each token's heads, or staging
-more on decode   each prefill rank writes to several, one after another     a slice of each token's heads, or staging
-latent KV        every rank holds all of it: one writer per decode rank     whole pages
+decode has       transfers                                                  sent as
+as many ranks    each rank sends all its KV heads to its counterpart        whole pages
+fewer ranks      several prefill ranks write to each decode rank            a slice of each token's heads, or staging
+more ranks       each prefill rank writes to several, one after another     a slice of each token's heads, or staging
+latent KV        every rank holds all KV: one writer per decode rank        whole pages
 
-Ranks of each pipeline stage of prefill send its layers. A pair of the largest stage stands for those of all.
+Ranks of each pipeline stage of prefill send the layers of their stage. A pair of the largest stage stands for all.
 """
 
 from collections.abc import Sequence
@@ -36,11 +37,11 @@ class RankPairLayout:
     num_absent_layers: int = 0
     """Number of layers that pairs of smaller pipeline stages have less than the largest, summed over these pairs."""
     slices: bool = False
-    """True if the two sides lay out heads differently, so that each token of each plane is a descriptor."""
+    """True if the two sides divide KV heads differently, so that each token of each plane needs its own descriptor."""
     coalesces: bool = True
     """True: the engine joins pages that are contiguous on both sides (Mooncake does, NIXL does not)."""
     pushes: bool = False
-    """True if a kernel writes all pages of a unit, with one descriptor."""
+    """True if a kernel writes all pages of a unit with one descriptor."""
     state_bytes: int = 0
     """Bytes of linear-attention state per request, sent after the last page."""
     num_state_planes: int = 0
@@ -54,10 +55,8 @@ class RankPairLayout:
     def size(
         self, source: tuple[int, ...], target: tuple[int, ...], sent: range | None = None, *, with_state: bool = True
     ) -> "TransferSize":
-        """The size of these pages.
-
-        sent: all tokens that the receiver lacks, if this is the last part of them. Then the windows of these tokens go
-        with the pages, and with_state the request's state.
+        """Bytes and descriptors of these pages. sent: all tokens that the receiver lacks, if these pages are their last
+        part. Then the windows of these tokens go with the pages, and with_state the request's state.
         """
         num_pages = len(source)
         if self.pushes:
@@ -77,7 +76,9 @@ class RankPairLayout:
         return size
 
     def num_window_pages(self, sent: range) -> int:
-        """Last pages of these tokens, all that the receiver lacks, that hold the window of the last one."""
+        """Number of last pages of these tokens that hold the last token's window. The tokens are all that the receiver
+        lacks.
+        """
         first = max(sent.start, sent.stop - self.window_tokens) // self.page_size
         return -(-sent.stop // self.page_size) - first
 
@@ -95,16 +96,16 @@ class RankPairLayout:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers with KV that a pair moves."""
+        """Number of layers whose KV a pair of ranks moves."""
         return self.num_planes // self.planes_per_layer
 
     def total(self, amount: int) -> int:
-        """The sum over all pairs, from the amount of this pair."""
+        """The sum over all pairs of ranks, from the amount of this pair."""
         whole = amount * self.num_pairs
         return whole - amount * self.num_absent_layers // self.num_layers if self.num_absent_layers else whole
 
     def part(self, size: "TransferSize", group: int, num_groups: int) -> "TransferSize":
-        """The part of a transfer that one layer group sends, as if layers with state or windows were spread evenly."""
+        """The part of a transfer that one layer group sends. Layers with state or windows count as spread evenly."""
         if self.num_state_planes or self.num_window_planes:
             return size.share(range(group, group + 1), num_groups)
         return size.share(layers_of_group(self.num_layers, group, num_groups), self.num_layers)
@@ -116,18 +117,18 @@ def layers_of_group(num_layers: int, group: int, num_groups: int) -> range:
 
 
 class TransferSize(NamedTuple):
-    """Amount that one pair of ranks moves: bytes, and descriptors of memory that the engine is told to copy."""
+    """Amount that one pair of ranks moves: bytes, and descriptors, which are contiguous pieces of memory."""
 
     num_bytes: int
     num_descriptors: int
 
     def share(self, parts: range, num_parts: int) -> "TransferSize":
-        """The share of consecutive parts, of num_parts nearly equal parts."""
+        """The share of some consecutive parts, if the amount is divided into num_parts nearly equal parts."""
         return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in self))
 
 
 def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
-    """Number of runs in which the page ids of both sides are consecutive."""
+    """Number of runs within which the page ids of both sides are consecutive."""
     count = min(1, len(source))
     for i in range(1, len(source)):
         if source[i] - source[i - 1] != 1 or target[i] - target[i - 1] != 1:
@@ -161,7 +162,7 @@ class TransferUnit:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Pages that one unit moves, and their cell of the grid."""
+    """Pages that one unit moves, and their staging cell."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -169,11 +170,11 @@ class Piece:
 
 
 class SendCursor:
-    """Cuts one request's KV into pieces.
+    """Cuts one request's KV into pieces. Tokens before num_sent_tokens are sent, or were cached on the decode side.
 
-    Tokens before num_sent_tokens are sent, or were cached on the decode side. A piece that is not the last ends on the
-    grid, counted from the first token sent, and is never empty; the last is always sent, for it carries the first
-    token. No piece reaches across a cell of the grid. Without staging a cell is a page, and cells are sent together.
+    The request's pages, counted from the first token sent, are divided into cells. A piece that is not the last ends
+    where a cell ends, and is never empty; the last is always sent, because it carries the first token. With staging a
+    piece lies within one cell. Without, a cell is a page, and a piece may have several.
     """
 
     __slots__ = ("_cell_pages", "_page_size", "_start_pages", "_target_pages", "num_sent_tokens", "start_tokens")
@@ -192,7 +193,7 @@ class SendCursor:
         return self._cell_pages is not None
 
     def cell_sizes(self) -> list[int]:
-        """Number of pages of each cell of the grid, from the first token sent to the prompt's end."""
+        """Number of pages of each cell, from the first token sent to the prompt's end."""
         total, cell = len(self._target_pages), self._cell_pages or len(self._target_pages)
         return [min(cell, total - start) for start in range(0, total, cell)] if total else []
 

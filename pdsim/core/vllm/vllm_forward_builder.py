@@ -63,7 +63,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def loads(self) -> list[RequestT]:
-        """Prompts that hold pages for KV from host memory and were not begun."""
+        """Prompts that hold pages for KV from host memory, and of which no forward has a token yet."""
         return [*self._loading.values(), *self._loaded.values(), *self._dropped.values()]
 
     def withdraw(self, request_id: int) -> RequestT | None:
@@ -76,7 +76,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return super().withdraw(request_id)
 
     def on_loaded(self, request_id: int) -> None:
-        """Handles the end of a prompt's load: its KV is cached, and the prompt is the last of those to go on."""
+        """Handles the end of a prompt's load from host memory: its KV is cached, and the prompt becomes the last of the
+        begun prompts.
+        """
         assert self._cache.offload is not None
         self._cache.offload.on_loaded(request_id)
         if dropped := self._dropped.pop(request_id, None):
@@ -89,7 +91,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self._partials.pop(request.request_id, None)
 
     def give_up(self, request: RequestT) -> None:
-        """Drops a begun prompt, which loses its pages. Its tokens in earlier steps stay cached."""
+        """Drops a begun prompt, which loses its pages. Its tokens that earlier steps computed stay cached."""
         self.stop(request)
         del self.begun[request.request_id]
         self._cache.close(request.lease, request.sequence, 0)
@@ -103,12 +105,14 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def fill(
         self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
-        """num_decode_tokens: tokens of the step for running requests, one each."""
+        """Fills the next step with prompts. num_decode_tokens: tokens of the step for running requests, one each."""
         self._step_prompt_tokens = self._limit_beside(num_decode_tokens)
         return super().fill(now_ns, num_slots, reserved_tokens=reserved_tokens, num_decode_tokens=num_decode_tokens)
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Counts a computed chunk. Its whole pages are cached already, and those of the prompt are stored."""
+        """Counts a computed chunk. Its whole pages are cached already; they are stored in host memory, if there
+        is any.
+        """
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
         if self._cache.offload is not None:
@@ -128,7 +132,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return self._goes_on(num_decode_tokens)[0]
 
     def leaves_tokens(self, num_decode_tokens: int) -> bool:
-        """True if running requests and begun prompts leave a part of the next step's budget."""
+        """True if running requests and begun prompts leave a part of the next step's token budget."""
         return self._goes_on(num_decode_tokens)[1] > 0
 
     def _goes_on(self, num_decode_tokens: int) -> tuple[int, int]:

@@ -1,17 +1,19 @@
-"""vLLM's instances: prefill with a NixlConnector that pulls, and decode, which is the aggregated one too.
+"""vLLM's instances: prefill, whose KV decode pulls with NixlConnector, and decode, which also serves as aggregated one.
 
-Prefill: decode reads what is computed, and prefill waits for it.
+States of a request, and how it leaves each.
+
+Prefill: decode reads computed KV, and prefill waits for the end of the read.
   parked      computed: pages are held, a slot is not               -> PromptComputed; on_message(KvGranted)
-  expired     nobody began to read it in time                       next_step -> Abort to decode; its pages are free
+  expired     decode did not begin to read in time                  next_step -> Abort to decode; its pages are free
 
 Decode:
-  waiting     NewRequest came, and its prompt is to be computed here  next_step: a slot, and pages for all of it
-  preempted   gave its pages back, and nothing is admitted before it  next_step: pages for all that it lost
+  waiting     NewRequest came for a prompt that decode computes       next_step: a slot, and pages for the whole prompt
+  preempted   lost its pages, and stands first in the queue           next_step: pages for all lost KV
   computing   prompt and outputs so far, in chunks                    next_step -> MixedStep, on_step_done
   running     the last chunk gave the next token                      as in decode_instance.py
 
-A step decodes all that run; what they leave of the token budget computes prompts. A prompt that is computed here is
-treated as one that has lost its KV: its last chunk gives the first token.
+A step decodes all running requests, and spends the rest of the token budget on prompts. A prompt that decode computes
+is treated as a request that has lost its KV: its last chunk gives the first token.
 """
 
 from collections.abc import Collection, Sequence
@@ -131,13 +133,13 @@ class TokenBudget:
     """Limits of the tokens of one step."""
 
     step_tokens: int | None
-    """Maximum tokens of all requests; running ones come first. None: no limit."""
+    """Maximum tokens of all requests in a step; running requests come first. None: no limit."""
     prompt_tokens: int | None = None
     """Maximum tokens of one prompt in a step. None: the rest of the step's budget."""
 
 
 def was_preempted(request: DecodeRequest) -> bool:
-    """True for a waiting request that was preempted: it has outputs."""
+    """True for a waiting request that was preempted: it already has outputs."""
     return request.num_output_tokens > 0
 
 

@@ -96,8 +96,8 @@ class Config:
         return [name for name in self._fields if re.search(pattern, str(name))]
 
     def count(self, *names: str, default: int | None = None) -> int:
-        """The first of these fields that exists; a name may be a field or a key of NAMES. Without a default, one must
-        exist.
+        """Value of the first of these fields that exists; a name may be a field or a key of NAMES. Without a default, a
+        missing value is an error.
         """
         fields = [field for name in names for field in NAMES.get(name, (name,))]
         for field in fields:
