@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 RUN_TIME = ("table", "pages", "spans", "staging", "tokens", "first_byte")
-"""Run-time parameters of the staging kernels. None is specialised on: no value makes Triton compile anew."""
+"""Run-time parameters of the staging kernels. Triton specialises on none of them, so that no value causes a new
+compilation."""
 
 
 @triton.jit
@@ -27,13 +28,13 @@ def plane_pointer(address):
 
 @triton.jit
 def table_entry(table, plane):
-    """Read one address of a pointer table."""
+    """Reads one address of a pointer table."""
     return tl.load(table.to(tl.pointer_type(tl.int64)) + plane)
 
 
 @triton.jit
 def words(unit):
-    """Units [n] as words [n, 2]."""
+    """Offsets of the two 8-byte words of each 16-byte unit: from [n] to [n, 2]."""
     return unit[:, None] * 2 + tl.arange(0, 2)[None, :]
 
 
@@ -41,9 +42,8 @@ def words(unit):
 def unit_in_pool(
     pages, unit, live, ROW: tl.constexpr, HEAD: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr, HND: tl.constexpr
 ):
-    """Offset of units in a plane, counted from the first head that is moved.
-
-    ROW is what is moved of a token, HEAD one head of it, HEADS the heads of the plane, PAGE the tokens per page.
+    """Offset of units in a plane, counted from the first moved head. ROW: units moved per token. HEAD: units per head.
+    HEADS: heads of the plane. PAGE: tokens per page.
     """
     token = unit // ROW
     within = unit % ROW

@@ -23,12 +23,14 @@ TYPES: dict[torch.dtype, Any] = {
     torch.int64: tl.int64,
     torch.float8_e4m3fn: tl.float8e4nv,
 }
-"""Names of the elements in a kernel that is given addresses."""
+"""Triton's names of the element types, for kernels that are given addresses."""
 
 
 @triton.jit
 def wait_for_earlier():
-    """Waits until all that was launched before has ended: a kernel that begins early may read behind this."""
+    """Waits until all earlier kernels have ended. A kernel that begins early may read their results only after this
+    call.
+    """
     if cuda_capability_geq(9, 0):
         gdc_wait()
 

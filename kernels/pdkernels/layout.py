@@ -45,7 +45,9 @@ class KvLayout:
         return head * self.head_bytes * (self.page_size if self.order == "HND" else 1)
 
     def check_heads(self, heads: range | None, parts: int) -> range:
-        """The head range, all heads if None; ValueError unless it lies in the layout and divides into equal parts."""
+        """The head range; None means all heads. Raises ValueError unless the range lies in the layout and divides into
+        equal parts.
+        """
         if heads is None:
             heads = range(self.heads)
         if heads.step != 1 or not 0 <= heads.start < heads.stop <= self.heads:
@@ -91,7 +93,7 @@ class Pool:
         return len(self.planes)
 
     def table_on(self, device: torch.device) -> torch.Tensor:
-        """The table for a kernel that runs on another device, which must have this one's memory mapped."""
+        """The address table for a kernel on another device, which must have this device's memory mapped."""
         if device not in self._tables:
             self._tables[device] = self._make_table(device)
         return self._tables[device]

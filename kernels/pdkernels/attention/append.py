@@ -1,7 +1,7 @@
-"""Append: the K and V of new tokens of one layer into their slots, in one launch.
+"""Append: writes the K and V of new tokens of one layer into their slots, in one launch.
 
-What it computes is reference.append_reference. It reads and writes each new byte once: 2 * tokens * heads * head_dim
-elements, far less than the attention that follows reads.
+It computes reference.append_reference, and reads and writes each new byte once: 2 * tokens * heads * head_dim elements,
+far fewer than the attention that follows reads.
 """
 
 import torch

@@ -21,14 +21,14 @@ _BLOCK_TOKENS = 64
 
 @triton.jit
 def row_offset(page, head, slot, HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, HND: tl.constexpr):
-    """First element of the row that one KV head has for the token in this slot of a page."""
+    """First element of one KV head's row for the token in this slot of a page."""
     row = (page * HEADS + head) * PAGE + slot if HND else (page * PAGE + slot) * HEADS + head
     return row * DIM
 
 
 @triton.jit
 def token_range(lengths, sequence, first_block, last_block, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """First token and end of these blocks of a sequence, whose window begins with the first block."""
+    """First token and end of these blocks of a sequence. The first block begins where the sequence's window begins."""
     length = tl.load(lengths + sequence)
     skipped = tl.maximum(length - WINDOW, 0) if WINDOW else 0
     return skipped + first_block * TOKENS, tl.minimum(skipped + last_block * TOKENS, length)

@@ -18,10 +18,10 @@ from pdkernels.attention.prefill import HEAD_DIMS, LOG2_E, attend, first_and_mas
 from pdkernels.launch import TYPES, Launcher
 
 TILE_TOKENS = 64
-"""Most new tokens of a tile."""
+"""Maximum new tokens of a tile."""
 _TOKENS, _TOKENS_FP32 = 64, 32
-"""Tokens seen at a step. Of 13 tilings these were the fastest on an H200, with 128 to 2,048 tokens and contexts to
-8,192."""
+"""Context tokens that a program reads per step of its loop. Of 13 tilings these were the fastest on an H200, with 128
+to 2,048 tokens and contexts to 8,192."""
 _PROGRAMS = 3
 """Programs per processor; of these, two run at once."""
 
@@ -33,7 +33,7 @@ class Tile(NamedTuple):
     """Row of the tile's first token among all new tokens."""
     num_tokens: int
     num_before: int
-    """Tokens of the sequence before the first one; -1 for padding."""
+    """Number of the sequence's tokens before the tile; -1 for padding."""
     first_page: int
     """Place in the list of pages where the pages of the sequence begin."""
 
@@ -79,7 +79,7 @@ def paged_prefill_kernel(
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Tiles of one query head after another."""
+    """Attention of tiles, for one query head after another."""
     ROW: tl.constexpr = HEADS // GROUP * DIM
     work = tl.load(num_tiles.to(tl.pointer_type(tl.int32))) * HEADS
     offset, dim, step = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, TOKENS)
@@ -123,7 +123,7 @@ def paged_prefill_kernel(
 
 
 def can_page(head_dim: int) -> bool:
-    """True if the kernel takes heads of that size."""
+    """True if the kernel supports heads of this size."""
     return head_dim in HEAD_DIMS
 
 

@@ -25,7 +25,9 @@ faster need descriptors of tensors in memory that each launch must bring."""
 
 @triton.jit
 def attend(q, v, scores, largest, total, out):
-    """Take in some tokens: scores are in powers of two, total and out are relative to the largest."""
+    """Adds a block of tokens to a running softmax: scores are in powers of two; total and out are relative to the
+    largest score.
+    """
     new_largest = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - new_largest[:, None])
     shrink = tl.exp2(largest - new_largest)
@@ -35,7 +37,7 @@ def attend(q, v, scores, largest, total, out):
 
 @triton.jit
 def first_and_masked(position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Tokens from which on rows that begin at this position see some, and from which on a mask is needed."""
+    """First token that rows from this position on may see, and first token that needs a mask."""
     if WINDOW:
         start = tl.maximum(position - WINDOW + 1, 0) // TOKENS * TOKENS
         masked = start
@@ -47,7 +49,9 @@ def first_and_masked(position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
 
 @triton.jit
 def in_sight(position, token, WINDOW: tl.constexpr):
-    """True where a query at a position sees a token: itself and what lies before it, in its window if there is one."""
+    """True where a query at a position may see a token: the query's own token and earlier ones, within the window if
+    there is one.
+    """
     is_seen = token <= position
     if WINDOW:
         is_seen = is_seen & (token > position - WINDOW)
@@ -74,7 +78,7 @@ def packed_prefill_kernel(
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Some new tokens of one sequence, one query head."""
+    """Attention of some new tokens of one sequence, for one query head."""
     head = tl.program_id(0)
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS
     new_bound = new_bounds.to(tl.pointer_type(tl.int32)) + tl.program_id(2)
@@ -112,11 +116,8 @@ def packed_prefill_kernel(
 
 
 def is_fastest(query: torch.Tensor, num_new: Sequence[int]) -> bool:
-    """True if packed_prefill pays: where it has few programs, it is better to split contexts over more.
-
-    Args:
-        num_new: new tokens of each sequence.
-
+    """True if packed_prefill is the fastest kernel. With few programs, splitting contexts over more programs is faster.
+    Args: num_new: new tokens of each sequence.
     """
     _, query_heads, head_dim = query.shape
     num_programs = sum([triton.cdiv(tokens, _ROWS) for tokens in num_new]) * query_heads

@@ -41,7 +41,7 @@ def divide_kernel(
 
 @triton.jit
 def share_of(bounds, BATCH: tl.constexpr, SHARES: tl.constexpr):
-    """Blocks of a share, at least 1."""
+    """Number of blocks in a share, at least 1."""
     return tl.maximum(tl.cdiv(tl.load(bounds + BATCH), SHARES), 1)
 
 
@@ -50,7 +50,9 @@ def store_part(
     parts, part_stats, output, part, sequence, is_whole, head, used, largest, total, out,
     HEADS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Some heads' result of a part, or of a whole sequence, which is normalised and final."""
+    """Stores the result of some heads for a part. If the part is a whole sequence, the result is normalised and
+    final.
+    """
     dim = tl.arange(0, DIM)
     if is_whole:
         place = (sequence * HEADS + head)[:, None] * DIM + dim[None, :]
@@ -68,7 +70,7 @@ def join_kernel(
     parts, part_stats, bounds, output,
     HEADS: tl.constexpr, DIM: tl.constexpr, BATCH: tl.constexpr, SHARES: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Weighs the parts of one query head of one sequence by their softmax sums; zeros where there is no part."""
+    """Joins the parts of one query head of one sequence, weighted by their softmax sums; zeros if there is no part."""
     wait_for_earlier()
     head, sequence = tl.program_id(0), tl.program_id(1)
     per_share = share_of(bounds, BATCH, SHARES)
@@ -154,12 +156,12 @@ class DecodeWorkspace:
         )
 
     def check(self, lengths: torch.Tensor) -> None:
-        """Raises ValueError if the division is of other lengths."""
+        """Raises ValueError if the workspace is divided over other lengths."""
         if self.divided is None or self.divided.data_ptr() != lengths.data_ptr():
             raise ValueError("the workspace is divided over other lengths: call divide(lengths) once a step")
 
     def join(self, output: torch.Tensor) -> None:
-        """Writes the results of sequences that lie in several shares, or in none: [batch, query_heads, head_dim]."""
+        """Writes the results of sequences that several shares read, or none: [batch, query_heads, head_dim]."""
         join_kernel[(self.query_heads, self.batch)](
             self.parts,
             self.stats,
@@ -176,7 +178,7 @@ class DecodeWorkspace:
 
 
 def default_shares(head_blocks: int, device: torch.device) -> int:
-    """Enough programs to fill the device."""
+    """Number of programs that fills the device."""
     if device.type != "cuda":
         return _SHARES_ON_CPU
     programs = _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

@@ -29,7 +29,7 @@ def plain_kernel(
     TO_STAGING: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Copies one plane of one writer, an element at a time: the first thing that one would write."""
+    """Copies one plane of one writer, one element at a time: the obvious kernel."""
     element = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
     live = element < elements
     slot = tl.load(slots + element // ROW, mask=live, other=0).to(tl.int64)
@@ -41,12 +41,12 @@ def plain_kernel(
 
 
 def plain_triton(case: Case, memory: Memory, side: str) -> list[Call]:
-    """One launch per plane and writer."""
+    """Calls that launch a kernel per plane and writer."""
     return [_per_slice(case, memory, side, pages, offset, _plain_slice) for pages, offset in memory.rotation()]
 
 
 def torch_index(case: Case, memory: Memory, side: str) -> list[Call]:
-    """One index_select or index_copy per plane and writer."""
+    """Calls of one index_select or index_copy per plane and writer."""
     return [_per_slice(case, memory, side, pages, offset, _index_slice) for pages, offset in memory.rotation()]
 
 
@@ -98,7 +98,7 @@ def _slots(case: Case, pages: torch.Tensor) -> torch.Tensor:
 
 
 def copy_engine(case: Case, memory: Memory, side: str) -> list[Call]:
-    """cudaMemcpy2DAsync per page, plane and writer: the copy engines' own way to take some heads of each token."""
+    """Calls of cudaMemcpy2DAsync per page, plane and writer: copy engines copy some heads of each token."""
     copy_2d = _runtime().cudaMemcpy2DAsync
     pool = memory.pool
     writers = case.writers if side == "scatter" else 1
@@ -143,7 +143,9 @@ def has_copy_batch() -> bool:
 
 
 def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Calls of cudaMemcpyBatchAsync: a range for each page and plane, or for each token where writers share it."""
+    """Calls of cudaMemcpyBatchAsync, with a range for each page and plane, or for each token if several writers share
+    its row.
+    """
     batch = _runtime().cudaMemcpyBatchAsync
     stream = torch.cuda.Stream()  # the call refuses the default stream
     attributes, first = _Attributes(_IN_STREAM_ORDER), ctypes.c_size_t(0)
@@ -168,7 +170,7 @@ def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
 
 
 def ranges(case: Case, memory: Memory, side: str, pages: np.ndarray, base: int) -> tuple[np.ndarray, ...]:
-    """Addresses in pages, addresses in staging, bytes: of all ranges of one request, in the order of staging."""
+    """Addresses in pages, addresses in staging, and bytes of all ranges of one request, in the order of staging."""
     writers = case.writers if side == "scatter" else 1
     run = case.page_size if writers == 1 else 1  # tokens that lie together for one writer
     firsts = np.arange(0, case.tokens, run)

@@ -65,7 +65,7 @@ class Case:
 
 
 class Arena:
-    """Random bytes on the device, filled once, from which each case takes its memory."""
+    """Random bytes on the device, filled once. Each case takes its memory from them."""
 
     def __init__(self, size_bytes: int, device: str = "cuda") -> None:
         self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device=device)
@@ -102,7 +102,7 @@ class Memory:
 
     @classmethod
     def of(cls, arena: Arena, case: Case, heads: int) -> "Memory":
-        """Memory of one rank with this number of heads, from the emptied arena."""
+        """Memory of one rank with this number of heads, after the arena is emptied."""
         arena.reset()
         payload = case.payload_bytes(heads)
         count = max(1 if payload > 2 << 30 else 2, min(_MOST_ROTATED, -(-_ROTATED_BYTES // payload)))

@@ -15,7 +15,7 @@ Job = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 def precompile(jobs: Iterable[Job]) -> None:
-    """Run every job; what is in the cache already costs little."""
+    """Runs every job. Kernels that the cache has already take little time."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(16, os.cpu_count() or 1)) as workers:
         for _ in workers.imap_unordered(_run, list(jobs), chunksize=4):

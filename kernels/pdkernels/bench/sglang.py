@@ -54,7 +54,9 @@ def _stand_in(name: str, **members: Any) -> None:
 
 
 def writers_of(case: Case) -> int:
-    """It sends every copy of a head: more writers than heads where there are more ranks than heads."""
+    """Number of writers in SGLang's copy, which sends every copy of a head: more writers than heads if there are more
+    ranks than heads.
+    """
     return max(1, case.src_tp // case.dst_tp)
 
 

@@ -36,13 +36,13 @@ class Bench:
     copies: dict[int, float] = field(default_factory=dict)  # payload in bytes to microseconds
 
     def copy_us(self, payload: int) -> float:
-        """A device-to-device copy of the payload, measured once; takes the arena."""
+        """Time of a device-to-device copy of the payload in microseconds, measured once; takes the arena's memory."""
         if payload not in self.copies:
             self.copies[payload] = copy_us(self.arena, payload)
         return self.copies[payload]
 
     def row(self, kernel: str, variant: str, case: Case, payload: int, copy_us: float, **times: Any) -> Row:
-        """A row with its times, and the fields that follow from them."""
+        """A row with its times, and the fields that are computed from the times."""
         row = Row(
             kernel,
             variant,
@@ -62,7 +62,7 @@ class Bench:
 
 
 def copy_us(arena: Arena, payload: int) -> float:
-    """A device-to-device copy of the payload, rotated as the kernels are."""
+    """Time of a device-to-device copy of the payload in microseconds, over a rotation as for the kernels."""
     arena.reset()
     count = 1 if payload > 2 << 30 else max(2, min(64, -(-(256 << 20) // payload)))
     pairs = [(arena.take(payload), arena.take(payload)) for _ in range(count)]
@@ -70,7 +70,7 @@ def copy_us(arena: Arena, payload: int) -> float:
 
 
 def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[str, Case]]:
-    """Every side, model, page size, target layout and length."""
+    """All combinations of side, model, page size, target layout and length."""
     for model, page_size, tokens in product(MODELS, page_sizes, lengths):
         yield "gather", Case(model, tokens, page_size, 4, 1)
         for dst_tp in (1, 2):

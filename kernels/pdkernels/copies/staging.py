@@ -28,7 +28,7 @@ class StagingCopy:
     def ready(
         self, pool: Pool, heads: range | None, slices: int, tiling: Tiling | None, *, limited: bool, batched: bool
     ) -> "Ready":
-        """The kernel for these constants, made on the first call and kept in the pool."""
+        """The kernel for these constants, compiled on the first call and kept in the pool."""
         key = (self, heads, slices, tiling, limited, batched)
         ready = pool.prepared.get(key)
         if ready is None:
@@ -38,7 +38,9 @@ class StagingCopy:
 
 
 class Ready:
-    """A staging copy with all that does not change from call to call: what is left costs a few microseconds."""
+    """A staging copy with all arguments that do not change from call to call, so that a call costs the host a few
+    microseconds.
+    """
 
     def __init__(
         self, copy: StagingCopy, pool: Pool, heads: range | None, slices: int, tiling: Tiling, *, batched: bool
@@ -72,7 +74,7 @@ class Ready:
     def request(
         self, pages: torch.Tensor, tokens: int, staging: torch.Tensor, offset_bytes: int, programs: int | None
     ) -> None:
-        """Move one request, its length known to the host."""
+        """Moves one request, whose length the host knows."""
         if tokens <= 0:
             return
         if pages.dtype is not torch.int32 or pages.numel() * self._page_size < tokens or not pages.is_contiguous():
@@ -98,7 +100,7 @@ class Ready:
         longest_tokens: int,
         programs: int | None,
     ) -> None:
-        """Move several requests, their lengths read on the device."""
+        """Moves several requests, whose lengths the kernel reads on the device."""
         if not len(spans) or longest_tokens <= 0:
             return
         check_pages(self._pool, pages, 0)

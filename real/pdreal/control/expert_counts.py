@@ -84,7 +84,7 @@ class Skew(NamedTuple):
     """Load of the busiest rank of each step and layer relative to the mean, minus 1: the value for
     `cost.expert_skew`."""
     lasting_skew: float
-    """The same over the whole run's tokens: the part of the skew that another placement of experts could remove."""
+    """Skew of the whole run's tokens: the part of the skew that another placement of experts could remove."""
     shares: tuple[float, ...]
     """Tokens of each rank relative to the mean, over all layers."""
 

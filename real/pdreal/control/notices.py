@@ -52,15 +52,15 @@ class Streamed(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """The launcher to a leader: all requests have ended. Report when nothing of them is left, or after the timeout what
-    is left.
+    """The launcher to a leader: all requests have ended. The leader answers when it holds nothing of them, or after the
+    timeout.
     """
 
     timeout_ns: int
 
 
 class Settled(NamedTuple):
-    """The answer to Settle. Anything left is a violation of a law."""
+    """The answer to Settle: the requests of which something is left. Each is a violation of a law."""
 
     instance_id: str
     leak: str
@@ -75,7 +75,7 @@ BROKEN = 1
 
 
 class Broken(NamedTuple):
-    """A rank to the launcher: it cannot continue."""
+    """A rank to the launcher: it cannot continue, and why."""
 
     process: str
     reason: str
@@ -119,7 +119,7 @@ class Time(NamedTuple):
 
 
 class SpawnRanks(NamedTuple):
-    """The launcher to an agent: start the ranks of an instance. Their specs are the payload."""
+    """The launcher to an agent: start the ranks of an instance. The payload has their specs."""
 
 
 class KillRanks(NamedTuple):
@@ -138,7 +138,9 @@ class Ended(NamedTuple):
 
 
 class EndHost(NamedTuple):
-    """The launcher to an agent: ranks were told to exit. Make sure that they do, and send their logbooks."""
+    """The launcher to an agent: ranks were told to exit. The agent makes sure that they do, and sends their
+    logbooks.
+    """
 
 
 class KeptLog(NamedTuple):
@@ -149,7 +151,7 @@ class KeptLog(NamedTuple):
 
 
 class HostDone(NamedTuple):
-    """An agent to the launcher: all logbooks are sent."""
+    """An agent to the launcher: the agent has sent all logbooks."""
 
     host: str
 

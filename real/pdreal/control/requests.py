@@ -25,7 +25,8 @@ class Draw(NamedTuple):
 
 
 Logprobs = list[Any]
-"""[of the chosen token, [[token, its own], ...]] as plain JSON, before temperature and cuts."""
+"""Log probabilities as plain JSON, before temperature and cuts: [of the chosen token, [[token, its log probability],
+...]]."""
 
 
 class Sampling(NamedTuple):
@@ -36,9 +37,9 @@ class Sampling(NamedTuple):
     """
 
     max_tokens: int
-    """The client's limit, which policies see."""
+    """Maximum number of output tokens that the client asks for. Policies see it."""
     stop_after_tokens: int | None = None
-    """The true output length of a workload."""
+    """Output length of the workload, in tokens, which policies do not see."""
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0

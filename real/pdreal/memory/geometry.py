@@ -92,7 +92,9 @@ Planes = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Everything that two instances must know of each other to move KV. Raises ValueError if the sides do not match."""
+    """The layouts of a prefill and a decode instance that must match to move KV between them. Raises ValueError if they
+    do not.
+    """
 
     wire: RankPairLayout
     num_kv_heads: int
@@ -102,9 +104,9 @@ class Exchange:
     prefill: CacheGeometry
     decode: CacheGeometry
     layer_groups: int = 0
-    """Groups in which a forward's KV is sent; 0: when it is done."""
+    """Number of layer groups in which a forward's KV is sent; 0: all KV is sent when the forward is done."""
     window_layers: Sequence[int] = ()
-    """Sliding-window layers: only the KV of the last tokens is sent, after all other KV."""
+    """Sliding-window layers. Only the KV of a prompt's last tokens is sent for them, after all other KV."""
 
     def __post_init__(self) -> None:
         wire, side = self.wire, self.prefill
@@ -137,7 +139,9 @@ Integers = NDArray[np.int64]
 
 
 class Move(NamedTuple):
-    """Equal copies in each of some planes: from local to remote offsets, in bytes from the plane's begin."""
+    """Copies within each of some planes, equal in all of them: from local to remote offsets, in bytes from the plane's
+    start.
+    """
 
     planes: Planes
     local_offsets: Integers
@@ -154,12 +158,14 @@ class Move(NamedTuple):
 
 
 def move_of(unit: TransferUnit, pair: RankPair, exchange: Exchange) -> Move:
-    """Pages to pages, without staging. An empty unit, which carries only the first token, moves nothing."""
+    """The copies of a unit from pages to pages, without staging. An empty unit, which carries only the first token,
+    copies nothing.
+    """
     return _move(unit.source_pages, unit.target_pages, planes_of(unit, exchange), pair, exchange)
 
 
 def move_of_windows(windows: Windows, pair: RankPair, exchange: Exchange) -> Move:
-    """Pages to pages, without staging."""
+    """The copies of a sliding window's KV from pages to pages, without staging."""
     return _move(*windows, exchange.window_planes, pair, exchange)
 
 

@@ -45,9 +45,9 @@ class PeerMemory(NamedTuple):
     address: str
     """Address of the rank's engine."""
     planes: Sequence[int]
-    """Begin of each plane."""
+    """Address of the first byte of each plane."""
     ring: int | None
-    """Begin of the rank's staging ring."""
+    """Address of the first byte of the rank's staging ring."""
     greetings: Sequence[int]
     """Addresses of some unused bytes in each memory region."""
 
@@ -86,7 +86,9 @@ class PrefillMover:
         transport.register([*planes, *buffers])
 
     def connect(self, decode_id: str, rank: int, peer: PeerMemory) -> None:
-        """Connects to a decode rank. Raises TransferError if it is gone. A restarted rank replaces its former life."""
+        """Connects to a decode rank. Raises TransferError if the rank is gone. A restarted rank replaces its earlier
+        process.
+        """
         self.disconnect(decode_id, rank)
         if rank in [pair.decode_rank for pair in self._pairs]:
             self._transport.connect(peer.address)
@@ -190,7 +192,7 @@ class PrefillMover:
             self._buffers.put(buffer)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Fingerprints of these tokens, counted from the first page's begin."""
+        """Fingerprints of the KV of these tokens, counted from the start of the first page."""
         page_size, windows = self._exchange.prefill.page_size, _windows(self._exchange)
         return digest(self._planes, self._heads, pages, tokens, page_size, windows)
 
@@ -245,7 +247,7 @@ class DecodeMover:
         self._staging.scatter(pages, self._writers, cells)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Fingerprints of the KV of these tokens, counted from the first page's begin."""
+        """Fingerprints of the KV of these tokens, counted from the start of the first page."""
         wait_for_engines(self._planes[0].device)
         page_size, windows = self._exchange.decode.page_size, _windows(self._exchange)
         return digest(self._planes, self._heads, pages, tokens, page_size, windows)

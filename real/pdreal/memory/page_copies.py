@@ -78,7 +78,7 @@ class KernelStaging:
 
 
 Staging = TorchStaging | KernelStaging
-"""Copies between one cache and staging memory. They return when the bytes have arrived."""
+"""Copies between one cache and staging memory. Each call returns when its bytes are copied."""
 
 
 def staging_of(planes: Sequence[torch.Tensor], page_size: int) -> Staging:
@@ -139,7 +139,7 @@ class KernelPush:
 
 
 Push = TorchPush | KernelPush
-"""Copies from source to target pages of one pair of ranks. They return when the bytes have arrived."""
+"""Copies from source to target pages of one pair of ranks. Each call returns when its bytes are copied."""
 
 
 def push_of(planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry) -> Push:

@@ -67,10 +67,8 @@ class PagedKv:
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
     def append(self, layer: int, slots: Tensor, *new: Tensor) -> tuple[Tensor, ...]:
-        """Writes keys and values [tokens, heads, head_dim], or latents, to their slots. Returns them as they will be
-        read.
-
-        e4m3 has no scales here, as in engines whose checkpoint has none.
+        """Writes keys and values [tokens, heads, head_dim], or latents, to their slots. Returns the values that a later
+        read gives, in the type of the cache. e4m3 is used without scales, as by engines whose checkpoint has none.
         """
         planes = self.layer(layer)
         if self._widen_to is not None:
@@ -88,7 +86,7 @@ class PagedKv:
         return kept if self._widen_to is None else tuple(part.to(self._widen_to) for part in kept)
 
     def rows(self, slots: Tensor) -> Tensor:
-        """Row indices of slots for `read`: the slots in each plane of a layer, plane after plane."""
+        """Row indices for `read`: the slots of each plane of a layer, plane after plane."""
         slots = slots.long()  # indexing by int32 would convert them again at each layer
         return torch.cat([slots + plane * self._num_slots for plane in range(self._planes_per_layer)])
 
@@ -103,7 +101,7 @@ class PagedKv:
 
 
 def bits_of(kv: Tensor) -> Tensor:
-    """The same memory as bytes if torch cannot copy its type (e4m3) by index."""
+    """The same memory viewed as bytes, if torch cannot index the type (e4m3). Otherwise unchanged."""
     return kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv
 
 
@@ -143,9 +141,8 @@ def digest(
     page_size: int,
     windows: Mapping[int, int] = MappingProxyType({}),
 ) -> Digests:
-    """CRC-32 over all layers of the KV of some tokens of a page list. heads: those that the rank holds.
-
-    windows: number of last tokens that count in a plane; all in planes that are not named
+    """CRC-32 of the KV of some tokens of a page list, over all layers. heads: heads that the rank holds. windows:
+    number of last tokens that count, by plane; all tokens count in other planes.
     """
     slots = torch.from_numpy(slots_of(pages, page_size)[tokens.start : tokens.stop]).to(planes[0].device)
     sums = dict.fromkeys(heads, 0)
@@ -168,8 +165,8 @@ _PART_BYTES = 64 * 2**20
 
 
 class HostKv:
-    """Host memory of a host cache. memory[page] holds all planes of a page, so on a GPU each run of pages is
-    one copy.
+    """Host memory behind the prefix cache. memory[page] holds all planes of a page, so each run of pages is one copy to
+    or from a GPU.
     """
 
     def __init__(self, kv: PagedKv, num_pages: int) -> None:
@@ -185,7 +182,7 @@ class HostKv:
             _pin(self.memory)
 
     def copy(self, command: WriteBackup | LoadBack) -> None:
-        """Carries out a copy command, which is done on return."""
+        """Carries out a copy command, and returns when the copy is done."""
         if isinstance(command, WriteBackup):
             self._write(command.pages, command.host_pages)
         else:

@@ -20,7 +20,7 @@ from pdsim.core.sequence import TokenIds
 
 
 class HasPageTables(Protocol):
-    """An instance."""
+    """An instance whose requests have page tables."""
 
     def page_table(self, request_id: int) -> Sequence[int]: ...
 
@@ -109,7 +109,7 @@ class Executor:
     # What comes and goes.
 
     def add(self, request_id: int, prompt: TokenIds, sampling: Sampling) -> None:
-        """Take in a request with its NewRequest, before the instance sees it."""
+        """Takes a request with its NewRequest, before the instance gets the message."""
         tokens = array("i", bytes(prompt))
         limit, stop_after = sampling.max_tokens, sampling.stop_after_tokens
         most_tokens = len(tokens) + (limit if stop_after is None else min(limit, stop_after))
@@ -121,7 +121,7 @@ class Executor:
     def add_first_token(
         self, request_id: int, token: int, num_cached_tokens: int, logprobs: Logprobs | None = None
     ) -> None:
-        """Take the first token, which comes to a decode instance with KvArrived."""
+        """Takes the first token, which reaches a decode instance with KvArrived."""
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
             sequence.first_logprobs = logprobs
@@ -132,14 +132,14 @@ class Executor:
         return len(self._sequences)
 
     def others_than(self, request_ids: Collection[int]) -> list[int]:
-        """Requests of the executor that are not among the given ones: they were given up without an outcome."""
+        """Requests of the executor that are not among the given ones, because they were given up."""
         return [request_id for request_id in self._sequences if request_id not in request_ids]
 
     def num_prompt_tokens(self, request_id: int) -> int:
         return self._sequences[request_id].num_prompt_tokens
 
     def num_cached_tokens(self, request_id: int) -> int:
-        """Tokens of the prompt that the instance that computed it had in its prefix cache."""
+        """Number of prompt tokens that the prefix cache had, on the instance that computed the prompt."""
         return self._sequences[request_id].num_cached_tokens
 
     def first_logprobs(self, request_id: int) -> Logprobs | None:
@@ -149,25 +149,26 @@ class Executor:
         return self._sequences[request_id].tokens[-1]
 
     def save(self, command: m.SaveKv) -> SaveKv:
-        """Make the task that saves a request's KV. All ranks do it before the next command is carried out."""
+        """Makes the task that saves a request's KV to host memory. All ranks do the task before the next command."""
         sequence = self._sequences[command.request_id]
         sequence.is_saved = True
         return SaveKv(command.request_id, sequence.num_kv_tokens, array("i", command.pages))
 
     def load(self, command: m.LoadKv) -> RestoreKv:
-        """Make the task that restores a request's KV. All ranks do it before the next command is carried out."""
+        """Makes the task that restores a request's KV from host memory. All ranks do the task before the next
+        command.
+        """
         self._sequences[command.request_id].is_saved = False
         return RestoreKv(command.request_id, array("i", command.pages))
 
     def output(self, request_id: int) -> list[int]:
-        """All output tokens so far."""
+        """All output tokens of a request so far."""
         sequence = self._sequences[request_id]
         return sequence.tokens[sequence.num_prompt_tokens :].tolist()
 
     def forget(self, request_id: int) -> ForgetKv | None:
-        """Drop a request that has an outcome, or whose Cancel the instance has seen; again does no harm.
-
-        Returns what all ranks do then, if anything.
+        """Drops a request that has ended, or whose Cancel the instance has seen; no effect if it was dropped before.
+        Returns a task for all ranks, or None.
         """
         sequence = self._sequences.pop(request_id, None)
         return ForgetKv(request_id) if sequence is not None and sequence.is_saved else None
@@ -180,7 +181,9 @@ class Executor:
         return self._begin_decode(step)
 
     def finish(self, step: PureStep, tokens: Sequence[int], logprobs: Sequence[Logprobs | None] = ()) -> Outcome:
-        """tokens: what the ranks made of the step's batch, and how likely they were if anybody asked."""
+        """Result of a step for the instance, and new tokens. tokens: the ranks' next tokens for the step's batch, with
+        log probabilities if a request asks for them.
+        """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):
             made = zip(step.chunks, tokens, likely, strict=True)

@@ -100,7 +100,7 @@ class _StepInputs(NamedTuple):
 
 
 class LaunchedStep(NamedTuple):
-    """A step under way: its tokens can be read when it is done."""
+    """A step under way on the GPU. Its tokens can be read when it is done."""
 
     tokens: Tensor
     done: torch.cuda.Event
@@ -132,7 +132,7 @@ class DecodeGraphs(_Graphs):
         return to_host(self._launch(batch)).tolist()
 
     def launch(self, batch: DecodeBatch) -> LaunchedStep:
-        """Begin a decode step on a GPU without waiting for it."""
+        """Begins a decode step on a GPU, and returns at once."""
         return LaunchedStep(*begin_to_host(self._launch(batch)))
 
     def _launch(self, batch: DecodeBatch) -> Tensor:
@@ -175,7 +175,7 @@ class DecodeGraphs(_Graphs):
 
 
 SIZES = *range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128)
-"""Tokens of each graph. Beyond the last, the GPU takes longer than any host to launch."""
+"""Number of tokens of each graph. Longer forwards keep the GPU busy longer than the host needs to launch them."""
 _MOST_SEQUENCES = 64
 
 
@@ -229,7 +229,7 @@ class PrefillGraphs(_Graphs):
         )
 
     def hidden(self, batch: PrefillBatch) -> Tensor:
-        """Hidden states of each sequence's last token. They overwrite those of the forward before."""
+        """Hidden states of each sequence's last token. The next forward overwrites them."""
         num_tokens = sum(len(chunk.tokens) for chunk in batch.chunks)
         size = next(size for size in SIZES if size >= num_tokens)
         self._upload(batch, size)

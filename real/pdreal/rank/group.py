@@ -1,4 +1,4 @@
-"""The ranks of one instance: the threads of each, the leader's group of all, and a follower."""
+"""The ranks of one instance: the threads of each rank, the leader's view of the whole group, and a follower."""
 
 from asyncio import AbstractEventLoop, gather
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ OnDone = Callable[[Any, BaseException | None], None]
 
 
 class ComputedTokens(NamedTuple):
-    """Tokens that the model made of some work, with start and end by the monotonic clock."""
+    """Tokens that the model computed for a task, with start and end by the monotonic clock."""
 
     tokens: list[int]
     start_ns: int
@@ -54,7 +54,7 @@ class RankThreads:
         ]
 
     def warm_up(self) -> None:
-        """Run each thread's first work before anybody waits for it. Returns when it is done."""
+        """Runs each thread's first work before a request needs the thread. Returns when the work is done."""
         if self._on_gpu:
             self._compute.submit(self._runner.warm_up).result()
         if self._mover is not None:
@@ -62,11 +62,15 @@ class RankThreads:
                 thread.submit(self._mover.warm_up).result()
 
     async def greet(self, decode_id: str) -> None:
-        """Greet a decode instance from every thread that will send to it. Raises TransferError if it is gone."""
+        """Connects to a decode instance from every thread that will send to it. Raises TransferError if the instance is
+        gone.
+        """
         await gather(*(self._loop.run_in_executor(worker, self._mover.greet, decode_id) for worker in self._workers))
 
     def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:
-        """on_done: called on the main thread with what the task returned, or raised."""
+        """Begins a task in its thread. on_done: called on the main thread with the task's result, or with the exception
+        that it raised.
+        """
         if isinstance(task, Compute):
             if isinstance(task.work, DecodeBatch) and not self._num_queued and self._launch(task.work, on_done):
                 return
@@ -130,7 +134,7 @@ class RankThreads:
 
     @property
     def hangs(self) -> bool:
-        """True if one forward has taken so long that it will never end."""
+        """True if one forward has taken so long that the rank counts as hung."""
         start_ns = self._compute_start_ns
         return start_ns is not None and monotonic_ns() - start_ns > self._forward_limit_ns
 
@@ -185,7 +189,9 @@ class RankGroup:
         on_done: Callable[[ComputedTokens], None] = lambda _: None,
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Broadcast; return the leader's result to on_done. A rank that fails brings the instance down."""
+        """Sends a task to all ranks, and calls on_done with the leader's result. If a rank fails, the instance
+        fails.
+        """
         for follower in self._followers:
             self._channel.send(follower, notices.Task(0), payload=task)
 
@@ -198,7 +204,9 @@ class RankGroup:
         self._threads.begin(task, take, on_layers)
 
     def begin_or_fail(self, task: Task, what: str, on_done: Callable[[list[Any]], None]) -> None:
-        """on_done: called when all ranks are done, with what each returned. One that fails brings the instance down."""
+        """Begins a task on all ranks. on_done: called with all results when all ranks are done. If a rank fails, the
+        instance fails.
+        """
 
         def take(results: list[Any], error: str | None) -> None:
             if error is None:
@@ -209,7 +217,9 @@ class RankGroup:
         self.begin(task, take)
 
     def begin(self, task: Task, on_done: Callable[[list[Any], str | None], None]) -> None:
-        """on_done: called when all ranks are done, with what each returned, or with why one failed."""
+        """Begins a task on all ranks. on_done: called when all ranks are done, with all results, or with the reason why
+        one failed.
+        """
         self._num_tickets += 1
         ticket = self._num_tickets
         self._under_way[ticket] = _UnderWay(1 + len(self._followers), on_done)
@@ -244,7 +254,7 @@ class Follower:
         self._fail = fail
 
     def levels(self) -> list[Any]:
-        """Nothing: the leader reports the levels of the instance."""
+        """None: the leader reports the levels of the instance."""
         return []
 
     def on_message(self, to: str, message: Any, payload: Any) -> None:

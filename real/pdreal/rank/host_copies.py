@@ -48,7 +48,9 @@ class HostCopies:
         self._held_back: list[m.Command] = []
 
     def hold_back(self, command: m.Send | TransferUnit) -> bool:
-        """Keep a grant of pages or a unit to send until copies are done; false if it need not wait."""
+        """Keeps a grant or a unit to send until copies of its pages are done. Returns False if no such copy is under
+        way.
+        """
         if not self._num_awaited or (isinstance(command, m.Send) and not self._is_decode):
             return False
         self._held_back.append(command)

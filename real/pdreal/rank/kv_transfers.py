@@ -18,11 +18,11 @@ from pdsim.scenario.building import wiring
 
 
 class KvDamagedError(Exception):
-    """KV arrived that differs from what was sent."""
+    """Raised if KV that arrived differs from the KV that was sent."""
 
 
 class KvTransfers:
-    """Carries out what an instance's sender or receiver commands, and keeps what belongs to KV on its way."""
+    """Carries out the commands of an instance's sender or receiver, and keeps the data of KV under way."""
 
     def __init__(
         self,
@@ -56,11 +56,13 @@ class KvTransfers:
         """First tokens of prompts that are computed but not yet sent."""
 
     def tell(self, agent_id: str, message: Any) -> None:
-        """Hand a message to the sender or receiver, and carry out its answer at once."""
+        """Hands a message to the sender or receiver, and carries out the returned commands at once."""
         self._carry_out(self._agents[agent_id].on_message(message, self._timeline.now_ns))
 
     def grant(self, granted: m.KvGranted) -> None:
-        """Keep the granted pages of a request: on decode when it grants them, on prefill when it hears of them."""
+        """Keeps the granted pages of a request: decode calls this when it grants them, prefill when KvGranted
+        arrives.
+        """
         self._grants[granted.request_id] = granted
 
     def forget(self, request_id: int) -> None:
@@ -115,7 +117,9 @@ class KvTransfers:
             self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), tell_sender)
 
     def arrival_facts(self, arrived: m.KvArrived) -> dict[str, Any]:
-        """Facts that go to decode with the last KV of a request: its first token, and fingerprints if KV is checked."""
+        """Data that goes to decode with the last KV of a request: its first token, and fingerprints if KV is
+        checked.
+        """
         request_id = arrived.request_id
         first = self._first_tokens.pop(request_id)
         facts: dict[str, Any] = {
@@ -130,13 +134,15 @@ class KvTransfers:
     # Decode.
 
     def on_arrived(self, request_id: int, facts: dict[str, Any]) -> None:
-        """Take the facts that came with a request's KV."""
+        """Stores the data that came with a request's last KV."""
         self._executor.add_first_token(request_id, facts["token"], facts["num_cached_tokens"], facts["logprobs"])
         if self._check is not None:
             self._check.expect(request_id, facts["digests"])
 
     def when_checked(self, message: m.Message, then: Callable[[], None]) -> None:
-        """Go on when the KV whose arrival a message reports equals what was sent; at once if it is not checked."""
+        """Calls back when the KV that a message reports as arrived is found equal to the KV sent; at once if KV is not
+        checked.
+        """
         arrived = message.completes if isinstance(message, m.CellScattered) else message
         if self._check is not None and isinstance(arrived, m.KvArrived):
             grant = self._grants[arrived.request_id]
@@ -154,7 +160,7 @@ class KvTransfers:
 
 
 class KvCheck:
-    """Compares the KV of every request on both sides: what prefill sent, and what lies in decode's pages."""
+    """Compares the KV of every request on both sides: the KV that prefill sent, and the KV in decode's pages."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
@@ -164,7 +170,7 @@ class KvCheck:
         """Fingerprints by KV head: kept on prefill until they are told, on decode until they are compared."""
 
     def on_sent(self, unit: TransferUnit, worker: int, num_tokens: int, then: Callable[[], None]) -> None:
-        """Go on when a request that is sent whole has the fingerprints of its KV."""
+        """Calls back when the fingerprints of a completely sent request are known."""
         request_id = unit.request_id
         pages = self._pages.setdefault(request_id, [])
         if unit.after_layers is None or unit.after_layers[1] == 0:
@@ -188,7 +194,7 @@ class KvCheck:
         self._digests[request_id] = digests
 
     def compare(self, grant: m.KvGranted, num_tokens: int, then: Callable[[], None]) -> None:
-        """Go on if the KV in the granted pages equals what was sent; else fail."""
+        """Calls back if the KV in the granted pages equals the KV sent; otherwise the transfer fails."""
         expected = self._digests.pop(grant.request_id)
 
         def on_done(results: list[Any]) -> None:

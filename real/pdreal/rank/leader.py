@@ -28,9 +28,8 @@ _SETTLE_AGAIN_S = 0.02
 
 
 class Outbox:
-    """Messages of a leader, which are on file before others get them, even if this process is killed at once.
-
-    They leave at the loop's next turn, when the step that they would have held up has begun.
+    """Messages of a leader. They are in the log before other processes get them, even if this process is killed. They
+    are sent in the loop's next turn, after a waiting step has begun.
     """
 
     def __init__(self, channel: Channel, log: InstanceLog, loop: AbstractEventLoop) -> None:
@@ -112,7 +111,7 @@ class Leader:
         }
 
     def begin(self, epoch_ns: int) -> None:
-        """Start the loop, with time counted from the epoch that all share. Do nothing when called again."""
+        """Starts the loop. Time counts from the epoch that all processes share. No effect when called again."""
         if not self._has_begun:
             self._has_begun = True
             self._timeline.epoch_ns = epoch_ns
@@ -206,7 +205,7 @@ class Leader:
 
 
 def state_machines(spec: RankSpec) -> list[Any]:
-    """The instance and its sender or receiver, new or as they are after a restart."""
+    """The state machines of an instance: itself and its sender or receiver, new or as after a restart."""
     names = [spec.instance_id]
     if spec.role == "prefill":
         names.append(sender_of(spec.instance_id))

@@ -30,7 +30,7 @@ that the main thread does in a step."""
 
 
 def run_rank(spec: RankSpec) -> None:
-    """Run the process of a rank from start to end."""
+    """Runs the process of a rank from start to end."""
     os.dup2(2, 1)  # some engines print, and standard output is the run's summary
     torch.set_num_threads(spec.options.threads_of_rank(spec.num_slots))
     os.sched_setaffinity(0, spec.options.cores_of_rank(spec.slot, spec.num_slots))
@@ -50,11 +50,11 @@ def run_rank(spec: RankSpec) -> None:
 
 
 class HangError(RuntimeError):
-    """This rank computes something that never ends."""
+    """Raised if a computation of this rank does not end."""
 
 
 class Rank:
-    """A leader or a follower, and how it meets its peers."""
+    """A leader or a follower, and the connections to its peers."""
 
     def __init__(self, spec: RankSpec, channel: Channel, resources: RankResources) -> None:
         self._spec = spec
@@ -66,7 +66,7 @@ class Rank:
         self._greetings: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
-        """Serve until told to exit. Raises the error that breaks the rank."""
+        """Serves until told to exit. Raises the error that makes the rank fail."""
         self._loop = loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(lambda _, context: self._fail(context.get("exception") or RuntimeError(context)))

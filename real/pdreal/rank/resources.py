@@ -27,7 +27,7 @@ class RankResources:
     runner: ModelRunner
     device: torch.device
     compute_stream: torch.cuda.Stream | None
-    """Stream of a GPU on which the model was loaded and its graphs were captured."""
+    """Stream of the GPU on which the model was loaded and its graphs were captured."""
     end_tokens: tuple[int, ...]
     mover: PrefillMover | DecodeMover | None = None
     num_workers: int = 0
@@ -36,23 +36,27 @@ class RankResources:
     """Addresses that peers need in order to write to this rank."""
 
     def enter_compute(self) -> None:
-        """Makes the stream of compute the stream of the current thread."""
+        """Makes the compute stream the stream of the current thread."""
         if self.compute_stream is not None:
             torch.cuda.set_stream(self.compute_stream)
 
     def enter_copies(self) -> None:
-        """Set the stream of the current thread to that of copies."""
+        """Makes the copy stream the stream of the current thread."""
         if self.device.type == "cuda":
             torch.cuda.set_stream(copy_stream(self.device))
 
     def connect(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
-        """Connect with a rank of another instance, if this one sends to it. Raises TransferError if it is gone."""
+        """Connects to a rank of another instance, if this rank sends to it. Raises TransferError if that rank
+        is gone.
+        """
         if isinstance(self.mover, PrefillMover) and memory:
             self.mover.connect(instance_id, rank, PeerMemory(**memory))
 
 
 def build_rank_resources(spec: RankSpec) -> RankResources:
-    """Raises ModelError, UnavailableError or ConfigError for what this machine or this model cannot do."""
+    """Makes the model, cache and mover of a rank. Raises ModelError, UnavailableError or ConfigError if the machine or
+    the model cannot do what the scenario needs.
+    """
     device = _device(spec)
     if device.type == "cpu":
         return _resources(spec, device, None)

@@ -1,4 +1,4 @@
-"""A rank's half of a step: runs batches through the model over the rank's KV cache."""
+"""The model work of one rank: computes batches over the rank's KV cache."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,7 +20,9 @@ from pdsim.core.messages import LoadBack, WriteBackup
 
 
 class LayerProgress:
-    """Progress of one forward. On a CPU it is told at once; on a GPU by `report`, as the stream gets there."""
+    """Reports which layers of one forward are computed. On a CPU at once; on a GPU by `report`, when the stream has
+    computed them.
+    """
 
     def __init__(
         self, num_layers: int, num_groups: int, on_layers: Callable[[int], None] | None, device: torch.device
@@ -37,7 +39,9 @@ class LayerProgress:
         self._events: list[tuple[int, torch.cuda.Event]] = []
 
     def on_kv(self, layer: int) -> None:
-        """Note that the layer's keys and values are written, or will be when the stream gets there."""
+        """Notes that the layer's keys and values are written or, on a GPU, that their writing is queued in the
+        stream.
+        """
         num_done = self._groups_within(layer + 1)
         if self._on_layers is None or num_done == self._num_done:
             return
@@ -50,7 +54,7 @@ class LayerProgress:
             self._on_layers(num_done)
 
     def report(self) -> None:
-        """Wait for the stream, group after group. The whole forward has been launched."""
+        """Waits for the stream, layer group by layer group. Called when the whole forward has been launched."""
         for num_done, event in self._events:
             event.synchronize()
             if self._on_layers is not None:
@@ -69,9 +73,8 @@ _FEW_TOKENS = 2048
 
 
 class ModelRunner:
-    """All ranks of an instance are given the same work in the same order, and each makes the same tokens.
-
-    Not to be used by two threads at once.
+    """Computes batches with the model. All ranks of an instance get the same work in the same order, and compute the
+    same tokens. Only one thread at a time may use a runner.
     """
 
     def __init__(
@@ -134,10 +137,9 @@ class ModelRunner:
         return SIZES if self._prefill_graphs else ()
 
     def warm_up(self) -> None:
-        """Forwards of many lengths, before the first request: all pages are free.
-
-        On an H200 a process's first one takes 0.7 s, and all of them 6. Libraries have handles for each thread, and
-        load the kernels of a shape when it comes: so it is done by the thread that will compute, from the longest down.
+        """Computes forwards of many lengths before the first request, while all pages are free. On an H200 a process's
+        first forward takes 0.7 s, and all of them 6 s. Libraries have handles for each thread, and load kernels for
+        each shape at its first use. So the thread that will compute calls this, and begins with the longest forward.
         """
         longest = min(_WARM_UP_TOKENS, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
         for num_tokens in _warm_up_lengths(longest):
@@ -152,7 +154,7 @@ class ModelRunner:
         return PrefillInput(0, [0] * (num_tokens - num_context_tokens), num_context_tokens, pages)
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
-        """Next tokens of a batch, in its order; none of other work, which is done on return."""
+        """Next tokens of a batch, in its order. Other work returns no tokens, and is done on return."""
         self.expert_counts, self.logprobs = None, []
         match work:
             case PrefillBatch():
@@ -172,9 +174,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(self, batch: PrefillBatch, on_layers: Callable[[int], None] | None = None) -> list[int]:
-        """A token behind each chunk, which means something if the chunk ends its prompt.
-
-        on_layers is called with the number of layer groups whose KV is in memory, each time that one more is.
+        """The next token after each chunk; it is meaningful only if the chunk ends its prompt. on_layers is called with
+        the number of layer groups whose KV is in memory, after each further group.
         """
         draws = [chunk.draw for chunk in batch.chunks]
         if (graphs := self._prefill_graphs) is not None and graphs.hold(batch):
@@ -217,7 +218,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: DecodeBatch) -> LaunchedStep | None:
-        """Begin a step that needs the host no more before it is done; None if this one does, or has no graph."""
+        """Begins a step that needs no host work until its end. None: this step needs host work, or no graph has its
+        size.
+        """
         if self._graphs is None or self._records_experts or any(batch.draws):
             return None
         wait_for_engines(self.model.device)

@@ -1,4 +1,6 @@
-"""The loop of one instance in real time: begins the steps that it asks for, and wakes it when there is news."""
+"""The loop of one instance in real time: begins the steps that the instance chooses, and wakes the instance when
+messages arrive.
+"""
 
 from asyncio import TimerHandle
 from collections.abc import Callable, Sequence
@@ -55,13 +57,13 @@ class StepLoop:
         """Number of requests in the executor from which the loop looks for requests that have ended."""
 
     def post(self, message: m.Message) -> None:
-        """Keep a message until the instance looks; wake it if it waits."""
+        """Keeps a message until the instance takes messages. A waiting instance is woken."""
         self._inbox.append(message)
         if self._waits:
             self.go_on()
 
     def go_on(self, _: None = None) -> None:
-        """Let the loop go on, after other events that have come."""
+        """Continues the loop after callbacks that are already queued."""
         self._waits = False
         if self._timer is not None:
             self._timer.cancel()
@@ -126,5 +128,5 @@ class StepLoop:
 
 
 def inner(machine: Any) -> Any:
-    """The state machine itself, also where a wrapper records its calls."""
+    """The state machine itself, without a wrapper that records its calls."""
     return getattr(machine, "inner", machine)
