@@ -9,7 +9,6 @@ retracted     lost its pages, its KV is in host memory                 next_step
 gone          prompt and output are cached                             -> Finished
 
 Queued and retracted requests wait for pages: admission_queue.py.
-
 A request that is given up before its KV has arrived (Cancel, KvLost, PeerDown of its prefill instance, a timeout) keeps
 its pages while a sender may still write into them: Releases, in admission_queue.py.
 """
