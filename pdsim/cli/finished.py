@@ -50,8 +50,8 @@ class FinishedRun:
 
 
 def print_warnings(finished: FinishedRun, besides: Callable[[str], bool] | None = None) -> None:
-    """Prints warnings about parts of a run that were not measured. besides: tells which of them the screen has printed
-    already.
+    """Prints warnings about parts of a run that were not measured. besides: function that is true for warnings that the
+    screen has printed already.
     """
     for message in finished.warnings:
         if besides is None or not besides(message):
@@ -120,9 +120,8 @@ def write_scenario(folder: Path, scenario: Scenario) -> None:
 
 @contextmanager
 def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Context with a progress bar on a terminal, and without output elsewhere.
-
-    Call its value without an argument to advance by one, or with the new count and, if it has changed, the new total.
+    """Context with a progress bar on a terminal, and without output elsewhere. The context's value is a function:
+    without an argument it counts one more; otherwise it takes the new count and, if it has changed, the new total.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda _done=None, _total=None: None

@@ -36,7 +36,7 @@ class ObservationLimits:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What a client must know of a server that the server does not say."""
+    """Facts about a server that a client needs and that the server does not report."""
 
     model: Annotated[str | None, Parameter(help="Model, by the server's name for it [the server's first].")] = None
     gpu: Annotated[

@@ -94,8 +94,8 @@ class TableModel(AffineModel):
 
 
 class Entries:
-    """Linear interpolation between table entries. Beyond the last entry its line continues; below the first entry the
-    first time holds.
+    """Linear interpolation between table entries. Beyond the last entry the last line is continued; below the first
+    entry the first time holds.
     """
 
     def __init__(self, times_ns: Mapping[int, float]) -> None:

@@ -46,9 +46,8 @@ class Kernel(NamedTuple):
 
 @contextmanager
 def leaving_out(gpus: Collection[str]) -> Iterator[None]:
-    """Context in which these GPUs, and GPUs of their generation, count as not measured.
-
-    Operators that no other GPU measured stay known for the rest of the generation.
+    """Context in which these GPUs, and GPUs of their generation, count as not measured. An operator that was measured
+    on these GPUs only stays known for the rest of their generation.
     """
     alike = {_GENERATIONS.get(gpu, gpu) for gpu in gpus}
     everything = _kernels()

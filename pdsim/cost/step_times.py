@@ -36,7 +36,7 @@ class Graphs(NamedTuple):
     sizes: Sequence[int]
     """Captured batch sizes, ascending."""
     launch_ns: float
-    """Time in ns of launching all kernels of a step without a graph. Such a step takes no less."""
+    """Time in ns of launching all kernels of a step without a graph: the minimum time of such a step."""
     empty_row_kv: float = 0
     """Time of each empty row of a graph, as a share of the time in which a row reads its KV."""
 

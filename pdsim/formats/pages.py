@@ -223,7 +223,9 @@ def _leaves(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def between(first: Page, last: Page, seconds: float | None) -> Page:
-    """The last page with counters since the first, and rates if the time between is known. Raises ConfigError."""
+    """The last page, with its counters reduced by those of the first page, and rates if the time between the pages is
+    known. Raises ConfigError.
+    """
     values = dict(last.values)
     for key in COUNTERS:
         if key in values and key in first.values:

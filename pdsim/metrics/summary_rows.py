@@ -189,7 +189,7 @@ Ranges = Mapping[str, Sequence[float]]
 
 
 def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Ranges over a run and the ends of its range, without fields that are missing in one of them."""
+    """Ranges over a run and both ends of its range. Fields that one of these runs lacks are left out."""
     values = {field: [summary.get(field) for summary in summaries] for field in RANGED_FIELDS}
     known = {field: [float(value) for value in found if value is not None] for field, found in values.items()}
     return {field: [min(found), max(found)] for field, found in known.items() if len(found) == len(summaries)}
@@ -221,7 +221,9 @@ def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
 
 
 def between(field: str, found: Ranges, beside: str = "") -> str:
-    """Text such as "1.2 to 3.4 s" to stand behind a number, after `beside`. Without a range: `beside` alone."""
+    """Text such as "1.2 to 3.4 s" for a range that is printed behind a number. beside: text to put before it, and the
+    whole text without a range.
+    """
     if field not in found:
         return beside
     least, most = found[field]

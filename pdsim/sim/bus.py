@@ -1,4 +1,6 @@
-"""Messages and commands of a simulation, and what all its parts share: cluster, timeline, recorder, drivers."""
+"""Messages and commands of a simulation, and the objects that all its parts share: cluster, timeline, recorder,
+drivers.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +29,7 @@ class Driver:
         raise NotImplementedError
 
     def go_at(self, pace: float) -> None:
-        """Sets the loop's speed, as a share of its normal speed."""
+        """Sets the speed of the instance's loop, relative to its normal speed."""
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -73,7 +75,7 @@ class Bus:
         return machine if self.journal is None else Recorded(machine, self.journal)
 
     def instance(self, instance_id: str) -> Any:
-        """The present instance of this name. For a dead instance: its last life."""
+        """The instance of this name that lives now. If the instance is dead: the one that died last."""
         instance = self.drivers[instance_id].instance
         return getattr(instance, "inner", instance)
 
@@ -113,7 +115,9 @@ class Bus:
         self.deliver(m.Tell(asked.instance_id, m.PutOut(asked.request_id, output)))
 
     def tell_router(self, message: m.Message) -> None:
-        """Gives the router a message, and carries out its answer. The clients do this, who see the ends of requests."""
+        """Gives the router a message, and carries out its answer. Called by the clients, who see the ends of
+        requests.
+        """
         raise NotImplementedError
 
     def tell_agent(self, to: str, message: m.Message) -> None:

@@ -16,7 +16,8 @@ from pdsim.workload.client import ClientDriver, sessions_of
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 STALL_WITHIN_NS = 40_000_000
-"""A connection used more recently than this stalls, because Linux delays acknowledgements by 40 ms."""
+"""Maximum idle time in ns of a connection that stalls: Linux delays acknowledgements by 40 ms on connections in recent
+use."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,9 @@ class FrontEnd:
         self._in_turn = False
 
     def send(self, spec: RequestSpec) -> None:
-        """Sends a request. A client that has just received an end sends its next request in the same turn."""
+        """Sends a request. A client that has just received the end of a request sends its next request without
+        delay.
+        """
         if self._in_turn:
             self._send(spec)
         else:

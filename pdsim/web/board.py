@@ -59,7 +59,7 @@ class Board:
         slo.require_classes(self._load.requests)
 
     def controls(self) -> dict[str, Any]:
-        """The choices, and under `now` those of the scenario."""
+        """The choices of each control, and under `now` the scenario's own choices."""
         scenario, part = self._base.scenario, self._own_part
         prefill, decode = scenario.pair
         router = (describe_component(scenario.router.prefill), describe_component(scenario.router.decode))

@@ -77,7 +77,7 @@ def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: flo
 LOOP = ("start", "launch", "result", "send")
 """Measured parts of a loop's time on its CPU."""
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
-"""Kinds of rows that are not fitted. Their times are medians, or the remainder beyond fitted times."""
+"""Kinds of rows without a fit. Their times are medians, or the remainder beyond fitted times."""
 
 Times = dict[str, float]
 """Settings of a scenario's section, in ns."""
@@ -88,8 +88,8 @@ def medians_ns(measurements: Measurements) -> Times:
 
 
 def loop_ns(medians: Mapping[str, float]) -> Times:
-    """Times of a prefill loop in ns. Without a measured `start`, the time of a grant beyond its message starts a
-    forward.
+    """Times of a prefill loop in ns. Without measured rows of `start`, the time of a grant beyond its message counts as
+    the time to start a forward.
     """
     times = {what: medians[what] for what in LOOP if what in medians}
     if "start" not in times and medians.keys() >= {"grant", "message"}:

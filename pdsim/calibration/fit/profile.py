@@ -42,7 +42,7 @@ SHARED_READING = 0.47
 """Share of a KV token's time in a decode step that requests with the same token pay only once: the time of memory
 beyond that of the SMs, in the fit of SGLang on an H200 (experiments/sglang-h200). Rows have no shared KV."""
 LEAST_NS = 1e-6
-"""Smaller coefficients are written as 0, because fits approach their bound without reaching it."""
+"""Fitted coefficients below this number of ns are written as 0, because fits approach 0 without reaching it."""
 _LONG_TOKENS = 1024
 _TILE_TOKENS = 256
 """Kernels of matrix products compute tiles of up to so many rows. One row more is another wave of tiles: with fp8 on an
@@ -56,7 +56,7 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """Everything that was fitted."""
+    """The results of all fits to measured rows."""
 
     measurements: Measurements
     fits: dict[str, FittedForm]
@@ -68,9 +68,9 @@ class Calibration:
     gpu: str | None
     """GPU by its name in the catalog. Staging is written as a share of its memory bandwidth."""
     overhead: RequestOverhead | None = None
-    """Time of requests outside forwards, if a client measured it."""
+    """Time of requests outside forwards. None: no client measured it."""
     notes: tuple[str, ...] = field(default=())
-    """Notes on what could not be fitted, and why."""
+    """Notes on parts that could not be fitted, and why."""
 
 
 def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above: float = TABLE_ABOVE) -> Calibration:

@@ -26,8 +26,8 @@ WAVES = (1, *(2**k for k in range(6, 12)))
 
 @dataclass(frozen=True)
 class Form:
-    """A model of times in ns: the sum of coefficient · term, or the sum over least terms if that is larger. With an
-    overlap: a batch of descriptors.
+    """A model of times in ns: the sum of coefficient x term, or the sum over the `least` terms if that is larger. With
+    `overlap`: the time of a batch of descriptors.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Form:
     shape: tuple[str, ...]
     """Columns whose values make a shape: rows of one shape are held out together."""
     least: dict[str, Term] = field(default_factory=dict)
-    """Terms of the host's time while the GPU computes. The slower of GPU and host counts."""
+    """Terms of the host's time while the GPU computes. The larger of host time and GPU time counts."""
     overlap: float | None = None
     knots: tuple[float, ...] = ()
     wave_tokens: int = 1
@@ -201,8 +201,8 @@ SOFT = 0.03
 LEAST_RATIO = 1e-6
 """Smallest ratio of a fitted to a measured time, which keeps logarithms finite."""
 ABOVE_LEAST = (1.3, 3.0)
-"""Factors over the smallest time. In a first guess, times above such a factor are work, and the others the minimum
-time."""
+"""Factors over the smallest time. For a first guess, rows with times above such a factor count as work, and other rows
+as minimum time."""
 NUM_FOLDS = 5
 NUM_SAMPLES = 100
 ROWS_OF_SHAPE = 12

@@ -83,7 +83,7 @@ OUR_KERNELS = "fused"
 PREFILL_GRAPHS = "prefill_graphs"
 """Token counts of the CUDA graphs in which the engine of a row runs forwards, ascending, separated by spaces."""
 A_COPY = "copy"
-"""Name that stands for a transport in rows of plain copies, which measure only a link."""
+"""Name of the transport in rows of plain copies, which measure a link without an engine."""
 
 
 class Ranks(NamedTuple):
@@ -101,7 +101,7 @@ ONE_RANK = Ranks()
 
 @dataclass(frozen=True)
 class Rows:
-    """All rows of one kind and, for transfers and host work, of one name."""
+    """All rows of one kind. Rows of transfers and of host work also share one name."""
 
     kind: str
     name: str
@@ -131,7 +131,7 @@ class Measurements:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
     def of_ranks(self, prefill: Ranks, decode: Ranks) -> "Measurements":
-        """Rows with these ranks for kinds that depend on ranks, and with one rank for other kinds. Raises
+        """Rows with these ranks for kinds whose times depend on ranks, and with one rank for other kinds. Raises
         ConfigError.
         """
         ranks = {"prefill": prefill, "decode": decode, "": ONE_RANK}

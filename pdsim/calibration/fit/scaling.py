@@ -146,7 +146,7 @@ class GpuScaling:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on operators for which the interval is missing."""
+        """Notes on operators without an interval."""
         bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
         gpus = f"{self.source.name} and {self.target.name}"
         note = f"{', '.join(bare)}: no times on both {gpus}, so nominal rates are taken, without an interval"
@@ -159,7 +159,7 @@ class GpuScaling:
         return 1e9 * self.model.shared_bytes_read / self.tp / rate
 
     def cost(self, cost: CostChoice, end: str) -> dict[str, Any]:
-        """Cost of both roles at one end of the ratios, in the format of profiles."""
+        """Cost of both roles with the smallest or the largest ratios, in the format of profiles."""
         ratio = {operator: getattr(ratio, end) for operator, ratio in self.ratios.items()}
         prefill, token_ns = _prefill(cost.prefill, ratio)
         return {"prefill": _section(prefill), "decode": _section(self._decode(cost.decode, ratio, token_ns))}

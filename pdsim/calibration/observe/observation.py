@@ -207,7 +207,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_load(path: Path) -> list[dict[str, Any]]:
-    """Reads the arms of a load. path: the folder or the file of an observation. Raises ConfigError."""
+    """Reads the measured runs of a load. path: the folder or the file of an observation. Raises ConfigError."""
     path = path / LOAD if path.is_dir() else path
     try:
         arms: list[dict[str, Any]] = read_json(path)["arms"]

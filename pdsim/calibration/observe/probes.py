@@ -18,7 +18,7 @@ SHORTEST_TOKENS = 32
 STEPS_TIMED = 32
 """Number of decode steps that are timed for each batch."""
 LONGEST_OUTPUT = 1024
-"""Requested output tokens of streams that are ended as soon as enough steps are timed."""
+"""Requested output tokens of streams. The client ends a stream as soon as enough steps are timed."""
 ROUND_TRIPS = 5
 SETUP_REQUESTS = 4
 """Maximum number of completions that find out the length of prompts and the fields that the server refuses."""
@@ -208,7 +208,7 @@ def _tokens_before(completion: Completion, time_ns: float) -> float:
 
 
 class Enough:
-    """Ends streams together, once each stream has had num_events since the last of them began."""
+    """Ends streams together, once each stream has had num_events since the last of the streams began."""
 
     def __init__(self, num_streams: int, num_events: int) -> None:
         self._lock = threading.Lock()
@@ -367,7 +367,7 @@ _NAMES = {
 """Histograms of SGLang and vLLM, with the stage that each of them times."""
 
 Totals = Mapping[tuple[str, str], float]
-"""Sums in s and counts, by stage."""
+"""Sums of stage times in s, and numbers of requests, by stage."""
 
 
 def totals(metrics: str) -> Totals:

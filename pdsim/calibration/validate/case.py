@@ -183,7 +183,7 @@ class MetricError:
     measured: float
     simulated: float
     within: float | None
-    """Largest error that the study accepts."""
+    """Largest relative error that the study accepts."""
 
     @property
     def error(self) -> float:

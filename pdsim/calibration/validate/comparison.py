@@ -40,7 +40,7 @@ class Counts:
     other_prefix_cached: tuple[int, ...]
     """Ids of requests that found another cached prefix."""
     unequal: tuple[int, ...]
-    """Ids of requests that differ for no such reason."""
+    """Ids of requests that differ without another cached prefix."""
 
     @property
     def are_equal(self) -> bool:
@@ -88,7 +88,7 @@ def _by_request(records: RunRecords) -> dict[int, _Sent]:
 
 
 CLEARLY = 0.05
-"""Measured values within this relative difference have no winner."""
+"""Minimum relative difference of two measured values of which one counts as better."""
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,8 @@ class SentRequests:
 
 
 def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:
-    """Errors of each arm of an observed load, with errors of stages if the server's metrics have stage times.
-
-    profile: replaces the scenario's costs.
+    """Errors of each measured run of a load, with errors of stages if the server's metrics have stage times. profile:
+    replaces the scenario's costs.
     """
     changes = () if profile is None else profile_changes(profile)
     served = load_scenario(scenario, changes)

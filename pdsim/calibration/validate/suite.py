@@ -56,7 +56,9 @@ Percentage = Annotated[float, BeforeValidator(percent)]
 
 
 class Tolerances(Section):
-    """Largest accepted relative errors, and smallest accepted share of pairs with the right winner. None: any."""
+    """Largest accepted relative errors, and smallest accepted share of pairs whose better variant the simulation finds.
+    None: any.
+    """
 
     median: Percentage | None = None
     """Largest median error of each metric over the variants."""

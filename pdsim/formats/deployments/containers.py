@@ -28,7 +28,7 @@ class Pods:
     gpus: int | None = None
     """Number of GPUs of each host."""
     gpu: str | None = None
-    """GPU, by the name in a node's label."""
+    """Name of the GPU in a node's label."""
     role: str | None = None
     """prefill or decode, by a name around the container."""
     parallel: Mapping[str, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Container(Pods):
     where: str
     words: list[str] = field(default_factory=list)
     engine: str | None = None
-    """Program that a chart starts by itself."""
+    """Program that a chart starts if the container names none."""
     model: str | None = None
     slices: int = 1
     """Number of copies of all containers below."""

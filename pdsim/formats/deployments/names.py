@@ -53,7 +53,7 @@ def model_named(given: str) -> tuple[str, str | None, str]:
 
 
 def is_known(given: str) -> bool:
-    """True for a model of the catalog, or a model of the same sizes as one."""
+    """True for a model that the catalog has, under this name or with the same sizes under another."""
     try:
         return not model_named(given)[2].startswith(_STANDS_IN)
     except ConfigError:

@@ -271,7 +271,7 @@ def _with_variables(words: Iterable[str], variables: Mapping[str, str]) -> list[
 
 
 def merged(processes: Sequence[Process]) -> list[Process]:
-    """The processes without those of ranks above 0, so that a server on several hosts is a single process."""
+    """The processes without those of ranks above 0. A server on several hosts is then a single process."""
     return [one for one in processes if _rank(one) == 0]
 
 

@@ -64,8 +64,8 @@ class ResultFields:
             raise self._foreign(name, "a whole number") from None
 
     def numbers(self, names: Mapping[str, str], factor: float = 1) -> dict[str, float]:
-        """The numbers that exist, renamed. names: summary fields by the tool's names; several may have one summary
-        field.
+        """Finite numbers among the fields, under summary names. names: summary fields by the tool's names; several may
+        give the same summary field.
         """
         found = [(ours, self.number(theirs)) for theirs, ours in names.items()]
         return {ours: value * factor for ours, value in found if value is not None}

@@ -115,9 +115,8 @@ def is_printed(path: Path) -> bool:
 
 
 def is_result(path: Path) -> bool:
-    """True for a file of results: JSON, CSV, a printed report, or YAML of a benchmark.
-
-    A scenario is told apart because it names its model and has no results.
+    """True for a file of results: JSON, CSV, a printed report, or YAML of a benchmark. A YAML file that names a model
+    and has no results is a scenario.
     """
     if is_printed(path):
         return True

@@ -1,5 +1,5 @@
-"""Where requests spend their time: stages, and critical paths, which split the stages by what the request
-waited for.
+"""Where requests spend their time: stages, and critical paths, which split stages by the resource or message that a
+request waited for.
 """
 
 from collections import defaultdict
@@ -111,7 +111,7 @@ PARTS = {
     "decode compute": "decode computes a step of its batch",
     "decode wait": "between decode steps: retraction, prompts of other requests, host work",
 }
-"""Parts of a request's time in order, with what happens in each."""
+"""Parts of a request's time in order, with a description of each."""
 
 
 class CriticalPaths:

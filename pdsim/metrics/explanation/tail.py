@@ -64,7 +64,8 @@ class TailGroup:
     load: float | None
     """Arrival rate at the first of the instances while its queue built up, relative to its mean arrival rate."""
     tokens: float | None
-    """Median number of tokens that cause the wait: computed prompt tokens, or output tokens. None: no such cause."""
+    """Median number of the tokens that cause the wait: computed prompt tokens, or output tokens. None: the cause is no
+    number of tokens."""
     all_tokens: float | None
     example: int
     """Id of the slowest request."""

@@ -19,7 +19,7 @@ from pdsim.metrics.summary_rows import signed
 
 INK, MUTED, GRID = "#1f2328", "#6b7280", "#d5d9e0"
 FULL, HALF = 11.0, 5.4
-"""Widths in inches: of a figure over the page's width, and of a figure beside another."""
+"""Widths of figures in inches: over the page's whole width, and beside another figure."""
 SERIES = COLORS[:6]
 """Colours that are visible on white and on black."""
 
@@ -138,9 +138,8 @@ _TRADES = (
 
 
 def trade_offs(dots: Callable[[str], Sequence[Dot]], y_title: str, joined: str) -> list[FigureBlock]:
-    """Figures of throughput against latencies that all dots have.
-
-    dots: for a summary field with the latency in ms, the dots. joined: what the line of the caption joins.
+    """Figures of throughput against latencies. dots: points by summary field, with the latency in ms; a field counts if
+    all points have its latency. joined: the points that the caption's line joins.
     """
     made = []
     for name, title, x_title, field, more_x in _TRADES:

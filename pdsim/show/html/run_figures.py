@@ -215,7 +215,7 @@ def _sizes_and_speeds(sent: Sequence[TransferRecord]) -> tuple[list[float], list
 
 
 def held_by(transfer: TransferRecord) -> str:
-    """Name of the part in which a transfer spent most of its time."""
+    """Name of the stage in which a transfer unit spent most of its time."""
     moving_ns = transfer.end_ns - moving_span(transfer)[0]
     parts = {
         "bytes move": moving_ns,

@@ -65,9 +65,8 @@ def print_run(
     explain: str,
     details: bool,
 ) -> None:
-    """Prints the first screen of a run.
-
-    explain: the command that explains the run; empty: the run was not kept, so no command can explain it.
+    """Prints the first screen of a run. explain: the command that explains the run; empty: no command can, because the
+    run was not kept.
     """
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))

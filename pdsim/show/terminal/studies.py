@@ -111,7 +111,8 @@ _MOST = 10
 _NARROW = 9
 """Maximum characters per line of a narrow column head: "instances" fits."""
 _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
-"""Columns that are left out on a narrow terminal, the last first. `point` links a row to its range."""
+"""Columns that a narrow terminal leaves out, the last first. `point` is the number that names a row in the table of
+ranges."""
 
 
 def print_sweep(result: SweepResult) -> None:

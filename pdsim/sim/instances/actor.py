@@ -106,7 +106,7 @@ class BegunForward:
     launched_ns: int
     """Time when the host has launched the forward, by the host's clock."""
     lost_ns: int
-    """Time in ns that the host had lost to other threads before the launch."""
+    """Time in ns that other threads had taken from the host before the launch."""
     first_ns: int | None
     """Time in ns on the first pipeline stage. None: there is a single stage."""
 
@@ -117,7 +117,7 @@ class Parts:
 
     executor: Executor
     cache_copies: CacheCopies | None
-    """None: the instance has no host cache."""
+    """Copies of the host cache. None: the instance has no host cache."""
     on_choice: Callable[[Instance], None] | None
     """Called with the instance when it chooses a step. None: its levels are not recorded."""
     single_steps: bool

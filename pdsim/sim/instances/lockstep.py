@@ -46,7 +46,7 @@ class Rank(Actor):
         self._lockstep.leave(self)
 
     def go_at(self, pace: float) -> None:
-        """Does nothing: the slowdown by posting threads was measured only without data-parallel attention."""
+        """No effect: the slowdown by posting threads was measured only without data-parallel attention."""
 
     def _begin_decode(self, step: DecodeStep) -> None:
         self._lockstep.ask(self, step)

@@ -48,7 +48,7 @@ class Transfer:
     """True if the transfer is finished, has failed, or died with its source."""
 
     def took(self, now_ns: int) -> int:
-        """Ends the current stage and begins the next. Returns the duration of the ended stage in ns."""
+        """Ends the current stage of the transfer and begins the next. Returns the duration of the ended stage in ns."""
         duration_ns, self.since_ns = now_ns - self.since_ns, now_ns
         return duration_ns
 
@@ -329,7 +329,7 @@ class Transfers:
         self._scatter_free_ns.pop(instance_id, None)
 
     def links_of(self, name: str) -> list[str]:
-        """First link of an instance in each direction, or the shared link of this name."""
+        """Link of an instance in each direction, the first of its path; or the shared link of this name."""
         topology = self._interconnect.topology
         paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
         return [link for path in paths for link, _ in path[:1]] or [name]

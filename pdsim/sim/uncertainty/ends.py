@@ -21,12 +21,14 @@ from pdsim.sim.uncertainty.part import LEAST_REQUESTS, Numbers, Part, PartWatch,
 from pdsim.workload.request_spec import RequestSpec
 
 Ranging = Literal["part", "whole", "none"]
-"""How much of a long load is simulated at the ends of the range. For a short load, `part` means the whole."""
+"""Number of requests of a long load that are simulated at the ends of the range. For a short load, `part` means all
+requests."""
 _TOLERANCE = 0.02
 """Largest accepted standard error, and largest accepted drift, of a change that is extrapolated from a part."""
 
 Judge = Callable[[Part], Numbers | None]
-"""Estimates the numbers of an end for the whole load from its part. None: the part does not suffice."""
+"""Estimates the summary of an end of the range for the whole load, from a part of the load. None: the part does not
+suffice."""
 VerdictOf = Callable[[RunResult], Any]
 
 
@@ -78,7 +80,7 @@ class Ends:
             yield
 
     def numbers(self, summary: Mapping[str, Any]) -> list[Numbers]:
-        """Numbers of each end for the whole load. summary: the run's own summary."""
+        """Summary of each end of the range for the whole load. summary: the run's own summary."""
         judge = self._judge_by(summary)
         for end in self._ends:
             end.look(judge)  # all, so that those that go on do so together

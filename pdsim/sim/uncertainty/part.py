@@ -1,4 +1,4 @@
-"""The first part of a long run, and how another run of the same load differs in this part."""
+"""The first part of a long run, and the change of this part between two runs of the same load."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
@@ -9,7 +9,7 @@ from pdsim.metrics.summary_rows import RANGED_FIELDS
 from pdsim.sim.simulation import Simulation
 
 LEAST_REQUESTS = 1_000
-"""Smallest number of requests of a part: the p99 is then the tenth largest value."""
+"""Minimum number of requests of a part. With so many requests, the p99 is the tenth largest value."""
 _SHARE = 0.15
 """Share of a load's requests in its part. Simulating the parts of both ends of a range then costs 0.3 of the run."""
 _BATCHES = 10
@@ -26,9 +26,8 @@ class Part(NamedTuple):
 
     numbers: Numbers
     half_ns: int
-    """Time in ns in which the second half of the part's requests ended. The first half, with the run's start, is left
-    out.
-    """
+    """Time in ns in which the second half of the part's requests ended. The first half contains the run's start, and
+    does not count."""
     batches: Sequence[tuple[float, float]]
     """Mean TTFT and latency in ns of each tenth of the part's requests, by arrival. Empty if a tenth has no finished
     request.

@@ -33,7 +33,7 @@ Numbers = Callable[[Cluster], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Relative changes of a run's metrics with GAIN more of one resource."""
+    """Relative changes of a run's metrics if it has more of one resource, by the fraction GAIN."""
 
     resource: str
     changes: Mapping[str, float]
@@ -60,7 +60,7 @@ class Limit(NamedTuple):
     resource: str
     """Name of the limiting resource. Empty: no resource improves the metric."""
     change: float
-    """Relative change of the metric by this resource, or by `most`."""
+    """Relative change of the metric by more of this resource, or of `most`."""
     relief: str
     unstable: str = ""
     """Smallest and largest value of an unstable metric, as text. Empty: the metric is stable."""
