@@ -134,7 +134,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        """Chooses in SGLang's order: resume, admit, see arrivals, merge, make room. Retracted requests block new ones."""
+        """Acts in SGLang's order: resume, admit, see arrivals, merge, make room. Retracted requests block new ones."""
         self.now_ns = now_ns
         commands: list[m.Command] = []
         if self._times_out:
@@ -145,7 +145,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return step, commands
 
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
-        """Runs an iteration of SGLang's loop. None: no step, but the next iteration, which takes no time, may have one."""
+        """Runs an iteration of SGLang's loop. None: no step; the next iteration, which takes no time, may have one."""
         frees_places = bool(self.batch.ended)
         ask_again_steps, changed = self._change(commands)
         self._copy(commands)
