@@ -73,11 +73,9 @@ def requests_alone(trials: Trials, changes: Changes) -> Sequence[RequestRecord]:
 def deciding_measurement(
     trials: Trials, changes: Changes, holds: Callable[[Sequence[Changes]], bool]
 ) -> Measurement | None:
-    """Measurement of the step times that decide a finding. If no group of times decides alone: of all unmeasured
-    groups.
-
-    holds: tells whether the finding is the same under all given changes, which are the two ends of one group. None: all
-    step times were measured on a server.
+    """The measurement of the step times that decide a finding. If no single group of times decides: of all unmeasured
+    groups. None: all step times were measured on a server. holds: tells whether the finding stays the same under all
+    given changes, which are the two ends of one group.
     """
     base = trials.base
     deciding = [group for group, ends in base.alone.items() if not holds(ends)]

@@ -202,8 +202,8 @@ def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[Candidate
 
 
 def needs_staging(base: Base, scenario: Scenario) -> bool:
-    """True if KV would be sent in slices of each token's heads, the user did not choose that, and staging is
-    possible.
+    """True if KV would be sent in slices of each token's heads, staging is possible, and the user has not set
+    network.staging.
     """
     prefill = scenario.prefill
     is_whole = prefill is not None and prefill.pp == prefill.cp == 1

@@ -15,7 +15,7 @@ class Quantity(NamedTuple):
     what: str
     """Name of the quantity in messages and on the page of formats."""
     names: Mapping[str, float | None]
-    """Field names in files, in the order in which they are tried. For times: the nanoseconds of one unit."""
+    """Field names in files, in the order in which they are tried; for times, each with the length of its unit in ns."""
 
 
 def _counts(what: str, *names: str) -> Quantity:

@@ -24,7 +24,7 @@ _USUAL_BLOCK_TOKENS = 512
 _LOOKED_AT = 1000
 """Number of first rows from which the size of blocks and the unit of times are inferred."""
 EPOCH_S = 1e9
-"""Times from this on count from 1970. Times that count from the start of a trace stay far below."""
+"""Times of at least this many s count from 1970. Times that count from the start of a trace stay far below."""
 _DAY_S = 86_400
 """A trace whose first request has at least this time is assumed to use a time of day or a date."""
 _LEAST_GAP = 2
@@ -57,7 +57,8 @@ class RowTrace(TimedTrace):
     unit: ClassVar[str] = ""
     """Unit of this format's times, if their field name has none."""
     clock_s: ClassVar[float] = _DAY_S
-    """If the first request has this time in s or a later one, times count from the first request."""
+    """Time in s from which on times are times of day: if the first request's time is this or later, times count from
+    the first request."""
     usual_unit: ClassVar[str] = ""
     """Unit of `timestamp`, if its values do not count from 1970."""
 

@@ -30,7 +30,7 @@ _INSTANCE_BYTES, _INSTANCE_S = 13_000, 800e-6
 _PAIR_BYTES = 50
 """Memory in bytes that a prefill and a decode instance need for each other."""
 POINT_BYTES, POINT_S = 6_000, 2e-3
-"""Memory and time of one point and seed of a sweep, without its run."""
+"""Memory in bytes and time in s that a sweep needs for one point and seed, besides its run."""
 _LONG_S = 20
 _COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
 """Fields of generated workloads. Their product is the minimum number of requests."""

@@ -102,13 +102,13 @@ class MeasuredSettings(Setup):
     scaled_from: str | None = None
     """Setup of the profile that times were scaled from. None: times were measured on this setup."""
     prefill_new_tokens: Bounds | None = None
-    """New tokens of one forward."""
+    """Smallest and largest number of new tokens of one forward."""
     prefill_context_tokens: Bounds | None = None
-    """Tokens cached or computed before, over all prompts of a forward."""
+    """Smallest and largest number of tokens that were cached or computed before, over all prompts of a forward."""
     decode_batch: Bounds | None = None
-    """Requests of a decode step."""
+    """Smallest and largest number of requests of a decode step."""
     decode_context_tokens: Bounds | None = None
-    """KV tokens that a decode step reads."""
+    """Smallest and largest number of KV tokens that a decode step reads."""
 
     def __str__(self) -> str:
         of_role = "" if self.role is None else f" of {self.role}"

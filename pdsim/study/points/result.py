@@ -78,7 +78,7 @@ class PointResult:
         return band(found[0], [read(run) for run in self.repeats]) if self.repeats else estimate(found)
 
     def repeated(self, points: "Sequence[PointResult]") -> "PointResult":
-        """The point with repetitions, the points, of its run. Without them if any has no result."""
+        """The point with repetitions of its run, which are given as points. Unchanged if a repetition has no result."""
         if self.error or any(point.error for point in points):
             return self
         return replace(self, repeats=[point.replications[0] for point in points])
@@ -164,7 +164,9 @@ class SweepResult:
         return sorted((point for point in self.points if not point.error), key=rank)
 
     def as_good(self, slo: str) -> list[PointResult]:
-        """Points that meet an SLO, as the best does, and whose goodput chance does not tell from the best's."""
+        """Points whose goodput does not differ measurably from the best point's. Empty unless the best point meets the
+        SLO; points that miss it are left out.
+        """
         meeting = [point for point in self.best(slo) if point.meets(slo)]
         goodput = [point.goodput_per_gpu(slo) for point in meeting]
         return [point for point, one in zip(meeting[1:], goodput[1:], strict=True) if one.overlaps(goodput[0])]

@@ -58,12 +58,12 @@ def ask(
         changes: Changes of the scenario, as "dotted.path=value".
         slo: Limits of ttft, tpot and e2e, and how many requests must be within.
         speedup: Speed-ups of a trace that capacity tries, as "0.5,1,2,4"; empty: as many as it needs.
-        seeds: Runs of each arm; one of a trace with its own times.
+        seeds: Runs of each candidate; one of a trace with its own times.
         jobs: Processes; None: one for each CPU; 1: this one.
         out: A folder for answer.md, answer.json and answer.png, and for the sweep behind them; None: nothing is kept.
         progress: Called after each run.
 
-    Raises ConfigError for wrong arguments and fields, and if no arm is possible.
+    Raises ConfigError for wrong arguments and fields, and if no candidate is possible.
 
     """
     options = AskOptions(trace=None if trace is None else Path(trace), slo=slo, speedup=speedup)

@@ -191,7 +191,7 @@ def mean_reading(readings: Sequence[Reading]) -> Reading:
 
 @dataclass(frozen=True)
 class Attainment:
-    """Number of requests within all limits that apply to them. Failed requests are not within."""
+    """Number of requests within all limits that apply to them. Failed requests miss their limits."""
 
     num_requests: int
     """Number of requests that were sent."""

@@ -155,9 +155,8 @@ class Term:
         ]
 
     def ratio(self, times: Times) -> float:
-        """Found value divided by the limit: above 1 misses it. Infinite: too many requests have no end.
-
-        For a count, each request counts with its largest ratio, and the percentile of these ratios decides.
+        """Found value divided by the limit; above 1 the limit is missed. Infinite: too many requests failed. For `for
+        NN %`: that percentile, over requests, of each request's largest ratio of a time to its limit.
         """
         if not self.is_share:
             reading = self.reading(times)

@@ -89,7 +89,7 @@ class Bootstrap:
             expected.set_result(notice)
 
     def on_death(self, instance_id: str, reason: str) -> None:
-        """Stops waiting for an instance's hello. The other instances need not connect to it any more."""
+        """Stops waiting for the hello of an instance that died. Other instances need not connect to it any more."""
         self.memories.pop(instance_id, None)
         processes = self._fleet.processes(instance_id)
         for (number, process), expected in self._awaited.items():

@@ -237,9 +237,8 @@ class Instances:
     # The end.
 
     async def settle(self) -> list[str]:
-        """Waits until nothing is left of any request. Returns what is left. Instances that do not answer are killed.
-
-        Instances that were given up are not asked.
+        """Waits until instances hold nothing of any request. Returns the state that they still hold. Instances that do
+        not answer are killed; instances that were given up are not asked.
         """
         self._stopping = True
         loop = asyncio.get_running_loop()

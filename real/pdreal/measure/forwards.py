@@ -34,7 +34,7 @@ from pdreal.settings.model import ModelConfig
 _PATIENCE_S = 10
 """Maximum time in s for a process that was told to end."""
 Instruction = Work | dict[str, Any] | None
-"""A forward, the sizes of a runner, or None for the end."""
+"""Instruction to a rank: a forward, the sizes of a runner, or None for the end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ def driver_version() -> str:
 
 
 def installed(*wheels: str) -> str:
-    """The installed ones of these wheels, each with its version."""
+    """Those of these packages that are installed, each with its version."""
     found = []
     for wheel in wheels:
         try:
@@ -70,7 +70,7 @@ class Row:
     context_tokens: int | None = None
     """Tokens of all prompts, or of all requests of a decode step, together."""
     busy_us: float | None = None
-    """Time for which the GPU had been computing without pause."""
+    """Time for which the GPU had computed without pause before this forward."""
     payload_bytes: int | None = None
     rest_us: float | None = None
     """Mean time from the end of a loop's step to the begin of the next step."""

@@ -78,7 +78,7 @@ class Entrance:
         return len(self._inside)
 
     async def close(self, patience_s: float, hurry: asyncio.Event) -> None:
-        """Refuses new requests. Ends running requests with a reason after the time limit, or at once in a hurry."""
+        """Refuses new requests. Ends running requests with a reason after the time limit, or at once if asked to."""
         self.is_closed = True
         waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, hurry)]
         await asyncio.wait(waits, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
