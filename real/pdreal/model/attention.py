@@ -55,7 +55,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 class PackedAttention:
-    """Causal attention in packed sequences: the last tokens of each sequence attend to all of it."""
+    """Causal attention in packed sequences: the last tokens of each sequence attend to all tokens of their sequence."""
 
     def __init__(self, num_new: Sequence[int], num_all: Sequence[int], device: torch.device) -> None:
         """num_all: tokens of each sequence. num_new: its last tokens, which attend."""
@@ -111,7 +111,7 @@ class PackedAttention:
 
 
 class PagedPrefill:
-    """Chunks of several sequences. Each attends to its own context in the cache and to itself."""
+    """Attention of chunks of several sequences: each chunk attends to its own context in the cache, and to itself."""
 
     def __init__(self, kv: PagedKv, batch: PrefillBatch, device: torch.device, on_kv: Callable[[int], None]) -> None:
         """on_kv: called with each layer when its keys and values are written, or their writing is on the stream."""

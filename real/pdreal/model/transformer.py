@@ -36,7 +36,7 @@ _LATENT_EPS = 1e-6
 
 
 class Attend(Protocol):
-    """Attention of one layer over the context that the tokens have. Heads are those of this rank."""
+    """Attention of one layer over the tokens' context, for the heads of this rank."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
         """Attend; [tokens, heads, head_dim], keys rotated, in the shape of the query.
@@ -46,7 +46,7 @@ class Attend(Protocol):
         ...
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
-        """Attend to latents, [tokens, 1, rank | rotated]; in the values' width."""
+        """Attention over latents, [tokens, 1, rank | rotated]. The result has the width of values."""
         ...
 
 
@@ -76,15 +76,14 @@ class Transformer:
         device: torch.device,
         tp: TensorParallel | None = None,
     ) -> "Transformer":
-        """Raises ModelError, as load_weights does."""
+        """Loads a model with its weights. Raises ModelError."""
         tp = tp or TensorParallel()
         return cls(config, load_weights(config, source, tp, dtype, device), tp)
 
     def logits(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Scores of what may follow, in fp32: [rows, the rank's part of the vocabulary].
-
-        tokens [tokens] are of any number of sequences one after another, positions [tokens] say where each stands in
-        its own, and rows which of them are asked for their successors: all if None.
+        """Scores in fp32 of the next token, [rows, the rank's part of the vocabulary]. tokens, positions: [tokens], of
+        any number of sequences one after another, with each token's position in its own sequence. rows: tokens whose
+        successors are scored; None: all.
         """
         return self.logits_of(self.hidden(tokens, positions, attend, rows))
 
@@ -105,11 +104,11 @@ class Transformer:
         return operations.logits(hidden, self._weights.head)
 
     def choose(self, hidden: Tensor, draws: Sequence[Draw | None]) -> tuple[list[int], list[Logprobs | None]]:
-        """Choose tokens as their requests ask, the same on each rank, with log probabilities."""
+        """Chooses the next tokens by the rules of their requests, the same on each rank, with log probabilities."""
         return choose(self.tp.whole_vocabulary(self.logits_of(hidden)), draws)
 
     def best_tokens(self, logits: Tensor) -> Tensor:
-        """Greedy choice among the logits of all ranks, [rows]: each rank gets the same tokens."""
+        """The likeliest tokens by the logits of all ranks, [rows]. Each rank gets the same tokens."""
         scores, tokens = logits.max(dim=-1)
         return self.tp.best(scores, tokens + self.tp.part(self.config.vocab_size).start)
 

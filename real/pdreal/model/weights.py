@@ -23,14 +23,14 @@ class WeightSource(Protocol):
         ...
 
     def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
-        """The parameter in fp8 if the source keeps it so, else None."""
+        """The parameter in fp8 with scales. None: the source does not keep it in fp8."""
         ...
 
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """Weights by a seed: the same for every number of ranks, but not on every kind of device, whose generators
-    differ.
+    """Random weights by a seed. They do not depend on the number of ranks, but differ between kinds of devices, because
+    random generators differ.
     """
 
     seed: int
@@ -106,7 +106,9 @@ class Checkpoint:
 
 
 def weight_source(text: str, device: torch.device, quantization: Quantization | None = None) -> WeightSource:
-    """The source that --weights names, seed:N or a checkpoint's folder, as it is or in fp8. Raises ModelError."""
+    """The source that --weights names, seed:N or a checkpoint's folder; with quantization converted to fp8. Raises
+    ModelError.
+    """
     source = _source(text, device)
     return source if quantization is None else QuantisedWeights(source)
 
@@ -134,19 +136,19 @@ class ExpertWeights:
     """A layer's experts as a rank holds them: a part of each expert, or some experts whole."""
 
     router: Tensor
-    """[all experts, hidden]"""
+    """Router matrix, [all experts, hidden]."""
     gate_up: Matrix
-    """[own experts, gate | up, hidden]"""
+    """Gate and up projections, [own experts, gate | up, hidden]."""
     down: Matrix
-    """[own experts, hidden, inner]"""
+    """Down projections, [own experts, hidden, inner]."""
     num_active: int
     own: range
     """Numbers of the experts that the rank holds."""
     routing: GroupedRouting | None = None
     bias: Tensor | None = None
-    """[all experts] in fp32: changes which experts are chosen, and nothing else."""
+    """Bias that changes which experts are chosen, but not their weights: [all experts] in fp32."""
     shared: MlpWeights | None = None
-    """Experts that see every token, kept as one MLP."""
+    """Experts that process every token, kept as one MLP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +169,9 @@ class LatentHeads:
     """
 
     keys: Tensor
-    """[heads, plain, rank]"""
+    """Key projections, [heads, plain, rank]."""
     values: Tensor
-    """[heads, value, rank]"""
+    """Value projections, [heads, value, rank]."""
     scale: float
     """Factor by which scores are multiplied."""
 
@@ -184,7 +186,7 @@ class LatentHeads:
         return torch.cat((keys, rotated.expand(-1, len(self.keys), -1)), dim=-1), values
 
     def absorb(self, query: Tensor) -> Tensor:
-        """Turn queries so that they look at latents, [tokens, heads, rank | rotated]."""
+        """Turns queries so that they attend to latents directly, [tokens, heads, rank | rotated]."""
         plain, rotated = query.tensor_split((self.keys.shape[1],), dim=-1)
         low = torch.bmm(plain.transpose(0, 1), self.keys).transpose(0, 1)
         return torch.cat((low, rotated), dim=-1)
@@ -205,7 +207,7 @@ class LatentWeights:
     query_norm: Tensor | None
     """Norm of the queries' latent, if queries have one."""
     query: Tensor | None
-    """[heads * (plain | rotated), query rank]"""
+    """Query projection, [heads * (plain | rotated), query rank]."""
     latent_norm: Tensor
     heads: LatentHeads
 
@@ -242,9 +244,8 @@ def load_weights(
     *,
     keeps_fp8: bool | None = None,
 ) -> ModelWeights:
-    """Raises ModelError if the model does not divide into so many ranks, or the checkpoint is another's.
-
-    keeps_fp8: matrices that the source has in fp8; only on a GPU if None
+    """Loads the weights of one rank. Raises ModelError if the model does not divide into so many ranks, or the
+    checkpoint is of another model. keeps_fp8: fp8 matrices of the source stay fp8; None: only on a GPU.
     """
     tp.check(config)
     shapes = config.parameters

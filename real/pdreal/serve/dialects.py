@@ -1,7 +1,7 @@
-"""Ways to ask for tokens and to be given them: OpenAI's completions and chat completions, and SGLang's own /generate.
+"""Requests and answers of three HTTP APIs: OpenAI's completions and chat completions, and SGLang's /generate.
 
-A field that asks for something that there is none of, such as tools, is refused unless its value asks for nothing.
-Unknown fields are ignored.
+A field for a feature that does not exist here, such as tools, is refused unless its value asks for nothing. Unknown
+fields are ignored.
 """
 
 import time
@@ -45,7 +45,7 @@ _OPENAI_NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 
 class Completions:
-    """/v1/completions"""
+    """OpenAI's endpoint /v1/completions."""
 
     def read(self, fields: Fields, service: Service) -> Generation:
         prompt = self._prompt(fields, service)
@@ -97,7 +97,7 @@ class Completions:
 
 
 class ChatCompletions:
-    """/v1/chat/completions"""
+    """OpenAI's endpoint /v1/chat/completions."""
 
     def read(self, fields: Fields, service: Service) -> Generation:
         prompt = service.tokenizer.chat(_messages(fields))
@@ -221,7 +221,7 @@ _SGLANG_NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 
 class Generate:
-    """/generate"""
+    """SGLang's endpoint /generate."""
 
     def read(self, fields: Fields, service: Service) -> Generation:
         fields.allow_only(_SGLANG_NEUTRAL, WHY)
@@ -236,7 +236,7 @@ class Generate:
         return {**self._one(answer), **index}
 
     def whole(self, answers: Sequence[Answer]) -> Any:
-        """The whole answer; a list of answers if there are several choices."""
+        """The whole answer in one piece; a list of answers if there are several choices."""
         found = [self._one(answer) for answer in answers]
         return found if len(found) > 1 else found[0]
 
@@ -278,16 +278,15 @@ Dialect = Completions | ChatCompletions | Generate
 
 
 def last_events(dialect: Dialect, answer: Answer) -> list[dict[str, Any]]:
-    """The event behind the last token of a choice: an early end, which was not known before.
-
-    Others may trip over an event without choices.
+    """The event after the last token of a choice, if the choice ended before it was known. Otherwise none: some clients
+    fail on an event without choices.
     """
     ended_early = answer.finish_reason == "stop" and answer.matched is None
     return [dialect.part(answer, Part("", len(answer.tokens)))] if ended_early else []
 
 
 def closing_events(dialect: Dialect, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The last event of a stream, after all choices: token counts, if the request asks for them."""
+    """The last event of a stream, after all choices: token counts. None unless the request asks for them."""
     if not answers[0].generation.closing_usage:
         return []
     return [{**dialect.part(answers[0], Part("", 1)), "choices": [], "usage": _usage(answers)}]

@@ -1,4 +1,4 @@
-"""Fields of a request's JSON body, and the refusal of what they should not be."""
+"""Fields of a request's JSON body, and their checks."""
 
 import json
 import math
@@ -15,13 +15,15 @@ Typed = TypeVar("Typed")
 
 
 def unavailable(message: str, *, retry_after_s: int | None = None) -> RefusedError:
-    """Refusal (503) of a request that is not at fault."""
+    """A refusal (503) of a request that is itself correct."""
     headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return RefusedError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, headers=headers)
 
 
 class Fields:
-    """A JSON object. A field that is null counts as missing, as clients send it so; unknown fields are ignored."""
+    """A JSON object. A field that is null counts as missing, because clients send null for missing fields; unknown
+    fields are ignored.
+    """
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
         self._values = values
@@ -55,7 +57,7 @@ class Fields:
         return Fields({**self._values, name: value}, self._prefix)
 
     def positive(self, names: Sequence[str], default: int) -> int:
-        """An integer of at least 1, from the first of the given names that is present."""
+        """An integer of at least 1, from the first of the given names that the object has."""
         name = next((n for n in names if self._values.get(n) is not None), names[0])
         value = self.integer(name, default)
         if value < 1:
@@ -63,7 +65,7 @@ class Fields:
         return value
 
     def check_between(self, name: str, low: float, high: float) -> None:
-        """Refuse a number outside the range; change nothing otherwise."""
+        """Refuses a number outside the range."""
         value = self._typed(name, int | float, "a number", low)
         if not low <= value <= high:
             what = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
@@ -73,7 +75,7 @@ class Fields:
         return self._typed(name, int, "an integer", default)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Texts, given as one or several; empty ones count as none."""
+        """Texts, from one text or a list of texts. Empty texts are left out."""
         value = self._values.get(name)
         texts = [value] if isinstance(value, str) else self._typed(name, list, "a string or a list of strings", [])
         if wrong := [text for text in texts if not isinstance(text, str)]:
@@ -81,7 +83,7 @@ class Fields:
         return tuple(filter(None, texts))
 
     def tokens(self, name: str, vocab_size: int) -> list[int]:
-        """Token ids; none if the field is missing."""
+        """Token ids. Empty: the field is missing."""
         tokens: list[int] = self._typed(name, list, "a list of token ids", [])
         if wrong := [token for token in tokens if type(token) is not int]:
             raise self.refused(name, f"must be a list of token ids; it has {_kind(wrong[0])}")
@@ -90,7 +92,7 @@ class Fields:
         return tokens
 
     def allow_only(self, neutral: Mapping[str, Sequence[Any]], why: str) -> None:
-        """Refuse fields that ask for what there is none of, unless their value asks for nothing."""
+        """Refuses fields of features that do not exist here, unless a value asks for nothing."""
         for name, values in neutral.items():
             value = self._values.get(name)
             if value is not None and value not in values:
@@ -149,7 +151,8 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "ebnf": [],
     "structural_tag": [],
 }
-"""Fields that ask for other tokens than the model's, and the values that do not; null never does."""
+"""Fields that change which tokens the model chooses, each with the values that change nothing. null never changes
+anything."""
 WHY = "as tokens are chosen by temperature, top_p, top_k and min_p alone"
 
 
@@ -165,9 +168,8 @@ class AnswerSettings(NamedTuple):
 def answer_settings(
     fields: Fields, limits: Sequence[str], default: int, vocab_size: int, num_logprobs: int | None = None
 ) -> AnswerSettings:
-    """limits: names of the longest answer, the first that is there counts. Raises RefusedError.
-
-    Without a temperature tokens are greedy, and without a seed it is anybody's.
+    """Settings of the answers from a body. limits: names of the field for the longest answer; the first one present
+    counts. Raises RefusedError. Without a temperature the likeliest tokens are chosen; without a seed draws are random.
     """
     fields.allow_only(NEUTRAL, WHY)
     for name, (low, high) in _SHAPES.items():

@@ -1,6 +1,7 @@
 """The HTTP server: its connections, its routes, and the way from a request to tokens and from tokens to an answer.
 
-A client that goes away aborts its request: the server cancels the handler, and leaving the answer early is to abort it.
+A client that disconnects aborts its request: the server cancels the handler, which leaves the answer early and so
+aborts it.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from pdreal.serve.service import Answer, Generation, Service
 from pdreal.settings.host import LaunchError
 
 HEADERS_S = 30.0
-"""Longest wait for a client's headers, and between two requests of a connection."""
+"""Maximum wait in s for a client's headers, and between two requests of a connection."""
 BODY_S = 60.0
 _GONE_S = 60
 """Longest time without an acknowledgement: then the client is gone, and its request is aborted."""
@@ -38,7 +39,7 @@ _RESTART_S = 600.0
 
 @asynccontextmanager
 async def serving(service: Service, host: str, port: int) -> AsyncIterator[str]:
-    """Serve while entered; yield the URL. Port 0 takes a free port. Raises LaunchError."""
+    """Context in which the server serves; its value is the URL. Port 0 takes a free port. Raises LaunchError."""
     runner = web.AppRunner(
         application(service, is_local=is_loopback(host)),
         handler_cancellation=True,
@@ -59,7 +60,7 @@ async def serving(service: Service, host: str, port: int) -> AsyncIterator[str]:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Raises RefusedError, or HTTPRequestEntityTooLarge."""
+    """The body of a request. Raises RefusedError, or HTTPRequestEntityTooLarge."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise RefusedError(f"the body has Content-Encoding {encoding}: send it as it is")
@@ -71,7 +72,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def notice_if_gone(request: web.Request) -> None:
-    """Probe a silent client: one whose machine vanished closes no connection."""
+    """Probes silent clients, because a machine that vanishes closes no connection."""
     connection = None if request.transport is None else request.transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
@@ -80,7 +81,9 @@ def notice_if_gone(request: web.Request) -> None:
 
 
 class EventStream:
-    """The answer to a request. It begins with the first event: until then the request can be refused with a status."""
+    """The answer to a request. It starts with the first event; before that the request can still be refused with a
+    status.
+    """
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -116,8 +119,8 @@ _LOG = logging.getLogger("pdreal.serve")
 
 
 def application(service: Service, *, is_local: bool = False) -> web.Application:
-    """is_local: only this machine reaches the server. Then pages of other origins are refused, but for those that have
-    the key.
+    """The web application. is_local: only this machine reaches the server. Then pages of other origins are refused,
+    unless they send the key.
     """
     checks = [_key_check(service)]
     if is_local and not service.entrance.has_key:
@@ -225,7 +228,7 @@ def _key_check(service: Service) -> Middleware:
 
 
 class ServerState:
-    """Endpoints that tell of the server or change it, and ask for no tokens."""
+    """Endpoints that report on the server or change it, and generate no tokens."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -246,7 +249,7 @@ class ServerState:
         return web.Response(text="flushed\n")
 
     async def restart(self, request: web.Request) -> web.StreamResponse:
-        """Restart an instance, and answer when it serves again."""
+        """Restarts an instance, and answers when it serves again."""
         instance_id, cluster = request.match_info["instance"], self._service.cluster
         if instance_id not in cluster.instance_ids:
             message = f"there is no instance {instance_id}; there are {', '.join(cluster.instance_ids)}"

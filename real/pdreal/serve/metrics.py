@@ -1,4 +1,4 @@
-"""Metrics of the server, in Prometheus' text form under SGLang's names, so that its dashboards show them."""
+"""Metrics of the server as Prometheus text, under SGLang's names, so that SGLang's dashboards show them."""
 
 import time
 from bisect import bisect_left
@@ -65,7 +65,7 @@ _BETWEEN_TOKENS_S = (
 
 
 class Histogram:
-    """Number of values up to each bound."""
+    """Histogram: the number of values up to each bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -86,7 +86,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counts of one server. Levels of instances are asked when metrics are shown."""
+    """Counts of one server. Instances are asked for their levels when metrics are shown."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = f'model_name="{_escaped(model_name)}"'
@@ -144,7 +144,7 @@ class Meter:
         metrics.num_prompt_tokens += num_prompt_tokens
 
     def add_tokens(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Count tokens that came together. num_cached_tokens: cached tokens of the request's prompt."""
+        """Counts tokens that arrived together. num_cached_tokens: cached tokens of the request's prompt."""
         now_s, metrics = time.monotonic(), self._metrics
         if self._num_tokens == 0:
             self._first_s = now_s

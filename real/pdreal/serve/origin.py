@@ -1,4 +1,6 @@
-"""Requests of pages of other origins: browsers send them to servers of this machine, which nobody else reaches."""
+"""Protection from web pages of other origins, whose requests browsers send to servers that only this machine
+reaches.
+"""
 
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -14,7 +16,7 @@ _OWN_SITES = ("same-origin", "none")
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches what listens there."""
+    """True for an address that only this machine reaches."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -23,7 +25,9 @@ def is_loopback(host: str) -> bool:
 
 @web.middleware
 async def refuse_other_origins(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses names of other sites that lead here, pages of other sites, and bodies that these may send unasked."""
+    """Refuses host names of other sites, requests from pages of other sites, and bodies that such pages may send
+    without asking.
+    """
     host = _host_of(f"//{request.headers.get('Host', '')}")
     if not is_loopback(host):
         raise RefusedError(f"Host {host!r} is no name of this machine; send localhost", status=HTTPStatus.FORBIDDEN)

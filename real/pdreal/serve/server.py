@@ -1,4 +1,4 @@
-"""Runs a cluster and the front end before it, until a signal says that it is enough or the cluster cannot go on."""
+"""Runs a cluster and its front end until a stop signal, or until the cluster cannot continue."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
 DRAIN_S = 20.0
-"""Longest wait for requests under way when the server is to stop."""
+"""Maximum time in s for running requests when the server stops."""
 
 
 class Address(NamedTuple):
@@ -36,9 +36,8 @@ async def serve(
     *,
     announce: Callable[[str], None],
 ) -> list[str]:
-    """Serves until a stop signal. Returns the memory that was still held at the end, an error. Raises LaunchError.
-
-    scenario: resolved. announce: called with the URL when it serves.
+    """Serves until a stop signal. Returns text on memory that was still held at the end, which is an error. Raises
+    LaunchError. scenario: resolved. announce: called with the URL when the server accepts requests.
     """
     stopped, hurried = _stop_signals()
     waiting = asyncio.ensure_future(stopped.wait())
@@ -80,7 +79,9 @@ def service_of(
 
 
 def tokenizer_of(options: Options, vocab_size: int) -> Tokenizer | CheckpointTokenizer:
-    """The checkpoint's own, if it has one. Raises LaunchError if it cannot be read."""
+    """The checkpoint's tokenizer, if it has one; otherwise one of bytes. Raises LaunchError if the checkpoint's cannot
+    be read.
+    """
     folder = Path(options.weights)
     if (folder / FILE).is_file():
         return CheckpointTokenizer(folder, vocab_size)

@@ -24,7 +24,9 @@ _SEEDS_APART = 0x9E3779B97F4A7C15
 
 
 class Entrance:
-    """Open to those that have the key, if there is one, while few enough wait for their first token."""
+    """Admits requests: those that have the key, if there is one, while few enough requests wait for their first
+    token.
+    """
 
     def __init__(self, api_key: str | None = None, max_waiting_requests: int = 4096) -> None:
         self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
@@ -41,7 +43,7 @@ class Entrance:
         return self._authorization is not None
 
     def check_key(self, authorization: str) -> None:
-        """Raises RefusedError."""
+        """Raises RefusedError for a wrong key."""
         given = authorization.encode(errors="surrogateescape")
         if self._authorization is not None and not compare_digest(given, self._authorization):
             raise RefusedError(
@@ -51,7 +53,7 @@ class Entrance:
             )
 
     def check_open(self) -> None:
-        """Raises RefusedError."""
+        """Raises RefusedError if the server is closed, or too many requests wait."""
         if self.is_closed:
             raise unavailable("the server stops")
         if len(self._waiting) >= self._max_waiting_requests:
@@ -64,7 +66,7 @@ class Entrance:
         self._empty.clear()
 
     def served(self, answer: "Answer") -> None:
-        """Note that an answer has its first token."""
+        """Counts an answer as served, because it has its first token."""
         self._waiting.discard(answer)
 
     def leave(self, answer: "Answer") -> None:
@@ -113,7 +115,7 @@ class Generation(NamedTuple):
 
 
 class Part(NamedTuple):
-    """News of an answer: text that no stop text can take back any more, and tokens."""
+    """New part of an answer: tokens, and text that cannot become part of a stop text any more."""
 
     text: str
     first_token: int
@@ -121,7 +123,7 @@ class Part(NamedTuple):
 
 
 class Answer:
-    """A choice under way: enter to submit it, iterate over its parts, and leave; early is to abort it."""
+    """A running choice. Entering the context submits it; iterating yields its parts; leaving early aborts it."""
 
     def __init__(self, service: Service, generation: Generation, index: int = 0) -> None:
         self.service = service
@@ -177,7 +179,7 @@ class Answer:
             yield Part(rest, len(self.tokens))
 
     def give_up(self, reason: str) -> None:
-        """Abort the answer for this reason."""
+        """Aborts the answer for this reason."""
         self.service.cluster.abort(self.request_id, reason)
 
     @property
@@ -199,12 +201,12 @@ class Answer:
 
     @property
     def logprobs(self) -> Sequence[Logprobs]:
-        """Log probabilities of each token, if they were asked for."""
+        """Log probabilities of each token. None: the request does not ask for them."""
         return self._request.logprobs
 
     @property
     def finish_reason(self) -> str | None:
-        """Known with the last token, or if that was one that ends a sequence, when nothing comes behind it."""
+        """Reason of the end. None until the last token, or until nothing can follow an end-of-sequence token."""
         if self.matched is not None:
             return "stop"
         if len(self.tokens) >= self.sampling.max_tokens:

@@ -1,8 +1,9 @@
-"""Text to token ids and back, without a library or a vocabulary file: a token a byte, and a name for any other.
+"""Text to token ids and back, without a library or a vocabulary file. A token up to 255 is a byte, a larger token has a
+spelling.
 
-Token 65 is `A`. A byte that is no printable ASCII is spelled `<0xC3>`, a token above 255 by its number, `<300>`, and
-`<` itself `<0x3C>`. So no two token sequences read the same, whatever a model says: encode(decode(tokens)) == tokens.
-The other way round, text of printable ASCII without `<` comes back as it was.
+Token 65 is `A`. A byte that is not printable ASCII is spelled `<0xC3>`, a token above 255 by its number, `<300>`, and
+`<` itself `<0x3C>`. So different token sequences have different texts: encode(decode(tokens)) == tokens. Text of
+printable ASCII without `<` survives encode and decode unchanged.
 """
 
 import json
@@ -68,7 +69,7 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Turns the tokens of an answer to text as they come: one character may take several tokens."""
+    """Turns the tokens of an answer into text as they arrive. One character may take several tokens."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
@@ -77,7 +78,7 @@ class Detokenizer:
         self._num_told = 0
 
     def add(self, tokens: Sequence[int]) -> str:
-        """New text; half a character is kept until the next tokens come."""
+        """The new text. An incomplete character is kept until its last token arrives."""
         self._tokens += tokens
         before, now = self._decode(self._tokens[: self._num_told]), self._decode(self._tokens)
         if now.endswith("\ufffd"):
@@ -111,7 +112,7 @@ _REVISION = "0" * 40
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write the files that AutoTokenizer.from_pretrained(folder) reads."""
+    """Writes the files that AutoTokenizer.from_pretrained(folder) reads."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(vocab_size), indent=1) + "\n")
     (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=1) + "\n")
@@ -120,7 +121,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """True for a folder that `write_tokenizer` wrote. A checkpoint's config.json has more than a size."""
+    """True for a folder that `write_tokenizer` wrote. A checkpoint's config.json has more fields than a size."""
     try:
         config = read_json(folder / "config.json")
     except (OSError, InputError):
@@ -129,7 +130,9 @@ def holds_tokenizer(folder: Path) -> bool:
 
 
 def plant_in_hub_cache(hf_home: Path, vocab_size: int) -> None:
-    """The same in the cache below HF_HOME, under HUB_NAME: some clients refuse a folder but look there when offline."""
+    """Writes the tokenizer into the cache below HF_HOME, under HUB_NAME. Some clients refuse a folder, but read this
+    cache when offline.
+    """
     model = hf_home / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
     write_tokenizer(model / "snapshots" / _REVISION, vocab_size)
     (model / "refs").mkdir(exist_ok=True)
@@ -218,7 +221,9 @@ class CheckpointTokenizer:
         return Detokenizer(self.decode)
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Raises RefusedError if there is no template, or it refuses them."""
+        """Tokens of a conversation. Raises RefusedError if the checkpoint has no chat template, or the template refuses
+        the messages.
+        """
         if not isinstance(self._template, str):
             raise RefusedError("the checkpoint has no chat template: send a completion")
         try:
@@ -248,7 +253,7 @@ class StopTexts:
         """Text that may be the beginning of a stop text."""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Text that can be sent now; and the stop text behind it, if one is complete."""
+        """Text that can be sent now, and the stop text after it, if one is complete."""
         if not self._stops:
             return text, None
         text = self._held + text
@@ -262,6 +267,6 @@ class StopTexts:
         return text[:begin], None
 
     def rest(self) -> str:
-        """Text that was held back, when no more comes."""
+        """Text that was held back as the possible begin of a stop text. Called at the answer's end."""
         held, self._held = self._held, ""
         return held

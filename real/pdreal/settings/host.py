@@ -1,4 +1,4 @@
-"""Hosts of a run: how each is reached and started, and which instances it has."""
+"""Hosts of a run: how the launcher reaches and starts each of them, and their instances."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 
 LOOPBACK = "127.0.0.1"
 BETWEEN_HOSTS = ("mooncake-rdma", "nixl-rdma", "mooncake-mnnvl", "mooncake-tcp")
-"""Transfer engines that reach other hosts."""
+"""Transfer engines that work between hosts."""
 
 
 class LaunchError(RuntimeError):
-    """An instance or a host did not come up."""
+    """Raised if an instance or a host did not start."""
 
 
 class HostEntry(Section):
@@ -60,11 +60,13 @@ class Hosts(Section):
 
     @property
     def others(self) -> list[tuple[str, HostEntry]]:
-        """All hosts but the launcher's own, with their names."""
+        """All hosts but the launcher's own, by name."""
         return [(name, entry) for name, entry in self.hosts.items() if entry.start is not None]
 
     def as_pair(self) -> "Hosts":
-        """The launcher's own and the first other one, with a prefill and a decode instance. Raises ConfigError."""
+        """The launcher's own host and the first other host, with a prefill and a decode instance. Raises
+        ConfigError.
+        """
         if not self.others:
             raise ConfigError(f"hosts: transfers between hosts need two hosts, found {self.home} alone")
         home, (name, other) = self.hosts[self.home], self.others[0]
@@ -77,11 +79,11 @@ class Hosts(Section):
 
     @property
     def are_one_machine(self) -> bool:
-        """True if all hosts have one address."""
+        """True if all hosts have the same address."""
         return len({entry.address for entry in self.hosts.values()}) == 1
 
     def placed(self, instance_ids: Sequence[str]) -> dict[str, str]:
-        """Host of each instance. Raises ConfigError if one has none, or several."""
+        """Host of each instance. Raises ConfigError if an instance has no host, or several."""
         found: dict[str, list[str]] = {instance_id: [] for instance_id in instance_ids}
         for name, entry in self.hosts.items():
             for pattern in entry.instances:
@@ -100,5 +102,5 @@ class Hosts(Section):
 
 
 def read_hosts(path: Path | None) -> Hosts | None:
-    """Hosts of a file; None without a file. Raises ConfigError."""
+    """Hosts of a file. None: no file is given. Raises ConfigError."""
     return None if path is None else read_section(path, Hosts)

@@ -28,7 +28,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": True,
     "DeepseekV3ForCausalLM": False,
 }
-"""Architectures that can run, by their name in config.json; true: query and key heads are normalised."""
+"""Architectures that real mode can run, by their name in config.json. True: query and key heads are normalised."""
 
 _ONLY = {
     "attention_bias": False,
@@ -54,7 +54,7 @@ _SHAPE = (
 
 
 class ModelError(ValueError):
-    """A model that real mode cannot run, or cannot run with this number of ranks."""
+    """Raised for a model that real mode cannot run, or cannot run with this number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +72,16 @@ class ModelConfig:
     experts: Experts | None = None
     """Experts in place of the MLP of the last experts.num_layers layers."""
     latent: LatentAttention | None = None
-    """Latents in place of grouped queries: one KV head, which all query heads share, and no values beside it."""
+    """Latent attention in place of grouped queries: one latent per token, which all query heads share. None: grouped
+    queries."""
     window_tokens: int = 0
-    """Last tokens that llama.window_layers attend to, the newest included."""
+    """Number of last tokens that the layers llama.window_layers attend to, the token itself included."""
     end_tokens: tuple[int, ...] = ()
-    """A sequence ends with any of these, unless a request ignores them."""
+    """Tokens that end a sequence, unless a request ignores them."""
 
     @property
     def planes_per_layer(self) -> int:
-        """Planes that a layer has in the cache: two for keys and values, one for latents."""
+        """Number of planes of a layer in the cache: two for keys and values, one for latents."""
         return 2 if self.latent is None else 1
 
     def window_of(self, layer: int) -> int:
@@ -89,7 +90,7 @@ class ModelConfig:
 
     @property
     def windows(self) -> list[int]:
-        """Windows that layers have; 0 stands for layers without one."""
+        """Window lengths of the layers in tokens; 0: layers without a window."""
         return sorted({self.window_of(layer) for layer in range(self.num_layers)})
 
     @property
@@ -124,12 +125,12 @@ class ModelConfig:
         return shapes
 
     def has_routing(self, layer: int) -> bool:
-        """True if a layer has experts, shared ones among them, that DeepSeek-V3's router picks."""
+        """True if the router of a layer's experts works as in DeepSeek-V3; shared experts count as experts."""
         return self.llama.routing is not None and layer >= self.num_dense_layers
 
     @property
     def mlp_sizes(self) -> list[int]:
-        """Inner sizes of MLPs that see every token, where there are any: of dense layers, and of shared experts."""
+        """Inner sizes of the MLPs that process every token: of dense layers, and of shared experts."""
         sizes = [self.llama.intermediate_size] if self.num_dense_layers else []
         if self.experts is not None and self.llama.routing is not None:
             sizes.append(self.llama.routing.num_shared * self.experts.intermediate_size)
@@ -187,7 +188,9 @@ class ModelConfig:
 
 
 def from_catalog(name: str) -> ModelConfig:
-    """Raises CatalogError, or ModelError if the catalog knows too little of the model to run it."""
+    """The model of a catalog entry. Raises CatalogError, or ModelError if the entry lacks fields that real mode
+    needs.
+    """
     spec = load_model(name)
     if spec.llama is None or spec.state is not None:
         raise ModelError(f"model {name!r} cannot be run for real: its catalog entry has no section `llama`")
@@ -225,7 +228,9 @@ def _kv_heads(attention: GroupedQueryAttention | LatentAttention) -> tuple[int, 
 
 
 def check_same_shape(checkpoint: ModelConfig, catalog: ModelConfig) -> None:
-    """Raises ModelError: pages and step times are counted by the catalog's shape, and computed in the checkpoint's."""
+    """Raises ModelError unless both models have the same shape. Pages and step times are counted by the catalog's
+    shape, forwards use the checkpoint's.
+    """
     for name in _SHAPE:
         found, expected = (attrgetter(name)(config) for config in (checkpoint, catalog))
         if found != expected:

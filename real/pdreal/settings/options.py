@@ -1,4 +1,4 @@
-"""Options of a real run: what the flags of pdreal say, and scenarios do not."""
+"""Options of a real run: the flags of pdreal that scenarios have no fields for."""
 
 import os
 from dataclasses import dataclass
@@ -29,31 +29,32 @@ class Options:
 
     device: OnDevice = "cpu"
     dtype: Dtype = "float32"
-    """Type of weights, of KV unless it has its own, and of all that is computed."""
+    """Data type of weights, activations, and KV unless kv_cache_dtype sets it."""
     kv_cache_dtype: Annotated[KvCacheDtype, Parameter(help="Type of KV; auto means --dtype.")] = "auto"
-    """fp8 is e4m3."""
+    """Data type of the KV. fp8 is e4m3."""
     weights: str = "seed:0"
     """Weights: seed:N for random weights, or the folder of a checkpoint."""
     quantization: Quantization | None = None
     """Store the layers' matrices in fp8 with block scales."""
     threads: Threads = None
-    """Threads of each rank, for torch on the CPU; None divides the cores of this process among the ranks."""
+    """Number of threads of each rank, for torch on the CPU. None: the cores of this process, divided among the
+    ranks."""
     watchdog_timeout: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 300.0
-    """Seconds that a forward may take. A rank whose forward takes longer hangs, and ends. 300 is SGLang's default."""
+    """Maximum time of a forward in s. A rank whose forward takes longer counts as hung, and ends. 300 is SGLang's
+    default."""
     check_kv: Annotated[bool, Parameter(negative=())] = False
     """Compare the KV of every request on sender and receiver."""
     record_experts: Annotated[bool, Parameter(parse=False)] = False
-    """Keep how many tokens each expert saw in each step: a flag of `run`, which has a folder for it."""
+    """Record the number of tokens of each expert in each step. A flag of `run`, which has a folder for the record."""
     hosts: Annotated[Hosts | None, Parameter(parse=False)] = None
-    """Machines that have the instances; None: this one."""
+    """Hosts of the instances. None: this host."""
 
     def threads_of_rank(self, num_ranks: int) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
     def cores_of_rank(self, index: int, num_ranks: int) -> tuple[int, ...]:
-        """An equal part of this process's cores on a CPU, where ranks that share cores slow each other.
-
-        All cores on GPUs, and where there are more ranks than cores.
+        """Number of CPU cores of a rank: an equal part of this process's cores, because ranks that share cores slow
+        each other. On GPUs, and with more ranks than cores: all cores.
         """
         cores = sorted(os.sched_getaffinity(0))
         share = len(cores) // num_ranks

@@ -37,7 +37,7 @@ class RankSpec:
     life: int
     """Number of earlier starts of this instance."""
     slot: int
-    """Number among the ranks of its host, which are dealt to GPUs in turn."""
+    """Number of the rank among the ranks of its host. GPUs are given to ranks in turn."""
     num_slots: int
     """Number of ranks on its host."""
     launcher: str
@@ -45,9 +45,9 @@ class RankSpec:
     network: Network | None = field(repr=False)
     """Network settings of the process, in a run on several hosts."""
     sockets: Path
-    """The folder, on its host, of the control channel's sockets, and where the ranks of an instance meet."""
+    """Folder on the rank's host with the sockets of the control channel, and of the ranks of an instance."""
     logs: Path | None
-    """The folder, on its host, of logbooks, if any are kept."""
+    """Folder of logbooks on the rank's host. None: no logbooks are kept."""
 
     @property
     def settings(self) -> PrefillSettings | DecodeSettings | AggregatedSettings:

@@ -1,4 +1,4 @@
-"""Scenarios that can be run for real, with what precision, and the room that they have for a request."""
+"""Checks which scenarios real mode can run, with their data types and the largest request that fits."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,7 +26,7 @@ _FIELDS_BYTES = 1 << 16
 
 
 class Room(NamedTuple):
-    """Room for one request, in tokens. Where prompt and output share a pool, the prompt counts in whole pages."""
+    """Largest request in tokens. If prompt and output share a pool, the prompt counts in whole pages."""
 
     prompt_tokens: int
     total_tokens: int
@@ -36,9 +36,8 @@ class Room(NamedTuple):
 
     @classmethod
     def of(cls, scenario: Scenario, context: int) -> "Room":
-        """The room of a resolved scenario and a model's context. Pools bind as they bind the requests of a workload.
-
-        Raises ConfigError if there is none.
+        """The room of a resolved scenario and a model's context. Pools limit requests as they limit a workload's.
+        Raises ConfigError if no request fits.
         """
         page, reserved = scenario.page_size, 0
         if scenario.aggregated is not None:
@@ -58,7 +57,7 @@ class Room(NamedTuple):
         return _FIELDS_BYTES + _TOKEN_BYTES * self.prompt_tokens
 
     def check(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Raises RefusedError."""
+        """Raises RefusedError for a request that does not fit."""
         paged = -(-num_prompt_tokens // self.page_size) * self.page_size
         if num_prompt_tokens > self.prompt_tokens or paged + max_tokens > self.total_tokens:
             raise RefusedError(
@@ -82,7 +81,7 @@ def _decode_room(decode: DecodeSettings, page_size: int) -> tuple[int, int]:
 
 
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
-    """The resolved scenario and its requests. Raises ConfigError for what only the simulator has."""
+    """The resolved scenario and its requests. Raises ConfigError for features that only the simulator has."""
     cluster = build(for_real(scenario, options))
     _check_hosts(cluster.scenario, options)
     room = _room(cluster.scenario, options)
@@ -141,7 +140,7 @@ def _room(scenario: Scenario, options: Options) -> Room:
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
-    """The scenario with what real mode adds, not resolved. Raises ConfigError."""
+    """The scenario with the settings that real mode adds, not resolved. Raises ConfigError."""
     if scenario.engine != "sglang":
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     if scenario.decode is not None and scenario.decode.returns_kv:

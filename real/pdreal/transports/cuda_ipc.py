@@ -1,7 +1,8 @@
 """GPU memory mapped into another process of the host. The target reads: a sender asks it to pull.
 
-Reads through a mapping run at the rate of the link and a batch of copies is one call. The same call wrote ten times
-slower where this was measured (experiments/transfer-micro/fits.yaml). Kernels may write into what `mapped` maps.
+Reads through a mapping reach the rate of the link, and a batch of copies is one call. Writes by the same call were ten
+times slower where this was measured (experiments/transfer-micro/fits.yaml). Kernels may write into memory that `mapped`
+maps.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ _HAS_BATCHES = 12080
 
 
 class CudaError(Exception):
-    """A call of the CUDA runtime failed."""
+    """Raised if a call of the CUDA runtime fails."""
 
 
 class _Handle(ctypes.Structure):
@@ -64,7 +65,7 @@ class CudaRuntime:
         return base.value
 
     def export(self, address: int) -> str:
-        """A handle, in hexadecimal, of the whole allocation that an address lies in."""
+        """A handle, in hexadecimal, of the whole allocation that contains an address."""
         handle = _Handle()
         self._call("cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
         return bytes(handle).hex()
@@ -81,7 +82,7 @@ class CudaRuntime:
         self._call("cudaIpcCloseMemHandle", ctypes.c_void_p(mapped))
 
     def copy_batch(self, sources: Addresses, targets: Addresses, lengths: Addresses, stream: torch.cuda.Stream) -> None:
-        """Copy all ranges in one call; return when it is submitted."""
+        """Copies all ranges in one call. Returns when the call is submitted."""
         source, target, size = (np.ascontiguousarray(each, np.uint64) for each in (sources, targets, lengths))
         attributes, first = _Attributes(_IN_STREAM_ORDER), ctypes.c_size_t(0)
         failed = () if self._version >= _WITHOUT_INDEX_OF_FAILURE else (ctypes.byref(ctypes.c_size_t()),)
@@ -128,7 +129,7 @@ class CudaIpcTransport:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
 
     def register(self, regions: Sequence[torch.Tensor]) -> None:
-        """Memory of cudaMalloc: torch's default allocator, without expandable segments."""
+        """Registers memory of cudaMalloc: torch's default allocator, without expandable segments."""
         try:
             for region in regions:
                 begin = self._runtime.allocation_of(region.data_ptr())

@@ -1,7 +1,7 @@
 """Mooncake Transfer Engine: one-sided writes over TCP, NVLink or RDMA, chosen by environment variables.
 
-Settings are those of the whole process and must be made before the engine starts. The engine takes another transport
-than the one asked for without an error, so what it took is checked.
+Settings apply to the whole process and must be set before the engine starts. The engine may take another transport than
+the requested one without an error, so the transport in use is checked.
 """
 
 import logging
@@ -23,7 +23,7 @@ from pdreal.transports.streams import synchronize_engines
 Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
 
 TIMEOUT_S = 5
-"""Longest write in seconds, plus one second per GB: the least that the engine takes."""
+"""Maximum time of a write in s, plus one second per GB: the minimum that the engine accepts."""
 
 _LOG = logging.getLogger("pdreal")
 _SWITCHES: dict[Kind, str] = {"tcp": "MC_FORCE_TCP", "nvlink": "MC_INTRANODE_NVLINK", "mnnvl": "MC_FORCE_MNNVL"}
@@ -33,8 +33,8 @@ _SETTINGS = {
     "MC_LOG_LEVEL": "ERROR",
 }
 BATCH_DESCRIPTORS = 2048
-"""Descriptors of one call to the engine. All other Python waits while it reads its lists: 0.3 us a descriptor, and for
-all of a request's slices as long as a forward takes."""
+"""Maximum number of descriptors of one call to the engine. While the engine reads the lists, no other Python code runs:
+0.3 us per descriptor, which for all slices of a request takes as long as a forward."""
 _POLLED_BYTES = 1 << 20
 """Size from which writes over TCP are waited for asleep: the engine's own wait takes the CPU that its I/O needs. On a
 CPU all writes are: there it takes the core that computes, too."""
@@ -69,10 +69,10 @@ class MooncakeTransport:
             raise UnavailableError(f"Mooncake {self._kind} refuses memory of {self._device} (code {code})")
 
     def connect(self, address: str) -> None:
-        """Nothing: the engine meets peers at the first write."""
+        """No effect: the engine connects to a peer at the first write."""
 
     def disconnect(self, address: str) -> None:
-        """Nothing: the engine forgets peers by itself."""
+        """No effect: the engine forgets peers by itself."""
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         if not len(lengths):

@@ -15,7 +15,7 @@ import torch
 from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected, load_engine
 
 TIMEOUT_S = 30.0
-"""Longest write in seconds: the engine has no limit of its own."""
+"""Maximum time of a write in s. The engine itself has no limit."""
 
 _WHEEL = "--no-deps nixl-cu13"
 _ENOUGH_CORES = 16

@@ -1,4 +1,4 @@
-"""Transfer engines: what one does for a rank, how one is opened, and how it fails."""
+"""Transfer engines: the calls that a rank makes, and their errors."""
 
 import importlib
 import os
@@ -22,15 +22,17 @@ Peer = TypeVar("Peer")
 
 
 class TransferError(Exception):
-    """A write failed, or its outcome is unknown: some or all of its bytes may have arrived, or may still arrive."""
+    """Raised if a write failed or its outcome is unknown. Some or all of its bytes may have arrived, or may still
+    arrive.
+    """
 
 
 class UnavailableError(Exception):
-    """This machine cannot run this engine; the message says what to install or change."""
+    """Raised if this machine cannot run an engine. The message says what to install or change."""
 
 
 def connected(peers: Mapping[str, Peer], address: str) -> Peer:
-    """Raises TransferError if another thread has disconnected it."""
+    """The connection to a peer. Raises TransferError if another thread has disconnected it."""
     try:
         return peers[address]
     except KeyError:
@@ -38,15 +40,15 @@ def connected(peers: Mapping[str, Peer], address: str) -> Peer:
 
 
 class Transport(Protocol):
-    """An engine in one rank. First all memory is registered, then the address is given to peers."""
+    """An engine in one rank. The rank first registers all memory, then gives the address to peers."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Memory that peers can write to once it is registered: uint8 [num_bytes], zeros."""
+        """Memory, uint8 [num_bytes], zeros. Peers can write to it once it is registered."""
         ...
 
     def register(self, regions: Sequence[torch.Tensor]) -> None:
-        """Register all memory that is read or written, each region once. Raises UnavailableError if the engine refuses
-        it.
+        """Registers all memory that is read or written, each region once. Raises UnavailableError if the engine
+        refuses.
         """
         ...
 
@@ -56,17 +58,16 @@ class Transport(Protocol):
         ...
 
     def connect(self, address: str) -> None:
-        """Prepare to write to a peer. Raises TransferError if it is gone."""
+        """Prepares writes to a peer. Raises TransferError if the peer is gone."""
         ...
 
     def disconnect(self, address: str) -> None:
-        """Forget a peer."""
+        """Drops the connection to a peer."""
         ...
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
-        """Copy each local range to the remote one; returns when all bytes are in place.
-
-        Several threads may write at a time. Raises TransferError, within seconds if the peer died.
+        """Copies each local range to the remote range. Returns when all bytes are in place. Several threads may write
+        at a time. Raises TransferError, within seconds if the peer died.
         """
         ...
 
@@ -75,10 +76,10 @@ class Transport(Protocol):
 
 @runtime_checkable
 class MappingTransport(Transport, Protocol):
-    """An engine that maps the memory of its peers here."""
+    """An engine that maps the memory of its peers into this process."""
 
     def mapped(self, address: str) -> AbstractContextManager["Regions"]:
-        """A peer's memory, to be written to for as long as this lasts. Raises TransferError, also if it died."""
+        """Context in which a peer's memory is mapped for writing. Raises TransferError, also if the peer died."""
         ...
 
 
@@ -116,7 +117,7 @@ class Regions:
         self._begins, self._ends, self._mapped = begins, begins + sizes, mapped
 
     def translate(self, addresses: Addresses, lengths: Addresses) -> Addresses:
-        """Addresses at which these ranges are mapped. Raises TransferError if one is not within a region."""
+        """Addresses at which these ranges are mapped. Raises TransferError if a range does not lie within a region."""
         region = np.searchsorted(self._begins, addresses, "right") - 1
         if (region < 0).any() or (addresses + lengths > self._ends[region]).any():
             raise TransferError("a range is not within registered memory")
@@ -124,7 +125,9 @@ class Regions:
 
 
 class PeerProcess:
-    """A process of this host whose memory is mapped here; a process descriptor (pidfd) tells whether it lives."""
+    """A process of this host whose memory is mapped here. A process descriptor (pidfd) tells whether the
+    process lives.
+    """
 
     def __init__(self, pid: int) -> None:
         """Raises TransferError if it is gone."""
@@ -135,7 +138,7 @@ class PeerProcess:
             raise TransferError(f"process {pid} is gone") from None
 
     def check_alive(self) -> None:
-        """Raises TransferError if it died."""
+        """Raises TransferError if the process died."""
         poll = select.poll()  # one for each thread: it refuses to be asked by two at a time
         poll.register(self._descriptor, select.POLLIN)
         if poll.poll(0):

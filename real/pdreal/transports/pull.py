@@ -21,23 +21,23 @@ import numpy as np
 from pdreal.transports.protocol import Addresses, TransferError
 
 TIMEOUT_S = 30.0
-"""Limit for an answer."""
+"""Maximum wait for an answer in s."""
 
 _COUNT = struct.Struct("=q")
 
 
 class Sender(Protocol):
-    """Memory of a sender that can be read here."""
+    """Memory of a sender that this process can read."""
 
     def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
-        """Returns when all bytes are in place. Raises TransferError."""
+        """Copies ranges, and returns when all bytes are in place. Raises TransferError."""
         ...
 
     def close(self) -> None: ...
 
 
 class PullServer:
-    """Serves the connections of all senders, a thread for each."""
+    """Serves the connections of all senders, with a thread for each connection."""
 
     def __init__(self, open_sender: Callable[[Any], Sender]) -> None:
         """open_sender is called with what a sender describes, once a connection, in the thread that will copy."""
@@ -78,7 +78,7 @@ class PullServer:
 
 
 class PullClient:
-    """Asks one target. A thread has its own connection, made at its first request."""
+    """Sends requests to one target. Each thread has its own connection, made at its first request."""
 
     def __init__(self, name: str, description: Any) -> None:
         self._name = name
@@ -87,7 +87,7 @@ class PullClient:
         self._connections: list[socket.socket] = []
 
     def write(self, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
-        """Raises TransferError if the target could not copy, or is gone."""
+        """Asks the target to copy ranges. Raises TransferError if the target could not copy, or is gone."""
         request = np.stack([local, remote, lengths]).astype(np.int64)
         try:
             connection = self._connection()
@@ -113,7 +113,7 @@ class PullClient:
         return connection
 
     def close(self) -> None:
-        """Writes under way fail."""
+        """Closes all connections. Writes under way fail."""
         for connection in self._connections:
             connection.close()
 

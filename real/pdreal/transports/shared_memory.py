@@ -36,7 +36,7 @@ class SharedMemoryTransport:
         return memory.zero_()
 
     def register(self, regions: Sequence[torch.Tensor]) -> None:
-        """Nothing to do: memory of allocate is shared already, and other memory can be read but not written to."""
+        """No effect: memory of `allocate` is shared already; other memory can be read but not written to."""
 
     @property
     def address(self) -> str:
@@ -84,7 +84,7 @@ class _Peer:
 
 
 def copy_ranges(sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
-    """Memcpy of each range, all of host memory that this process has mapped."""
+    """Copies each range by memcpy, within host memory that this process has mapped."""
     for target, source, length in zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True):
         ctypes.memmove(target, source, length)
 

@@ -1,7 +1,8 @@
-"""CUDA streams of a rank's threads, which are non-blocking as all of torch's: none works on the default stream.
+"""CUDA streams of a rank's threads. They are non-blocking, as all of torch's streams: none waits for the default
+stream.
 
-Engines copy on the default stream, or on streams that wait for it: behind a forward there, a transfer would take as
-long as the forward. What one thread leaves to another must be waited for: the host synchronises with the stream first.
+Engines copy on the default stream, or on streams that wait for it. A forward on that stream would delay each transfer
+until its end. If one thread passes results to another, the host first synchronises with the stream.
 """
 
 import torch
@@ -21,19 +22,21 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def wait_for_engines(device: torch.device) -> None:
-    """Makes the current stream wait for copies of engines, which may report a copy before its end."""
+    """Makes the current stream wait for engines' copies, because engines may report a copy before its end."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
 
 
 def synchronize_engines(device: torch.device) -> None:
-    """The host waits for what engines copy from here: they need not wait for copies between GPUs."""
+    """Makes the host wait for copies that engines make from this GPU, because engines need not wait for copies between
+    GPUs.
+    """
     if device.type == "cuda":
         torch.cuda.default_stream(device).synchronize()
 
 
 def to_host(computed: torch.Tensor) -> torch.Tensor:
-    """Copy what the current stream computes, when it has."""
+    """Copies results of the current stream to the host, after their computation."""
     if not computed.is_cuda:
         return computed
     host, done = begin_to_host(computed)
@@ -42,10 +45,9 @@ def to_host(computed: torch.Tensor) -> torch.Tensor:
 
 
 def begin_to_host(computed: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """A copy from a GPU, and the event behind which it is there.
-
-    By way of pinned memory: while a copy to any other waits for the stream, what engines do on the default stream waits
-    with it (docs/decisions/0019-real-mode.md).
+    """Begins a copy from a GPU. Returns the copy and an event after which it is complete. The copy goes through pinned
+    memory: a copy to other memory would make work on the default stream wait, including engines' work
+    (docs/decisions/0019-real-mode.md).
     """
     host = torch.empty_like(computed, device="cpu", pin_memory=True)
     host.copy_(computed, non_blocking=True)
