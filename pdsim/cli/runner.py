@@ -40,10 +40,6 @@ from pdsim.system.catalog import names
 from pdsim.workload.client import ClosedLoop
 
 COMPARISON = "compare.png"
-_NEAR = 1.5
-"""Ratio of a measured value to its limit, in either direction, within which a run is repeated: chance moves a p99 by a
-quarter.
-"""
 
 
 @garbage_collection_paused()
@@ -113,7 +109,7 @@ def _simulate(
     examined = None
     if slo is not None:
         own, at_ends = _verdict(slo, result), [] if ends is None else ends.verdicts
-        is_near = not interrupted and 1 / _NEAR <= own.ratio <= _NEAR
+        is_near = not interrupted and own.is_near
         repeated = _repeated(loaded, slo, quiet=quiet) if is_near else []
         examined = Examined(own, dict(zip(ENDS, at_ends, strict=False)), repeated)
         summary["pdsim"]["slo"] = {"slo": str(slo), **examined.to_json()}

@@ -1,6 +1,6 @@
 """Simulates variants of one cluster with the same requests, and judges them by an SLO."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -19,6 +19,8 @@ from pdsim.study.points.tasks import Planner, Point, key_of
 from pdsim.study.verdict.outcome import Outcome, outcome_of
 from pdsim.study.verdict.readings import Times
 from pdsim.study.verdict.slo import Slo, Term
+
+Rows = list[dict[str, Any]]
 
 
 class Trials:
@@ -43,11 +45,37 @@ class Trials:
         return [self.at(changes) for changes in self.base.jittered] if self.base.is_sample else []
 
     def outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """Outcomes of clusters. A run ends as soon as it cannot meet the SLO any more."""
-        return self._outcomes([self._ending_early(point) for point in self._planner.plan(changes)])
+        """Outcomes of clusters. A run ends as soon as it cannot meet the SLO any more, and a seed that misses it is the
+        last.
+        """
+        return self._seed_by_seed(changes, lambda rows: not _misses(rows[-1]))
+
+    def first_outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
+        """The same, but a cluster whose first seed meets the SLO is judged by that seed alone."""
+        return self._seed_by_seed(
+            changes, lambda rows: not _misses(rows[-1]) and not (len(rows) == 1 and outcome_of(rows, self.slo).meets)
+        )
+
+    def _seed_by_seed(self, changes: Sequence[Changes], goes_on: Callable[[Rows], bool]) -> list[Outcome]:
+        """Outcomes of clusters. goes_on: tells after each seed, from the rows so far, whether the next one is run."""
+        points = [self._ending_early(point) for point in self._planner.plan(changes)]
+        rows: list[Rows] = [[] for _ in points]
+        left = list(range(len(points)))
+        for seed in self.seeds:
+            runs = {i: _with_seeds(points[i], [seed]) for i in left}
+            self._work.compute(runs.values())
+            for i, run in runs.items():
+                rows[i] += self._work.rows(run)
+            left = [i for i in left if goes_on(rows[i])]
+        return [outcome_of(one, self.slo) for one in rows]
 
     def whole(self, changes: Sequence[Changes]) -> list[Outcome]:
-        return self._outcomes(self._planner.plan(changes))
+        return self._outcomes([self._known(point) for point in self._planner.plan(changes)])
+
+    def first_ratios(self, changes: Sequence[Changes]) -> list[float]:
+        """For each cluster the largest ratio of a value to its limit, in a whole run with the first seed."""
+        points = [_with_seeds(self._known(point), self.seeds[:1]) for point in self._planner.plan(changes)]
+        return [outcome.ratio for outcome in self._outcomes(points)]
 
     def repeated(self, changes: Sequence[Changes]) -> list[list[Outcome]]:
         """Outcomes of each cluster with slightly faster and slower messages, which change its numbers by chance."""
@@ -56,7 +84,7 @@ class Trials:
 
     def whole_runs(self, changes: Sequence[Changes]) -> list[list[dict[str, Any]]]:
         """Rows of whole runs of each cluster, by seed."""
-        points = self._planner.plan(changes)
+        points = [self._known(point) for point in self._planner.plan(changes)]
         self._work.compute(points)
         return [self._work.rows(point) for point in points]
 
@@ -105,6 +133,21 @@ class Trials:
         }
         return replace(point, tasks=tasks)
 
+    def _known(self, point: Point) -> Point:
+        """The point with the runs that might have ended early and did not: they are whole, too."""
+        early = self._ending_early(point).tasks
+        known = {seed: task for seed, task in early.items() if self._work.has_result(task.key)}
+        return replace(point, tasks={**point.tasks, **known})
+
     def _outcomes(self, points: Sequence[Point]) -> list[Outcome]:
         self._work.compute(points)
         return [outcome_of(self._work.rows(point), self.slo) for point in points]
+
+
+def _misses(row: Mapping[str, Any]) -> bool:
+    """True if a cluster misses the SLO whatever its other seeds give."""
+    return row["status"] != "ok" or bool(row["saturated"])
+
+
+def _with_seeds(point: Point, seeds: Sequence[int]) -> Point:
+    return replace(point, tasks={seed: point.tasks[seed] for seed in seeds})

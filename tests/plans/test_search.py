@@ -1,5 +1,6 @@
 """The search finds what trying every cluster finds, and a run that ends early is judged as the whole one."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from pdsim.scenario.yaml_file import write_yaml
 from pdsim.study.base import AskOptions, Base, base_of
 from pdsim.study.examination import lone_request, requests_alone
-from pdsim.study.planning.search import cheapest, search
+from pdsim.study.planning.search import Tries, cheapest, search
 from pdsim.study.points.engine import InProcessEngine, Work
 from pdsim.study.points.store import Store
 from pdsim.study.space import CandidateCluster, Space
@@ -118,6 +119,13 @@ def strict(slo: Slo, factor: float) -> Slo:
     return Slo(tuple(replace(term, limits_ms=of_term) for term, of_term in zip(slo.terms, limits, strict=True)))
 
 
+def tries_of(outcome: Callable[[CandidateCluster], Outcome]) -> Tries:
+    def evaluate(batch: Sequence[CandidateCluster]) -> list[Outcome]:
+        return [outcome(one) for one in batch]
+
+    return Tries(evaluate, evaluate)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_search_finds_the_price_that_trying_all_finds(seed):
     load = seed % len(LOADS)
@@ -125,16 +133,18 @@ def test_search_finds_the_price_that_trying_all_finds(seed):
     runs = every_run(load, space_of(seed))
     outcomes = {one: outcome_of(paths, slo) for one, paths in runs.items()}
     asked: list[CandidateCluster] = []
+    hopeful = Random(seed).sample(list(runs), len(runs) // 8)
 
-    def evaluate(batch):
+    def first(batch):
+        """As one seed judges: some clusters meet the SLO that miss it with all seeds."""
         asked.extend(batch)
-        return [outcomes[one] for one in batch]
+        return [replace(outcomes[one], meets=True) if one in hopeful else outcomes[one] for one in batch]
 
-    tried = search(list(runs), evaluate)
+    tried = search(list(runs), Tries(first, lambda batch: [outcomes[one] for one in batch]))
     found, best = cheapest(tried), cheapest(outcomes)
     assert [one.price_per_h for one in found[:1]] == [one.price_per_h for one in best[:1]]
     assert len(asked) == len(set(asked))
-    assert not best or len(runs) < 20 or len(asked) < len(runs)
+    assert not best or len(runs) < 30 or len(asked) < len(runs)
 
 
 @pytest.mark.parametrize(("ttft_ms", "wins"), [(165, "TP4 PP2"), (400, "TP4"), (800, "TP4"), (6000, "TP4")])
@@ -144,7 +154,7 @@ def test_search_finds_what_trying_all_finds_of_stages_and_groups(ttft_ms, wins):
     assert {one.servers[0].split[1:] for one in runs} >= {(2, 1), (4, 1), (1, 2)}
     slo = Slo.parse(f"ttft p50 < {ttft_ms} ms, tpot p99 < 60 ms")
     outcomes = {one: outcome_of(paths, slo) for one, paths in runs.items()}
-    found = cheapest(search(list(runs), lambda batch: [outcomes[one] for one in batch]))
+    found = cheapest(search(list(runs), tries_of(lambda one: outcomes[one])))
     assert found == cheapest(outcomes)
     assert found[0].servers[0].split.words == wins
 
@@ -159,6 +169,27 @@ def test_a_run_that_ends_early_is_judged_as_the_whole(load, tmp_path):
     assert [outcome.meets for outcome in early] == [outcome.meets for outcome in whole]
     assert [outcome.judgement for outcome in early if outcome.meets] == [o.judgement for o in whole if o.meets]
     assert any(not outcome.meets for outcome in early)
+
+
+def test_a_seed_that_misses_is_the_last_and_whole_runs_serve_again(tmp_path: Path):
+    """What the first seed calls missing misses for certain, and what meets the SLO is judged as by whole runs."""
+    base = base_for(tmp_path, 0)
+    slo = Slo.parse("ttft p90 < 2500 ms, tpot p99 < 90 ms")
+    lazy, fresh = (Work(Store(tmp_path / name), InProcessEngine()) for name in ("lazy", "fresh"))
+    trials = Trials(base, slo, 3, lazy)
+    some = [one.changes for one in SPACE.candidates(base)[::3]]
+    first, found = trials.first_outcomes(some), trials.outcomes(some)
+    num_early = lazy.num_computed
+    whole = Trials(base, slo, 3, fresh).whole_runs(some)
+    for of_first, outcome, rows in zip(first, found, whole, strict=True):
+        assert of_first.meets or not outcome.meets
+        seeds = [outcome_of([row], slo).meets for row in rows]
+        assert outcome.meets or not all(seeds)
+        assert not outcome.meets or outcome == outcome_of(rows, slo)
+    assert {one.meets for one in found} == {True, False}
+    assert num_early < 3 * len(some)
+    assert [one.judgement for one in trials.whole(some)] == [outcome_of(rows, slo).judgement for rows in whole]
+    assert lazy.num_computed - num_early < fresh.num_computed
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -203,4 +234,4 @@ def test_a_lone_request_is_the_one_that_the_run_is_judged_by(load, tmp_path):
 def test_a_search_without_any_that_meets_it_ends():
     runs = every_run(0, SPACE)
     missed = Outcome(meets=False, reason="too slow", num_ended=0)
-    assert cheapest(search(list(runs), lambda batch: [missed] * len(batch))) == []
+    assert cheapest(search(list(runs), tries_of(lambda _: missed))) == []

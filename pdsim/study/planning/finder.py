@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from math import inf
 from statistics import fmean
 
@@ -14,7 +15,7 @@ from pdsim.study.examination import LoneRequest, deciding_measurement, lone_requ
 from pdsim.study.measurement import Measurement
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.screen import money, priced
-from pdsim.study.planning.search import cheapest, headroom, of_both_kinds, search
+from pdsim.study.planning.search import Tries, cheapest, headroom, of_both_kinds, search
 from pdsim.study.planning.watch import Watch
 from pdsim.study.space import CandidateCluster, Server, Space, with_other_settings
 from pdsim.study.trials import Trials
@@ -26,6 +27,8 @@ _NUM_NEAR = 6
 """Number of cheaper clusters that run the whole load, to show by how much they miss the SLO."""
 _DEARER = 1.5
 """Highest price of reported clusters, as a multiple of the plan's price."""
+_GROWN_AT_ONCE = 3
+"""Number of multiples of the load that are simulated at once."""
 _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
 """Multiples of the load at which the plan is simulated."""
 
@@ -45,7 +48,7 @@ class Finder:
     def find(self, speedups: Sequence[float] = ()) -> Plan:
         num, gpus = len(self._candidates), self._space.max_gpus
         self._watch.report(f"{num:,} clusters of up to {gpus} GPUs; SLO: {self._trials.slo}")
-        tried = search(self._candidates, self._evaluate, self._seen)
+        tried = search(self._candidates, Tries(self._tried_first, self._evaluate), self._seen)
         num_tried = len(tried)
         self._watch.report(f"{num_tried:,} of {num:,} clusters simulated; next: runs of the best")
         tried |= self._tuned(tried)
@@ -67,18 +70,25 @@ class Finder:
         )
         if chosen is None:
             return replace(made, lone=self._lone())
-        loads = {factor: self._at_load(factor, chosen) for factor in speedups}
+        loads = {factor: self._at_load(factor, chosen, tried) for factor in speedups}
         made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen), loads=loads)
         if made.meets_at_both_ends:
             return made
-        return replace(made, safe=self._safe(chosen), measure=self._measurement(chosen))
+        return replace(made, safe=self._safe(chosen, tried), measure=self._measurement(chosen))
+
+    def _tried_first(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:
+        num_seeds = len(self._trials.seeds)
+        of_seeds = f" (first of {num_seeds} seeds)" if num_seeds > 1 else ""
+        return self._told(candidates, self._trials.first_outcomes([one.changes for one in candidates]), of_seeds)
 
     def _evaluate(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:
-        found = self._trials.outcomes([one.changes for one in candidates])
+        return self._told(candidates, self._trials.outcomes([one.changes for one in candidates]))
+
+    def _told(self, candidates: Sequence[CandidateCluster], found: list[Outcome], of_seeds: str = "") -> list[Outcome]:
         for one, outcome in zip(candidates, found, strict=True):
             if outcome.meets and one.price_per_h < self._best_price:
                 self._best_price = one.price_per_h
-                self._watch.best = f"{one.label}: {priced(one, self._currency)}"
+                self._watch.best = f"{one.label}: {priced(one, self._currency)}{of_seeds}"
                 self._watch.report(f"meets it: {self._watch.best}")
         return found
 
@@ -123,13 +133,15 @@ class Finder:
 
     def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
         """Candidates that miss the SLO by least, nearest first, each with its missed terms and limiting resource."""
-        outcomes = dict(zip(candidates, self._trials.whole([one.changes for one in candidates]), strict=True))
-        ranked = sorted(candidates, key=lambda one: (outcomes[one].ratio, one.label))
-        told = [(one, outcomes[one]) for one in of_both_kinds(ranked, _NUM_TOLD)]
-        repeated = self._trials.repeated([one.changes for one, _ in told])
+        ratios = dict(zip(candidates, self._trials.first_ratios([one.changes for one in candidates]), strict=True))
+        nearest = of_both_kinds(sorted(candidates, key=lambda one: (ratios[one], one.label)), _NUM_TOLD)
+        outcomes = zip(nearest, self._trials.whole([one.changes for one in nearest]), strict=True)
+        told = sorted(outcomes, key=lambda pair: (pair[1].ratio, pair[0].label))
+        near = [one.changes for one, outcome in told if outcome.is_near]
+        repeated = iter(self._trials.repeated(near))
         return tuple(
-            Row(one, outcome, self._limit(one, outcome), again)
-            for (one, outcome), again in zip(told, repeated, strict=True)
+            Row(one, outcome, self._limit(one, outcome), next(repeated) if outcome.is_near else ())
+            for one, outcome in told
         )
 
     def _repeated(self, row: Row) -> Row:
@@ -148,15 +160,19 @@ class Finder:
         most = chosen.price_per_h * _DEARER
         count = sum(chosen.counts) + 1
         new = [o for o in self._candidates if chosen.is_part_of(o) and sum(o.counts) == count and o not in tried]
-        known = {**tried, **dict(zip(new, self._trials.outcomes([one.changes for one in new]), strict=True))}
-        meeting = [one for one in known if known[one].meets and chosen.price_per_h < one.price_per_h <= most]
+        first = [one for one in tried if tried[one].meets and chosen.price_per_h < one.price_per_h <= most]
+        asked = sorted([*new, *first], key=lambda one: (one.price_per_h, one.label))
         found: list[Row] = []
-        least = known[chosen].ratio
-        for one in sorted(meeting, key=lambda one: (one.price_per_h, known[one].ratio, one.label)):
-            if known[one].ratio < least:
-                least = known[one].ratio
-                found.append(Row(one, known[one]))
-        return tuple(found[:_NUM_TOLD])
+        for _, group in groupby(asked, key=lambda one: one.price_per_h):
+            same = list(group)
+            outcomes = dict(zip(same, self._trials.outcomes([one.changes for one in same]), strict=True))
+            best = min(same, key=lambda one: outcomes[one].ratio if outcomes[one].meets else inf)
+            least = (found[-1] if found else Row(chosen, tried[chosen])).outcome.ratio
+            if outcomes[best].meets and outcomes[best].ratio < least and best.price_per_h <= most:
+                found.append(Row(best, outcomes[best]))
+            if len(found) == _NUM_TOLD:
+                break
+        return tuple(found)
 
     def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
         """The plan with its outcomes under more load, without one instance, and at both ends of the range."""
@@ -168,9 +184,9 @@ class Finder:
             if count > 1
         }
         ends = {name: {**chosen.changes, **end} for name, end in base.ends.items()}
-        grown = self._trials.outcomes(list(growth.values()))
+        grown = self._grown(growth)
         whole = self._trials.whole([*lost.values(), *ends.values()])
-        load_factor, breaks = headroom(dict(zip(growth, grown, strict=True)))
+        load_factor, breaks = headroom(grown)
         return replace(
             made,
             load_factor=load_factor if growth else None,
@@ -178,6 +194,16 @@ class Finder:
             lost=dict(zip(lost, whole, strict=False)),
             ends=dict(zip(ends, whole[len(lost) :], strict=True)),
         )
+
+    def _grown(self, growth: Mapping[float, Changes]) -> dict[float, Outcome]:
+        """Outcomes at multiples of the load, ascending, up to the first that misses the SLO."""
+        found: dict[float, Outcome] = {}
+        for first in range(0, len(growth), _GROWN_AT_ONCE):
+            some = list(growth)[first : first + _GROWN_AT_ONCE]
+            found |= zip(some, self._trials.outcomes([growth[factor] for factor in some]), strict=True)
+            if not all(found[factor].meets for factor in some):
+                break
+        return found
 
     def _lone(self) -> LoneRequest | None:
         """A request that misses the SLO even without a queue. None: on some server every single request meets
@@ -200,28 +226,41 @@ class Finder:
         """The measurement of the times at whose ends the plan misses the SLO."""
 
         def meets(ends: Sequence[Changes]) -> bool:
-            outcomes = self._trials.outcomes([{**chosen.changes, **end} for end in ends])
-            return all(one.meets for one in outcomes)
+            return all(self._trials.outcomes([{**chosen.changes, **end}])[0].meets for end in reversed(ends))
 
         return deciding_measurement(self._trials, chosen.changes, meets)
 
-    def _safe(self, chosen: CandidateCluster) -> Row | None:
+    def _safe(self, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]) -> Row | None:
         """The cheapest cluster that meets the SLO at the slow end of the range, with its predicted outcome."""
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
-        found = self._cheapest(dearer, self._trials.base.ends["slowest"])
+        found = self._cheapest(dearer, self._trials.base.ends["slowest"], _missing(tried))
         return None if found is None else Row(found.candidate, self._trials.whole([found.candidate.changes])[0])
 
-    def _at_load(self, factor: float, chosen: CandidateCluster) -> Row | None:
-        """The cheapest cluster for a multiple of the load. For more load, clusters cheaper than the plan are not tried;
-        for less load, more expensive ones are not.
+    def _at_load(
+        self, factor: float, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]
+    ) -> Row | None:
+        """The cheapest cluster for a multiple of the load. For more load, clusters that are cheaper than the plan or
+        miss the SLO are not tried; for less load, more expensive ones are not.
         """
         sign = 1 if factor > 1 else -1
         possible = [one for one in self._candidates if sign * (one.price_per_h - chosen.price_per_h) >= 0]
-        return self._cheapest(possible, self._trials.base.scaled(factor))
+        return self._cheapest(possible, self._trials.base.scaled(factor), _missing(tried) if factor > 1 else {})
 
-    def _cheapest(self, candidates: Sequence[CandidateCluster], changes: Changes) -> Row | None:
-        """The cheapest of the candidates that meets the SLO under further changes of the scenario. None: none does."""
-        tried = search(candidates, lambda batch: self._trials.outcomes([{**one.changes, **changes} for one in batch]))
+    def _cheapest(
+        self,
+        candidates: Sequence[CandidateCluster],
+        changes: Changes,
+        missing: Mapping[CandidateCluster, Outcome],
+    ) -> Row | None:
+        """The cheapest of the candidates that meets the SLO under further changes of the scenario. None: none does.
+
+        missing: clusters that miss the SLO for certain, and their outcomes.
+        """
+        tries = Tries(
+            lambda batch: self._trials.first_outcomes([{**one.changes, **changes} for one in batch]),
+            lambda batch: self._trials.outcomes([{**one.changes, **changes} for one in batch]),
+        )
+        tried = search(candidates, tries, known=missing)
         found = cheapest(tried)
         return Row(found[0], tried[found[0]]) if found else None
 
@@ -236,3 +275,8 @@ class Finder:
         sizes = f"mean {prompt:,.0f} tokens in, {output:,.0f} out"
         left_out = warm_up_text(base.scenario.client, len(requests))
         return f"{counted(len(requests), 'request')}{source} ({sizes}), sent {base.pace}{left_out}"
+
+
+def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
+    """Clusters that miss the SLO. With slower servers or more load they miss it, too."""
+    return {one: outcome for one, outcome in tried.items() if not outcome.meets}

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
+from typing import NamedTuple
 
 from pdsim.study.space import CandidateCluster
 from pdsim.study.verdict.outcome import Outcome
@@ -10,25 +12,49 @@ _BATCH = 8
 """Number of clusters that are simulated at once. It is fixed, so that results do not depend on the number of
 workers."""
 
+_LOW = 8
+"""A batch has the price of one candidate in this many, from the cheapest: runs that miss the SLO end early, at about a
+tenth of the cost of runs that meet it.
+"""
+
 Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
 
+class Tries(NamedTuple):
+    """Two ways to try clusters, which call the same clusters failing."""
+
+    first: Evaluate
+    """Judges clusters by few runs. A cluster that misses the SLO misses it for certain."""
+    final: Evaluate
+    """Judges clusters by all runs."""
+
+
 def search(
-    candidates: Sequence[CandidateCluster], evaluate: Evaluate, seen: Callable[[float], None] = lambda _price: None
+    candidates: Sequence[CandidateCluster],
+    tries: Tries,
+    seen: Callable[[float], None] = lambda _price: None,
+    known: Mapping[CandidateCluster, Outcome] = MappingProxyType({}),
 ) -> dict[CandidateCluster, Outcome]:
     """Outcomes of the clusters that were tried, including all that meet the SLO at the lowest price. candidates: by
     price.
 
-    A run ends as soon as too many requests miss the SLO, so clusters that fail cost little. Each batch has the middle
-    price of the remaining candidates. If a cluster meets the SLO, more expensive ones are dropped; if it misses,
-    clusters with fewer instances are dropped. seen: called with the lowest price that is not decided yet.
+    A run ends as soon as too many requests miss the SLO, so clusters that fail cost little. Each batch has a low
+    price among the remaining candidates. If a cluster meets the SLO, more expensive ones are dropped; if it misses,
+    clusters with fewer instances are dropped. Few runs judge a cluster that is only a step on the way; all runs
+    judge the cheapest. seen: called with the lowest price that is not decided yet. known: outcomes that need no run.
     """
-    tried: dict[CandidateCluster, Outcome] = {}
-    while left := _left(candidates, tried):
-        seen(left[0].price_per_h)
-        batch = _middle(left)
-        tried |= zip(batch, evaluate(batch), strict=True)
-    return tried
+    tried = dict(known)
+    final = set(known)
+    while True:
+        while left := _left(candidates, tried):
+            seen(left[0].price_per_h)
+            batch = _batch(left)
+            tried |= zip(batch, tries.first(batch), strict=True)
+        best = [one for one in cheapest(tried) if one not in final]
+        if not best:
+            return tried
+        tried |= zip(best, tries.final(best), strict=True)
+        final |= set(best)
 
 
 def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster]:
@@ -52,13 +78,11 @@ def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, 
     ]
 
 
-def _middle(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
-    """A batch of candidates at the middle price or below: one of each family in turn, the most expensive of
-    each first.
-    """
-    middle = left[len(left) // 2].price_per_h
+def _batch(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
+    """A batch of candidates at a low price or below: one of each family in turn, the most expensive of each first."""
+    price = left[len(left) // _LOW].price_per_h
     below = sorted(
-        (one for one in left if one.price_per_h <= middle),
+        (one for one in left if one.price_per_h <= price),
         key=lambda one: (one.family, -one.price_per_h, max(one.counts) - min(one.counts)),
     )
     families = [list(family) for _, family in groupby(below, key=lambda one: one.family)]

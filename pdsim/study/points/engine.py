@@ -231,6 +231,7 @@ class Work:
         self._rows: dict[str, dict[str, Any]] = {}
         """Rows that the last call of `compute` read."""
         self._seen: set[str] = set()
+        self._with_result: set[str] = set()
         self.num_computed = 0
         self.num_kept = 0
         self.num_damaged = 0
@@ -249,6 +250,7 @@ class Work:
             if self._slos is not None:
                 self._answers[done.key] = replication(done.row, self._slos)
             self.num_computed += 1
+            self._note(done.key, done.row)
             if self._progress is not None:
                 self._progress(self.num_computed, total)
 
@@ -260,16 +262,26 @@ class Work:
         self.num_damaged += row["status"] == DAMAGED
         if row["status"] in _COMPUTED_AGAIN:
             return True
+        self._note(key, row)
         if self._slos is None:
             self._rows[key] = row
         else:
             self._answers[key] = replication(row, self._slos)
         return False
 
+    def _note(self, key: str, row: Mapping[str, Any]) -> None:
+        if row["status"] == "ok":
+            self._with_result.add(key)
+
+    def has_result(self, key: str) -> bool:
+        """True if a run was asked for and did not fail or end early."""
+        return key in self._with_result
+
     def forget(self, points: Iterable[Point]) -> None:
         """Removes the results of points from memory and from the store. Only for a folder that the caller owns."""
         for key in {task.key for point in points for task in point.tasks.values()}:
             self._seen.discard(key)
+            self._with_result.discard(key)
             self._answers.pop(key, None)
             self._rows.pop(key, None)
             self.store.remove(key)

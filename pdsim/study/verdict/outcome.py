@@ -12,6 +12,8 @@ from pdsim.study.verdict.slo import Judgement, Slo, Term
 from pdsim.workload.client import Client, OpenLoop
 
 SATURATED = "cannot take the load"
+NEAR = 1.5
+"""Factor within which a number is near its limit, in either direction: chance moves a p99 by a quarter."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Outcome:
     def ratio(self) -> float:
         """The largest ratio of a value to its limit. Infinite if the ratios are not known."""
         return max(self.ratios.values(), default=inf)
+
+    @property
+    def is_near(self) -> bool:
+        """True if the worst number is near its limit, so that chance may change the verdict."""
+        return 1 / NEAR <= self.ratio <= NEAR
 
     @property
     def why(self) -> str:
