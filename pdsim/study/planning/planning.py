@@ -52,7 +52,7 @@ def plan(
     """Find the cheapest cluster that meets an SLO.
 
     Args:
-        scenario: A scenario file, whose servers stand for all settings but GPU, TP and instances; None: a starter.
+        scenario: A scenario file, whose servers give all settings except GPU, TP and instances; None: a starter.
         trace: A trace that replaces the workload.
         check: Another trace, on which the plan is judged: the second half of a day, say.
         slo: Percentiles of ttft, tpot and e2e and their limits, or the share of requests that keeps several of them.

@@ -50,15 +50,15 @@ def sweep(
 
     Args:
         path: A sweep file (YAML); docs/sweeps.md has its fields.
-        out: The folder; None: runs/NAME. What it has is not computed again.
-        changes: Of the base scenario, as "dotted.path=value".
-        jobs: Processes of the pool; None: one for each CPU.
+        out: The folder; None: runs/NAME. Runs that it has are not computed again.
+        changes: Changes of the base scenario, as "dotted.path=value".
+        jobs: Number of processes of the pool; None: one for each CPU.
         engine: pool, here (this process), ray or ray:ADDRESS.
-        ranges: So many points, the best first, are simulated at their fastest and slowest, too.
-        progress: Told after each run.
+        ranges: Number of best points to simulate also with the fastest and the slowest times.
+        progress: Called after each run.
 
-    Raises ConfigError before anything runs if file, fields or values are wrong. A point that no cluster can be, or
-    whose run fails, has an error and stops nothing. Interrupted, what was computed is in the folder.
+    Raises ConfigError before the first run if file, fields or values are wrong. A point whose cluster is impossible, or
+    whose run fails, gets an error, and the sweep continues. After an interruption the folder has all finished runs.
 
     """
     path = Path(path)
