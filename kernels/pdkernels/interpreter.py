@@ -1,7 +1,8 @@
 """Two repairs to Triton 3.6's interpreter, so that every kernel here runs on a CPU.
 
-It keeps scalars as arrays of one element and makes loop bounds of them with int(array), which numpy 2.4 allows for
-arrays of no dimension only. And it keeps bf16 as 16-bit integers, which its dot product multiplies as such.
+The interpreter keeps scalars as arrays of one element and makes loop bounds of them with int(array), which numpy 2.4
+allows only for arrays of no dimension. And the interpreter keeps bf16 as 16-bit integers, which its dot product
+multiplies as integers.
 """
 
 from typing import Any

@@ -128,16 +128,18 @@ def instance_loop(
     now_ns: Callable[[], int],
     pauses: bool = False,
 ) -> Generator[Step | Wait | Pause, Result | None, None]:
-    """Take in messages and choose a step from all that is known, then see the result of the oldest step begun.
+    """The control loop of an instance: takes messages, chooses a step by the present state, then sees the result of the
+    oldest step under way.
 
-    The driver begins each step it is given behind those under way. It answers with the result of the oldest one as soon
-    as it is done, if as many are in flight as the instance allows or it wants to wait. It answers None when there is
-    room for another step, or when a wait is over: a message came, or it was time.
+    The driver begins each step behind the steps under way, and then answers. If as many steps are under way as the
+    instance allows, or the instance wants to wait, the answer is the result of the oldest step, as soon as it is done.
+    The answer is None if another step may be begun, or if a wait is over because a message came or the time was
+    reached.
 
-    An instance with several steps in flight has the next begun before it sees the result of the first, so that its
-    executor never idles. The driver goes on only when all that is due at that instant has been delivered.
-
-    With `pauses` the loop also stops after it has handed on what a result led to, for a driver whose host takes time.
+    An instance with several steps under way has the next step begun before it sees the result of the first, so that its
+    executor never idles. The driver continues only when all messages due at that instant have been delivered. With
+    `pauses` the loop also stops after it has handed on the consequences of a result, for a driver whose host takes
+    time.
     """
     begun: deque[Step] = deque()
     while True:

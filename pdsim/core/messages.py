@@ -267,7 +267,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """Health monitor to instances and routers: this instance has failed, and what it held is lost."""
+    """Health monitor to instances and routers: this instance has failed, and its memory is lost."""
 
     instance_id: str
     has_restarted: bool = False
@@ -491,7 +491,7 @@ class PrefillDone:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last token is streamed, and everything that the request held is free."""
+    """The last token is streamed, and all memory of the request is free."""
 
     request_id: int
 

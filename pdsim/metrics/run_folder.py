@@ -353,8 +353,8 @@ class RunTables:
         return self._frame("levels")
 
     def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> "Tail":
-        """The slowest requests by a metric, grouped by what they waited for. Full pools are found as causes only if the
-        run observed levels.
+        """The slowest requests by a metric, grouped by the part of their time that was longest relative to other
+        requests. Full pools are found as causes only if the run observed levels.
         """
         from pdsim.metrics.explanation.tail import tail  # noqa: PLC0415  numpy, which only analyses need
 

@@ -29,10 +29,9 @@ class PrefillPolicy(Protocol):
     """Decides which prompts the next forward computes."""
 
     def select(self, view: views.PrefillView) -> Iterable[Pick] | HoldUntil:
-        """Waiting prompts in the order in which to begin them. The core stops at the first that does not fit.
-
-        The one partly computed prompt always comes first and is not among them. Return a generator if the order is
-        expensive: the core pulls no more picks than it can use.
+        """Waiting prompts in the order in which to begin them. The core stops at the first prompt that does not fit. A
+        partly computed prompt always continues first, and is not among the waiting prompts. Return a generator if the
+        order is expensive: the core pulls no more picks than it can use.
         """
 
 
@@ -69,7 +68,7 @@ class EvictionPolicy(Protocol):
     """Decides which unused leaf of the prefix cache is evicted first."""
 
     def key(self, leaf: views.CachedLeaf) -> Any:
-        """Sort key of a leaf; smaller keys are evicted first. It may depend on the leaf alone."""
+        """Sort key of a leaf; smaller keys are evicted first. The key may depend on the leaf alone."""
 
 
 class TransferPolicy(Protocol):

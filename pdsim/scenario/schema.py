@@ -321,7 +321,9 @@ class Scenario(Section):
 
     @property
     def at_corner(self) -> "Scenario":
-        """This scenario with the step times of its `corner`, and without `corner`."""
+        """This scenario with the step times of the end of the range that its field `corner` names, and without that
+        field.
+        """
         if not self.corner:
             return self
         update: dict[str, Any] = {"corner": None, "cost": self.cost.at(self.corner)}

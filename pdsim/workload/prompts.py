@@ -1,5 +1,5 @@
-"""Traces that contain texts: chat messages and prompts. A tokenizer counts their tokens, or a rule of thumb that a note
-names.
+"""Traces that contain texts: chat messages and prompts. A tokenizer counts their tokens; without one, tokens are
+estimated from characters, and a note says so.
 """
 
 import base64

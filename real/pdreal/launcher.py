@@ -177,8 +177,8 @@ class Launcher:
         return leaks
 
     def kill(self, instance_id: str, *, rank: int | None = None, restart_after_s: float | None = None) -> None:
-        """Kills an instance or a rank with SIGKILL. It restarts after restart_after_s, if given and if the scenario has
-        health.
+        """Kills an instance or a rank with SIGKILL. The instance restarts after restart_after_s, if given and if the
+        scenario has health.
         """
         self._instances.kill(instance_id, rank, restart_after_s)
 

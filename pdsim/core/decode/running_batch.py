@@ -222,13 +222,13 @@ class RunningBatch(Generic[RequestT]):
         self._requests = {request.request_id: request for request in kept}
 
     def retract(self, request_id: int) -> RequestT:
-        """Removes a request that is preempted for a waiting one. It loses its pages."""
+        """Removes a running request that is preempted for a waiting request. The preempted request loses its pages."""
         request = self._take_out(request_id)
         self._give_back(request)
         return request
 
     def abort(self, request_id: int) -> None:
-        """Marks a running request as aborted. It ends with its next token."""
+        """Marks a running request as aborted. The request ends with its next token."""
         request = self._requests[request_id]
         self.num_aborted += not request.is_aborted
         request.is_aborted = True

@@ -37,7 +37,7 @@ class Lease:
 
 
 NO_LEASE = Lease()
-"""The lease of a request that has not been admitted. It never changes."""
+"""The lease of a request that has not been admitted. This object never changes."""
 
 
 class KvCache:

@@ -1,1 +1,1 @@
-"""The router, and the instances of each role as it knows them: loads, prompts, what a policy may ask."""
+"""The router, and its knowledge of the instances of each role: loads, prompts, and answers to policies' questions."""

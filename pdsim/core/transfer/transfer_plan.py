@@ -224,4 +224,4 @@ class SendCursor:
 
 
 UNGRANTED = SendCursor(0, (), 1)
-"""Cursor of a request without granted pages. It never moves."""
+"""Cursor of a request without granted pages. This object never moves."""

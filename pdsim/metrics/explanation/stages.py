@@ -12,9 +12,8 @@ STAGES: dict[str, tuple[str, str, str]] = {
     "response": ("streamed_ns", "first_token_ns", "gateway, first token"),
     "decode_forward": ("first_token_ns", "end_ns", "decodes"),
 }
-"""Stages by SGLang's names, each with the fields of its begin and its end, and what happens in it. Each stage begins
-where the last one ends.
-"""
+"""Stages by SGLang's names, each with the fields of its begin and its end, and a description. Each stage begins where
+the stage before ends."""
 
 _WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
 

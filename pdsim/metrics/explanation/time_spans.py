@@ -8,7 +8,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class TimeSpans:
-    """Disjoint spans of time, merged from spans that may overlap. Their begins and ends are in ns."""
+    """Disjoint spans of time, merged from spans that may overlap. Starts and ends are in ns."""
 
     def __init__(self, starts_ns: Array = _NONE, ends_ns: Array = _NONE) -> None:
         order = np.argsort(starts_ns, kind="stable")

@@ -160,9 +160,8 @@ class HostSettings(Section):
     result: Duration = 0
     """Time of processing the result of a forward."""
     send: Duration = 0
-    """Time of handing one request's KV to the transfer workers. A worker begins when the loop has handed on the next
-    request or the last one; with staging, one request later.
-    """
+    """Time of handing one request's KV to the transfer workers. The worker of a request begins when the loop has handed
+    on the request after it, or if there is none, the request itself; with staging, one request later."""
     decode_step: Duration = 0
     """Time between two steps of a decode loop, while its GPU is idle."""
     decode_request: Duration = 0

@@ -113,7 +113,7 @@ class BegunForward:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Parts of an actor that depend on the scenario and on what is observed."""
+    """Parts of an actor that depend on the scenario, and the observers of the run."""
 
     executor: Executor
     cache_copies: CacheCopies | None

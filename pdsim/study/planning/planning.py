@@ -1,4 +1,4 @@
-"""Plans: reads what the user asks, finds the cheapest cluster that meets the SLO, and writes the plan."""
+"""Plans: checks the arguments, finds the cheapest cluster that meets the SLO, and writes the plan."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -55,16 +55,16 @@ def plan(
         scenario: A scenario file, whose servers give all settings except GPU, TP and instances; None: a starter.
         trace: A trace that replaces the workload.
         check: Another trace, on which the plan is judged: the second half of a day, say.
-        slo: Percentiles of ttft, tpot and e2e and their limits, or the share of requests that keeps several of them.
-        prices: Of one hour of each GPU that may be used, by name; None: the scenario's GPUs, and the fewest are the
-            cheapest.
+        slo: Limits of percentiles of ttft, tpot and e2e, or the share of requests that must be within several limits.
+        prices: Price of one hour of each GPU that may be used, by name; None: the scenario's GPUs, and the cluster
+            with the fewest is the cheapest.
         currency: Symbol or code of the prices, as "$" or "EUR".
-        max_gpus: The most GPUs of a cluster.
+        max_gpus: Maximum number of GPUs of a cluster.
         tried: Values of further fields, by path; routers are tried unless they are given.
-        speedup: Times its load for which the cheapest cluster is found, too, as "0.5,2,4".
+        speedup: Multiples of the load for which the cheapest cluster is also found, as "0.5,2,4".
         changes: Changes of the scenario, as "dotted.path=value".
-        seeds: Runs of each cluster; one of a trace with its own times.
-        jobs: Processes; None: one for each CPU.
+        seeds: Number of runs of each cluster; a trace with its own times is run once.
+        jobs: Number of processes; None: one for each CPU.
         engine: pool, here, ray or ray:ADDRESS.
         out: A folder for plan.json, plan.md, the plan's scenario.yaml and all runs, which are not computed again.
         progress: Called after each run.

@@ -54,7 +54,7 @@ class PointResult:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of all runs of the point about times outside what was measured."""
+        """Warnings of all runs of the point about step sizes outside the measured range."""
         return list(dict.fromkeys(warning for r in self.replications for warning in r.row.get("warnings") or ()))
 
     @property
@@ -218,7 +218,7 @@ def rate_per_gpu(point: PointResult) -> float:
 
 
 def warnings_of(points: Sequence[PointResult]) -> list[str]:
-    """Sentence on the points that lie outside what was measured: their number, and the first of them."""
+    """Sentence on the points with step sizes outside the measured range: their number, and the first of them."""
     warned = [point for point in points if point.warnings]
     if not warned:
         return []

@@ -34,7 +34,7 @@ class Answer:
     text: str
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
-    """Warnings about times outside what was measured."""
+    """Warnings about step sizes outside the measured range."""
     limit: Limit | None
     """Limiting resource of the winner, for throughput or for the latency with the least headroom. None: the run
     stalled."""

@@ -56,11 +56,11 @@ def ask(
         scenario: A scenario file; None: a starter of four H200.
         trace: A trace that replaces the workload.
         changes: Changes of the scenario, as "dotted.path=value".
-        slo: Limits of ttft, tpot and e2e, and how many requests must be within.
-        speedup: Speed-ups of a trace that capacity tries, as "0.5,1,2,4"; empty: as many as it needs.
-        seeds: Runs of each candidate; one of a trace with its own times.
-        jobs: Processes; None: one for each CPU; 1: this one.
-        out: A folder for answer.md, answer.json and answer.png, and for the sweep behind them; None: nothing is kept.
+        slo: Limits of ttft, tpot and e2e, and the share of requests that must be within them.
+        speedup: Speed-ups of a trace that the question capacity tries, as "0.5,1,2,4"; empty: as many as needed.
+        seeds: Number of runs of each candidate; a trace with its own times is run once.
+        jobs: Number of processes; None: one for each CPU; 1: this process.
+        out: A folder for answer.md, answer.json, answer.png and all runs; None: nothing is kept.
         progress: Called after each run.
 
     Raises ConfigError for wrong arguments and fields, and if no candidate is possible.

@@ -122,7 +122,7 @@ class Study:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of candidates about times outside what was measured, and about failures."""
+        """Warnings of candidates about step sizes outside the measured range, and about failures."""
         points = list(self._results.values())
         return [*warnings_of(points), *failures_of_points(points)]
 

@@ -73,7 +73,9 @@ def without_range(*, is_measured: bool) -> Confidence:
 
 
 def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -> list[list[str]]:
-    """Rows of a table: each limit's name, the limit, what is predicted, and its range if there are ends."""
+    """Rows of a table: each limit's name, the limit, the predicted value, and its range if the ends of the range were
+    simulated.
+    """
     return [
         [one.name, one.limit_text, one.value_text, *([range_of([end[place] for end in ends])] if ends else [])]
         for place, one in enumerate(readings)

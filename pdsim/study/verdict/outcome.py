@@ -1,4 +1,4 @@
-"""The outcome of a cluster: whether it meets an SLO, its numbers, and what it misses."""
+"""The outcome of a cluster: whether it meets an SLO, its numbers, and the limits that it misses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

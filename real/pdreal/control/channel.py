@@ -106,7 +106,9 @@ class Channel:
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
 
     def connect(self, process: str, endpoint: str) -> None:
-        """Connects to a life of a process. Messages that wait for an earlier life are dropped."""
+        """Connects to a process as it was last started. Messages that wait for an earlier start of the process are
+        dropped.
+        """
         self.disconnect(process)
         socket = self._context.socket(zmq.PUSH)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 10), (zmq.RECONNECT_IVL_MAX, 1000)):

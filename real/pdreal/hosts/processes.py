@@ -44,8 +44,8 @@ class Processes:
         """Lock for one start at a time, because a start changes state that this process's threads share."""
 
     async def prepare(self) -> None:
-        """Starts the process from which ranks are forked, in a thread, because it imports torch. It may have been
-        killed before.
+        """Starts the process from which ranks are forked, in a thread, because that process imports torch. An earlier
+        such process may have been killed.
         """
         await asyncio.to_thread(self._fork_one)
 

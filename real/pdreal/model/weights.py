@@ -160,12 +160,9 @@ class GroupedWeights:
 
 @dataclass(frozen=True)
 class LatentHeads:
-    """Query heads of a rank over latents, one for each token.
-
-    Either keys and values are expanded from the latents, or queries are turned so that they look at the latents
-    themselves. Both say the same; the first is less work for prompts, and the second reads less in decode.
-
-    A latent is [rank | rotated key], a query [plain | rotated].
+    """Query heads of a rank over latents, one latent for each token. There are two ways with equal results: keys and
+    values are expanded from the latents, which is less work for prompts; or queries are turned so that they attend to
+    the latents themselves, which reads less in decode. A latent is [rank | rotated key], a query [plain | rotated].
     """
 
     keys: Tensor

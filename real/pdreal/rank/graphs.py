@@ -107,7 +107,7 @@ class LaunchedStep(NamedTuple):
 
 
 class DecodeGraphs(_Graphs):
-    """Graphs of decode steps. A step uploads only what is new."""
+    """Graphs of decode steps. A step uploads only the inputs that changed."""
 
     def __init__(
         self, model: Transformer, kv: PagedKv, max_running_requests: int, *, records_experts: bool = False
