@@ -325,6 +325,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("quantization", quantization(scenario)),
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
         ("mamba-radix-cache-strategy", servers.mamba_radix_cache_strategy),
+        ("mamba-track-interval", servers.mamba_track_interval),
     ]
     if isinstance(servers, DecodingSettings) and isinstance(scenario.cost.graph_sizes, tuple):
         flags.append(("cuda-graph-bs-decode", list(scenario.cost.graph_sizes)))

@@ -121,6 +121,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
         return "decode.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
     if any(servers.mamba_radix_cache_strategy is not None for servers in scenario.roles.values()):
         return "mamba_radix_cache_strategy is SGLang's; leave it out"
+    if any(servers.mamba_track_interval is not None for servers in scenario.roles.values()):
+        return "mamba_track_interval is SGLang's; leave it out"
     if wrong := _wrong_tiers_for_vllm(scenario):
         return wrong
     for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):

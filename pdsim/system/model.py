@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar, Literal
 
+from pdsim.system.states import CHUNK_TOKENS
+
 Dtype = Literal["bf16", "fp8", "fp4", "int4", "int8"]
 """Data types of weights. Embeddings and output projection always have bf16. int4 and int8 are computed in bf16."""
 
@@ -190,6 +192,8 @@ class RecurrentState:
     """Bytes of one layer."""
     ssm_elements: int
     """Number of elements of one layer."""
+    chunk_tokens: int = CHUNK_TOKENS
+    """Number of prompt tokens behind which kernels leave a state (config.json: mamba_chunk_size)."""
 
     def num_bytes(self, dtype: StateDtype) -> int:
         return self.num_layers * (self.conv_bytes + self.ssm_elements * STATE_DTYPE_BYTES[dtype])

@@ -12,9 +12,9 @@ CACHED_SLOTS = 3
 """Number of slots of a running request with a prefix cache, which keeps states."""
 
 CHUNK_TOKENS = 64
-"""Number of tokens behind which kernels leave a state (FLA_CHUNK_SIZE), if a page has no more."""
+"""Number of tokens behind which kernels leave a state (FLA_CHUNK_SIZE), unless the model's config says another."""
 TRACK_TOKENS = 256
-"""Number of output tokens between two states that decode steps leave (mamba_track_interval)."""
+"""Number of output tokens between two states that decode steps leave (mamba_track_interval), by default."""
 
 StateStrategy = Literal["no_buffer", "extra_buffer"]
 
@@ -26,14 +26,14 @@ def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bo
     return CACHED_SLOTS + (0 if strategy == "no_buffer" else 2 if overlap else 1)
 
 
-def chunk_tokens(page_size: int) -> int:
+def grid_tokens(chunk_tokens: int, page_size: int) -> int:
     """Number of tokens between places in a prompt where its state can be kept (mamba_checkpoint_grid)."""
-    return lcm(max(CHUNK_TOKENS, page_size), page_size)
+    return lcm(max(chunk_tokens, page_size), page_size)
 
 
-def interval_tokens(page_size: int) -> int:
+def interval_tokens(chunk_tokens: int, page_size: int, track_interval: int) -> int:
     """Number of tokens between places in an output where its state can be kept (mamba_track_grid)."""
-    return lcm(chunk_tokens(page_size), TRACK_TOKENS)
+    return lcm(grid_tokens(chunk_tokens, page_size), track_interval)
 
 
 class StateMemory(NamedTuple):

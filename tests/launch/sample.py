@@ -42,6 +42,7 @@ SERVERS = {
     "eviction": ["lfu", "fifo"],
     "max_running_requests": ["77"],
     "mamba_radix_cache_strategy": [],
+    "mamba_track_interval": [],
 }
 HOST_CACHE = {"host_cache": ["200 GiB", "auto"], "host_cache_write": []}
 COMPUTING = {

@@ -1,5 +1,6 @@
 """A prefix cache with states as a state machine, beside a naive twin that keeps cached prefixes in lists."""
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -10,6 +11,7 @@ from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.policy.pages import LeastRecentlyUsed
+from pdsim.scenario.yaml_file import ConfigError
 from tests.support import examples, request, run, small, small_aggregated
 from tests.twins.hybrid_cache import NaiveHybridCache, Prefix
 
@@ -180,16 +182,18 @@ def test_the_second_prompt_leaves_a_state_where_prompts_part_and_the_third_conti
     assert kept == [[12], [12, 4], [12, 4, 12]]
 
 
-def test_a_hybrid_server_finds_prompts_of_a_group_from_the_third_on():
-    """The second prompt leaves a state at 320 tokens, the last multiple of 64 before prompts part at 350."""
+@pytest.mark.parametrize(("model", "branch"), [("qwen3.5-35b-a3b", 320), ("nemotron-3-nano", 256)])
+def test_a_hybrid_server_finds_prompts_of_a_group_from_the_third_on(model, branch):
+    """Prompts part at token 350: the second leaves a state at the last multiple of the model's chunk before."""
     specs = [request(i, Spans([(7, 0, 350), (100 + i, 0, 90)]), output=4, arrival_ns=i * 10**10) for i in range(4)]
-    changes = {"model": "qwen3.5-35b-a3b", "aggregated__chunked_prefill_tokens": 1024}
+    changes = {"model": model, "aggregated__chunked_prefill_tokens": 1024}
     result = run(small_aggregated(*specs, **changes))
-    assert [found.num_prefill_cached_tokens for found in result.records.requests] == [0, 0, 320, 320]
+    assert [found.num_prefill_cached_tokens for found in result.records.requests] == [0, 0, branch, branch]
 
 
-def test_decode_finds_a_conversation_up_to_the_last_tracked_output_token():
-    """Tokens 0 to 639 have states of decode steps at 512: outputs begin at 300, and multiples of 256 are tracked."""
+@pytest.mark.parametrize(("interval", "found"), [(None, 512), (192, 576), (128, 512)])
+def test_decode_finds_a_conversation_up_to_the_last_tracked_output_token(interval, found):
+    """Outputs begin at token 300 and end behind 639: the last common multiple of the interval and 64 has a state."""
     turns = [Spans([(7, 0, 300)]), Spans([(7, 0, 300), (8, 0, 340), (9, 0, 10)])]
     first = request(0, turns[0], 340)._replace(output=Spans([(8, 0, 340)]))
     scenario = small(
@@ -198,5 +202,20 @@ def test_decode_finds_a_conversation_up_to_the_last_tracked_output_token():
         model="qwen3.5-35b-a3b",
         decode__radix_cache=True,
         decode__retraction_backup=True,
+        decode__mamba_track_interval=interval,
     )
-    assert [found.num_decode_cached_tokens for found in run(scenario).records.requests] == [0, 512]
+    assert [one.num_decode_cached_tokens for one in run(scenario).records.requests] == [0, found]
+
+
+@pytest.mark.parametrize(
+    ("model", "interval", "wrong"),
+    [
+        ("qwen3-8b", 256, "qwen3-8b has no layers of linear attention"),
+        ("qwen3.5-35b-a3b", 66, "multiple of the page, 4 tokens"),
+        ("nemotron-3-nano", 64, "at least the model's chunk, 128 tokens"),
+    ],
+)
+def test_intervals_that_sglang_refuses(model, interval, wrong):
+    scenario = small_aggregated(request(0, 10, 2), model=model, aggregated__mamba_track_interval=interval)
+    with pytest.raises(ConfigError, match=f"aggregated.mamba_track_interval: {interval}, but .*{wrong}"):
+        run(scenario)

@@ -239,6 +239,8 @@ def test_states_of_a_request():
     assert (mamba.num_layers, mamba.ssm_elements) == (23, 64 * 64 * 128)
     assert mamba.conv_bytes == 2 * 3 * (64 * 64 + 2 * 8 * 128)
     assert (delta.num_layers, delta.ssm_elements, delta.conv_bytes) == (20, 32 * 128 * 128, 2 * 3 * 3 * 32 * 128)
+    chunks = [model_of({**one, "chunk_size": 128}).state.chunk_tokens for one in (NEMOTRON_NANO, KIMI_LINEAR)]
+    assert chunks == [128, 64]  # SGLang reads chunk_size of Nemotron-H only
 
 
 def test_experts_behind_a_projection_are_narrow():

@@ -258,6 +258,7 @@ SGLANG: dict[str, Reader] = {
     "speculative-num-draft-tokens": _server("speculative_draft_tokens"),
     **dict.fromkeys(("speculative-draft-model-path", "speculative-draft-model"), _draft_model),
     **dict.fromkeys(("mamba-radix-cache-strategy", "mamba-scheduler-strategy"), _state_strategy),
+    "mamba-track-interval": _server("mamba_track_interval"),
 }
 """Flags of SGLang's servers, 0.4 to 0.5.23."""
 

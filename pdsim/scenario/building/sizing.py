@@ -26,7 +26,15 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system import memory
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
-from pdsim.system.states import CACHED_SLOTS, StateRule, StateStrategy, chunk_tokens, interval_tokens, slots_per_request
+from pdsim.system.states import (
+    CACHED_SLOTS,
+    TRACK_TOKENS,
+    StateRule,
+    StateStrategy,
+    grid_tokens,
+    interval_tokens,
+    slots_per_request,
+)
 
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool, if host_cache is auto (SGLang's --hicache-ratio)."""
@@ -273,6 +281,8 @@ def _state_rule(
         raise ConfigError(f"{role}.mamba_radix_cache_strategy: {name} has no layers of linear attention; leave it out")
     if layout.state_bytes and settings.radix_cache and (wrong := _wrong_strategy(scenario, settings)):
         raise ConfigError(f"{role}.mamba_radix_cache_strategy: no_buffer: {wrong}; say extra_buffer")
+    if settings.mamba_track_interval is not None and (wrong := _wrong_interval(scenario, settings, layout)):
+        raise ConfigError(f"{role}.mamba_track_interval: {settings.mamba_track_interval}, but {wrong}")
     return StateRule(
         slots_per_request=slots_of_request(scenario, settings),
         num_drafts=0 if role == "prefill" or not has_drafts else scenario.servers[1].num_verified_tokens,
@@ -289,6 +299,21 @@ def _wrong_strategy(scenario: Scenario, settings: ServerSettings) -> str:
         return "SGLang 0.5.12 has no radix cache with it and drafts (server_args.py:2569)" if has_drafts else ""
     if scenario.page_size > 1:
         return f"SGLang needs pages of 1 token, found {scenario.page_size} (0.5.23, arg_groups/mamba_hook.py:157)"
+    return ""
+
+
+def _wrong_interval(scenario: Scenario, settings: ServerSettings, layout: memory.Layout) -> str:
+    """What SGLang 0.5.23 refuses of mamba_track_interval, which is given."""
+    interval, state = settings.mamba_track_interval or TRACK_TOKENS, layout.model.state
+    if state is None:
+        return f"{layout.model.name} has no layers of linear attention; leave it out"
+    if _strategy(scenario, settings) == "no_buffer":
+        return "no_buffer keeps no states of decode steps; leave it out"
+    if interval % scenario.page_size:
+        return f"SGLang needs a multiple of the page, {scenario.page_size} tokens (arg_groups/mamba_hook.py:135)"
+    if interval < state.chunk_tokens:
+        at = "layers/attention/hybrid_linear_attn_backend.py:1081"
+        return f"SGLang needs at least the model's chunk, {state.chunk_tokens} tokens ({at})"
     return ""
 
 
@@ -394,11 +419,13 @@ def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Rol
         num_places += settings.extra_slots or 0
     num_slots = layout.states(settings.mem_fraction, _state_rule(scenario, settings, layout, role)).num_slots
     has_buffer = _strategy(scenario, settings) == "extra_buffer"
+    assert layout.model.state is not None
+    chunk = layout.model.state.chunk_tokens
     return StateLimits(
         num_slots=max(num_slots, num_places * own_slots),
         slots_per_request=own_slots,
-        chunk_tokens=chunk_tokens(scenario.page_size),
-        interval_tokens=interval_tokens(scenario.page_size),
+        chunk_tokens=grid_tokens(chunk, scenario.page_size),
+        interval_tokens=interval_tokens(chunk, scenario.page_size, settings.mamba_track_interval or TRACK_TOKENS),
         has_buffer=has_buffer,
         computes_prompts=role != "decode",
     )

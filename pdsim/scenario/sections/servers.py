@@ -146,6 +146,8 @@ class ServerSettings(Section):
     """State slots of linear-attention layers that a running request has besides the prefix cache's: no_buffer (3) or
     extra_buffer (5; 4 without overlap). None: extra_buffer; no_buffer with engine_version 0.5.12.
     """
+    mamba_track_interval: int | None = Field(default=None, ge=1)
+    """Number of output tokens between two states that decode steps leave (--mamba-track-interval). None: 256."""
 
     @model_validator(mode="after")
     def _has_something_to_keep(self) -> Self:

@@ -102,4 +102,14 @@ def state_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
     else:
         heads, dim, groups, state, kernel = mamba_sizes(config)
         convolved, elements = heads * dim + 2 * groups * state, heads * dim * state
-    return {"num_layers": num_layers, "conv_bytes": 2 * convolved * max(0, kernel - 1), "ssm_elements": elements}
+    found = {"num_layers": num_layers, "conv_bytes": 2 * convolved * max(0, kernel - 1), "ssm_elements": elements}
+    return found if (chunk := _state_chunk(config)) is None else {**found, "chunk_tokens": chunk}
+
+
+def _state_chunk(config: Config) -> int | None:
+    """Number of tokens behind which a kernel leaves a state, where the config says so. Nemotron-H calls the field
+    chunk_size, and SGLang reads that of no other model (0.5.23, configs/nemotron_h.py:224).
+    """
+    names = ["mamba_chunk_size", *(["chunk_size"] if config.family == "nemotron_h" else [])]
+    found = [name for name in names if config.get(name) is not None]
+    return config.count(*found) if found else None
