@@ -145,9 +145,16 @@ def kinds(layout: Layout) -> dict[str, str]:
         "experts": _expert_kind(layout, expert_weights),
         "prefill_attention": "bf16",
         "decode_attention": _decode_kind(layout),
-        "all_reduce": str(min(max(2, 1 << (layout.tp * layout.cp - 1).bit_length()), MOST_REDUCED)),
+        "all_reduce": _all_reduce_kind(layout),
         "expert_exchange": "deepep",
     }
+
+
+def _all_reduce_kind(layout: Layout) -> str:
+    """Number of GPUs: of an instance, or of a server whose GPUs all have a part of each expert."""
+    sums_all = layout.dp > 1 and not layout.has_whole_experts
+    num_gpus = layout.tp * (layout.dp if sums_all else layout.cp)
+    return str(min(max(2, 1 << (num_gpus - 1).bit_length()), MOST_REDUCED))
 
 
 def _expert_kind(layout: Layout, weights: str) -> str:
@@ -196,9 +203,10 @@ def _used(layout: Layout) -> dict[str, str]:
     operators = kinds(layout)
     if layout.model.experts is None:
         del operators["experts"]
-    if layout.tp == 1:
+    has_ranks = layout.dp > 1 and layout.model.experts is not None
+    if layout.tp == 1 and not (has_ranks and not layout.has_whole_experts):
         del operators["all_reduce"]
-    if layout.dp == 1 or layout.model.experts is None:
+    if not (has_ranks and layout.has_whole_experts):
         del operators["expert_exchange"]
     return operators
 

@@ -2,13 +2,14 @@
 rate that kernels reach.
 """
 
-from functools import cache
+from functools import cache, partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.host_traffic import host_traffic
 from pdsim.cost.model import DecodeLine, Terms, attended_pairs, window_pairs
+from pdsim.cost.reductions import AllReduces, LargeMessages
 from pdsim.system.memory import Layout
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ _ROUNDS = 50
 
 
 class RooflineModel:
-    def __init__(self, settings: "Roofline", layout: Layout) -> None:
+    def __init__(self, settings: "Roofline", layout: Layout, large: LargeMessages | None = None) -> None:
+        """large: all-reduces of large messages. None: as of small ones."""
         spec, gpu, tp, num_ranks = layout.model, layout.gpu, layout.tp, layout.tp * layout.cp
         self._settings = settings
         self._spec = spec
@@ -43,7 +45,10 @@ class RooflineModel:
         token_ns *= 1 - self._window_share
         self._distinct_token_ns = token_ns / max(kv, settings.memory_efficiency)
         self._context_token_ns = token_ns / kv - self._distinct_token_ns
-        self._reduce_ns_per_token = self._all_reduce_bytes_ns(layout) / layout.cp
+        reductions = partial(
+            AllReduces, layout, fixed_ns=settings.all_reduce_ns, link_efficiency=settings.link_efficiency, large=large
+        )
+        self._reductions = reductions(num_gpus=min(layout.tp, layout.gpus_per_domain))
         self._gathers_ns, self._gather_ns_per_token = self._gathering(layout)
         self._num_reductions = 2 * spec.num_layers if tp > 1 else 0
         self._dp = layout.dp
@@ -56,7 +61,12 @@ class RooflineModel:
         num_expert_layers = 0 if spec.experts is None else spec.experts.num_layers
         self._between_hosts = host_traffic(layout)
         self._exchange_ns = self._exchange_token_ns = 0.0
-        if layout.dp > 1 and self._between_hosts is None:
+        self._sums: AllReduces | None = None
+        """All-reduces of all ranks' tokens, if every GPU has a part of each expert."""
+        self._num_sums = 2 * num_expert_layers
+        if layout.dp > 1 and self._between_hosts is None and not layout.has_whole_experts:
+            self._sums = reductions(num_gpus=layout.tp * layout.dp)
+        elif layout.dp > 1 and self._between_hosts is None:
             self._exchange_ns = 2 * num_expert_layers * settings.expert_exchange_ns
             self._exchange_token_ns = num_expert_layers * self._exchange_bytes_ns(layout)
         self._launch_ns = (
@@ -65,8 +75,11 @@ class RooflineModel:
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
         num_tokens = step.num_tokens
-        routed = (num_tokens if expert_tokens is None else expert_tokens) * self._busiest
+        shared = num_tokens if expert_tokens is None else expert_tokens
+        routed = shared * self._busiest
         work_ns = self._matrices_ns(num_tokens, routed) + self._attention_ns(step) + self._reductions_ns(num_tokens)
+        if self._sums is not None:
+            work_ns += self._num_sums * self._sums.ns(shared * self._dp)
         if self._cp > 1:
             work_ns += self._gathers_ns + num_tokens * self._gather_ns_per_token
         if self._experts is not None:
@@ -84,6 +97,8 @@ class RooflineModel:
             "attention": self._attention_ns(step),
             "all-reduce": self._reductions_ns(num_tokens),
         }
+        if self._sums is not None:
+            work["all-reduce"] += self._num_sums * self._sums.ns(num_tokens * self._dp)
         if self._cp > 1:
             work["gathering"] = self._gathers_ns + num_tokens * self._gather_ns_per_token
         if self._between_hosts is not None:
@@ -106,7 +121,8 @@ class RooflineModel:
         return DecodeLine.of_ns(base_ns, self._context_token_ns, self._distinct_token_ns)
 
     def decode_terms(self, num_requests: int, expert_tokens: float | None = None) -> Terms:
-        routed = (num_requests if expert_tokens is None else expert_tokens) * self._busiest
+        shared = num_requests if expert_tokens is None else expert_tokens
+        routed = shared * self._busiest
         terms = {
             "matrices": self._matrices_ns(num_requests, routed),
             **self._expert_terms(routed),
@@ -115,6 +131,9 @@ class RooflineModel:
             "layers": self._settings.decode_layer_ns * self._spec.num_layers,
             "overhead": self._settings.step_overhead_ns,
         }
+        if self._sums is not None:  # an all-gather and a reduce-scatter move half of an all-reduce's bytes each
+            fixed_ns = self._sums.fixed_ns
+            terms["all-reduce"] += self._num_sums * (fixed_ns + self._sums.ns(shared * self._dp)) / 2
         if self._between_hosts is not None:
             terms["between hosts"] = self._between_hosts.decode_ns(num_requests, routed, sum(terms.values()))
         return terms
@@ -130,14 +149,7 @@ class RooflineModel:
         return {} if self._experts is None else {"experts": self._experts.ns(num_tokens)}
 
     def _reductions_ns(self, num_tokens: int) -> float:
-        return self._num_reductions * (self._settings.all_reduce_ns + num_tokens * self._reduce_ns_per_token)
-
-    def _all_reduce_bytes_ns(self, layout: Layout) -> float:
-        """Time in ns of one token's bf16 activations in a ring all-reduce among the GPUs of a host."""
-        num_gpus = min(layout.tp, layout.gpus_per_domain)
-        hops = 2 * (num_gpus - 1) / num_gpus
-        rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
-        return 1e9 * hops * 2 * layout.model.hidden_size / rate
+        return self._num_reductions * self._reductions.ns(num_tokens / self._cp) if self._num_reductions else 0.0
 
     def _gathering(self, layout: Layout) -> tuple[float, float]:
         """Time in ns of context-parallel gathers: per forward, and per token.

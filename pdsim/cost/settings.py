@@ -9,6 +9,7 @@ from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
 from pdsim.cost.kernels import kinds, products, reached, spread
 from pdsim.cost.model import CostModel
+from pdsim.cost.reductions import LargeMessages
 from pdsim.cost.roofline import RooflineModel
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
@@ -142,7 +143,15 @@ class Kernels:
         return replace(self, slowness=-1), replace(self, slowness=1)
 
     def model(self, layout: Layout) -> CostModel:
-        return RooflineModel(self.roofline(layout), layout)
+        return RooflineModel(self.roofline(layout), layout, self._large_messages(layout))
+
+    def _large_messages(self, layout: Layout) -> LargeMessages:
+        gpu, operator, kind = layout.gpu.name, "large_all_reduce", kinds(layout)["all_reduce"]
+        found, within = reached(gpu, operator, kind), spread(gpu, operator, kind)
+        return LargeMessages(
+            fixed_ns=1e3 * found.fixed_us * self._factor(within.fixed_us),
+            link_efficiency=found.memory / self._factor(within.memory),
+        )
 
     def roofline(self, layout: Layout) -> Roofline:
         """The roofline that the kernels of this layout reach."""
