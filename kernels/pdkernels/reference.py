@@ -62,7 +62,7 @@ def push_reference(
     source_heads: range | None = None,
     target_heads: range | None = None,
 ) -> None:
-    """Pages to pages: a gather and a scatter without the staging between them."""
+    """Pushes pages to pages: a gather and a scatter without staging between them."""
     staging = gather_reference(source, source_pages, tokens, heads=source_heads).to(target.device)
     scatter_reference(target, target_pages, tokens, staging, heads=target_heads)
 

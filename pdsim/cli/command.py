@@ -26,7 +26,7 @@ from pdsim.workload.trace_file import InputNote, InputWarning
 
 
 def out_at(what: str) -> Parameter:
-    """The flag --out. what: its help text."""
+    """Parameter for the flag --out. what: its help text."""
     return Parameter(name=("--out", "-o"), help=what)
 
 

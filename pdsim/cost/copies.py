@@ -19,7 +19,7 @@ class HostCopies:
     copy_ns: int
     """Minimum time in ns of one plane's copy: its launch."""
     save_bandwidth: float
-    """Bytes per second."""
+    """Rate of copies to host memory in bytes per second."""
     load_bandwidth: float
     pinning_bandwidth: float
     """Rate in bytes per second at which host memory is pinned. Memory is pinned once, before its first copy."""
@@ -125,7 +125,7 @@ class StorageCosts:
     """Times and sizes of the storage behind host caches. Bytes are those of all ranks of an instance together."""
 
     num_pages: int
-    """Capacity in pages."""
+    """Capacity of the storage in pages."""
     read_page_bytes: int
     write_page_bytes: int
     """Bytes that an instance writes for a page. Where ranks hold the same KV, one rank writes it and each rank reads

@@ -42,7 +42,7 @@ class HostMoves:
     """Bytes per second that one NIC reaches in each direction."""
 
     def out_bytes(self, num_tokens: float) -> float:
-        """Bytes sent for the instance's own tokens."""
+        """Bytes that each NIC sends for the instance's own tokens."""
         return (self.reduced_bytes + self.exchanged_bytes) * num_tokens
 
     def in_bytes(self, num_tokens: float, routed: float) -> float:

@@ -97,7 +97,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Page:
-    """Numbers of one page."""
+    """Numbers of one saved page of metrics or server info."""
 
     path: Path
     values: dict[str, float] = field(default_factory=dict)

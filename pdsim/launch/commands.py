@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
     @property
     def host(self) -> Expanded:
-        """The host that answers requests."""
+        """Address of the host that answers requests."""
         return self.hosts[0]
 
     @property

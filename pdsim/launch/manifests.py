@@ -11,7 +11,7 @@ from pdsim.scenario.yaml_file import to_yaml
 MOST_TRACE_BYTES = 1_000_000
 """Maximum size of a trace in a ConfigMap, which holds 1 MiB."""
 GPU_LABEL = "pdsim/gpu"
-"""Label of nodes, which the user sets."""
+"""Label by which nodes are selected for a GPU. The user sets the label."""
 TRACE_FOLDER = "/load"
 _REPLAYS_IN = "python:3.12"
 Manifest = dict[str, Any]

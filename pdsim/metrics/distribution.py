@@ -13,7 +13,7 @@ from typing import TypeVar
 
 
 class Samples:
-    """Statistics of single values."""
+    """Count, mean, deviation and percentiles of single values."""
 
     def __init__(self, values: Iterable[float]) -> None:
         self._sorted = array("d", sorted(values))

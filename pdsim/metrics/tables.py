@@ -27,7 +27,7 @@ class Kind(NamedTuple):
     """For each column the path of the record's attribute."""
     hints: Mapping[str, Any]
     make: Callable[..., Any]
-    """Makes a record from a row."""
+    """Makes a record from the values of a table's row."""
 
 
 def _kind(of: type[Any]) -> Kind:

@@ -122,7 +122,7 @@ class Base:
         return self.load is not None and self.load[0] == "workload.speedup"
 
     def with_changes(self, changes: Changes) -> "Base":
-        """The scenario with further changes."""
+        """This base with further changes of its scenario."""
         added = (*self.changes, *(f"{path}={shown(value)}" for path, value in changes.items()))
         return replace(self, changes=added, scenario=load_scenario(self.path, added))
 

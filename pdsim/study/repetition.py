@@ -37,7 +37,7 @@ class ComparedRun:
     summary: Mapping[str, Any]
     records: Records
     scenario: Scenario | None
-    """None: another tool made the run."""
+    """The scenario of the run. None: another tool made the run."""
     repeated: Sequence[Row] = field(default=(), repr=False)
     """Rows of repetitions. Empty: the run cannot be repeated, or is long."""
 

@@ -17,14 +17,14 @@ from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
 
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
-"""Roles of a cluster, by their number."""
+"""Roles of a cluster, by the number of its roles: one is aggregated, two are prefill and decode."""
 _OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances", "dp")}
 _OF_SERVERS |= {"prefill.pp", "prefill.cp"}
 """Fields by which clusters differ, whatever else is tried."""
 
 
 class Server(NamedTuple):
-    """An instance of one role."""
+    """GPU and parallel sizes of the servers of one role."""
 
     gpu: str
     split: Split
@@ -48,7 +48,7 @@ class CandidateCluster:
     num_gpus: int = field(compare=False)
     price_per_h: float = field(compare=False)
     changes: Changes = field(compare=False, repr=False)
-    """Changes of the base scenario."""
+    """Changes of the base scenario that make the cluster."""
 
     @property
     def kw(self) -> float | None:

@@ -49,7 +49,7 @@ class Layout:
     gpu: GpuSpec
     tp: int
     dp: int = 1
-    """Number of instances of one server."""
+    """Number of data-parallel instances that share one server's GPUs."""
     pp: int = 1
     """Number of pipeline stages of the instance, each on tp GPUs."""
     cp: int = 1
@@ -250,7 +250,7 @@ def default_mem_fraction(
 
 
 def default_max_running(pool_tokens: int, max_context_tokens: int) -> int:
-    """Default of max_running_requests."""
+    """The engine's default of max_running_requests."""
     by_context = int(pool_tokens / max_context_tokens * 512)
     return min(max(2048, min(by_context, 4096)), pool_tokens // 2)
 
@@ -267,9 +267,9 @@ class VllmBatch(NamedTuple):
     """Default limits of a forward of one vLLM engine, which is one data-parallel rank."""
 
     num_tokens: int
-    """max_num_batched_tokens."""
+    """Maximum number of tokens (max_num_batched_tokens)."""
     num_requests: int
-    """max_num_seqs."""
+    """Maximum number of requests (max_num_seqs)."""
 
 
 def vllm_batch(gpu: GpuSpec) -> VllmBatch:

@@ -189,9 +189,9 @@ class RecurrentState:
 
     num_layers: int
     conv_bytes: int
-    """Bytes of one layer."""
+    """Bytes of the convolution's state of one layer."""
     ssm_elements: int
-    """Number of elements of one layer."""
+    """Number of elements of the recurrent state of one layer."""
     chunk_tokens: int = CHUNK_TOKENS
     """Number of prompt tokens behind which kernels leave a state (config.json: mamba_chunk_size)."""
 

@@ -17,7 +17,7 @@ from pdsim.workload.request_spec import RequestSpec
 class Load:
     part: Part
     base: Base
-    """The scenario with this load."""
+    """The scenario with this load in place of its own."""
     requests: Sequence[RequestSpec]
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Load:
 
 
 def whole_part(base: Base) -> Part:
-    """All requests of the scenario."""
+    """The part that contains all requests of the scenario."""
     workload = base.scenario.workload
     path = getattr(workload, "path", None)
     count = getattr(workload, "num_requests", None) or len(requests_of(base.scenario))

@@ -84,7 +84,7 @@ PROMPTS = (
 )
 """Fields with the text of a prompt, in the order in which they are tried."""
 WHOLE = ("messages", "conversation")
-"""Fields that repeat the conversation so far."""
+"""Fields whose text repeats the conversation so far."""
 ANSWERS = ("completion", "response", "answer", "output", "chosen", "generated_text", "choices")
 _IN_THE_BODY = ("body", "request", "payload", "endpointInput", "captureData", "kwargs", "data")
 """Fields that hold the sent request, as an object or as its text."""
@@ -105,7 +105,7 @@ class ChatTrace(RowTrace):
     tokens_per_character: float = 0.25
     """English has about four characters per token; code and other languages have fewer."""
     image_tokens: int = 1000
-    """Tokens of each image."""
+    """Number of tokens that each image counts as."""
     output_tokens: int | None = None
     """Tokens of answers without a recorded length or a sent limit. None: 256, with a note."""
 

@@ -21,7 +21,7 @@ from pdsim.workload.request_spec import RequestSpec
 
 @dataclass
 class RealRun:
-    """Outcome of a run, besides its logbooks."""
+    """Results of a run that its logbooks do not contain."""
 
     outputs: dict[int, list[int]] = field(default_factory=dict)
     """Tokens of each request that has ended."""
@@ -32,7 +32,7 @@ class RealRun:
     late_ns: list[int] = field(default_factory=list)
     """Delays of requests that were due at a time of their own."""
     hosts: dict[str, Any] = field(default_factory=dict)
-    """Clocks of other hosts."""
+    """Clock offsets of the other hosts."""
 
 
 def run_scenario(

@@ -28,7 +28,7 @@ _LARGEST_GRID = 65535  # of SGLang's second grid dimension
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """State that all measurements share."""
+    """Memory, SGLang's module, peak bandwidth and copy times that all measurements share."""
 
     arena: Arena
     sglang: ModuleType | None

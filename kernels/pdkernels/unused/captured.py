@@ -80,7 +80,7 @@ class CapturedCopy:
             self._replayed.record()
 
     def wait(self) -> None:
-        """Return when the last request has been moved."""
+        """Returns when the last request has been moved."""
         if self._replayed is not None:
             self._replayed.synchronize()
 

@@ -27,7 +27,7 @@ _ITERATIONS = 8
 @dataclass(frozen=True)
 class GpuSlowdown:
     slowdown: float
-    """Relative slowdown at full utilisation."""
+    """Relative slowdown of forwards on a fully used GPU."""
     memory_ns: float
     """Time constant of the average utilisation, in ns."""
 
@@ -80,7 +80,7 @@ MEASURED_KINDS = ("host", "loop", "sending", "handover")
 """Kinds of rows without a fit. Their times are medians, or the remainder beyond fitted times."""
 
 Times = dict[str, float]
-"""Settings of a scenario's section, in ns."""
+"""Fields of a scenario's section by name, with times in ns."""
 
 
 def medians_ns(measurements: Measurements) -> Times:
@@ -98,8 +98,8 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
 
 
 def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
-    """Times of the front end in ns. The launcher takes requests one after another, and decode admits each request
-    before it grants pages.
+    """Times of the front end in ns, from medians of host rows. Requests pass the launcher one after another. Admission
+    by decode counts as front end, too, because it precedes the grant of pages.
     """
     if not medians.keys() >= {"route", "admit", "answer", "message"}:
         return {}
@@ -205,7 +205,7 @@ MESSAGES_NS = 2 * 50_000.0
 
 @dataclass(frozen=True)
 class RequestOverhead:
-    """Time of a request outside its forward."""
+    """Time of a request outside its forward, as a client measured it."""
 
     time_ns: float
     bursts: tuple[Rows, ...] = ()

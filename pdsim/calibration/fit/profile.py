@@ -62,7 +62,7 @@ class Calibration:
     fits: dict[str, FittedForm]
     """Fits by kind, or by transport."""
     host_ns: dict[str, float]
-    """Medians of host times in ns."""
+    """Medians of host times in ns, by name of the row."""
     clock: GpuSlowdown | None
     """Slowdown of a busy GPU, if it was measured. Prefill fits then describe a rested GPU."""
     gpu: str | None
@@ -128,7 +128,7 @@ def _round_lengths(measurements: Measurements) -> Iterator[str]:
 
 
 def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: float = 1) -> dict[str, Any]:
-    """The content of a profile file."""
+    """The content of a profile file, from the results of a calibration."""
     network = {
         "transports": {
             rows.name: _link(made.fits[rows.name], machine.SendingTime.fitted(made.measurements, made.fits[rows.name]))

@@ -208,7 +208,7 @@ NUM_SAMPLES = 100
 ROWS_OF_SHAPE = 12
 """Number of rows of one shape in a sample of the bootstrap."""
 INTERVAL = (2.5, 97.5)
-"""Percentiles of the bootstrap."""
+"""Percentiles of the bootstrap's coefficients that bound an interval."""
 SHAPES_PER_DOUBLING = 2
 """Number of shapes per doubling of size. Sizes this close are one shape, because consecutive steps have nearly the same
 times."""
@@ -221,7 +221,7 @@ class FittedForm:
     form: Form
     rows: Rows
     values: dict[str, float]
-    """Coefficients in ns."""
+    """Fitted coefficients in ns, in the order of the terms."""
     num_shapes: int
     held_out: Floats
     """Relative error of each row, by a fit to other shapes. Positive: the fit is too high."""
@@ -262,7 +262,7 @@ class FittedForm:
 
     @property
     def bias(self) -> float:
-        """Median error of held-out rows."""
+        """Median error of held-out rows; positive if fits are too high."""
         return float(np.median(self.held_out))
 
 

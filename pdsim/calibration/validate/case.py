@@ -46,7 +46,7 @@ class MeasuredArm:
     skip: int = 0
     """Number of requests that are left out, the first to arrive."""
     engine: str = ""
-    """Engine and release."""
+    """Engine and release that were measured."""
     front_end: str = "engine"
     """Kind of front end before the measured server."""
 

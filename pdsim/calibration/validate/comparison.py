@@ -137,7 +137,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Errors of one variant."""
+    """Errors of the simulation of one variant."""
 
     name: str
     num_requests: int
@@ -176,7 +176,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Validation:
-    """Comparisons of a whole suite."""
+    """Comparisons of all variants of a suite."""
 
     name: str
     tolerances: Tolerances

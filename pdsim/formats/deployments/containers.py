@@ -30,7 +30,7 @@ class Pods:
     gpu: str | None = None
     """Name of the GPU in a node's label."""
     role: str | None = None
-    """prefill or decode, by a name around the container."""
+    """Role of the container: prefill or decode, if a name of an object around the container contains it."""
     parallel: Mapping[str, int] = field(default_factory=dict)
     """Flags of parallel sizes that a chart's values give in addition to the command."""
 
@@ -43,9 +43,9 @@ class Container(Pods):
     """Program that a chart starts if the container names none."""
     model: str | None = None
     slices: int = 1
-    """Number of copies of all containers below."""
+    """Number of copies of each container that is listed below this object."""
     framework: str | None = None
-    """Engine of a graph's workers."""
+    """Engine of the workers in a DynamoGraphDeployment."""
 
 
 _OF_IMAGES = {

@@ -44,7 +44,7 @@ class Imported:
     """Fields of speculative decoding by role. They need the accepted length of a step, which the deployment lacks."""
 
     def take(self, path: str, value: Any) -> None:
-        """Sets a field by its path."""
+        """Sets a field of the scenario by its dotted path."""
         inner = self.data
         *outer, last = path.split(".")
         for name in outer:

@@ -31,7 +31,7 @@ PROGRAMS = {
     ("aiperf", "profile"): "aiperf-load",
     ("genai-perf", "profile"): "aiperf-load",
 }
-"""Programs by the words that start them."""
+"""Known programs, by the words of the command that starts them."""
 _BY_LENGTH = sorted(PROGRAMS, key=len, reverse=True)
 
 
@@ -40,10 +40,10 @@ class Process(Pods):
     """A program that a deployment runs."""
 
     where: str
-    """File, with line or object."""
+    """Place of the command: the file, with line or object."""
     program: str
     words: Sequence[str]
-    """Words after the name of the program."""
+    """Words of the command after the name of the program."""
 
 
 def read_processes(path: Path) -> list[Process]:

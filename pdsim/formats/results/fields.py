@@ -28,7 +28,7 @@ class ResultFields:
 
     @property
     def objects(self) -> set[str]:
-        """Names of the fields that are objects."""
+        """Names of the fields whose values are JSON objects."""
         return {name for name, value in self._found.items() if isinstance(value, dict)}
 
     def get(self, name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from pdsim.scenario.yaml_file import ConfigError
 
 HEAD = "Serving Benchmark Result"
-"""First line of a client's report."""
+"""First line of a report that a client prints."""
 _COUNTS = {
     "successful requests": "completed",
     "max request concurrency": "max_concurrency",

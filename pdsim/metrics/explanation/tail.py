@@ -49,7 +49,7 @@ class TailGroup:
     resource: str
     num_requests: int
     share: float
-    """Fraction of the tail's requests."""
+    """Fraction of the tail's requests that are in the group."""
     median_ms: float
     """Median time in the part, over the group."""
     all_median_ms: float
@@ -68,7 +68,7 @@ class TailGroup:
     number of tokens."""
     all_tokens: float | None
     example: int
-    """Id of the slowest request."""
+    """Id of the slowest request of the group."""
 
 
 @dataclass(frozen=True)

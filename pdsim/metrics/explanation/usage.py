@@ -26,9 +26,9 @@ class InstanceUsage:
 
     instance_id: str
     computing: float
-    """Share of time in prefill forwards."""
+    """Share of time in which the instance runs prefill forwards."""
     decoding: float
-    """Share of time in decode steps."""
+    """Share of time in which the instance runs decode steps."""
     lacks_pages: float
     """Share of time in which the first request of the queue, or a retracted request, waits for KV pages."""
     lacks_slots: float

@@ -44,7 +44,7 @@ def interconnect(scenario: Scenario) -> Interconnect:
 
 
 def transport(scenario: Scenario) -> Transport:
-    """The catalog's transport with the scenario's changes."""
+    """The transport of the catalog, with the scenario's network settings in place of its own values."""
     network, slowdown = scenario.network, scenario.cost.host.slowdown
     try:
         found = load_transport(network.transport)

@@ -12,9 +12,9 @@ class Kill:
     """An instance dies, with all its memory and all its transfers."""
 
     at_ns: int
-    """Time since the run began."""
+    """Time of the fault since the run began."""
     kill: str
-    """Name of the instance, such as prefill-0."""
+    """Name of the instance that dies, such as prefill-0."""
     restart_after_ns: int | None = None
     """Time until the instance restarts with empty memory. None: the instance stays down."""
 
@@ -30,7 +30,7 @@ class SlowLink:
     """
 
     at_ns: int
-    """Time since the run began."""
+    """Time when the fault begins, since the run began."""
     link: str
     """Name of the instance whose links slow down; or `shared`, the link that all transfers share."""
     bandwidth_factor: float
@@ -50,9 +50,9 @@ class ClientAbort:
     """
 
     at_ns: int
-    """Time since the run began."""
+    """Time of the abort since the run began."""
     abort: int
-    """Number of the request, counted from 0."""
+    """Number of the request in order of arrival, counted from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ class FrontEndSettings(Section):
 
     @staticmethod
     def of_times(front_end: "FrontEndSettings") -> "FrontEndSettings":
-        """The times alone, without `kind` and `waits_for_prefill`."""
+        """These settings with their times alone, without `kind` and `waits_for_prefill`."""
         return front_end.model_copy(update={"kind": None, "waits_for_prefill": None})
 
 

@@ -94,7 +94,7 @@ def _asset(name: str) -> str:
 
 
 Fields = Mapping[str, Any]
-"""A resolved scenario as plain data."""
+"""Type of a resolved scenario as plain data: values by field."""
 
 _ROLES = ("prefill", "decode", "aggregated")
 _NOT_SETUP = ("name", "description")

@@ -17,7 +17,7 @@ PREFILL_PARTS, DECODE_PARTS = 64, 8
 as long as a decode step, and much shorter than a forward, so a forward has more parts.
 """
 Move = tuple[float, Path]
-"""Bytes, and the links that they cross."""
+"""Bytes of an exchange, and the links that they cross."""
 
 
 class HostExchange:

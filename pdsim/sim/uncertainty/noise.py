@@ -21,7 +21,7 @@ class Band:
     """Smallest and largest value of one number, over a run and its repetitions with other message latencies."""
 
     base: float
-    """Value in the run itself."""
+    """Value of the number in the run itself, without other latencies."""
     least: float
     most: float
 

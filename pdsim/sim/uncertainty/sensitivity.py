@@ -37,11 +37,11 @@ class Sensitivity:
 
     resource: str
     changes: Mapping[str, float]
-    """Relative change of each metric."""
+    """Relative change of each metric with more of the resource."""
     relief: str
     """Fields of the scenario that increase the resource."""
     noise: Mapping[str, Band] = field(default_factory=dict)
-    """Range of each metric by chance."""
+    """Smallest and largest value of each metric over runs that differ by chance."""
 
     def by_chance(self, metric: str) -> bool:
         """True if chance alone moves the metric as much as the resource does."""

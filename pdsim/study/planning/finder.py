@@ -34,7 +34,7 @@ _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 
 class Finder:
-    """Finds the plan, and examines it."""
+    """Finds the plan by simulating candidates, and examines the chosen cluster."""
 
     def __init__(self, trials: Trials, space: Space, watch: Watch, currency: str) -> None:
         """currency: of the prices. Empty: GPUs have no prices."""

@@ -46,7 +46,7 @@ class Row(NamedTuple):
 class Plan:
     model: str
     load: str
-    """The requests: number, lengths, source and times."""
+    """The load as text: number of requests, lengths, source and times."""
     currency: str
     """Symbol or code of the prices. Empty: GPUs have no prices, and the cluster with the fewest GPUs is the
     cheapest."""
@@ -111,5 +111,5 @@ class Plan:
 
     @property
     def rows(self) -> list[Row]:
-        """The plan, then its alternatives."""
+        """Rows of the table of clusters: the plan, then its alternatives."""
         return [*([] if self.chosen is None else [self.chosen]), *self.alternatives]

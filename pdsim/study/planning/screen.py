@@ -66,7 +66,7 @@ class Screen:
 
     @property
     def setting(self) -> str:
-        """Text about the load."""
+        """Sentence about the load that was simulated."""
         return f"For {self._plan.load}."
 
     @property
@@ -164,7 +164,7 @@ class Screen:
 
     @property
     def details(self) -> list[str]:
-        """Sentences for --details."""
+        """Sentences that only --details prints."""
         plan = self._plan
         found = [f"{plan.num_tried} of {counted(plan.num_candidates, 'cluster')} simulated; SLO: {plan.slo}."]
         found += [] if plan.lone is None else [f"{plan.lone}."]

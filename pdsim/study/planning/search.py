@@ -26,7 +26,7 @@ class Tries(NamedTuple):
     first: Evaluate
     """Judges clusters by few runs. A cluster that misses the SLO misses it for certain."""
     final: Evaluate
-    """Judges clusters by all runs."""
+    """Judges clusters by all of their runs, one per seed."""
 
 
 def search(

@@ -50,7 +50,7 @@ class InProcessEngine:
         return map(compute, tasks)
 
     def close(self) -> None:
-        """Does nothing: this engine holds no resources."""
+        """No effect: this engine holds no resources."""
 
 
 class WorkerDiedError(Exception):

@@ -28,7 +28,7 @@ class Estimate(NamedTuple):
 
     @property
     def duration(self) -> str:
-        """Text of milliseconds."""
+        """The estimate of a time in ms as text, with unit and interval."""
         return f"{self.spread()} ms" if self.mean < 1000 else f"{self.divided(1e3).spread()} s"  # noqa: PLR2004
 
     @property
@@ -56,7 +56,7 @@ class Estimate(NamedTuple):
         return abs(self.mean - other.mean) <= self.half_width + other.half_width
 
     def text(self, shown: Callable[[float], str]) -> str:
-        """Text such as "1.2 ± 0.1"."""
+        """The estimate as text, such as "1.2 ± 0.1"."""
         half = "" if self.half_width is None else f" ± {shown(self.half_width)}"
         return shown(self.mean) + half
 

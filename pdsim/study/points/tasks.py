@@ -66,7 +66,7 @@ class Point:
     number: int
     changes: Changes
     tasks: dict[int, Task]
-    """Tasks by seed."""
+    """Tasks of the point, by seed."""
     end: str = ""
     """End of the range of unmeasured times at which the point is simulated, or repeat_N: its N-th repetition. Empty:
     the best known times."""
@@ -99,7 +99,7 @@ class Planner:
         return list(self._points.values())
 
     def forget(self) -> None:
-        """Forgets all points. Numbering begins again."""
+        """Forgets all points. The numbers of later points begin again from the first."""
         self._points.clear()
 
     @lookups_remembered()

@@ -39,7 +39,7 @@ class Answer:
     """Limiting resource of the winner, for throughput or for the latency with the least headroom. None: the run
     stalled."""
     run: RunResult = field(repr=False)
-    """Run of the winner, with levels."""
+    """The recommended candidate's run, with levels of its instances."""
     percentiles: Mapping[str, str]
     """Percentiles that the SLO limits, by metric."""
     axis: str

@@ -116,7 +116,7 @@ def _verdict(name: str, question: Question, study: Study) -> Verdict:
 
 
 class Judged(NamedTuple):
-    """A study and its verdict."""
+    """The candidates of a question with their results, and the verdict on them."""
 
     study: Study
     verdict: Verdict

@@ -80,11 +80,11 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """The numbers of one candidate."""
+    """One candidate's row of an answer's table."""
 
     arm: str
     changes: Changes
-    """Changes of the scenario."""
+    """Changes of the scenario that make the candidate."""
     x: float | None
     """Position on the figure's axis. None: the candidate has no number."""
     estimates: Mapping[str, Estimate | None]

@@ -30,7 +30,7 @@ class Range:
     first: float
     last: float
     dimension: Dimension | None
-    """Kind of quantity. None: plain numbers."""
+    """Kind of quantity that the values are. None: plain numbers."""
     is_whole: bool
     is_log: bool
     count: int | None

@@ -9,13 +9,13 @@ from pdsim.study.verdict.outcome import Outcome
 from pdsim.study.verdict.readings import Reading
 
 END = {"fastest": "fast", "slowest": "slow"}
-"""Words for the ends of a range."""
+"""Words of texts for both ends of a range."""
 NOT_MEASURED = "No server of this kind was measured; step times come from single kernels."
 
 
 class Confidence(NamedTuple):
     word: str
-    """high, medium or low."""
+    """The confidence as a word: high, medium or low."""
     reason: str
 
 

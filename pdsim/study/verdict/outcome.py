@@ -18,7 +18,7 @@ NEAR = 1.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a cluster over all seeds."""
+    """Result of a cluster under an SLO, over all seeds."""
 
     meets: bool
     reason: str
@@ -28,7 +28,7 @@ class Outcome:
     judgement: Judgement | None = field(default=None, kw_only=True)
     """The SLO's judgement; None: the run stopped early or failed."""
     classes: Mapping[str, Attainment] = field(default_factory=dict, kw_only=True)
-    """Attainment of each class that requests have."""
+    """Attainment of each class of requests."""
 
     @property
     def attained(self) -> Attainment | None:
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def why(self) -> str:
-        """The reason as a sentence."""
+        """The reason why the cluster misses the SLO, as a sentence."""
         return f"it {SATURATED}" if self.reason == SATURATED else self.reason
 
     @property

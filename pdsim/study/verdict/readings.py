@@ -136,7 +136,7 @@ class Reading:
     value: float
     """Value in ms; for a count the share of requests in percent. Infinite: too many requests have no end."""
     limit: float
-    """Limit in the same unit."""
+    """Limit of the number, in the same unit as its value."""
     is_share: bool
     request_class: str = ""
 
@@ -197,7 +197,7 @@ class Attainment:
     """Number of requests that were sent."""
     share: float
     goodput_per_s: float
-    """Requests within all limits, per second."""
+    """Rate of requests within all limits, per second."""
 
 
 def attainment_of(num_kept: int, num_sent: int, duration_s: float) -> Attainment:

@@ -1,4 +1,4 @@
-"""Memory of a request by the model: the sections `attention` and `state` of a catalog entry."""
+"""Memory that a model needs for a request: the sections `attention` and `state` of a catalog entry."""
 
 from collections import Counter
 from typing import Any

@@ -69,7 +69,7 @@ MOST_LAYERS = 10_000
 
 
 class Config:
-    """The text model of a config.json."""
+    """Fields of the text model in a config.json."""
 
     def __init__(self, fields: Any) -> None:
         """Reads config.json's fields. Raises EntryError."""

@@ -220,7 +220,7 @@ def _searched_width(hidden: int, factor: float) -> int:
 
 
 def expert_size(config: Config) -> int:
-    """intermediate_size of one routed expert."""
+    """Inner size of one routed expert (intermediate_size)."""
     return config.count("expert_size", "intermediate_size")
 
 

@@ -57,7 +57,7 @@ class Network(NamedTuple):
     """Network settings of a process in a run on several hosts."""
 
     address: str
-    """Endpoint on which it listens."""
+    """Endpoint on which the process listens."""
     public_key: str
     secret_key: str
     """Key pair of the run, made by the launcher. Its holders are processes of the run."""

@@ -30,7 +30,7 @@ def count(choices: NDArray[np.integer], num_experts: int) -> ExpertCounts:
 class CountedStep(NamedTuple):
     instance_id: str
     kind: str
-    """prefill or decode."""
+    """Kind of the step: prefill or decode."""
     end_ns: int
     counts: ExpertCounts
 

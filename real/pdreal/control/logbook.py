@@ -107,7 +107,7 @@ class InstanceLog:
             self.note("on_levels", self._instance_id, levels)
 
     def transfer(self, unit: TransferUnit, wire: RankPairLayout, worker: int, start_ns: int) -> None:
-        """Logs a unit that has just arrived."""
+        """Logs a transfer unit that has just arrived."""
         if self._logbook.is_kept:
             now_ns = self._timeline.now_ns
             self._logbook.row("on_transfer", now_ns, transfer_record(unit, wire, worker, start_ns, now_ns))

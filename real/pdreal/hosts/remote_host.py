@@ -46,7 +46,7 @@ class ClockOffset(NamedTuple):
 
     offset_ns: int = 0
     error_ns: int = 0
-    """Half the shortest round trip, in ns."""
+    """Largest error of the offset: half the shortest round trip, in ns."""
 
 
 class RemoteHost:
@@ -152,7 +152,7 @@ class RemoteHost:
                     answer.set_result(notice)
 
     def spawn(self, ranks: Sequence[RankSpec]) -> None:
-        """Start all ranks of an instance."""
+        """Starts all ranks of an instance on this host."""
         instance_id = ranks[0].instance_id
         if self._lost:
             asyncio.get_running_loop().call_soon(self._on_exit, instance_id, self._lost)

@@ -12,7 +12,7 @@ _KIB, _MIB = 2**10, 2**20
 class Plan:
     prefill: tuple[PrefillCase, ...]
     sustained: tuple[SustainedCase, ...]
-    """Prefills without pause, on GPUs."""
+    """Shapes of prefill forwards that are repeated without pause, on GPUs."""
     decode: tuple[DecodeCase, ...]
     copied_pages: tuple[int, ...]
     transferred_bytes: tuple[int, ...]

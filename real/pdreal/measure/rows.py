@@ -82,7 +82,7 @@ class Row:
 
 
 def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None) -> Row:
-    """A row of these times. times_us: sorted."""
+    """A row with statistics of these times. times_us: sorted."""
     times = {"time_us": median(times_us), "min_us": times_us[0], "repeats": len(times_us)}
     return Row(kind=kind, **times, **sizes)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit, laye
 
 @dataclass(frozen=True, kw_only=True)
 class CacheGeometry:
-    """The cache of one rank."""
+    """Shape of the KV cache of one rank."""
 
     num_pages: int
     page_size: int
@@ -26,7 +26,7 @@ class CacheGeometry:
     """Number of KV heads of this rank."""
     head_dim: int
     itemsize: int
-    """Bytes of an element."""
+    """Bytes of one element of the cache."""
     planes_per_layer: int = 2
 
     @property
@@ -87,7 +87,7 @@ def _within(heads: range, held: range) -> range:
 
 
 Planes = tuple[int, ...]
-"""Numbers of planes."""
+"""Numbers of planes, each with K or V of one layer, or its latents."""
 
 
 @dataclass(frozen=True, kw_only=True)

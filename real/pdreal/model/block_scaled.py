@@ -17,9 +17,9 @@ _LARGEST = 448.0
 
 class BlockScaled(NamedTuple):
     values: Tensor
-    """[..., outputs, inputs] in e4m3."""
+    """Matrix values, [..., outputs, inputs] in e4m3."""
     scales: Tensor
-    """[..., outputs / 128, inputs / 128] in fp32, rounded up."""
+    """Scales of blocks, [..., outputs / 128, inputs / 128] in fp32, rounded up."""
 
     def part(self, rows: slice, columns: slice) -> "BlockScaled":
         """A part made of whole blocks. Raises ValueError for other parts."""
@@ -56,7 +56,7 @@ def widen(matrix: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def cat(parts: list[Matrix]) -> Matrix:
-    """Concatenates matrices along their outputs."""
+    """Concatenates matrices along their output dimension."""
     return _joined(parts, torch.cat)
 
 

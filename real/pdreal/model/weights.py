@@ -225,11 +225,11 @@ class ModelWeights:
     """Weights of one rank."""
 
     embedding: Tensor
-    """Rows of the whole vocabulary."""
+    """Embedding rows of the whole vocabulary."""
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Tensor
-    """Rows of the rank's part of the vocabulary."""
+    """Output projection rows of the rank's part of the vocabulary."""
 
 
 def load_weights(

@@ -39,9 +39,9 @@ class RankSpec:
     slot: int
     """Number of the rank among the ranks of its host. GPUs are given to ranks in turn."""
     num_slots: int
-    """Number of ranks on its host."""
+    """Number of ranks on the host of this rank."""
     launcher: str
-    """Endpoint of the launcher."""
+    """Endpoint at which the launcher receives messages."""
     network: Network | None = field(repr=False)
     """Network settings of the process, in a run on several hosts."""
     sockets: Path
