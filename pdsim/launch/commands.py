@@ -126,9 +126,11 @@ def thresholds(policy: CacheAware) -> dict[str, float]:
 
 
 def pace(client: Any) -> Flags:
-    """Flags for the pace of a load generator. Empty for arrivals that not all load generators can send."""
+    """Flags for the pace of a load generator. Empty for a ramp and for arrivals that not all load generators can
+    send.
+    """
     if isinstance(client, ClosedLoop):
-        return [("max-concurrency", client.concurrency)]
+        return [("max-concurrency", client.concurrency)] if client.ramp_ns is None else []
     return [("request-rate", client.arrivals.rate_per_s)] if isinstance(client.arrivals, Poisson) else []
 
 
@@ -144,7 +146,8 @@ def replay_flags(scenario: Scenario, model: str, url: str, trace: str) -> Flags:
     """Flags of AIPerf for a Mooncake trace."""
     client = scenario.client
     if isinstance(client, ClosedLoop):
-        times: Flags = [("concurrency", client.concurrency), ("request-count", len(requests_of(scenario)))]
+        ramp = [] if client.ramp_ns is None else [("concurrency-ramp-duration", client.ramp_ns / 1e9)]
+        times: Flags = [("concurrency", client.concurrency), *ramp, ("request-count", len(requests_of(scenario)))]
     else:
         times = [("fixed-schedule", True), ("fixed-schedule-auto-offset", True)]
     return [
@@ -266,7 +269,9 @@ def _of_client(scenario: Scenario) -> list[str]:
     count = warm_up_requests(scenario.client, len(requests_of(scenario)))
     if not count:
         return []
-    simulated = f"the simulation leaves out the first {count:,} requests, which all clients send at once"
+    ramp = getattr(scenario.client, "ramp_ns", None)
+    at_start = "at once" if ramp is None else "as their number rises"
+    simulated = f"the simulation leaves out the first {count:,} requests, which clients send {at_start}"
     return [f"client: {simulated}; load generators count them, as does --set client.warm_up_requests=0"]
 
 

@@ -197,7 +197,8 @@ class OpenLoop:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Closed loop: keeps a fixed number of sessions in flight. All are sent at the start, then one for each that ends.
+    """Closed loop: keeps a fixed number of sessions in flight. All are sent at the start, or one after another over a
+    ramp; then one for each that ends.
 
     A request's latency counts from when it is sent, as in SGLang's client, and does not include waiting in the client.
     """
@@ -217,6 +218,11 @@ class ClosedLoop:
     """Time after which no request is sent, counted from the first request after the warm-up. None: all requests are
     sent.
     """
+    ramp_ns: int | None = None
+    """Time over which the number of sessions in flight rises from 1 to the concurrency, in equal steps of 1. None: all
+    begin at once. AIPerf's --concurrency-ramp-duration (0.13.0, timing/phase/runner.py, and LinearStrategy of
+    timing/ramping.py). Requests of the ramp count, except those of the warm-up.
+    """
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -225,6 +231,8 @@ class ClosedLoop:
             raise ValueError(f"a closed loop needs warm_up_requests >= 0, found {self.warm_up_requests}")
         if self.duration_ns is not None and self.duration_ns <= 0:
             raise ValueError(f"a closed loop needs duration > 0, found {self.duration_ns} ns")
+        if self.ramp_ns is not None and self.ramp_ns <= 0:
+            raise ValueError(f"a closed loop needs ramp > 0, found {self.ramp_ns} ns")
 
 
 Client = OpenLoop | ClosedLoop
@@ -292,7 +300,7 @@ class ClientDriver:
 
     def start(self) -> None:
         if isinstance(self._client, ClosedLoop):
-            self._timeline.after(0, lambda _: self._begin(self._primes) if self._primes else self._burst())
+            self._timeline.after(0, lambda _: self._begin(self._primes) if self._primes else self._open())
         else:
             self._schedule_next()
 
@@ -300,7 +308,7 @@ class ClientDriver:
         if request_id in self._priming:
             self._priming.remove(request_id)
             if not self._priming:
-                self._burst()
+                self._open()
             return
         for spec in self._followers.pop(request_id, ()):
             self._num_awaited[spec.request_id] -= 1
@@ -319,12 +327,20 @@ class ClientDriver:
         if self._end_ns is None or self._timeline.now_ns < self._end_ns:
             self._send(spec)
 
-    def _burst(self) -> None:
-        assert isinstance(self._client, ClosedLoop)
-        if self._client.duration_ns is not None:
-            self._end_ns = self._timeline.now_ns + self._client.duration_ns
-        for session in islice(self._sessions, self._client.concurrency):
-            self._begin(session)
+    def _open(self) -> None:
+        """Begins the first sessions: all at once, or over the ramp."""
+        client = self._client
+        assert isinstance(client, ClosedLoop)
+        if client.duration_ns is not None:
+            self._end_ns = self._timeline.now_ns + client.duration_ns
+        if client.ramp_ns is None:
+            for session in islice(self._sessions, client.concurrency):
+                self._begin(session)
+            return
+        self._begin(next(self._sessions, ()))
+        for i in range(1, client.concurrency):
+            begin_ns = round(i * client.ramp_ns / (client.concurrency - 1))
+            self._timeline.after(begin_ns, lambda _: self._begin(next(self._sessions, ())))
 
     def _begin(self, session: Iterable[RequestSpec]) -> None:
         for spec in session:

@@ -132,6 +132,13 @@ def test_of_vllm(engine, data, tmp_path_factory):
     assert isinstance(read, Scenario)
 
 
+def test_a_ramp_of_aiperf_is_read(tmp_path):
+    command = "aiperf profile --isl 9 --osl 9 --concurrency 4 --concurrency-ramp-duration 2.5 --num-prompts 5"
+    (tmp_path / "server.sh").write_text(f"vllm serve {DENSE}\n")
+    (tmp_path / "load.sh").write_text(f"{command}\n")
+    assert import_deployment([tmp_path]).data["client"] == {**CLOSED, "ramp": "2.5 s"}
+
+
 def test_the_commands_are_each_others_inverse(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     data = {"model": DENSE, "page_size": 16, "prefill": {"gpu": "h100"}, "decode": {"gpu": "h100"}}

@@ -260,6 +260,10 @@ arrival_s,in_tokens,out_tokens
     [
         ("open_loop", "--fixed-schedule --fixed-schedule-auto-offset"),
         ("{use: closed_loop, concurrency: 2}", "--concurrency 2 --request-count 2"),
+        (
+            "{use: closed_loop, concurrency: 2, ramp: 1500 ms}",
+            "--concurrency 2 --concurrency-ramp-duration 1.5 --request-count 2",
+        ),
     ],
 )
 @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "kubernetes"])

@@ -102,6 +102,27 @@ def test_pages_and_folders_leave_out_what_the_summary_leaves_out(tmp_path):
     assert "10 left out as warm-up" in run_page([ReportedRun("kept", stored.summary, stored.records)]).subtitle
 
 
+@given(concurrency=st.integers(1, 12), ramp_ms=st.integers(1, 3000))
+@settings(max_examples=8)
+def test_sessions_in_flight_rise_by_one_in_equal_steps(concurrency, ramp_ms):
+    """At each time as many are in flight as have begun, none more, until too few requests are left."""
+    made = scenario(concurrency=concurrency, requests=3 * concurrency, warm_up=0, tokens=256)
+    client = ClosedLoop(concurrency, 0, ramp_ns=ramp_ms * 1_000_000)
+    done = simulate(made.model_copy(update={"client": client})).records.requests
+    step_ns = client.ramp_ns / max(1, concurrency - 1)
+    begins = [round(i * step_ns) for i in range(concurrency)]
+    sent = sorted(one.arrival_ns for one in done)
+    at_end = [one.end_ns for one in done]
+    assert len(sent) == 3 * concurrency
+    for place, time_ns in enumerate(sent):
+        num_open = sum(begin_ns <= time_ns for begin_ns in begins)
+        num_ended = sum(end_ns <= time_ns for end_ns in at_end)
+        assert place < num_open + num_ended
+    for place, begin_ns in enumerate(begins):
+        num_ended = sum(end_ns < begin_ns for end_ns in at_end)
+        assert sum(time_ns <= begin_ns for time_ns in sent) >= min(len(sent), place + 1 + num_ended) - 1
+
+
 @pytest.mark.parametrize("concurrency", [32, 64])
 def test_equal_requests_are_not_sent_together_for_long(concurrency):
     """A real SGLang pair had groups of 1 to 8 requests from its second round on; at first all were sent at once."""

@@ -60,7 +60,14 @@ def _client(flags: _Flags, *, inf: str = "inf") -> Load:
     rate, burstiness = flags.text("request-rate", default=inf), flags.number("burstiness", default=1)
     concurrency = flags.text("max-concurrency", "concurrency")
     if concurrency and rate in (inf, ""):
-        return {"use": "closed_loop", "concurrency": whole(concurrency), "warm_up_requests": 0}  # as the tool counts
+        ramp_s = flags.number("concurrency-ramp-duration", default=0)
+        ramp = {"ramp": f"{ramp_s:g} s"} if ramp_s else {}
+        return {
+            "use": "closed_loop",
+            "concurrency": whole(concurrency),
+            "warm_up_requests": 0,
+            **ramp,
+        }  # as tools count
     if rate in (inf, ""):
         return {"use": "open_loop"}
     arrivals: Load = {"use": "poisson", "rate": f"{rate} /s"}

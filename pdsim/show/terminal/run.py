@@ -127,7 +127,8 @@ def _start_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
     if not isinstance(client, ClosedLoop) or client.concurrency == 1 or summary["pdsim"].get("warm_up_requests"):
         return ""
     why = f", because the load has fewer than {2 * client.concurrency:,}" if client.warm_up_requests is None else ""
-    return f"All clients send at once at the start, and these requests count{why}."
+    how = "All clients send at once at the start" if client.ramp_ns is None else "Clients begin over the ramp"
+    return f"{how}, and these requests count{why}."
 
 
 def _pace(scenario: Scenario) -> str:
