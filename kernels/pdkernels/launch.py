@@ -46,7 +46,7 @@ class Launcher:
     Args:
         kernel: its run-time parameters come first, all integers marked do_not_specialize; then its constants.
         constants: values of the kernel's constexpr parameters, in the order of its signature.
-        warps: of 32 threads, per program.
+        warps: warps of 32 threads per program.
         stages: loads that a loop has under way while it computes.
         early: whether the kernel begins with wait_for_earlier.
 

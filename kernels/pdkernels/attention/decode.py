@@ -1,9 +1,9 @@
 """Decode attention over pages: one new query token per sequence, grouped query heads, equal work for each program.
 
-What it computes is reference.paged_decode_reference. It must read K and V of every cached token of the batch once, 2 *
-tokens * kv_heads * head_dim elements; all else is small. A program takes one KV head of one share of the batch
-(shares.py), with all query heads of its group, so that each K and V is read once. Of a layer with a window only the
-last tokens of each sequence are divided and read.
+Computes reference.paged_decode_reference. A step must read K and V of every cached token of the batch once, 2 * tokens
+* kv_heads * head_dim elements; all else is small. A program takes one KV head of one share of the batch (shares.py),
+with all query heads of its group, so that each K and V is read once. Of a layer with a window only the last tokens of
+each sequence are divided and read.
 """
 
 from dataclasses import dataclass
@@ -152,8 +152,8 @@ def paged_decode(
         block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences.
         lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives zeros.
         page_size: tokens per page for NHD; HND pages say it themselves.
-        scale: of the scores; 1 / sqrt(head_dim) if None.
-        output: where to write, [batch, query_heads, head_dim]; new if None.
+        scale: factor on the scores; None: 1 / sqrt(head_dim).
+        output: tensor to write to, [batch, query_heads, head_dim]; None: a new tensor.
         workspace: of decode_workspace, divided over these lengths (once a step, for all layers with a window as long);
             its window bounds the tokens that are read. New, without a window, if None.
 

@@ -1,8 +1,8 @@
 """Decode attention over pages of latents: one new query token per sequence, all query heads over one latent a token.
 
-What it computes is reference.latent_decode_reference. A latent is its own key and, but for the rotated rest, its own
-value, so that each is read once for a block of heads; blocks of the same tokens are neighbours and find it in L2. Each
-program takes a block of heads over an equal share of the batch's tokens (shares.py).
+Computes reference.latent_decode_reference. A latent is its own key and, but for the rotated rest, its own value, so
+that each is read once for a block of heads; blocks of the same tokens are neighbours and find it in L2. Each program
+takes a block of heads over an equal share of the batch's tokens (shares.py).
 """
 
 import torch
@@ -118,7 +118,7 @@ def latent_decode(
         block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences.
         lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives zeros.
         page_size: tokens per page.
-        scale: of the scores.
+        scale: factor on the scores.
         workspace: of latent_workspace, divided over these lengths (once a step, for all layers); new if None.
 
     Returns:

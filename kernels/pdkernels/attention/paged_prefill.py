@@ -1,8 +1,8 @@
 """Causal attention of prompts packed one after another over the pages of their KV, for CUDA graphs.
 
-What it computes is reference.packed_prefill_reference, with keys and values that lie in pages. A tile is some new
-tokens of one sequence. What tiles there are is read on the device, and programs take them and their query heads in
-turn: so one launch fits whatever prompts there are.
+Computes reference.packed_prefill_reference, with keys and values in pages. A tile is some new tokens of one sequence.
+The list of tiles is read on the device, and programs take them and their query heads in turn: so one launch fits
+whatever prompts there are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,9 +45,9 @@ def prefill_tiles(
 
     Args:
         num_new: tokens of each sequence, as they are packed.
-        num_context: tokens before them.
-        num_pages: of each sequence; lists of pages lie one behind another.
-        size: tokens with padding.
+        num_context: tokens of each sequence before its new ones.
+        num_pages: pages of each sequence; page lists lie one behind another.
+        size: number of tokens with padding.
 
     """
     tiles, row, page = [], 0, 0
@@ -144,7 +144,7 @@ def paged_prefill(
         query: [new tokens and padding, query_heads, head_dim]. Only tokens may have a stride.
         key_pages, value_pages: the planes of one layer, [slots, kv_heads, head_dim].
         tiles: int32 [tiles, 4], of prefill_tiles.
-        num_tiles: int32 [1], how many of them there are.
+        num_tiles: int32 [1], number of tiles.
         pages: int32, page lists of all sequences.
         page_size: tokens per page.
         window: last tokens that each token sees, itself included; 0: all.

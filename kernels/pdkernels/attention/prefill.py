@@ -1,8 +1,8 @@
 """Causal attention of prompts packed one after another, grouped query heads, each over its context and itself.
 
-What it computes is reference.packed_prefill_reference. A program takes 128 new tokens of one query head and walks over
-the tokens that they may see: without a mask while all of them may see all, then with one. Programs of a prompt's end,
-which have most to do, begin first. With a window a program begins with the first token in sight, and masks all.
+Computes reference.packed_prefill_reference. A program takes 128 new tokens of one query head and walks over the tokens
+that they may see: without a mask while all of them may see all, then with one. Programs of a prompt's end, which have
+most to do, begin first. With a window a program begins with the first token in sight, and masks all.
 """
 
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ def packed_prefill(
         query: [new tokens, query_heads, head_dim]; bf16 or fp16. Of each tensor only tokens may have a stride.
         key, value: [all tokens, kv_heads, head_dim].
         new_bounds, all_bounds: int32 [sequences + 1], where the tokens of each sequence begin and end.
-        longest: new tokens of the longest sequence.
+        longest: number of new tokens of the longest sequence.
         window: last tokens that each token sees, itself included; 0: all.
 
     Raises:

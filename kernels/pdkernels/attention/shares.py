@@ -1,10 +1,10 @@
 """Equal shares of a decode batch's cached tokens, whatever the lengths of its sequences, and memory for their results.
 
 The tokens of all sequences lie one behind another in blocks, and each program reads an equal run of blocks. A run may
-end inside a sequence and may hold several. What it reads of one sequence is a part: the part of a share and a sequence
-has the slot `share + sequence`, which no other pair that meets has, and the parts of a sequence lie side by side. A
-sequence that lies in one share alone needs no joining. Grids depend on shapes only, and lengths are read on the device:
-all can be captured in a CUDA graph.
+end inside a sequence and may hold several. The blocks that one share has of one sequence are a part: the part of a
+share and a sequence has the slot `share + sequence`, which no other pair that meets has, and the parts of a sequence
+lie side by side. A sequence that lies in one share alone needs no joining. Grids depend on shapes only, and lengths are
+read on the device: all can be captured in a CUDA graph.
 """
 
 import torch
@@ -100,8 +100,8 @@ class DecodeWorkspace:
     """The division of a batch and memory for its parts, made once per largest batch: captured graphs keep addresses.
 
     Args:
-        batch: sequences.
-        query_heads: of each, with a result of head_dim elements.
+        batch: maximum number of sequences.
+        query_heads: query heads of each sequence, with a result of head_dim elements.
         head_blocks: programs that read each token, for some query heads each.
         head_dim: a power of two.
         block_tokens: tokens of a block, which one program reads at once.

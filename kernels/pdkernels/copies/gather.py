@@ -1,8 +1,8 @@
 """Gather: the KV of some heads, all layers, from scattered pages into one contiguous staging span, in one launch.
 
-What it computes is reference.gather_reference. What it must move, for T tokens, P planes and R bytes of moved heads per
-token and plane: T * P * R bytes read and as many written, plus 4 bytes of page number per page, which stay in L2. At
-the copy bandwidth of the device, 2 * T * P * R / bandwidth is the floor.
+Computes reference.gather_reference. Bytes to move, for T tokens, P planes and R bytes of moved heads per token and
+plane: T * P * R bytes read and as many written, plus 4 bytes of page number per page, which stay in L2. At the copy
+bandwidth of the device, 2 * T * P * R / bandwidth is the floor.
 
 The staging span is [slice, plane, token, head, head_dim]: one slice per target rank, each contiguous, so that one
 launch serves a fan-out and each slice is one transfer. Planes are K of all layers, then V of all layers.
@@ -85,11 +85,11 @@ def gather(
         pool: source pages.
         pages: int32 [ceil(tokens / page_size) or more] on the pool's device, in the order of the prompt; with pages of
             one token these are token slots.
-        tokens: how many; the last page may be used in part.
+        tokens: number of tokens; the last page may be used in part.
         staging: uint8 [bytes] on the pool's device; see staging_bytes.
-        heads: of the pool's rank; all if None.
+        heads: heads of the pool's rank; None: all.
         slices: number of target ranks that share the heads evenly.
-        offset_bytes: where in staging the span begins, a multiple of 16.
+        offset_bytes: begin of the span in staging, a multiple of 16.
         programs: at most this many programs (thus streaming multiprocessors) at a time; no limit if None.
 
     Raises:
@@ -117,8 +117,8 @@ def gather_batch(
     Args:
         pages: int32 [n], the page lists of all requests.
         spans: int64 [requests, 3]: index of the first page in pages, tokens, offset in staging in bytes.
-        longest_tokens: at least the most tokens of a request; sizes the grid, not the work.
-        programs: per request, at most.
+        longest_tokens: upper bound of a request's tokens; it sizes the grid, not the work.
+        programs: maximum number of programs per request.
 
     """
     ready = GATHER.ready(pool, heads, slices, tiling, limited=programs is not None, batched=True)

@@ -1,8 +1,8 @@
 """Push: from the pages of one pool straight into the pages of another, on this GPU or a peer, with no staging.
 
-What it computes is reference.push_reference. It reads each payload byte once and writes it once: at a peer the write
-goes over NVLink, and what gather, copy and scatter would move besides (2 more reads and 2 more writes) is gone. It
-needs the target's page list at the source, and the target's memory mapped there (peer access, or CUDA IPC).
+Computes reference.push_reference. It reads each payload byte once and writes it once: at a peer the write goes over
+NVLink, and what gather, copy and scatter would move besides (2 more reads and 2 more writes) is gone. It needs the
+target's page list at the source, and the target's memory mapped there (peer access, or CUDA IPC).
 """
 
 import torch
@@ -81,7 +81,7 @@ def push(
         source, target: pools of the same layers, head dimension and dtype. The target may lie on a peer GPU (see
             map_peer) or in another process (MappedPool) and may differ in heads, page size and order.
         source_pages, target_pages: int32 on the source's device.
-        source_heads, target_heads: equally many; all of the pool's if None.
+        source_heads, target_heads: ranges of equal size; None: all heads of the pool.
         programs: at most this many programs at a time; no limit if None.
 
     Raises:

@@ -1,7 +1,7 @@
 """Scatter: staging spans of several writers into the pages of a cache with another head layout, in one launch.
 
-What it computes is reference.scatter_reference, and what it must move is the gather's: each payload byte read once and
-written once. The span is [writer, plane, token, head, head_dim]; writer w brings the w-th equal part of the heads.
+Computes reference.scatter_reference, and moves as much as the gather: each payload byte is read once and written once.
+The span is [writer, plane, token, head, head_dim]; writer w brings the w-th equal part of the heads.
 
 A tile covers a token's heads over all writers, so that its row in the page is written at once and in full. Writers that
 arrive at different times can be scattered one at a time: heads of that writer, writers=1.

@@ -27,7 +27,7 @@ class CapturedCopy:
 
     Args:
         direction: "gather" or "scatter".
-        most_tokens: of a request.
+        most_tokens: maximum tokens of a request.
         programs: at most this many programs at a time; no limit if None.
 
     """

@@ -1,7 +1,7 @@
 """fp8 on the wire for a wider cache: gather casts to float8_e4m3, scatter casts back; staging and wire are halved.
 
-What it computes is reference.gather_fp8_reference and reference.scatter_fp8_reference. Per element of a bf16 cache, a
-gather reads 2 bytes and writes 1, a scatter the reverse.
+Computes reference.gather_fp8_reference and reference.scatter_fp8_reference. Per element of a bf16 cache, a gather reads
+2 bytes and writes 1, a scatter the reverse.
 
 It is lossy, and so never a default. e4m3 has 3 bits of mantissa: a value whose magnitude is between 2^-6 and 448 times
 its plane's scale comes back within 1/16 (6.25 %) of itself; smaller ones within 2^-10 times the scale; larger ones are

@@ -55,7 +55,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "first_dense": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "mtp": ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers"),
 }
-"""Names that families give to the same size."""
+"""Field names that model families use for the same size."""
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _NOT_READ = re.compile(
