@@ -91,7 +91,7 @@ def parse_json(text: str, where: str, *, has_infinity: bool = False) -> Any:
         line = f", line {wrong.lineno}" if "\n" in text.rstrip() else ""
         raise InputError(f"{where}{line}: not JSON: {wrong.msg} at column {wrong.colno}") from None
     except RecursionError:
-        raise InputError(f"{where}: JSON that nests too deeply: nothing that is read here is 100 deep") from None
+        raise InputError(f"{where}: JSON is nested more than 100 deep, and no file that pdsim reads is") from None
     except ValueError as wrong:  # ours, or Python's of an integer of more than 4300 digits
         said = wrong if isinstance(wrong, _NotFiniteError) else "a number of more than 4300 digits"
         raise InputError(f"{where}: {said}") from None
@@ -168,7 +168,7 @@ def _require_size(data: Any, where: str) -> None:
             return 1
         if id(value) in sizes:
             if (known := sizes[id(value)]) is None:
-                raise InputError(f"{where}: an alias stands inside of what it stands for")
+                raise InputError(f"{where}: a YAML alias refers to a value that contains the alias")
             return known
         sizes[id(value)] = None
         inside = [*value, *value.values()] if isinstance(value, dict) else value

@@ -104,7 +104,7 @@ def _answer(question: str, parse: Callable[[str], Any]) -> Any:
 
 def _count(answer: str) -> int:
     if not answer.isdecimal() or int(answer) < 1:
-        raise ValueError(f"{answer!r}: a number from 1 on")
+        raise ValueError(f"{answer!r}: expected a number of at least 1")
     return int(answer)
 
 

@@ -230,7 +230,7 @@ def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
         path = path.strip()
         is_size = path.endswith((".tp", ".pp", ".cp", ".instances"))
         if is_size and not all(type(value) is int and value > 0 for value in values):
-            raise ConfigError(f"--try {one}: whole numbers above 0")
+            raise ConfigError(f"--try {one}: expected whole numbers above 0")
         if path.endswith(".gpu"):
             raise ConfigError(f"--try {one}: GPUs have prices, and each role tries all of them: --gpu h100=2.5")
         found[path] = values

@@ -32,7 +32,7 @@ class SessionAffinity:
         if self.ttl_ns < 0:
             raise ValueError(f"ttl is at least 0, found {self.ttl_ns} ns")
         if isinstance(self.otherwise, SessionAffinity):
-            raise ValueError("otherwise names another policy than session_affinity")
+            raise ValueError("otherwise: name a policy other than session_affinity")
 
     @property
     def is_kv_aware(self) -> bool:

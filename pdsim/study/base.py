@@ -47,7 +47,7 @@ class AskOptions:
     def __post_init__(self) -> None:
         Slo.parse(self.slo)
         if any(not 0 < factor < inf for factor in self.speedups):
-            raise ConfigError(f"--speedup {self.speedup}: numbers above 0")
+            raise ConfigError(f"--speedup {self.speedup}: expected numbers above 0")
 
     @property
     def speedups(self) -> list[float]:

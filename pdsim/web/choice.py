@@ -99,5 +99,5 @@ def _servers(chosen: Mapping[str, Any]) -> tuple[tuple[Server, ...], tuple[int, 
     except (KeyError, TypeError, ValueError) as wrong:
         raise ConfigError(f"no cluster: {wrong!r}") from None
     if not 1 <= min(counts) <= max(counts) <= MOST_INSTANCES:
-        raise ConfigError(f"{counts} instances: from 1 to {MOST_INSTANCES}")
+        raise ConfigError(f"{counts} instances: expected 1 to {MOST_INSTANCES}")
     return servers, counts

@@ -27,7 +27,7 @@ WRONG = [
     (["capacity", "--speedup", "1,2"], "only for the question capacity, with a trace that has arrival times"),
     (["routing", "--trace", "trace.jsonl", "--speedup", "2"], "only for the question capacity"),
     (["capacity", "--trace", "trace.jsonl", "--speedup", "1;2"], "--speedup 1;2: expected numbers, such as 0.5,1,2,4"),
-    (["capacity", "--trace", "trace.jsonl", "--speedup", "0"], "--speedup 0: numbers above 0"),
+    (["capacity", "--trace", "trace.jsonl", "--speedup", "0"], "--speedup 0: expected numbers above 0"),
     (
         ["staging-ring", "--set", "model=deepseek-r1", "--set", "prefill.tp=8", "--set", "decode.tp=8"],
         "deepseek-r1 has latent KV, which every rank holds whole",

@@ -21,14 +21,14 @@ WRONG = [
         "search.seed: Input should be less than",
     ),
     (HEAD + "seeds: [1, true]\ngrid: {page_size: [4]}", "seeds: expected a number, found true"),
-    (HEAD + "grid: {seed: [1, 2]}", "seed: replications are the sweep's own field, as in seeds: [1, 2, 3]"),
+    (HEAD + "grid: {seed: [1, 2]}", "seed: give the sweep's field seeds instead, as in seeds: [1, 2, 3]"),
     (HEAD + "grid: {page_size: {from: 1.0, to: 2}}", "page_size: a range in a grid needs count, or step"),
     (HEAD + "grid: {'prefill.tp, decode.tp': [[1, 2], [2]]}", "expected a list of 2 values for each point, found [2]"),
     (
         HEAD + "grid: {'prefill.tp, decode.tp': {from: 1, to: 2}}",
         "fields that change together have a list, not a range",
     ),
-    (HEAD + "grid: {'prefill.tp, page_size': [[1, 2]], page_size: [4]}", "page_size stands there twice"),
+    (HEAD + "grid: {'prefill.tp, page_size': [[1, 2]], page_size: [4]}", "page_size is given twice"),
     (HEAD + "sobol: {count: 12, fields: {page_size: [4]}}", "sobol.count: 12 is no power of two; near are 8 and 16"),
     (
         HEAD + "sobol: {count: 4, seed: -1, fields: {page_size: [4]}}",

@@ -256,7 +256,7 @@ MAMBA = ["linear_attention", "full_attention"]
         ),
         (QWEN3, {"layer_types": MAMBA * 14}, "layer_types: expected linear_num_value_heads or .*, found none"),
         (QWEN3, {"layer_types": ["hyper_attention"] * 28}, "layer_types: expected attention .*, found hyper_attention"),
-        (LLAMA, {"mamba_d_state": 64}, "layer_types is missing: which layers are Mamba's is not told"),
+        (LLAMA, {"mamba_d_state": 64}, "layer_types is missing, which says which layers are Mamba's"),
         (DEEPSEEK, {"qk_rope_head_dim": None}, "qk_rope_head_dim is missing"),
         (DEEPSEEK, {"mlp_only_layers": 3}, "a field has a wrong value"),
     ],

@@ -74,7 +74,7 @@ def plan(
 
     """
     if seeds < 1 or max_gpus < 1:
-        raise ConfigError(f"--seeds {seeds}, --max-gpus {max_gpus}: at least 1")
+        raise ConfigError(f"--seeds {seeds}, --max-gpus {max_gpus}: expected at least 1")
     given = None if scenario is None else Path(scenario)
     if out is not None:
         _require_folder(Path(out), given)

@@ -118,7 +118,9 @@ def _step(given: Any, dimension: Dimension | None, scale: str) -> float | None:
         return None
     step, other = _amount(given)
     if other is not dimension or step <= 0 or scale == "log":
-        raise ValueError(f"step {given!r}: expected one above 0, of the kind of its range, which is linear")
+        raise ValueError(
+            f"step {given!r}: expected a value above 0 in the unit of its range; only linear ranges have a step"
+        )
     return step
 
 
@@ -186,9 +188,9 @@ def _check_fields(fields: dict[str, Values]) -> dict[str, Values]:
 def _check_names(names: list[str], seen: set[str]) -> None:
     for name in names:
         if name == "seed":
-            raise ValueError("seed: replications are the sweep's own field, as in seeds: [1, 2, 3]")
+            raise ValueError("seed: give the sweep's field seeds instead, as in seeds: [1, 2, 3]")
         if name in seen:
-            raise ValueError(f"{name} stands there twice")
+            raise ValueError(f"{name} is given twice")
         seen.add(name)
 
 

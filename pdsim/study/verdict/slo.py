@@ -359,7 +359,7 @@ class Slo:
         terms = tuple(term for group in text.split(";") for term in _terms(group))
         names = [f"{term}" for term in terms]
         if twice := next((name for name in names if names.count(name) > 1), ""):
-            raise ValueError(f"{twice} stands there twice")
+            raise ValueError(f"{twice} is given twice")
         return cls(terms)
 
 

@@ -117,7 +117,7 @@ def _mixers(config: Config) -> list[Mixer]:
         every = config.count("full_attention_interval")
         return ["state" if (layer + 1) % every else "full" for layer in range(num_layers)]
     if config.names(r"mamba|ssm_"):
-        raise EntryError("layer_types is missing: which layers are Mamba's is not told")
+        raise EntryError("layer_types is missing, which says which layers are Mamba's")
     return _without_windows(config, _windows(config, num_layers))
 
 

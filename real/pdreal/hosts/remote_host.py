@@ -104,7 +104,7 @@ class RemoteHost:
         try:
             self.clock = await self._ask_time()
         except TimeoutError:
-            raise LaunchError(f"host {self.name} did not say its time within {_ROUND_TRIP_S:g} s") from None
+            raise LaunchError(f"host {self.name} did not answer with its time within {_ROUND_TRIP_S:g} s") from None
 
     async def _wait_for_its_end(self, process: Process) -> None:
         exit_code = await process.wait()

@@ -160,7 +160,7 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         if getattr(getattr(scenario.router, role), "metrics_interval_ns", 0):
             raise ConfigError(f"router.{role}: metrics of instances are read in simulation only; choose other scorers")
         if getattr(getattr(scenario.router, role), "reads_sessions", False):
-            raise ConfigError(f"router.{role}: requests name no sessions outside simulation; choose another policy")
+            raise ConfigError(f"router.{role}: sessions exist in simulation only; choose another policy")
     for role in ("prefill", "decode", "aggregated"):
         settings = getattr(scenario, role)
         if settings is not None and settings.dp > 1:
