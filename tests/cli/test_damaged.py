@@ -45,7 +45,7 @@ def refusal(capsys, *words):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("[" * 100_000, "line 2: JSON that nests too deeply"),
+        ("[" * 100_000, "line 2: JSON is nested more than 100 deep"),
         ('{"timestamp": %s}' % ("1" * 5000), "line 2: a number of more than 4300 digits"),
         ('{"timestamp": 0, "input_length": Infinity}', "line 2: Infinity is no finite number"),
         ('{"timestamp": 0, "input_length": 1e999}', "line 2: 1e999 is no finite number"),

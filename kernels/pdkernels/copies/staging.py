@@ -1,4 +1,6 @@
-"""The host side that gather and scatter share: check the arguments, take the kernel made ready for them, launch."""
+"""The host side that gather and scatter share: it checks the arguments, takes the compiled kernel for them, and
+launches.
+"""
 
 from dataclasses import dataclass
 from typing import Any

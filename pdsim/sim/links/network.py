@@ -35,7 +35,7 @@ class Transfer:
     """Time when the current stage of the transfer began."""
     setup_ns: int
     least_ns: float
-    """Minimum time in ns for moving the bytes: the engine posts descriptors at the same time."""
+    """Minimum time in ns for moving the bytes, because the last bytes move only after their descriptors are posted."""
     line_ns: int = 0
     posting_ns: int = 0
     unposted_ns: int = 0

@@ -254,7 +254,7 @@ class Follower:
         self._fail = fail
 
     def levels(self) -> list[Any]:
-        """None: the leader reports the levels of the instance."""
+        """Empty: the leader reports the levels of the instance."""
         return []
 
     def on_message(self, to: str, message: Any, payload: Any) -> None:
