@@ -30,7 +30,7 @@ _SHOWN.maxstring, _SHOWN.maxlong, _SHOWN.maxother = 160, 60, 160
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The message names the place, the value and the possible values."""
+    """Raised for input that cannot be used. The message names the place, the value and the possible values."""
 
 
 def shown(value: object) -> str:

@@ -288,7 +288,7 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSeen:
-    """An instance as the autoscaler sees it."""
+    """The state of an instance as the autoscaler knows it."""
 
     instance_id: str
     num_requests: int
@@ -433,7 +433,7 @@ class Offload:
     """Copy these pages to the given pages of host memory, after all earlier copies of this kind, and send Offloaded."""
 
     store: int
-    """Number of the copy in its instance."""
+    """Number of the copy, unique in its instance."""
     pages: tuple[int, ...]
     host_pages: tuple[int, ...]
 

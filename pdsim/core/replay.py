@@ -12,7 +12,7 @@ from pdsim.core.message_text import to_json
 
 
 class ReplayError(AssertionError):
-    """A replayed call returned another result than the recorded call."""
+    """Raised if a replayed call returns another result than the recorded call."""
 
 
 def replay(

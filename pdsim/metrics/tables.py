@@ -16,7 +16,7 @@ Record = TypeVar("Record")
 
 
 class RunFolderError(InputError):
-    """The folder holds no run, or an incomplete one."""
+    """Raised for a folder that holds no run, or an incomplete run."""
 
 
 class Kind(NamedTuple):

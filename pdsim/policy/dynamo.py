@@ -52,7 +52,7 @@ class DynamoKv:
         return view.instances[self._sampled(costs) if self.router_temperature else self._least(costs)].instance_id
 
     def costs(self, prompt: TokenSequence, view: RoutingView) -> list[float]:
-        """Cost in blocks of each of view.instances."""
+        """Cost in blocks of each instance in view.instances."""
         num_blocks, weight = len(prompt) // view.page_size, self.decode_active_request_weight
         used: list[int] = []
         for load in view.instances:

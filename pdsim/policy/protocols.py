@@ -61,7 +61,7 @@ class PreemptionPolicy(Protocol):
     """Decides which request loses its pages when the next decode step does not fit."""
 
     def victim(self, view: views.DecodeView) -> int:
-        """The request_id of one of view.running."""
+        """Returns the request_id of one of view.running."""
 
 
 class EvictionPolicy(Protocol):
@@ -84,7 +84,7 @@ class RoutingPolicy(Protocol):
     """Chooses the instance of one role. Prefill and decode have separate policies, as in SGLang's gateway."""
 
     def pick(self, prompt: views.TokenSequence, view: views.RoutingView) -> str:
-        """The instance_id of one of view.instances."""
+        """Returns the instance_id of one of view.instances."""
 
 
 class SheddingPolicy(Protocol):

@@ -142,7 +142,7 @@ class Candidate:
     num_cached_tokens: int
     """Prompt tokens that the decode prefix cache holds."""
     num_new_pages: int
-    """Pages to allocate for the rest."""
+    """Number of pages to allocate for the uncached tokens."""
     resumes: bool = False
     """True for a retracted request that resumes."""
 

@@ -16,7 +16,7 @@ from pdsim.workload.trace_fields import INPUT
 
 
 class TraceError(InputError):
-    """A trace that cannot be read. The message says where, and what would be right."""
+    """Raised for a trace that cannot be read. The message names the place and the accepted values."""
 
 
 LONGEST_LINE = 2**24

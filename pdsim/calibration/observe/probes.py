@@ -29,7 +29,7 @@ LOAD_OUTPUT_TOKENS = (16, 64)
 
 
 class Probe(NamedTuple):
-    """A measurement. Its requests are sent together."""
+    """A measurement of a server: requests that are sent together."""
 
     kind: str
     num_requests: int
@@ -96,7 +96,7 @@ class Load:
     name: str
     concurrency: int
     lengths: tuple[tuple[int, int], ...]
-    """Prompt and output tokens of each request."""
+    """Number of prompt and output tokens of each request."""
 
 
 def loads(budget: ObservationBudget) -> tuple[Load, ...]:

@@ -42,7 +42,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class ServerError(Exception):
-    """An answer that is not a completion."""
+    """Raised for an answer that is not a completion."""
 
     def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
         super().__init__(message)

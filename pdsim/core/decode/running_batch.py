@@ -31,7 +31,7 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True, kw_only=True)
 class RunningRequest(Request):
-    """A request in a batch."""
+    """A request in the batch of a decoding instance."""
 
     max_output_tokens: int
     num_output_tokens: int = 0

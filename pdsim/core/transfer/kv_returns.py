@@ -31,7 +31,7 @@ class Returning:
 
 
 class KvGiver:
-    """Decode's side of a return of KV."""
+    """Decode's side of KV returns: offers KV, and releases it afterwards."""
 
     def __init__(self, decode_id: str, cache: KvCache, wire: RankPairLayout) -> None:
         self.held: dict[int, Returning] = {}
@@ -63,7 +63,7 @@ class KvGiver:
 
 
 class KvTaker:
-    """Prefill's side of a return of KV."""
+    """Prefill's side of KV returns: asks for offered KV, and caches it."""
 
     def __init__(self, cache: KvCache) -> None:
         self.held: dict[int, Returning] = {}

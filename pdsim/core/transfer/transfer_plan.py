@@ -33,7 +33,7 @@ class RankPairLayout:
     num_targets: int = 1
     """Number of decode ranks that one prefill rank writes to."""
     num_pairs: int = 1
-    """Number of pairs of ranks."""
+    """Number of pairs of ranks between which KV is sent."""
     num_absent_layers: int = 0
     """Number of layers that pairs of smaller pipeline stages have less than the largest, summed over these pairs."""
     slices: bool = False

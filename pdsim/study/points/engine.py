@@ -54,7 +54,7 @@ class InProcessEngine:
 
 
 class WorkerDiedError(Exception):
-    """A worker process died; the message says how."""
+    """Raised if a worker process died. The message says how."""
 
 
 class Pool:

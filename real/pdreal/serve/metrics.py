@@ -134,7 +134,7 @@ class Metrics:
 
 
 class Meter:
-    """A request's part in the metrics."""
+    """Records one request in the metrics."""
 
     def __init__(self, metrics: Metrics, num_prompt_tokens: int) -> None:
         self._metrics = metrics

@@ -103,7 +103,7 @@ class Service(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """A client's request, in any dialect."""
+    """A client's request, in the form that all endpoints share."""
 
     prompt: list[int]
     settings: AnswerSettings
@@ -119,7 +119,7 @@ class Part(NamedTuple):
 
     text: str
     first_token: int
-    """Number of the part's first token."""
+    """Position of the part's first token in the answer, from 0."""
 
 
 class Answer:

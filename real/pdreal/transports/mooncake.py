@@ -115,7 +115,7 @@ class MooncakeTransport:
 
 
 def kind_of(name: str) -> Kind:
-    """Kind of a preset such as mooncake-tcp."""
+    """Kind of engine that a preset such as mooncake-tcp stands for."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     return next(kind for kind in kinds if name == f"mooncake-{kind}")
 
