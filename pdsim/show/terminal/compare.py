@@ -9,6 +9,7 @@ from pdsim.show.terminal.run import cluster_text, key_rows, load_text, print_num
 from pdsim.show.terminal.screen import print_headline, print_sentence, screen_table
 from pdsim.show.terminal.tables import new_console
 from pdsim.study.repetition import Change, ComparedRun, change, value_in
+from pdsim.study.verdict.cold import cold_wave
 from pdsim.study.verdict.confidence import NOT_MEASURED
 
 _CHANCE = "chance"
@@ -26,7 +27,8 @@ def print_comparison(runs: Sequence[ComparedRun]) -> None:
         print_numbers(first.summary, None)
     for other in others:
         console.print(_table(first, other))
-    for note in [*_chance(runs), *(note for other in others for note in _at_ends(first, other))]:
+    ends = (note for other in others for note in _at_ends(first, other))
+    for note in [*_chance(runs), *ends, *_cold_servers(runs)]:
         print_sentence(console, note)
     for run in runs:
         for failure in failures_in(run.summary):
@@ -115,6 +117,23 @@ def _chance(runs: Sequence[ComparedRun]) -> list[str]:
     repeated = "with slightly faster and slower messages" if first.is_sample else "with other draws of the load"
     meaning = f' "{_CHANCE}" marks a difference that the repetitions do not confirm.' if is_chance else ""
     return [f"Each run was repeated {repeated}.{meaning}"]
+
+
+def _cold_servers(runs: Sequence[ComparedRun]) -> list[str]:
+    """Sentences on measured runs whose first requests are later than a simulated run of the same requests says."""
+    simulated = [run for run in runs if run.summary.get("backend") == "pdsim"]
+    notes = []
+    for run in runs:
+        found = cold_wave(run.records, simulated[0].records) if simulated and run not in simulated else None
+        if found is None:
+            continue
+        late = f"{found.late_ns / 1e6:.0f} ms"
+        notes.append(
+            f"The first {counted(found.num_requests, 'request')} of {run.name} took {late} longer than "
+            f"{simulated[0].name} says, beyond what later requests did. The servers may have been cold: send the load "
+            f"twice, or try --set 'cost.cold_start={{1: {late}}}'."
+        )
+    return notes
 
 
 def _at_ends(first: ComparedRun, other: ComparedRun) -> list[str]:
