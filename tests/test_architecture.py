@@ -13,7 +13,7 @@ BELOW = {
     "system": {"ruamel"},
     "core": {"policy"},
     "cost": {"core", "policy", "system"},
-    "workload": {"core", "policy", "system"},
+    "workload": {"core", "policy", "system", "pyarrow"},
     "metrics": {"core", "policy", "numpy", "pandas", "pyarrow", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
     "launch": {"scenario", "system", "policy", "workload"},

@@ -21,7 +21,7 @@ from pdsim.study.points.tasks import shown
 from pdsim.study.verdict.slo import Slo
 from pdsim.workload.client import Client, ClosedLoop, warm_up_requests
 from pdsim.workload.request_spec import classes_of
-from pdsim.workload.trace_file import LONGEST_LINE, open_trace
+from pdsim.workload.trace_file import LONGEST_LINE, is_parquet, num_parquet_rows, open_trace
 
 NUM_SEEDS = 3
 """Number of runs of each candidate."""
@@ -271,6 +271,8 @@ def trace_lines(path: Path) -> int:
     """Number of records of a trace with one record per line; 0 for a JSON list or a folder."""
     if path.is_dir():
         return 0
+    if is_parquet(path):
+        return num_parquet_rows(path)
     with open_trace(path) as file:
         first = file.readline(LONGEST_LINE)
         if first.lstrip().startswith("["):

@@ -1,11 +1,14 @@
-"""The file of a trace: its format, and its lines, CSV or JSON, plain or gzip. Errors name file, line and field."""
+"""The file of a trace: its format, and its lines, CSV, JSON or Parquet. Errors name file, line and field."""
 
 import csv
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
 from itertools import chain, islice, pairwise
+from math import isnan
 from pathlib import Path
 from typing import IO, Any
 
@@ -121,6 +124,10 @@ def _flatten(fields: Mapping[str, Any], into: dict[str, Any]) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Line]:
+    """Lines of JSON, or rows of a Parquet file."""
+    if is_parquet(path):
+        yield from parquet_rows(path)
+        return
     with open_trace(path) as file:
         for number, text in enumerate(file, 1):
             if text.isspace():
@@ -171,6 +178,8 @@ def _parsed(text: str, where: str) -> Any:
         raise TraceError(str(wrong)) from None
 
 
+_PARQUET = b"PAR1"
+"""First bytes of a Parquet file."""
 _DELIMITERS = ",;\t|"
 
 
@@ -194,8 +203,51 @@ def _cell(value: Any) -> Any:
         return value
 
 
+def is_parquet(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_PARQUET)) == _PARQUET
+
+
+def parquet_rows(path: Path) -> Iterator[Line]:
+    """Rows of a Parquet file. Times of day become text, as a CSV file has them; empty numbers count as missing."""
+    import pyarrow as pa  # noqa: PLC0415  only these traces pay for it
+    from pyarrow import parquet  # noqa: PLC0415
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for number, fields in enumerate(batch.to_pylist(), number + 1):  # noqa: B020
+                    yield Line(f"{path}, row {number}", {name: _plain(value) for name, value in fields.items()})
+    except (pa.ArrowException, OSError) as broken:
+        raise TraceError(f"{path}: cannot be read as Parquet: {broken}") from None
+
+
+def num_parquet_rows(path: Path) -> int:
+    """Raises TraceError for a damaged file."""
+    from pyarrow import ArrowException, parquet  # noqa: PLC0415
+
+    try:
+        return int(parquet.read_metadata(path).num_rows)
+    except (ArrowException, OSError) as broken:
+        raise TraceError(f"{path}: cannot be read as Parquet: {broken}") from None
+
+
+def _plain(value: Any) -> Any:
+    """The value of a column as JSON or CSV would have it."""
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, Decimal):
+        return float(value)
+    return None if isinstance(value, float) and isnan(value) else _cell(value)
+
+
 def records(path: Path) -> Iterator[Line]:
-    """Records of a file. The first line decides the format: JSON lines, one JSON value, or a table."""
+    """Records of a file. Its beginning decides the format: Parquet, JSON lines, one JSON value, or a table."""
+    if is_parquet(path):
+        return parquet_rows(path)
     with open_trace(path) as file:
         first = _first_line(file)
     if not first.startswith(("{", "[")):

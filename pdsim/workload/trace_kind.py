@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pdsim.workload import trace_fields as names
 from pdsim.workload.prompts import has_text
-from pdsim.workload.trace_file import Line, TraceError, open_trace, records
+from pdsim.workload.trace_file import Line, TraceError, is_parquet, open_trace, records
 from pdsim.workload.trace_rows import rows_of, value_of
 
 READS = {
@@ -81,5 +81,7 @@ def _use_of(row: Line, first: Line, path: Path) -> str:
 
 
 def _has_waits(path: Path) -> bool:
+    if is_parquet(path):
+        return any(line.get("wait_for") for line in records(path))
     with open_trace(path) as file:
         return any(_WAITS in line for line in file)

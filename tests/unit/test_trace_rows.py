@@ -1,10 +1,13 @@
 """Traces as tools write them: each is known, and its lengths, times and prefixes are read."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
+from pyarrow import Table, parquet
 
 from pdsim.scenario.sections.component import BUILT_IN, build_component
+from pdsim.study.base import trace_lines
 from pdsim.workload.request_spec import Streams, Workload
 from pdsim.workload.trace_file import InputWarning, TraceError
 from pdsim.workload.trace_kind import trace_kind
@@ -243,3 +246,36 @@ def test_requests_of_dynamo_lie_by_their_ends(tmp_path):
     assert [len(spec.prompt) for spec in (first, second)] == [140, 140]
     assert first.prompt.common_prefix(0, second.prompt, 0) == 64
     assert second.after == (first.request_id,)
+
+
+def at(second):
+    return datetime(2023, 11, 16, 18, 17, second, 250_000, tzinfo=UTC)
+
+
+AGENT = {"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"TIMESTAMP": at(second), "ContextTokens": 9, "GeneratedTokens": 2} for second in (3, 5)],
+        [{"timestamp": 500 * i, "input_length": 1000, "output_length": 7, "hash_ids": [1, 2 + i]} for i in (0, 1)],
+        [{"input_tokens": 100 + i, "output_tokens": 5, "arrived_at": 0.5 * i, "class": None} for i in (0, 1)],
+        [{"request_id": "a", "wait_for": [], **AGENT}, {"request_id": "b", "wait_for": ["a"], **AGENT}],
+    ],
+)
+def test_a_parquet_file_is_read_like_lines_of_json(tmp_path, rows):
+    as_text = [{name: str(v) if isinstance(v, datetime) else v for name, v in row.items()} for row in rows]
+    plain, packed = lines(tmp_path / "trace.jsonl", *as_text), tmp_path / "trace.parquet"
+    parquet.write_table(Table.from_pylist(rows), packed)
+    assert trace_kind(packed) == trace_kind(plain)
+    assert seen(read(packed)) == seen(read(plain))
+    assert trace_lines(packed) == trace_lines(plain) == 2
+
+
+def test_a_damaged_parquet_file_is_one_error(tmp_path):
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(b"PAR1" + bytes(40))
+    for call in (trace_kind, trace_lines):
+        with pytest.raises(TraceError, match="cannot be read as Parquet"):
+            call(path)
