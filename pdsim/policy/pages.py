@@ -33,7 +33,7 @@ class ReserveDecodeTokens:
     reserved_tokens: int = 512
     """Tokens in reserve for each active request (--num-reserved-decode-tokens)."""
     max_estimated_output_tokens: int = 4096
-    """Longest output that counts, in tokens (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
+    """Maximum tokens of output that the rule expects of a request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
     def __post_init__(self) -> None:
         if self.reserved_tokens < 0 or self.max_estimated_output_tokens < 1:

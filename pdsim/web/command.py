@@ -14,7 +14,9 @@ from pdsim.study.points.tasks import described
 
 
 def shortest_command(base: Base, changes: Changes, slo: str) -> str:
-    """A `pdsim run` command of the base's file, or without a file of the starter, with the changes that matter."""
+    """The shortest `pdsim run` command with the numbers of an answer: the base's file or, without a file, the starter's
+    flags, and the changes that matter.
+    """
     own = read_yaml(base.path) if base.of_starter is None else starting_point()
     if base.of_starter is not None:
         del own["client"]  # without a file, `pdsim run` asks for a load

@@ -1,8 +1,9 @@
 """Causal attention of prompts packed one after another, grouped query heads, each over its context and itself.
 
 Computes reference.packed_prefill_reference. A program takes 128 new tokens of one query head and walks over the tokens
-that they may see: without a mask while all of them may see all, then with one. Programs of a prompt's end, which have
-most to do, begin first. With a window a program begins with the first token in sight, and masks all.
+that they may see: first blocks that all of them may see, without a mask, then blocks with a mask. Programs of a
+prompt's end, which have most to do, begin first. With a window a program begins with the first token in sight, and
+masks all.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ class Row:
 
     Attributes:
         kernel: gather, scatter, push, append, decode and so on.
-        variant: what did it; our main kernel is "fused".
+        variant: the kernel or call; our main kernel is "fused".
         payload_bytes: bytes of KV moved or read, counted once.
         time_us: on the device, between events. graph_us: per call in a CUDA graph. submit_us: host, until submitted.
             whole_us: host, until done, page upload included.

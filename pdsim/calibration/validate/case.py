@@ -1,9 +1,9 @@
 """A study with measurements: `measured.yaml` beside a scenario.
 
 scenario: scenario.yaml
-source: where the numbers come from
-client: aiperf             whose definitions of the metrics they follow
-engine: SGLang 0.5.12      which engine and release was measured, if it is known
+source: origin of the numbers
+client: aiperf             client whose definitions the metrics follow
+engine: SGLang 0.5.12      measured engine and release, if known
 front_end: dynamo          the kind that stood before it; arms may have an engine and a front_end of their own
 seeds: [1, 2, 3]           simulated values are means over these
 arms:
@@ -12,7 +12,7 @@ arms:
     fitted: true           the profile was fitted on these rows; all other arms are predictions
     skip: 16               the first requests to arrive are left out of both sides
     runs: [{id: "12486", request_throughput: 1.2433, ...}, ...]
-    within: {request_throughput: 3 %}    what the study asks for, if it does
+    within: {request_throughput: 3 %}    accepted errors, if the study has any
 
 Cost settings can be fitted to the metrics of one arm, with the `calibrate` extra (scipy).
 """

@@ -1,13 +1,13 @@
 """A suite of scenarios that run for real and are simulated: `matrix.yaml` in a folder of its own.
 
 scenario: scenario.yaml     without costs
-profile: profile.yaml       what the simulator takes them from
-runs: runs                  where the folders of real runs are
-real: {device: cuda, dtype: bfloat16, weights: "seed:0", timeout: 60 s}   how pdreal runs each
-within: {median: 7 %, mean: 15 %, p99: 25 %, winner: 95 %}                what is asked for
+profile: profile.yaml       fitted costs for the simulator
+runs: runs                  folder of the real runs
+real: {device: cuda, dtype: bfloat16, weights: "seed:0", timeout: 60 s}   flags of pdreal for each variant
+within: {median: 7 %, mean: 15 %, p99: 25 %, winner: 95 %}                accepted errors
 variants:
   c1: [client.concurrency=1]
-  tp2to1: {changes: [prefill.tp=2], profile: tp2to1.yaml}                 with costs of its own
+  tp2to1: {changes: [prefill.tp=2], profile: tp2to1.yaml}                 with its own costs
 """
 
 from dataclasses import dataclass, is_dataclass, replace

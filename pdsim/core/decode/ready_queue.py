@@ -1,7 +1,8 @@
 """Requests of a decode instance whose KV is complete, and that wait for a place in the batch.
 
 They leave in the order in which they became ready. With priorities, the highest goes first, as in SGLang's
-get_new_prebuilt_batch. A resumed request has the rank of its retraction, or keeps that from before (EngineRules).
+get_new_prebuilt_batch. By the engine's rules, a resumed request keeps its first rank, or has the rank of its
+retraction.
 """
 
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ class Pods:
     gpu: str | None = None
     """Name of the GPU in a node's label."""
     role: str | None = None
-    """Role of the container: prefill or decode, if a name of an object around the container contains it."""
+    """Role of the container, prefill or decode, if the name of an object around the container says so."""
     parallel: Mapping[str, int] = field(default_factory=dict)
     """Flags of parallel sizes that a chart's values give in addition to the command."""
 
