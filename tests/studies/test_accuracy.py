@@ -2,7 +2,18 @@
 
 import pytest
 
-from docs.accuracy import EXPERIMENTS, KNOWN, LARGE, README, Number, coverage, in_three_rows, numbers, read
+from docs.accuracy import (
+    EXPERIMENTS,
+    KNOWN,
+    LARGE,
+    README,
+    Number,
+    coverage,
+    coverage_by,
+    in_three_rows,
+    numbers,
+    read,
+)
 from pdsim.calibration.validate.case import find_cases
 
 SAMPLE = {
@@ -50,6 +61,15 @@ def test_every_arm_has_numbers():
 
 def test_what_counts_has_all_three_states_of_knowledge():
     assert [row[0] for row in coverage(read())] == [known for known in KNOWN for _ in range(3)]
+
+
+def test_coverage_of_groups_is_that_of_all_numbers():
+    alone = [one for one in read() if one.known == KNOWN[-1]]
+    for field in ("study", "gpu", "engine"):
+        rows = coverage_by(read(), field)
+        assert sum(int(row[2]) for row in rows) == len(alone)
+        inside = sum(round(int(row[2]) * float(row[3].rstrip("%")) / 100) for row in rows)
+        assert inside == pytest.approx(sum(one.is_inside for one in alone), abs=2)
 
 
 def test_the_readme_has_the_table():
