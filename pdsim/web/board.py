@@ -15,7 +15,8 @@ from pdsim.study.base import Base
 from pdsim.study.points.engine import Work
 from pdsim.study.space import Server, cluster, kilowatts, label_of, needs_staging, price_per_h
 from pdsim.study.trials import Trials
-from pdsim.study.verdict.outcome import SATURATED
+from pdsim.study.verdict.confidence import by_chance
+from pdsim.study.verdict.outcome import SATURATED, outcome_of
 from pdsim.study.verdict.readings import Times
 from pdsim.study.verdict.slo import Slo, Term
 from pdsim.system.catalog import names
@@ -157,7 +158,18 @@ class Board:
             "command": shortest_command(base, changes, str(choice.slo)),
             **_costs(choice, scenario.num_gpus),
             **_results(choice.slo, row, others),
+            "chance": self._chance(choice.slo, changes, row),
         }
+
+    def _chance(self, slo: Slo, changes: Changes, row: Mapping[str, Any]) -> str:
+        """Sentence on a verdict that chance changes. Empty: the limits are not near, or chance does not change it."""
+        own = outcome_of([row], slo)
+        if not own.is_near:
+            return ""
+        jitters = self._load.base.jittered
+        extremes = [{**changes, **jitter} for jitter in (jitters[0], jitters[-1])]
+        runs = [own, *(outcome_of(rows, slo) for rows in self._trials.whole_runs(extremes))]
+        return "" if len({one.meets for one in runs}) == 1 else f"The verdict depends on chance. {by_chance(runs)}"
 
 
 def _changes(base: Base, choice: Choice) -> Changes:

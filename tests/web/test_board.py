@@ -140,6 +140,14 @@ def test_limits_prices_and_types_are_chosen(board, capsys):
     assert answer["metrics"][0]["values"][0] == pytest.approx(found["mean_ttft_ms"])
 
 
+def test_a_verdict_that_chance_changes_is_called_so(board):
+    (far,) = board.answer({**CHOSEN, "slo": "e2e p50 < 9 ms"})["slo"]
+    at_limit = board.answer({**CHOSEN, "slo": f"e2e p50 < {far['values'][0] + 1e-6:.6f} ms"})
+    assert at_limit["chance"].startswith("The verdict depends on chance. With messages up to 10% ")
+    assert at_limit["chance"].endswith(" of 3 runs meet the SLO.")
+    assert not board.answer({**CHOSEN, "slo": "e2e p50 < 9 ms"})["chance"]
+
+
 def test_another_policy_leaves_the_limit_of_the_queue(tmp_path):
     shedding = "router: {shedding: {use: queue_limit, max_queued_requests: 1}}\n"
     with board_of(tmp_path, SCENARIO + shedding) as board:

@@ -27,6 +27,7 @@ _NUM_NEAR = 6
 """Number of cheaper clusters that run the whole load, to show by how much they miss the SLO."""
 _DEARER = 1.5
 """Highest price of reported clusters, as a multiple of the plan's price."""
+_A_SEED_MISSES = "not all seeds meet the SLO"
 _GROWN_AT_ONCE = 3
 """Number of multiples of the load that are simulated at once."""
 _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
@@ -135,14 +136,11 @@ class Finder:
         """Candidates that miss the SLO by least, nearest first, each with its missed terms and limiting resource."""
         ratios = dict(zip(candidates, self._trials.first_ratios([one.changes for one in candidates]), strict=True))
         nearest = of_both_kinds(sorted(candidates, key=lambda one: (ratios[one], one.label)), _NUM_TOLD)
-        outcomes = zip(nearest, self._trials.whole([one.changes for one in nearest]), strict=True)
-        told = sorted(outcomes, key=lambda pair: (pair[1].ratio, pair[0].label))
-        near = [one.changes for one, outcome in told if outcome.is_near]
-        repeated = iter(self._trials.repeated(near))
-        return tuple(
-            Row(one, outcome, self._limit(one, outcome), next(repeated) if outcome.is_near else ())
-            for one, outcome in told
-        )
+        whole = map(_missed, self._trials.whole([one.changes for one in nearest]))
+        told = sorted(zip(nearest, whole, strict=True), key=lambda pair: (pair[1].ratio, pair[0].label))
+        near = [one for one, outcome in told if outcome.is_near and outcome.reason != _A_SEED_MISSES]
+        repeated = dict(zip(near, self._trials.repeated([one.changes for one in near]), strict=True))
+        return tuple(Row(one, outcome, self._limit(one, outcome), repeated.get(one, ())) for one, outcome in told)
 
     def _repeated(self, row: Row) -> Row:
         (again,) = self._trials.repeated([row.candidate.changes])
@@ -280,3 +278,8 @@ class Finder:
 def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
     """Clusters that miss the SLO. With slower servers or more load they miss it, too."""
     return {one: outcome for one, outcome in tried.items() if not outcome.meets}
+
+
+def _missed(outcome: Outcome) -> Outcome:
+    """The outcome of a cluster of which a run ended early. The mean of its seeds may meet the SLO."""
+    return replace(outcome, meets=False, reason=_A_SEED_MISSES) if outcome.meets else outcome

@@ -24,9 +24,14 @@ class Row(NamedTuple):
     """Outcomes with slightly faster and slower messages. Empty: the cluster was not repeated."""
 
     @property
+    def runs(self) -> list[Outcome]:
+        """Outcomes of the cluster's own run and of its repetitions."""
+        return [self.outcome, *self.repeated]
+
+    @property
     def num_meeting(self) -> int:
-        """Number of runs that meet the SLO: of the cluster's own run and its repetitions."""
-        return sum(one.meets for one in (self.outcome, *self.repeated))
+        """Number of these runs that meet the SLO."""
+        return sum(one.meets for one in self.runs)
 
     @property
     def is_stable(self) -> bool:

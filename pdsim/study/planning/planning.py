@@ -136,7 +136,9 @@ def _compared(made: Plan, chosen: Row, trials: Trials, own: CandidateCluster | N
     own: the user's cluster; None: not given. checks: trials on the second trace; None: there is none.
     """
     if own is not None:
-        made = replace(made, own=Row(own, trials.whole([own.changes])[0]))
+        (outcome,) = trials.whole([own.changes])
+        repeated = trials.repeated([own.changes])[0] if outcome.is_near else ()
+        made = replace(made, own=Row(own, outcome, repeated=repeated))
     if checks is not None:
         made = replace(made, checked=checks.whole([chosen.candidate.changes])[0])
     return made

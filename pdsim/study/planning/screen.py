@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pdsim.metrics.summary_rows import counted, markdown_table, markdown_text
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.space import CandidateCluster
-from pdsim.study.verdict.confidence import END, Confidence, by_chance, confidence, limit_rows
+from pdsim.study.verdict.confidence import END, Confidence, by_chance, by_chance_each, confidence, limit_rows, range_of
 from pdsim.study.verdict.outcome import SATURATED, Outcome
 
 _MOST_TERMS = 2
@@ -55,6 +55,8 @@ class Screen:
         own, price = plan.own, plan.chosen.candidate.price_per_h
         saved = 1 - price / own.candidate.price_per_h
         verdict = "meets it" if own.outcome.meets else f"misses it: {own.outcome.shortfall}"
+        if not own.is_stable:
+            verdict = f"meets it in {own.num_meeting} of {1 + len(own.repeated)} runs that differ by chance"
         costs = (
             f"{100 * saved:.0f} % less than"
             if saved > 0
@@ -92,11 +94,17 @@ class Screen:
         if plan.chosen is None or plan.chosen.outcome.judgement is None:
             return TextTable([], [])
         ends = plan.ends
-        rows = limit_rows(plan.chosen.outcome.readings, [one.readings for one in ends.values()])
+        chosen = plan.chosen
+        rows = limit_rows(chosen.outcome.readings, [one.readings for one in ends.values()])
         if plan.load_factor is not None:
             most = "" if plan.breaks else " or more"
             rows.append(["load it can take", "1 x", f"{plan.load_factor:g} x{most}", *([plan.breaks] if ends else [])])
-        return TextTable(["", "limit", "predicted", *(["range: fast to slow servers"] if ends else [])], rows)
+        columns = ["", "limit", "predicted", *(["range: fast to slow servers"] if ends else [])]
+        if chosen.repeated and chosen.outcome.is_near:
+            columns.insert(3, "by chance")
+            for row, band in zip(rows, [*by_chance_each(chosen.runs), ""], strict=False):
+                row.insert(3, band)
+        return TextTable(columns, rows)
 
     @property
     def confidence(self) -> Confidence:
@@ -108,7 +116,7 @@ class Screen:
             instead = f"No cluster of up to {plan.max_gpus} GPUs meets the SLO there."
         else:
             instead = f"{plan.safe.candidate.label} ({self._priced(plan.safe.candidate)}) meets the SLO there, too."
-        runs = (plan.chosen.outcome, *plan.chosen.repeated)
+        runs = plan.chosen.runs
         foreign, is_measured = plan.foreign_setup, plan.is_measured
         return confidence("The plan", runs, plan.ends, foreign_setup=foreign, is_measured=is_measured, instead=instead)
 
@@ -136,14 +144,24 @@ class Screen:
             runs = f"{row.num_meeting} of {1 + len(row.repeated)} runs meet the SLO"
             return f"{yours}unstable: {runs}, one misses: {row.outcome.shortfall}"
         if not row.outcome.meets:
-            return yours + row.outcome.shortfall
+            return yours + row.outcome.shortfall + _band(row)
         if plan.chosen is None:
             return yours
         if row.candidate.price_per_h == plan.chosen.candidate.price_per_h:
-            return f"{yours}same price, less headroom"
+            return f"{yours}same price, {self._headroom(row.outcome.ratio, plan.chosen)}"
         if plan.safe is not None and row.candidate == plan.safe.candidate:
             return f"{yours}costs more; holds on slow servers"
         return f"{yours}costs more, more headroom" if row in plan.faster else f"{yours}costs more"
+
+    @staticmethod
+    def _headroom(ratio: float, chosen: Row) -> str:
+        """Compares a cluster at the plan's price with the plan and its band by chance. Of such clusters, the plan has
+        most headroom at the slow end of the range.
+        """
+        ratios = [one.ratio for one in chosen.runs]
+        if ratio > max(ratios):
+            return "less headroom"
+        return "equal headroom within chance" if ratio >= min(ratios) else "less headroom on slow servers"
 
     @property
     def failing(self) -> list[str]:
@@ -170,7 +188,7 @@ class Screen:
         found += [] if plan.lone is None else [f"{plan.lone}."]
         if plan.chosen is not None:
             found += _attained(plan.chosen.outcome)
-            found.append(by_chance((plan.chosen.outcome, *plan.chosen.repeated)))
+            found.append(by_chance(plan.chosen.runs))
         found += [
             f"{row.candidate.label}: {row.outcome.lack}; {row.limit}." for row in plan.nearest if row.limit is not None
         ]
@@ -242,6 +260,16 @@ def _attained(outcome: Outcome) -> list[str]:
     classes = f" ({of_classes})" if of_classes else ""
     share, rate = f"{outcome.attained.share:.2%}", f"{outcome.attained.goodput_per_s:.4g}"
     return [f"{share} of the requests{classes} are within all limits: {rate} requests/s."]
+
+
+def _band(row: Row) -> str:
+    """The band by chance of the number that misses its limit most. Empty: the row was not repeated, or has no band."""
+    judged = row.outcome.judgement
+    if not row.repeated or judged is None or row.outcome.reason == SATURATED or judged.worst.is_share:
+        return ""
+    runs = [one.judgement.readings[judged.worst] for one in row.runs if one.judgement is not None]
+    text = range_of(sorted(runs, key=lambda one: one.value))
+    return "" if text == judged.readings[judged.worst].value_text else f" ({text} by chance)"
 
 
 def _found(outcome: Outcome) -> str:

@@ -86,12 +86,16 @@ def by_chance(runs: Sequence[Outcome]) -> str:
     """Sentence on the smallest and largest value of each limited number over repeated runs, and on how many runs meet
     the SLO.
     """
-    bands = []
-    for same in zip(*(one.readings for one in runs), strict=False):
-        ranked = sorted(same, key=lambda one: one.value)
-        bands.append(f"{ranked[0].name} is {range_of(ranked)}")
+    names = [one.name for one in runs[0].readings]
+    bands = [f"{name} is {band}" for name, band in zip(names, by_chance_each(runs), strict=False)]
     meeting = f"{sum(one.meets for one in runs)} of {len(runs)} runs meet the SLO"
     return f"With messages up to {max(JITTERS):.0%} faster or slower, {', '.join(bands)}: {meeting}."
+
+
+def by_chance_each(runs: Sequence[Outcome]) -> list[str]:
+    """Text of the smallest and largest value of each limited number over repeated runs."""
+    same = zip(*(one.readings for one in runs), strict=False)
+    return [range_of(sorted(readings, key=lambda one: one.value)) for readings in same]
 
 
 def range_of(ranked: Sequence[Reading]) -> str:

@@ -70,7 +70,7 @@ class Outcome:
     def shortfall(self) -> str:
         """The term that misses its limit most, in a few words."""
         judged = self.judgement
-        if judged is None or self.reason == SATURATED:
+        if judged is None or self.reason == SATURATED or not judged.missed:
             return self.reason
         term = max(judged.missed, key=judged.ratios.__getitem__)
         worst = max(judged.details_of(term), key=lambda one: one.value / one.limit, default=judged.readings[term])

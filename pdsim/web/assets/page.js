@@ -205,7 +205,7 @@ const show = (answer) => {
   const sure = answer.slo.every((term) => term.met.every(Boolean));
   const words = !meets ? "misses the SLO" : sure ? "meets the SLO" : "meets the SLO, but misses it at the slow end of the range";
   const lost = answer.lost ? ` ${answer.lost} requests fail.` : "";
-  at("verdict").textContent = `${answer.cluster} ${words}. ${answer.warning}${lost}`;
+  at("verdict").textContent = `${answer.cluster} ${words}. ${answer.warning}${lost} ${answer.chance}`.trim();
   at("verdict").className = meets ? "good" : "bad";
   const cards = [card("GPUs", answer.gpus, answer.kw ? `${rounded(answer.kw)} kW at most` : "")];
   if (answer.price_per_h !== null) cards.push(card("price an hour", rounded(answer.price_per_h), ""));
