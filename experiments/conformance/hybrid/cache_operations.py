@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 NUM_OPERATIONS = 150
 MAX_REQUESTS = 4
+LONGEST = 150
+"""Maximum number of tokens of a prompt that later prompts continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,8 @@ class Settings:
     track_interval: int
     num_pages: int
     num_slots: int
+    is_decode: bool
+    """True: prompts arrive whole, and a request is admitted only when its slots are free."""
 
     @property
     def own_slots(self) -> int:
@@ -46,15 +50,18 @@ def load_of(seed: int) -> Load:
     has_buffer = rng.choice([True, True, True, True, False])
     page = rng.choice([1, 2, 4, 8]) if has_buffer else 1
     chunk = rng.choice([4, 8])
-    slots_each = 1 + 2 * has_buffer + 2
+    is_decode = has_buffer and rng.choice([True, False, False])
+    overlap = rng.choice([True, False])
+    slots_each = 2 + overlap if is_decode else 1 + 2 * has_buffer + 2
     settings = Settings(
         page_size=page,
         has_buffer=has_buffer,
-        overlap=rng.choice([True, False]),
+        overlap=overlap,
         chunk_tokens=chunk,
         track_interval=rng.choice([8, 16, 24]),
         num_pages=rng.randint(200, 700) // page,
-        num_slots=MAX_REQUESTS * slots_each + rng.randint(0, 12),
+        num_slots=(MAX_REQUESTS - is_decode) * slots_each + rng.randint(0, 2 if is_decode else 12),
+        is_decode=is_decode,
     )
     return Load(settings, list(_operations(rng)))
 
@@ -67,10 +74,11 @@ def _operations(rng: random.Random) -> list[Operation]:
         ids: tuple[int, ...] = ()
         if kind in ("admit", "look"):
             begin = rng.choice(known)
-            ids = begin[: rng.randint(0, len(begin))] + _tokens(rng, rng.randint(1, 60))
-            known = [*known[-20:], ids]
+            kept = rng.choice([len(begin), rng.randint(0, len(begin))])
+            ids = begin[:kept] + (0,) * rng.choice([0, rng.randint(0, 70)]) + _tokens(rng, rng.randint(1, 60))
+            known = [*known[-20:], ids[:LONGEST]]
         elif kind == "generate":
-            ids = _tokens(rng, rng.randint(1, 40))
+            ids = rng.choice([_tokens(rng, rng.randint(1, 40)), (0,) * rng.randint(1, 40)])
         share = rng.choice([1.0, rng.random()])
         found.append(Operation(kind, rng.randrange(1000), ids, share))
     return found

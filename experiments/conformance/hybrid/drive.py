@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from cache_operations import MAX_REQUESTS, Load, Operation, Settings, load_of
-from replay_cache import LOG, compare_rows, digest, show
+from replay_cache import BLOCKED, LOG, compare_rows, digest, show
 
 SEEDS = range(40)
 """Loads whose logs are kept."""
@@ -264,7 +264,7 @@ class Drive:
         return found if is_computed is None or whole == is_computed else None
 
     def _admit(self, operation: Operation) -> list[int] | None:
-        from sglang.srt.mem_cache.allocation import alloc_req_slots
+        from sglang.srt.mem_cache.allocation import alloc_req_slots, ensure_mamba_capacity
         from sglang.srt.mem_cache.common import match_kv_cache
 
         if len(self.live) == MAX_REQUESTS:
@@ -272,7 +272,10 @@ class Drive:
         request, cache = Request(operation.ids), self.cache
         request.mamba_branching_seqlen = None
         ids = request.full_untruncated_fill_ids
-        match_kv_cache(request, cache, ids, cow_mamba=True, max_prefix_len=len(ids) - 1)
+        if self.settings.is_decode and not ensure_mamba_capacity(self.rows, [request], cache):
+            return BLOCKED
+        most = None if self.settings.is_decode else len(ids) - 1
+        match_kv_cache(request, cache, ids, cow_mamba=True, max_prefix_len=most)
         request.kv.cache_protected_len = request.num_computed = num_cached = request.prefix_len
         request.lock = cache.lock(request.last_node)
         alloc_req_slots(self.rows, [request], cache)
@@ -311,8 +314,9 @@ class Drive:
         if request is None:
             return None
         left = len(request.origin_input_ids) - request.num_computed
-        request.extend_end = request.num_computed = request.num_computed + max(1, int(operation.share * left))
-        if self.settings.has_buffer:
+        share = 1.0 if self.settings.is_decode else operation.share
+        request.extend_end = request.num_computed = request.num_computed + max(1, int(share * left))
+        if self.settings.has_buffer and not self.settings.is_decode:
             config = SimpleNamespace(hf_text_config=SimpleNamespace(mamba_chunk_size=self.settings.chunk_tokens))
             batch = SimpleNamespace(model_config=config, tree_cache=self.cache, req_to_token_pool=self.rows)
             self.engine.track(batch, request)

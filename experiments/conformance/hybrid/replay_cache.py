@@ -18,6 +18,8 @@ from pdsim.policy.pages import LeastRecentlyUsed
 
 LOG = Path(__file__).parent / "logs" / "operations.json.gz"
 Row = list[int] | None
+BLOCKED = [-1, 0]
+"""What an admission gives that waits for slots."""
 
 
 class Outcome(NamedTuple):
@@ -50,7 +52,9 @@ class Replay:
             chunk_tokens=grid,
             interval_tokens=lcm(grid, settings.track_interval),
             has_buffer=settings.has_buffer,
+            computes_prompts=not settings.is_decode,
         )
+        self.is_decode = settings.is_decode
         self.tree = RadixCache(self.pool, page, LeastRecentlyUsed())
         self.cache = HybridKvCache(self.pool, page, self.tree, limits)
         self.live: list[Request] = []
@@ -69,8 +73,10 @@ class Replay:
     def _admit(self, operation: Operation) -> Row:
         if len(self.live) == MAX_REQUESTS:
             return None
+        if self.is_decode and not self.cache.makes_room_for_states():
+            return BLOCKED
         ids = operation.ids
-        lease = self.cache.open(TokenIds(ids), len(ids) - 1)
+        lease = self.cache.open(TokenIds(ids), len(ids) if self.is_decode else len(ids) - 1)
         assert isinstance(lease, HybridLease)
         request = Request(lease, ids)
         request.num_computed = lease.num_shared * self.page_size
@@ -94,7 +100,7 @@ class Replay:
         if request is None:
             return None
         left = request.num_prompt_tokens - request.num_computed
-        request.num_computed += max(1, int(operation.share * left))
+        request.num_computed += max(1, int((1.0 if self.is_decode else operation.share) * left))
         self.cache.checkpoint(request.lease, TokenIds(request.ids), request.num_computed)
         return [0, 0]
 
