@@ -44,12 +44,13 @@ class Finder:
         self._watch = watch
         self._currency = currency
         self._candidates = space.candidates(trials.base)
-        self._best_price = inf
+        self._best = (inf, True)
+        """Price of the best cluster so far, and whether only its first seed was run."""
 
     def find(self, speedups: Sequence[float] = ()) -> Plan:
         num, gpus = len(self._candidates), self._space.max_gpus
         self._watch.report(f"{num:,} clusters of up to {gpus} GPUs; SLO: {self._trials.slo}")
-        tried = search(self._candidates, Tries(self._tried_first, self._evaluate), self._seen)
+        tried = search(self._candidates, Tries(self._tried_first, self._confirmed), self._seen)
         num_tried = len(tried)
         self._watch.report(f"{num_tried:,} of {num:,} clusters simulated; next: runs of the best")
         tried |= self._tuned(tried)
@@ -82,13 +83,17 @@ class Finder:
         of_seeds = f" (first of {num_seeds} seeds)" if num_seeds > 1 else ""
         return self._told(candidates, self._trials.first_outcomes([one.changes for one in candidates]), of_seeds)
 
+    def _confirmed(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:
+        self._best, self._watch.best = (inf, True), ""
+        return self._evaluate(candidates)
+
     def _evaluate(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:
         return self._told(candidates, self._trials.outcomes([one.changes for one in candidates]))
 
     def _told(self, candidates: Sequence[CandidateCluster], found: list[Outcome], of_seeds: str = "") -> list[Outcome]:
         for one, outcome in zip(candidates, found, strict=True):
-            if outcome.meets and one.price_per_h < self._best_price:
-                self._best_price = one.price_per_h
+            if outcome.meets and (one.price_per_h, bool(of_seeds)) < self._best:
+                self._best = (one.price_per_h, bool(of_seeds))
                 self._watch.best = f"{one.label}: {priced(one, self._currency)}{of_seeds}"
                 self._watch.report(f"meets it: {self._watch.best}")
         return found
