@@ -123,7 +123,23 @@ class Trials:
                 return {"request_throughput": result.summary()["request_throughput"]}
             return {str(term): term.reading(Times.of_requests(result.judged.requests)).value}
 
-        (found,) = limits(sensitivities(scenario, measure=measure, own_itl=self.slo.needs_own_itl))
+        known = [] if term is None else [{str(term): term.reading(times).value} for times in self._made(changes)]
+        (found,) = limits(sensitivities(scenario, measure=measure, own_itl=self.slo.needs_own_itl, known=known))
+        return found
+
+    def _made(self, changes: Changes) -> list[Times]:
+        """Times of a cluster's whole run with the first seed, then of its repetitions, up to the first run that was not
+        made.
+        """
+        found = []
+        for variant in ({}, *self.base.jittered):
+            if not self._planner.has({**changes, **variant}):
+                break
+            (point,) = self._planner.plan([{**changes, **variant}])
+            run = _with_seeds(self._known(point), self.seeds[:1])
+            if not all(self._work.has_result(task.key) for task in run.tasks.values()):
+                break
+            found += [Times.of_row(row) for row in self._work.rows(run)]
         return found
 
     def _ending_early(self, point: Point) -> Point:

@@ -231,6 +231,15 @@ def test_a_lone_request_is_the_one_that_the_run_is_judged_by(load, tmp_path):
     assert (found.term, found.ratio) == (outcome.judgement.worst, pytest.approx(outcome.ratio))
 
 
+def test_what_limits_a_cluster_is_the_same_with_runs_that_are_there(tmp_path: Path):
+    base, changes = base_for(tmp_path, 0), {"prefill.tp": 4, "decode.tp": 4}
+    slo = Slo.parse("ttft p90 < 500 ms")
+    first, second = (Trials(base, slo, 2, Work(Store(tmp_path / n), InProcessEngine())) for n in ("first", "second"))
+    second.whole([changes])
+    second.repeated([changes])
+    assert second.limit(changes, slo.terms[0]) == first.limit(changes, slo.terms[0])
+
+
 def test_a_search_without_any_that_meets_it_ends():
     runs = every_run(0, SPACE)
     missed = Outcome(meets=False, reason="too slow", num_ended=0)

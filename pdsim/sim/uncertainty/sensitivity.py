@@ -122,23 +122,26 @@ def sensitivities(
     *,
     measure: Measure = _summary,
     own_itl: bool = False,
+    known: Sequence[Mapping[str, float]] = (),
     progress: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
     """Sensitivities of a scenario, the largest effect first. Raises ConfigError as build does. Calls progress after
     each run.
 
-    own_itl: the runs compute percentiles of each request's own gaps between tokens.
+    own_itl: the runs compute percentiles of each request's own gaps between tokens. known: what `measure` gives of the
+    scenario's own run and of its repetitions (`jittered`), if these runs were made before.
     """
 
     def numbers(cluster: Cluster) -> Mapping[str, float]:
         return measure(Simulation(cluster, Observation(own_itl=own_itl)).run())
 
     relief = RELIEF if scenario.aggregated is None else AGGREGATED_RELIEF
-    base = numbers(build(scenario))
+    made = list(known)
+    base = made.pop(0) if made else numbers(build(scenario))
     progress()
     repeated = []
     for cluster in jittered(lambda: build(scenario)):
-        repeated.append(numbers(cluster))
+        repeated.append(made.pop(0) if made else numbers(cluster))
         progress()
     noise = bands(base, repeated)
     found = []

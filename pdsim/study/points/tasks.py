@@ -127,8 +127,12 @@ class Planner:
         """The scenario of a point, with the first of its seeds."""
         return parse_scenario(next(iter(point.tasks.values())).data, base=self._base)
 
+    def has(self, changes: Changes) -> bool:
+        """True if a point with these fields was planned."""
+        return _fields(changes) in self._points
+
     def _point(self, changes: Changes) -> Point:
-        fields = json.dumps(changes, sort_keys=True, default=str)
+        fields = _fields(changes)
         if fields not in self._points:
             number = len(self._points) + 1
             where = f"{self._where}, point {number} ({described(changes)})"
@@ -163,6 +167,10 @@ class Planner:
                 digest.update(repr(spec).encode())
             self._digests[described] = digest.hexdigest()
         return self._digests[described]
+
+
+def _fields(changes: Changes) -> str:
+    return json.dumps(changes, sort_keys=True, default=str)
 
 
 def described(changes: Changes) -> str:
