@@ -179,7 +179,7 @@ def test_a_load_moves_latencies(board):
     ("wrong", "message"),
     [
         ({"model": "llama-3.1-9b"}, "did you mean 'llama-3.1-8b'?"),
-        ({"prefill": {**ONE, "instances": 99}}, "from 1 to 16"),
+        ({"prefill": {**ONE, "instances": 99}}, "instances: expected 1 to 16"),
         ({"prefill": {**ONE, "gpu": "h1000"}}, "h1000"),
         ({"prefill": {}}, "no cluster: KeyError('gpu')"),
         ({"router": "nearest"}, "nearest"),
