@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from loads import LOADS, Load, Request, Role, Servers
-from random_loads import BEYOND, DrawnRequest, random_load
+from random_loads import BEYOND, DrawnRequest, drawn_load
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.decode.decode_instance import DecodeInstance
@@ -89,8 +89,7 @@ class DifferenceError(Exception):
 
 
 def load_of(name: str) -> Load:
-    kind, _, seed = name.rpartition("-")
-    return random_load(int(seed), kind.partition("-")[2]) if kind.startswith("drawn") else LOADS[name]
+    return drawn_load(name) if name.startswith("drawn") else LOADS[name]
 
 
 @dataclass
@@ -426,7 +425,7 @@ def compare(name: str) -> Iterator[tuple[str, Outcome]]:
 def main() -> None:
     print("| load | instance | decisions compared | differing | not compared |")
     print("|---|---|---|---|---|")
-    for name in sys.argv[1:] or sorted(path.name.partition(".")[0] for path in LOGS.iterdir()):
+    for name in sys.argv[1:] or sorted(path.name.removesuffix(".jsonl.gz") for path in LOGS.iterdir()):
         for instance, outcome in compare(name):
             print(f"| {name} | {instance} | {outcome.num_compared} | {outcome.num_differing} | {outcome.num_left} |")
             if outcome.difference:

@@ -71,6 +71,14 @@ def _abort_at(draw: random.Random, at: float) -> int | None:
     return int(at) + draw.randint(1, 40) if draw.random() < ABORTS else None
 
 
+def drawn_load(name: str) -> Load:
+    """The load of such a name: drawn-3, drawn-decode-3, drawn_0.5.12-decode-aborts-3."""
+    kind, _, seed = name.rpartition("-")
+    drawn, _, instance = kind.partition("-")
+    load = random_load(int(seed), instance)
+    return replace(load, servers=replace(load.servers, release=drawn.partition("_")[2] or "0.5.23"))
+
+
 def random_load(seed: int, kind: str = "") -> Load:
     """A load of an aggregated instance, or of the kind prefill, decode, prefill-aborts or decode-aborts."""
     load = _aggregated_load(seed)

@@ -1,7 +1,7 @@
-"""Drive SGLang's own Scheduler without a model, and keep what it decided: python step.py SITE LOAD ...
+"""Drive SGLang's own Scheduler without a model, and keep what it decided: python step.py RELEASE SITE LOAD ...
 
-SITE has SGLang 0.5.23 and what its scheduler imports, folders separated by colons. Packages that it imports and does
-not call are stood in for by empty ones.
+RELEASE is 0.5.23 or 0.5.12. SITE has it and what its scheduler imports, folders separated by colons. Packages that it
+imports and does not call are stood in for by empty ones.
 """
 
 import gzip
@@ -18,11 +18,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import older
 from loads import Load, Role
-from random_loads import BEYOND, VOCABULARY, DrawnRequest, random_load
+from random_loads import BEYOND, VOCABULARY, DrawnRequest, drawn_load
 
 LOGS = Path(__file__).parent / "logs"
-UNCALLED = {"torchvision", "tvm_ffi", "uvicorn"}
+UNCALLED = {"sgl_kernel", "torchvision", "tvm_ffi", "uvicorn"}
 MAX_REQUEST_TOKENS = 4096
 LONGEST_LOAD_STEPS = 5000
 FEW = 32
@@ -44,13 +45,21 @@ ABSENT = [
 SILENT = ["ipc_channels", "load_inquirer", "load_publisher", "metrics_reporter", "output_streamer"]
 
 
+class _Attributes(type):
+    def __getattr__(cls, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class _Empty(types.ModuleType):
     __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {"__init__": lambda *_, **__: None, "__class_getitem__": classmethod(lambda c, _: c)})
+        return _Attributes(
+            name, (), {"__init__": lambda *_, **__: None, "__class_getitem__": classmethod(lambda c, _: c)}
+        )
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -108,6 +117,10 @@ class Bench:
         return ReqToTokenPool(self.role.max_running_requests, MAX_REQUEST_TOKENS, "cpu", enable_memory_saver=False)
 
     @property
+    def is_older(self) -> bool:
+        return self.load.servers.release == "0.5.12"
+
+    @property
     def role(self) -> Role:
         servers = self.load.servers
         return servers.decode if self.instance == "decode-0" and servers.decode is not None else servers.prefill
@@ -154,9 +167,8 @@ class Bench:
             max_new_tokens=drawn.max_new_tokens, ignore_eos=drawn.ignore_eos, stop_token_ids=stops, temperature=0
         )
         sampling.normalize(None)
-        request = Req(
-            f"r{i}{END}", "", array("q", drawn.prompt), sampling, priority=drawn.priority, vocab_size=VOCABULARY
-        )
+        prompt = drawn.prompt[:] if self.is_older else array("q", drawn.prompt)
+        request = Req(f"r{i}{END}", "", prompt, sampling, priority=drawn.priority, vocab_size=VOCABULARY)
         request.time_stats.wait_queue_entry_time = 0
         return request
 
@@ -172,8 +184,10 @@ class Bench:
             self.add("prefill", [[name_of(request), context, tokens] for request, context, tokens in rows], *levels)
         else:
             self.add("decode", [name_of(request) for request in batch.reqs], *levels)
-        tokens = [self.next_token(request) for request in batch.reqs]
-        return GenerationBatchResult(next_token_ids=torch.tensor(tokens))
+        tokens = torch.tensor([self.next_token(request) for request in batch.reqs])
+        if self.is_older:
+            batch.output_ids = tokens
+        return GenerationBatchResult(next_token_ids=tokens)
 
     def drawn(self, request: Any) -> DrawnRequest:
         drawn = self.requests[int(name_of(request)[1:])]
@@ -218,13 +232,12 @@ def _parts(bench: "Bench") -> tuple[Any, Any, Any]:
     import torch
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
 
     role, page_size, slots = bench.role, bench.load.servers.page_size, bench.slots()
     size = role.max_total_tokens // page_size * page_size
     common = {"dtype": torch.bfloat16, "device": "cpu", "kvcache": Silent(), "need_sort": False}
     if page_size == 1:
-        pages = TokenToKVPoolAllocator(size, **common)
+        pages: Any = TokenToKVPoolAllocator(size, **common)
     else:
         pages = PagedTokenToKVPoolAllocator(size, page_size, **common)
     params = CacheInitParams(
@@ -234,6 +247,12 @@ def _parts(bench: "Bench") -> tuple[Any, Any, Any]:
         page_size=page_size,
         chunked_prefill_size=role.chunked_prefill_size,
     )
+    return slots, pages, older.tree(params) if bench.is_older else _tree(params, role)
+
+
+def _tree(params: Any, role: Role) -> Any:
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
+
     context = TreeCacheBuildContext(
         server_args=None,
         params=params,
@@ -247,14 +266,12 @@ def _parts(bench: "Bench") -> tuple[Any, Any, Any]:
         tp_rank=0,
         tp_group=None,
     )
-    return slots, pages, create_tree_cache(context)
+    return create_tree_cache(context)
 
 
-def _configure(bench: "Bench") -> None:
-    from sglang.srt.runtime_context import get_context
-
+def _configure(bench: "Bench") -> Any:
     load, role = bench.load, bench.role
-    get_context().override_server_args(
+    arguments = dict(
         device="cpu",
         page_size=load.servers.page_size,
         chunked_prefill_size=role.chunked_prefill_size,
@@ -267,7 +284,13 @@ def _configure(bench: "Bench") -> None:
         disable_priority_preemption=not role.preempts,
         disable_overlap_schedule=True,
         **bench.arguments(),
-    ).install()
+    )
+    if bench.is_older:
+        return older.configure(arguments)
+    from sglang.srt.runtime_context import get_context
+
+    get_context().override_server_args(**arguments).install()
+    return None
 
 
 def _settings(bench: "Bench") -> dict[str, Any]:
@@ -276,8 +299,8 @@ def _settings(bench: "Bench") -> dict[str, Any]:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     load, role, (slots, pages, tree) = bench.load, bench.role, _parts(bench)
-    unthinking = {"self_opened_think_start_ids": None, "think_end_ids": None}
-    plain = {"is_encoder_decoder": False, "is_multimodal": False}
+    unthinking = {"self_opened_think_start_ids": None, "think_end_ids": None, "think_end_id": None}
+    plain = {"is_encoder_decoder": False, "is_multimodal": False, "is_matryoshka": False}
     settings = {
         "req_to_token_pool": slots,
         "token_to_kv_pool_allocator": pages,
@@ -303,7 +326,7 @@ def _scheduler(bench: "Bench") -> Any:
     """SGLang's Scheduler, whose parts for messages, metrics and models do nothing."""
     from sglang.srt.managers.scheduler import Scheduler
 
-    _configure(bench)
+    server_args = _configure(bench)
     scheduler = Scheduler.__new__(Scheduler)
     scheduler.__dict__.update(_settings(bench))
     for name in SILENT:
@@ -322,12 +345,15 @@ def _scheduler(bench: "Bench") -> Any:
     )
     runner = SimpleNamespace(attn_backend=None, prefill_aware_swa=False)
     scheduler.tp_worker = scheduler.model_worker = SimpleNamespace(model_runner=runner, is_hybrid_swa=False)
-    scheduler.init_running_status()
     scheduler.chunked_prefill_size = bench.role.chunked_prefill_size
-    scheduler.prefill_decode_interval = scheduler._prefill_decode_interval_remaining = 0  # noqa: SLF001
-    scheduler.init_schedule_policy()
-    scheduler.init_batch_result_processor()
-    scheduler.ingest_requests = bench.ingest
+    if bench.is_older:
+        older.finish(bench, scheduler, server_args)
+    else:
+        scheduler.init_running_status()
+        scheduler.prefill_decode_interval = scheduler._prefill_decode_interval_remaining = 0  # noqa: SLF001
+        scheduler.init_schedule_policy()
+        scheduler.init_batch_result_processor()
+        scheduler.ingest_requests = bench.ingest
     scheduler.run_batch = bench.forward
     scheduler.process_batch_result = bench.process
     scheduler.on_idle = bench.be_idle
@@ -335,34 +361,35 @@ def _scheduler(bench: "Bench") -> Any:
     return scheduler
 
 
-def bench_of(kind: str) -> type[Bench]:
-    if kind.startswith("drawn-prefill"):
+def bench_of(name: str) -> type[Bench]:
+    if "-prefill-" in name:
         from prefill_bench import PrefillBench
 
         return PrefillBench
-    if kind.startswith("drawn-decode"):
+    if "-decode-" in name:
         from decode_bench import DecodeBench
 
         return DecodeBench
     return Bench
 
 
-def prepare(site: str) -> None:
+def prepare(release: str, site: str) -> None:
     """Make SGLang importable."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import_module("torch._dynamo")  # before the finder: torch asks for packages that are not there
     sys.path[1:1] = site.split(os.pathsep)
     for name in ("transformers.image_utils", "transformers.models.llama.modeling_llama", "pycountry", "gguf"):
         import_module(name)
+    if release == "0.5.12":
+        older.prepare()
     sys.meta_path.insert(0, _Finder())
 
 
 def record(names: list[str]) -> None:
     LOGS.mkdir(exist_ok=True)
     for name in names:
-        kind, _, seed = name.rpartition("-")
         try:
-            rows = bench_of(kind)(random_load(int(seed), kind.partition("-")[2])).run()
+            rows = bench_of(name)(drawn_load(name)).run()
         except EndlessError:
             print(f"{name}: does not end", flush=True)
             continue
@@ -372,8 +399,9 @@ def record(names: list[str]) -> None:
 
 
 def main() -> None:
-    prepare(sys.argv[1])
-    record(sys.argv[2:])
+    release, site, *names = sys.argv[1:]
+    prepare(release, site)
+    record([name if release == "0.5.23" else name.replace("drawn", f"drawn_{release}") for name in names])
 
 
 if __name__ == "__main__":
