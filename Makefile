@@ -37,6 +37,9 @@ test test-compiled docs golden: export PYTHONDONTWRITEBYTECODE :=
 # Tests of real mode start processes of their own. Worksteal keeps neighbours together, which share what they set up.
 WORKERS ?= 2
 
+# Half of each law's examples, so that all tests take under ten minutes on two cores. PDSIM_EXAMPLES=1 make test takes all.
+test: export PDSIM_EXAMPLES ?= 0.5
+
 test: .venv/dev ## run all tests, WORKERS=2 at a time
 	$(SAY) pytest tests
 	@$(BIN)/pytest -q --durations=25 --numprocesses $(WORKERS) --dist worksteal

@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pdkernels import append, decode_workspace, latent_decode, latent_workspace, packed_prefill, paged_decode
 from pdkernels.attention.paged_prefill import paged_prefill, prefill_tiles
@@ -16,6 +16,7 @@ from pdkernels.reference import (
 )
 
 from tests.kernels.pools import DEVICE, copy_of, normal_pool, random_pages, random_pool, same_bytes
+from tests.support import examples
 
 TOLERANCE = 2e-2  # of bf16 inputs against float32 arithmetic
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, TOLERANCE)])
@@ -87,7 +88,7 @@ def test_latent_decode(page_size, heads, rank, shares, dtype, tolerance):
     shares=st.integers(1, 12),
     window=st.just(0) | st.integers(1, 100),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_programs_share_any_batch_equally(lengths, shares, window):
     block_tokens, pages = 16, 8
     pool = normal_pool(torch.float32, layers=1, heads=1, head_dim=16, page_size=16, pages=pages)
@@ -145,13 +146,21 @@ def test_decode_in_a_cuda_graph_follows_lengths():
         torch.testing.assert_close(output.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize(("group", "window"), [(1, 0), (4, 0), (2, 1), (4, 50)])
+@pytest.mark.parametrize(
+    ("group", "window", "dtype", "tolerance"),
+    [
+        (1, 0, torch.float32, 1e-5),
+        (2, 1, torch.float32, 1e-5),
+        (4, 0, torch.bfloat16, TOLERANCE),
+        (4, 50, torch.float32, 1e-5),
+        (4, 50, torch.bfloat16, TOLERANCE),
+    ],
+)
 @pytest.mark.parametrize(
     "lengths",
     [[(0, 1)], [(0, 300)], [(200, 130)], [(0, 128), (128, 128)], [(7, 1), (0, 40), (260, 129)]],
     ids=lambda lengths: " ".join(f"{context}+{new}" for context, new in lengths),
 )
-@DTYPES
 def test_packed_prefill(lengths, group, window, dtype, tolerance):
     num_new, num_all = [new for _, new in lengths], [sum(both) for both in lengths]
     bounds = [

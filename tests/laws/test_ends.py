@@ -46,8 +46,15 @@ def found(scenario, *, whole=False, then=lambda ends: None):
         return summary, ends.numbers(summary), ends
 
 
+WHOLE = {}
+"""Numbers of whole runs at both ends, by the load's client: several tests ask."""
+
+
 def of_whole_runs(scenario):
-    return [numbers_of(simulate(end).summary()) for end in scenario.ends]
+    load = repr(scenario.client)
+    if load not in WHOLE:
+        WHOLE[load] = [numbers_of(simulate(end).summary()) for end in scenario.ends]
+    return WHOLE[load]
 
 
 @pytest.fixture(params=[True, False], ids=["forked", "here"])

@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import replace
-from itertools import product
+from itertools import cycle
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,7 +51,8 @@ OF_OWN_SCENARIOS = {"priorities", "local-prefill", "elastic"}
 
 
 @pytest.mark.parametrize(
-    ("name", "ttft_ms"), [*product([n for n in QUESTIONS if n not in OF_OWN_SCENARIOS], [60, 150]), ("capacity", 10)]
+    ("name", "ttft_ms"),
+    [*zip([n for n in QUESTIONS if n not in OF_OWN_SCENARIOS], cycle([60, 150])), ("capacity", 10), ("capacity", 150)],
 )
 def test_nothing_that_misses_the_slo_is_recommended(ask, name, ttft_ms):
     made = ask(name, ttft_ms=ttft_ms)

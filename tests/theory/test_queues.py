@@ -17,12 +17,12 @@ from pdsim.system.transport import Topology, Transport
 from tests.support import MILLISECOND, run, small
 
 
-@pytest.mark.parametrize("load", [0.3, 0.7, 0.9])
-def test_prefill_is_an_m_d_1_queue(load):
+@pytest.mark.parametrize(("load", "num_requests"), [(0.3, 5_000), (0.7, 10_000), (0.9, 20_000)])
+def test_prefill_is_an_m_d_1_queue(load, num_requests):
     """One prompt a forward, one forward at a time: the mean wait is load * service / (2 * (1 - load))."""
     service_s = 0.1
     scenario = small(
-        workload={"use": "random_lengths", "num_requests": 20_000, "input_tokens": 100, "output_tokens": 1},
+        workload={"use": "random_lengths", "num_requests": num_requests, "input_tokens": 100, "output_tokens": 1},
         client={"use": "open_loop", "arrivals": {"use": "poisson", "rate": f"{load / service_s}/s"}},
         prefill__max_prefill_tokens=100,
         prefill__chunked_prefill_tokens=0,
