@@ -138,7 +138,7 @@ def test_on_a_terminal_it_asks_for_what_is_missing(call):
     """An answer that is wrong is asked for again; Enter takes the default."""
     asked = call("init", "--gpu", "h100", typed="qwen3-8\nqwen3-8b\n\n0\n3\n\n\n4/s\n")
     assert "did you mean 'qwen3-8b'?" in asked
-    assert "'0': a number from 1 on" in asked
+    assert "'0': expected a number of at least 1" in asked
     assert "GPU [" not in asked
     written = load_scenario("scenario.yaml")
     assert (written.model, written.pair.prefill.gpu, written.client.arrivals.rate_per_s) == ("qwen3-8b", "h100", 4)

@@ -42,7 +42,7 @@ WRONG = [
     ({"from": 1, "to": 2, "scale": "cubic"}, "scale is linear or log, found 'cubic'"),
     ({"from": 1, "to": 2, "count": 1}, "count 1: expected a whole number from 2 on"),
     ({"from": 1, "to": 2, "count": 3, "step": 1}, "count or step, not both"),
-    ({"from": 1, "to": 2, "step": 0}, "step 0: expected one above 0"),
+    ({"from": 1, "to": 2, "step": 0}, "step 0: expected a value above 0"),
 ]
 
 
