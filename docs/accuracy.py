@@ -7,7 +7,8 @@ its kernels   the default cost, where tables have kernels of the GPU
 neither       the default cost without kernels of the GPU, nor of those that are built alike
 
 Names of studies, as arguments, leave the rows of all others as they are. The largest study is left out unless named.
-With --coverage nothing is simulated: the ranges of each source, GPU and engine are judged by the rows that stand.
+With --coverage nothing is simulated: the ranges of all numbers, and of each source, GPU and engine, are judged by
+the rows of the table.
 """
 
 # ruff: noqa: INP001, T201  a script
@@ -208,7 +209,7 @@ def in_three_rows(found: Sequence[Number]) -> str:
 
 
 def print_coverage(found: Sequence[Number]) -> None:
-    for field in ("study", "gpu", "engine"):
+    for field in ("known", "study", "gpu", "engine"):
         print(f"\n| {field} | metric | numbers | inside the range | half its width |\n|---|---|---|---|---|")
         for row in coverage_by(found, field):
             print(f"| {' | '.join(row)} |")

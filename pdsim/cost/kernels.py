@@ -151,7 +151,9 @@ def kinds(layout: Layout) -> dict[str, str]:
 
 
 def _all_reduce_kind(layout: Layout) -> str:
-    """Number of GPUs: of an instance, or of a server whose GPUs all have a part of each expert."""
+    """Number of GPUs that an all-reduce joins, as the kernels' table writes it: those of an instance, or those of a
+    server whose GPUs all have a part of each expert.
+    """
     sums_all = layout.dp > 1 and not layout.has_whole_experts
     num_gpus = layout.tp * (layout.dp if sums_all else layout.cp)
     return str(min(max(2, 1 << (num_gpus - 1).bit_length()), MOST_REDUCED))

@@ -12,13 +12,15 @@ class LargeMessages:
     """
 
     fixed_ns: float
-    """Time without the time of bytes."""
+    """Time in ns of a message without bytes."""
     link_efficiency: float
-    """Share of NVLink bandwidth."""
+    """Share of the nominal NVLink bandwidth that is reached."""
 
 
 class AllReduces:
-    """A ring among num_gpus. Large messages take the shorter of two lines."""
+    """Times of ring all-reduces among num_gpus GPUs. A message takes the shorter of the times of both kernels, if large
+    messages have a kernel of their own.
+    """
 
     def __init__(
         self, layout: Layout, num_gpus: int, fixed_ns: float, link_efficiency: float, large: LargeMessages | None

@@ -22,7 +22,7 @@ _ROUNDS = 50
 
 class RooflineModel:
     def __init__(self, settings: "Roofline", layout: Layout, large: LargeMessages | None = None) -> None:
-        """large: all-reduces of large messages. None: as of small ones."""
+        """large: times of all-reduces of large messages. None: large messages take the times of small messages."""
         spec, gpu, tp, num_ranks = layout.model, layout.gpu, layout.tp, layout.tp * layout.cp
         self._settings = settings
         self._spec = spec

@@ -51,7 +51,7 @@ class Trials:
         return self._seed_by_seed(changes, lambda rows: not _misses(rows[-1]))
 
     def first_outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """The same, but a cluster whose first seed meets the SLO is judged by that seed alone."""
+        """Outcomes as from `outcomes`, but a cluster whose first seed meets the SLO is judged by that seed alone."""
         return self._seed_by_seed(
             changes, lambda rows: not _misses(rows[-1]) and not (len(rows) == 1 and outcome_of(rows, self.slo).meets)
         )

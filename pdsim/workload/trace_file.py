@@ -226,7 +226,7 @@ def parquet_rows(path: Path) -> Iterator[Line]:
 
 
 def num_parquet_rows(path: Path) -> int:
-    """Raises TraceError for a damaged file."""
+    """Number of rows of a Parquet file. Raises TraceError for a damaged file."""
     from pyarrow import ArrowException, parquet  # noqa: PLC0415
 
     try:

@@ -43,6 +43,6 @@ def test_compare_proposes_a_cold_start_for_a_measured_run(path, tmp_path, capsys
     summary = json.loads((real / "summary.json").read_text())
     (real / "summary.json").write_text(json.dumps({**summary, "backend": "pdreal"}))
     shown = " ".join(output(capsys, "compare", str(path), str(real)).split())
-    assert "The first 8 requests of" in shown
+    assert "the first 8 requests of" in shown
     assert "send the load twice, or try --set 'cost.cold_start={1: 200 ms}'" in shown
     assert "may have been cold" not in output(capsys, "compare", str(path), str(path), "--repeats", "0")

@@ -62,12 +62,8 @@ def _client(flags: _Flags, *, inf: str = "inf") -> Load:
     if concurrency and rate in (inf, ""):
         ramp_s = flags.number("concurrency-ramp-duration", default=0)
         ramp = {"ramp": f"{ramp_s:g} s"} if ramp_s else {}
-        return {
-            "use": "closed_loop",
-            "concurrency": whole(concurrency),
-            "warm_up_requests": 0,
-            **ramp,
-        }  # as tools count
+        all_count = {"warm_up_requests": 0}  # as the tool counts
+        return {"use": "closed_loop", "concurrency": whole(concurrency), **all_count, **ramp}
     if rate in (inf, ""):
         return {"use": "open_loop"}
     arrivals: Load = {"use": "poisson", "rate": f"{rate} /s"}

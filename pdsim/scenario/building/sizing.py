@@ -281,8 +281,9 @@ def _state_rule(
         raise ConfigError(f"{role}.mamba_radix_cache_strategy: {name} has no layers of linear attention; leave it out")
     if layout.state_bytes and settings.radix_cache and (wrong := _wrong_strategy(scenario, settings)):
         raise ConfigError(f"{role}.mamba_radix_cache_strategy: no_buffer: {wrong}; say extra_buffer")
-    if settings.mamba_track_interval is not None and (wrong := _wrong_interval(scenario, settings, layout)):
-        raise ConfigError(f"{role}.mamba_track_interval: {settings.mamba_track_interval}, but {wrong}")
+    interval = settings.mamba_track_interval
+    if interval is not None and (wrong := _wrong_interval(interval, scenario, settings, layout)):
+        raise ConfigError(f"{role}.mamba_track_interval: {interval}, but {wrong}")
     return StateRule(
         slots_per_request=slots_of_request(scenario, settings),
         num_drafts=0 if role == "prefill" or not has_drafts else scenario.servers[1].num_verified_tokens,
@@ -302,9 +303,9 @@ def _wrong_strategy(scenario: Scenario, settings: ServerSettings) -> str:
     return ""
 
 
-def _wrong_interval(scenario: Scenario, settings: ServerSettings, layout: memory.Layout) -> str:
-    """What SGLang 0.5.23 refuses of mamba_track_interval, which is given."""
-    interval, state = settings.mamba_track_interval or TRACK_TOKENS, layout.model.state
+def _wrong_interval(interval: int, scenario: Scenario, settings: ServerSettings, layout: memory.Layout) -> str:
+    """Reason why SGLang 0.5.23 refuses this mamba_track_interval. Empty: SGLang takes it."""
+    state = layout.model.state
     if state is None:
         return f"{layout.model.name} has no layers of linear attention; leave it out"
     if _strategy(scenario, settings) == "no_buffer":

@@ -129,9 +129,9 @@ def _cold_servers(runs: Sequence[ComparedRun]) -> list[str]:
             continue
         late = f"{found.late_ns / 1e6:.0f} ms"
         notes.append(
-            f"The first {counted(found.num_requests, 'request')} of {run.name} took {late} longer than "
-            f"{simulated[0].name} says, beyond what later requests did. The servers may have been cold: send the load "
-            f"twice, or try --set 'cost.cold_start={{1: {late}}}'."
+            f"Compared with {simulated[0].name}, the first {counted(found.num_requests, 'request')} of {run.name} took "
+            f"{late} longer than later requests did. The servers may have been cold: send the load twice, or try "
+            f"--set 'cost.cold_start={{1: {late}}}'."
         )
     return notes
 

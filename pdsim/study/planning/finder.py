@@ -84,7 +84,8 @@ class Finder:
         return self._told(candidates, self._trials.first_outcomes([one.changes for one in candidates]), of_seeds)
 
     def _confirmed(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:
-        self._best, self._watch.best = (inf, True), ""
+        if len(self._trials.seeds) > 1:  # the other seeds may refute the best cluster so far
+            self._best, self._watch.best = (inf, True), ""
         return self._evaluate(candidates)
 
     def _evaluate(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:

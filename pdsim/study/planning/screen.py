@@ -56,7 +56,7 @@ class Screen:
         saved = 1 - price / own.candidate.price_per_h
         verdict = "meets it" if own.outcome.meets else f"misses it: {own.outcome.shortfall}"
         if not own.is_stable:
-            verdict = f"meets it in {own.num_meeting} of {1 + len(own.repeated)} runs that differ by chance"
+            verdict = f"meets it in {own.num_meeting} of {len(own.runs)} runs that differ by chance"
         costs = (
             f"{100 * saved:.0f} % less than"
             if saved > 0

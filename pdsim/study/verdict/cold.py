@@ -9,9 +9,9 @@ from pdsim.metrics.records import Records, RequestRecord
 LEAST_NS = 20_000_000
 """Shortest delay that counts: the stalls of cold servers in experiments/sglang-h200 took 41 ms and more."""
 _FEWEST_LATER = 8
-"""Fewest later requests that say what a warm server misses."""
+"""Fewest later requests from which the delay of a warm server is known."""
 _USUAL = 0.9
-"""Share of later requests that miss less than a cold first wave."""
+"""Share of later requests that are less late than a cold first wave."""
 
 
 @dataclass(frozen=True)
