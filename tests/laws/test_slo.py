@@ -156,3 +156,12 @@ def test_commands_agree(changes, tmp_path, capsys):
             assert [(t["values"][0], t["met"][0]) for t in shown] == [(value, met) for _, value, met in found]
         answer = pdsim.ask("routing", path, slo=slo, seeds=1, jobs=1, changes=[*changes, "seed=1"])
         assert answer.percentiles == {"ttft": "p90", "tpot": "p90"}
+
+
+@pytest.mark.parametrize("text", ["ttft_p99<2s", "TTFT P99 < 2000 ms", "p99 ttft < 2 s", "ttft p99 <= 2 s"])
+def test_people_spell_one_percentile_in_many_ways(text: str) -> None:
+    assert Slo.of_text(text) == Slo.of_text("ttft p99 < 2 s")
+
+
+def test_a_percentile_of_a_metric_that_is_itself_a_percentile() -> None:
+    assert Slo.of_text("itl_p99 p90 < 30 ms").terms == (Term((("itl_p99", 30.0),), 90.0),)

@@ -299,9 +299,12 @@ def test_unequal_tensor_parallelism_is_staged_unless_somebody_chose(scenario, tm
 
 WRONG = [
     (["--slo", "ttf p99 < 2 s"], "no latency 'ttf' (did you mean 'ttft'?); there are ttft, tpot, e2e"),
-    (["--slo", "ttft < 2 s"], "'ttft < 2 s' is no METRIC pNN < DURATION"),
+    (["--slo", "ttft < 2 s"], "'ttft < 2 s' has no percentile: write"),
     (["--slo", "ttft < 2 s and ttft < 3 s for 9 %"], "has two limits of one metric"),
-    (["--slo", "ttft < 2 s and tpot for 9 %"], "nor 'ttft < 2 s and tpot < 50 ms for 95 %'"),
+    (
+        ["--slo", "ttft < 2 s and tpot for 9 %"],
+        "is no limit: write 'ttft p99 < 2 s', or 'ttft < 2 s and tpot < 50 ms for 95 %'",
+    ),
     (["--check", "nowhere.csv"], "nowhere.csv"),
     (["--slo", "ttft p99 < 2"], "bare number 2: write a duration with its unit"),
     (["--slo", "ttft p101 < 2 s"], "p101 is no percentile"),

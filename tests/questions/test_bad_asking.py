@@ -13,7 +13,7 @@ WRONG = [
     (["routing", "--slo", "ttft < 0 s for 90 %"], "a limit is above 0"),
     (["routing", "--slo", "tpot < inf ms for 90 %"], "tpot < inf ms for 90 %"),
     (["routing", "--slo", "ttft < 1 s for 0 %"], "p0 is no percentile, above 0 and at most 100"),
-    (["routing", "--slo", "ttft < 1 s"], "'ttft < 1 s' is no METRIC pNN < DURATION"),
+    (["routing", "--slo", "ttft < 1 s"], "'ttft < 1 s' has no percentile: write"),
     (["routing", "--set", "model=llama-3.1-7b"], "no model 'llama-3.1-7b' in the catalog"),
     (["routing", "--set", "decode.gpu=h2000"], "no gpu 'h2000' in the catalog"),
     (["routing", "--trace", "nowhere.csv"], "--trace: no trace file nowhere.csv"),

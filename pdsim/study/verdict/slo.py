@@ -363,10 +363,11 @@ class Slo:
         return cls(terms)
 
 
-_PERCENTILE = re.compile(r"(?P<metric>\w+)\s+p(?P<percentile>[\d.]+)\s*<=?\s*(?P<limit>.+)")
+_PERCENTILE = re.compile(r"(?P<metric>\w+?)(?:\s+|_)p(?P<percentile>[\d.]+)\s*<=?\s*(?P<limit>.+)", re.IGNORECASE)
+_PERCENTILE_FIRST = re.compile(r"p(?P<percentile>[\d.]+)\s+(?P<metric>\w+)\s*<=?\s*(?P<limit>.+)", re.IGNORECASE)
 _SHARE = re.compile(r"(?P<limits>.+?)\s+for\s+(?P<percentile>[\d.]+)\s*%")
 _LIMIT = re.compile(r"(?P<metric>\w+)\s*<=?\s*(?P<limit>.+)")
-_EXAMPLE = "METRIC pNN < DURATION, such as 'ttft p99 < 2 s', nor 'ttft < 2 s and tpot < 50 ms for 95 %'"
+_FORMS = "'ttft p99 < 2 s', or 'ttft < 2 s and tpot < 50 ms for 95 %'"
 
 
 def _terms(group: str) -> list[Term]:
@@ -378,12 +379,13 @@ def _terms(group: str) -> list[Term]:
 
 
 def _term(part: str) -> Term:
-    if (one := _PERCENTILE.fullmatch(part)) is not None:
+    if one := _PERCENTILE.fullmatch(part) or _PERCENTILE_FIRST.fullmatch(part):
         return Term((_limit(one),), _percentile(one))
     share = _SHARE.fullmatch(part)
     limits = [_LIMIT.fullmatch(limit.strip()) for limit in share["limits"].split(" and ")] if share else [None]
     if share is None or None in limits:
-        raise ValueError(f"{part!r} is no {_EXAMPLE}")
+        lack = "has no percentile" if share is None and _LIMIT.fullmatch(part) else "is no limit"
+        raise ValueError(f"{part!r} {lack}: write {_FORMS}")
     found = [_limit(limit) for limit in limits if limit is not None]
     if len(dict(found)) < len(found):
         raise ValueError(f"{part!r} has two limits of one metric")
