@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # On a host with four GPUs, from the repository's root: gpu.sh [STAGE]...; without stages all of them, in nine minutes.
 #   smoke    the kernels of one layer, then the first run of the matrix: nothing else begins if they fail
-#   measure  rows of whole experts on GPUs 0 and 1, beside rows of links and of host work on 2 and 3; then host work of four
+#   measure  rows of whole experts on GPUs 0 and 1, beside rows of divided experts on 2 and 3; then links and host work
 #   matrix   the other runs
-#   divided  rows of two ranks that divide each expert
 #   skew     a run that counts the tokens of each expert
 # OUT: folder of rows, runs.tar.gz and log.txt. LIMIT_S: no stage goes on for longer.
 set -uo pipefail
@@ -54,11 +53,15 @@ smoke() {
 
 rows() {
   CUDA_VISIBLE_DEVICES=0,1 measure 200 --tp 2 --ep 2 --only prefill,decode --out "$OUT/ep2.csv" &
-  local experts=$!
-  CUDA_VISIBLE_DEVICES=2,3 measure 80 --only gather,scatter,transfer --out "$OUT/links.csv"
+  local beside=$!
+  CUDA_VISIBLE_DEVICES=2,3 measure 200 --tp 2 --only prefill,decode --out "$OUT/tp2.csv"
+  wait $beside
+  CUDA_VISIBLE_DEVICES=0,1 measure 80 --only gather,scatter,transfer --out "$OUT/links.csv" &
+  beside=$!
   CUDA_VISIBLE_DEVICES=2,3 measure 120 --only host --out "$OUT/host.csv"
-  wait $experts
+  wait $beside
   measure 110 --tp 2 --ep 2 --only host --out "$OUT/host-ep2.csv"
+  measure 110 --tp 2 --only host --out "$OUT/host-tp2.csv"
 }
 
 skew() {
@@ -67,13 +70,12 @@ skew() {
   run --record-experts --out "$counted" && bounded 30 python3 -m pdreal experts "$counted" --ep 2
 }
 
-(($#)) || set -- smoke measure matrix divided skew
+(($#)) || set -- smoke measure matrix skew
 for stage in "$@"; do
   case $stage in
     smoke) smoke || { say "the smoke test failed"; tail -n 60 "$LOG"; exit 1; } ;;
     measure) rows ;;
     matrix) bounded 400 python3 -m pdsim validate $NAME --real-only ;;
-    divided) measure 200 --tp 2 --only prefill,decode --out "$OUT/tp2.csv" ;;
     skew) skew ;;
     *) say "no stage $stage"; exit 2 ;;
   esac

@@ -317,6 +317,32 @@ def test_rows_of_so_many_ranks_are_chosen(tmp_path):
         rows.of_ranks(Ranks(2), Ranks())
 
 
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_host_work_of_a_pair_has_the_ranks_of_the_role_that_does_it(tmp_path, prefill_tp, decode_tp):
+    """Stages of prefill have its ranks, those of decode its; what nobody measured with two ranks is of one."""
+    of_prefill, of_decode, of_neither = ("grant", "result"), ("admit", "answer"), ("message", "end")
+    host = [
+        {"kind": "host", "what": what, "time_us": 100.0 * tp, "tp": tp}
+        for what in of_prefill + of_decode + of_neither
+        for tp in (1, 2)
+    ]
+    route = {"kind": "host", "what": "route", "time_us": 7.0}
+    sent = {"transport": "cuda-ipc", "payload_bytes": 4e6, "num_descriptors": 72}
+    handovers = [{"kind": "handover", **sent, "num_descriptors": 72 * tp, "time_us": tp, "tp": tp} for tp in (1, 2)]
+    forwards = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us)
+    of_ranks = [[{**row, "tp": tp} for row in rows] for rows in forwards for tp in (1, 2)]
+    rows = measured(tmp_path, *of_ranks, host, [route], handovers).of_ranks(Ranks(prefill_tp), Ranks(decode_tp))
+    found_us = {one.name: one.columns["time_ns"].tolist() for one in rows.of("host")}
+    expected_us = dict.fromkeys(of_prefill, prefill_tp) | dict.fromkeys(of_decode, decode_tp)
+    assert found_us == {
+        "route": [7e3],
+        **{what: [1e5 * tp] for what, tp in {**expected_us, **dict.fromkeys(of_neither, 1)}.items()},
+    }
+    (handover,) = rows.of("handover")
+    of_a_rank = {"time_ns": [1e3 * decode_tp], "payload_bytes": [4e6 / decode_tp], "num_descriptors": [72]}
+    assert {name: handover.columns[name].tolist() for name in of_a_rank} == of_a_rank
+
+
 def test_rows_of_whole_experts_are_others(tmp_path):
     """Two ranks that hold whole experts take other times than two that divide each."""
     divided = [{**row, "tp": 2, "ep": 1} for row in decode_rows(affine_decode_us)]

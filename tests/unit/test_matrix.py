@@ -220,6 +220,8 @@ def test_the_matrices_of_the_repository_can_run(name, num_variants):
     assert len(found.variants) == num_variants
     for variant in found.variants:
         assert build(load_scenario(found.scenario_path, variant.changes)).requests
+        if (found.runs / variant.name).is_dir():
+            found.require_same(variant, load_scenario(found.runs / variant.name / "scenario.yaml"), found.runs)
 
 
 def test_a_trace_is_the_same_whatever_folder_it_is_read_from(matrix, tmp_path, monkeypatch):

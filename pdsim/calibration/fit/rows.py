@@ -45,13 +45,23 @@ KINDS: dict[str, Kind] = {
     "host": Kind((), {"new_tokens": 0.0}, name="what"),
     "clock": Kind(("new_tokens", "busy_us"), role="prefill"),
     "loop": Kind(("batch", "context_tokens"), {"graph": 0.0, "rest_us": nan}, role="decode"),
-    "sending": _TRANSFER,
-    "handover": _TRANSFER,
+    "sending": _TRANSFER._replace(role="decode"),
+    "handover": _TRANSFER._replace(role="decode"),
     "ttft": Kind(("new_tokens", "context_tokens"), role="prefill"),
     "stall": Kind(("new_tokens",), role="prefill"),
     "burst": Kind(("new_tokens", "prompts"), role="prefill"),
     "round_trip": Kind(role="prefill"),
 }
+_HOST_ROLES: dict[str, Literal["prefill", "decode"]] = {
+    "grant": "prefill",
+    "result": "prefill",
+    "admit": "decode",
+    "answer": "decode",
+}
+"""Role whose loop does the host work of this name, and so tells all its ranks."""
+OF_PAIRS = ("host", "sending", "handover")
+"""Kinds that are measured with a pair of instances. With one rank each, unless there are rows with the ranks asked
+for."""
 FORWARDS = ("prefill", "decode")
 """Kinds whose rows become one row per shape if they were measured in rounds. Rows of served requests stay single."""
 STAGING = ("gather", "scatter")
@@ -110,6 +120,11 @@ class Rows:
     ranks: Ranks = ONE_RANK
     """Ranks of the instance."""
 
+    @property
+    def role(self) -> str:
+        """Role whose number of ranks the times depend on; empty: neither."""
+        return _HOST_ROLES.get(self.name, "") if self.kind == "host" else KINDS[self.kind].role
+
     def __len__(self) -> int:
         return len(self.columns["time_ns"])
 
@@ -131,20 +146,26 @@ class Measurements:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
     def of_ranks(self, prefill: Ranks, decode: Ranks) -> "Measurements":
-        """Rows with these ranks for kinds whose times depend on ranks, and with one rank for other kinds. Raises
-        ConfigError.
+        """Rows with these ranks where times depend on ranks, and with one rank elsewhere. If a kind of OF_PAIRS has no
+        rows with these ranks, its rows of one rank count. Raises ConfigError.
         """
-        ranks = {"prefill": prefill, "decode": decode, "": ONE_RANK}
-        asked = {name: ranks[kind.role] for name, kind in KINDS.items()}
+        asked = {"prefill": prefill, "decode": decode, "": ONE_RANK}
         for phase in FORWARDS:
             found = sorted(rows.ranks for rows in self.of(phase))
             if found and asked[phase] not in found:
                 there = ", ".join(map(str, found))
                 flags = f"--{phase}-tp, --{phase}-ep"
                 raise ConfigError(f"no rows of {phase} with {asked[phase]}; the rows have {there}: {flags}")
-        chosen = tuple(rows for rows in self.rows if rows.ranks == asked[rows.kind])
+        there_are = {(rows.kind, rows.name, rows.ranks) for rows in self.rows}
+
+        def ranks_of(rows: Rows) -> Ranks:
+            wanted = asked[rows.role]
+            is_there = rows.kind not in OF_PAIRS or (rows.kind, rows.name, wanted) in there_are
+            return wanted if is_there else ONE_RANK
+
+        chosen = tuple(rows for rows in self.rows if rows.ranks == ranks_of(rows))
         lost = sorted({rows.kind for rows in self.rows} - {rows.kind for rows in chosen})
-        notes = tuple(f"{kind} is left out: no rows with {asked[kind]}" for kind in lost)
+        notes = tuple(f"{kind} is left out: no rows with {asked[KINDS[kind].role]}" for kind in lost)
         return replace(self, rows=chosen, notes=notes)
 
     @property
@@ -268,6 +289,9 @@ def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
     values = {name: _number(line, name, where) for name in (*columns.needed, "time_us")}
     for name, empty in columns.optional.items():
         values[name] = _number(line, name, where) if line.get(name) else empty
+    if kind in {"sending", "handover"}:  # each rank sends its part
+        num_ranks = _ranks(line, where).tp
+        values |= {name: values[name] / num_ranks for name in columns.needed}
     if kind == "prefill":
         values["graph"] = _graph(line, where, values["new_tokens"])
     if "kind" in line and kind in STAGING:  # timed from the call on the host, which pdkernels.bench leaves out
