@@ -157,7 +157,8 @@ def vllm_aggregated_scenarios(draw: st.DrawFn) -> Scenario:
     """vLLM's aggregated instances on the loads of SGLang's."""
     scenario = draw(aggregated_scenarios())
     changes = {"long_prefill_tokens": draw(prompt_limits), "schedule_conservativeness": 1.0}
-    return scenario.model_copy(update={"engine": "vllm", "aggregated": scenario.aggregated.model_copy(update=changes)})
+    aggregated = scenario.aggregated.model_copy(update=changes)
+    return scenario.model_copy(update={"engine": "vllm", "engine_version": None, "aggregated": aggregated})
 
 
 @st.composite
@@ -183,6 +184,7 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
         aggregated__overlap=draw(st.booleans()),
         aggregated__policy=draw(st.sampled_from(["fcfs", "shortest_prompt_first", "lpm"])),
         aggregated__preemption=draw(st.sampled_from(["fewest_outputs_first", "last_arrived_first"])),
+        engine_version=draw(st.sampled_from([None, "0.5.12"])),
         router=draw(st.sampled_from(ROUTING_POLICIES)),
         client=draw(st.sampled_from(["open_loop", closed])),
         cost=draw(st.sampled_from([*COSTS, QUICK_PREFILL])),

@@ -197,8 +197,6 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         commands: list[m.Command] = []
         if self.limits.waiting_timeout_ns is not None:
             self._expire(commands)
-        if not self.limits.overlap:
-            self._look_at_arrived()
         step = self._choose(commands)
         may_preempt = bool(self._arrived) and self.limits.preemption_threshold is not None
         if self._arrived:
@@ -275,25 +273,35 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self._builder.enqueue(request)
 
     def _choose(self, commands: list[m.Command]) -> m.Step | m.Wait:
+        while (step := self.look(commands)) is None:
+            pass
+        return step
+
+    def look(self, commands: list[m.Command]) -> m.Step | m.Wait | None:
+        """Runs an iteration of SGLang's loop. None: no step; the next iteration, which takes no time, may have one.
+
+        0.5.12 spends such an iteration when a batch has ended (managers/scheduler.py:2588, 2904): it drops the batch,
+        and tries prompts in the next one.
+        """
+        if not self.limits.overlap:
+            self._look_at_arrived()
         self._may_give_way = False
         if self.limits.preemption_threshold is not None:
             self._blocked_by = ""  # tried anew with each step
-        while True:
-            forward = self._fill_forward(commands)
-            if forward.chunks:
-                self._num_prefill_steps += 1
-                return m.PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
-            if self.batch.ended:
-                self.batch.ended, self._blocked_by = [], ""
-                if not self.batch.num_requests:
-                    self._be_idle()
-                    continue
+        forward = self._fill_forward(commands)
+        if forward.chunks:
+            self._num_prefill_steps += 1
+            return m.PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
+        if self.batch.ended:
+            self.batch.ended, self._blocked_by = [], ""
             if not self.batch.num_requests:
                 self._be_idle()
-                return m.Wait(forward.hold_until_ns)
-            self._make_room(commands)
-            if self.batch.num_requests:
-                return self.batch.step(FOREVER)
+                return None
+        if not self.batch.num_requests:
+            self._be_idle()
+            return m.Wait(forward.hold_until_ns)
+        self._make_room(commands)
+        return self.batch.step(FOREVER) if self.batch.num_requests else None
 
     def _be_idle(self) -> None:
         """Resets the expected share of longest outputs to its initial value, if no request runs or waits."""
@@ -383,15 +391,22 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
     def _give_up(self, request_id: int) -> None:
         """Drops a request; its computed pages stay cached. The request may be unknown after a restart."""
         self.cache.stop_prefetch(request_id)
-        if request := self._builder.begun.pop(request_id, None):
-            self._builder.stop(request)
-            self.cache.drop(request.lease)
-            self._blocked_by = ""
+        if request := self._builder.begun.get(request_id):
+            request.is_aborted = True
+            if not self.limits.rules.computes_aborted_prompts:
+                self._stop(request)
         elif self.batch.has(request_id):
             self.batch.abort(request_id)
         elif not self._builder.withdraw(request_id):
             self._arrived = [request for request in self._arrived if request.request_id != request_id]
         self._retracted.pop(request_id, None)
+
+    def _stop(self, request: AggregatedRequest) -> None:
+        """Drops a begun request."""
+        del self._builder.begun[request.request_id]
+        self._builder.stop(request)
+        self.cache.drop(request.lease)
+        self._blocked_by = ""
 
     def _expire(self, commands: list[m.Command]) -> None:
         for request_id in self._unbegun.expired(self.now_ns, commands, self._is_unbegun):
@@ -418,8 +433,12 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _on_token(self, request: AggregatedRequest, output: TokenSequence | None) -> list[m.Command]:
         """Handles the token of a completed prompt: the first token, or the next token after a retraction."""
-        commands: list[m.Command] = [] if request.num_output_tokens else [m.FirstToken(request.request_id)]
+        is_first = not request.num_output_tokens
         request.num_output_tokens += 1
+        if request.is_aborted:
+            self._blocked_by = ""
+            return self._asked.close(request)
+        commands: list[m.Command] = [m.FirstToken(request.request_id)] if is_first else []
         self._retracted.pop(request.request_id, None)
         if output is not None:
             self.batch.close(request, output)

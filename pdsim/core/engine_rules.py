@@ -9,7 +9,8 @@ class EngineRules:
 
     tries_when_spent: bool = False
     """True: the first waiting prompt is tried even if a begun prompt takes the whole forward. Its cached prefix then
-    counts as used. If the prompt does not fit, no prompt is tried before a request leaves."""
+    counts as used. If the prompt does not fit, no prompt is tried before a request leaves. Where nothing is cached, a
+    prompt that ignores EOS begins although max_prefill_tokens is spent."""
     caps_chunked_prompts: bool = False
     """True: a prompt that needs more tokens than max_prefill_tokens still allows in a forward is not begun, although it
     could be cut into chunks."""

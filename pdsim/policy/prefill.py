@@ -1,7 +1,7 @@
 """Built-in prefill policies: the order in which prompts are computed, and how much KV is sent after each chunk."""
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pdsim.policy.protocols import Pick
 from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill
@@ -51,19 +51,14 @@ class LongestPrefixFirst:
     """Longest cached prefix first (SGLang's lpm). Prompts that may soon find a prefix in the cache come last.
 
     Of waiting prompts with the same beginning and hardly any cached tokens, the first in the queue goes ahead, and
-    caches what the others share. The order stays for the next choice. Queues of more than 128 prompts are not sorted.
+    caches what the others share. Queues of more than 128 prompts are not sorted.
     """
 
-    _order: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Positions in the queue as it was last sorted."""
-
     def select(self, view: PrefillView) -> Iterable[Pick]:
-        last = len(self._order)
-        waiting = sorted(view.waiting, key=lambda request: self._order.get(request.request_id, last))
+        waiting = list(view.waiting)
         if len(waiting) <= _MOST_RANKED:
             ranks = self._ranks(waiting, view)
             waiting.sort(key=lambda request: ranks[request.request_id])
-        self._order = {request.request_id: place for place, request in enumerate(waiting)}
         return [Pick(request.request_id) for request in waiting]
 
     @staticmethod

@@ -174,13 +174,6 @@ def test_of_prompts_that_begin_alike_with_nothing_cached_the_first_goes_ahead():
     assert order(LongestPrefixFirst(), Prefill(waiting, cached={1: 32})) == [0, 2, 1, 3]  # next to nothing is cached
 
 
-def test_the_longest_prefix_first_keeps_the_order_of_its_last_choice():
-    waiting = [Request.long(i) for i in range(3)]
-    policy = LongestPrefixFirst()
-    assert order(policy, Prefill(waiting, cached={2: 40, 1: 35})) == [2, 1, 0]
-    assert order(policy, Prefill([*waiting, Request.long(9)])) == [2, 1, 0, 9]
-
-
 def router(policy, count=3):
     ids = [f"i{n}" for n in range(count)]
     return RoleRouter(ids, policy)

@@ -242,6 +242,43 @@ def test_a_long_prompt_begins_behind_others_only_in_the_newer_release(rules):
     assert begun(p) == [(0, 0, 6), *([] if rules.caps_chunked_prompts else [(1, 0, 14)])]
 
 
+@OLD_AND_NEW
+def test_of_a_spent_forward_only_a_prompt_whose_output_is_fixed_is_let_in_by_the_older_release(rules):
+    for fixed in (False, True):
+        a = aggregated(radix=False, chunked_prefill_tokens=8, max_prefill_tokens=4, rules=rules)
+        arrive(a, 0, 12)
+        assert begun(a) == [(0, 0, 8)]
+        arrive(a, 1, 4, fixed=fixed)
+        assert begun(a) == [(0, 8, 4), *([(1, 0, 4)] if fixed and rules.tries_when_spent else [])]
+
+
+def test_lpm_sorts_the_queue_and_who_comes_later_stands_behind():
+    a = aggregated(chunked_prefill_tokens=8, policy=LongestPrefixFirst())
+    arrive(a, 0, 60)
+    begun(a)
+    arrive(a, 1, 6)
+    arrive(a, 2, 20, prompt=Spans(((0, 0, 8), (2, 0, 12))))
+    begun(a)
+    arrive(a, 3, 20, prompt=Spans(((0, 0, 8), (3, 0, 12))))
+    a.look([])
+    assert [request.request_id for request in a._builder.waiting] == [2, 3, 1]
+
+
+# Iterations without a step.
+
+
+@OLD_AND_NEW
+def test_the_older_release_drops_an_ended_batch_in_an_iteration_of_its_own(rules):
+    a = aggregated(max_running_requests=1, rules=rules)
+    arrive(a, 0, 4)
+    begun(a)
+    step, _ = a.next_step(0)
+    arrive(a, 1, 4)
+    a.on_step_done(step, StepResult(1, ((0, Spans.of(9, 2)),)), 0)
+    assert isinstance(a.look([]), PrefillStep if rules.filters_ended else type(None))
+    assert begun(a) == ([] if rules.filters_ended else [(1, 0, 4)])
+
+
 # Priorities.
 
 
@@ -327,6 +364,22 @@ def test_a_partial_prompt_that_is_given_up_is_computed_to_its_end_by_the_older_r
     while found := begun(p):
         chunks += found
     assert len(chunks) == (3 if rules.computes_aborted_prompts else 1)
+
+
+@OLD_AND_NEW
+def test_a_partial_prompt_of_an_aggregated_instance_is_cached_when_it_is_computed_to_its_end(rules):
+    a = aggregated(chunked_prefill_tokens=8, rules=rules)
+    arrive(a, 0, 20)
+    chunks = begun(a)
+    a.on_message(Cancel(0, "enough"), 0)
+    chunks += begun(a)
+    step, _ = a.next_step(0)
+    if rules.computes_aborted_prompts:
+        assert a.on_step_done(step, StepResult(), 0) == [AskOutput("a", 0, 1)]
+        a.on_message(PutOut(0, Spans.of(9, 1)), 0)
+    assert a.requests() == []
+    assert a.num_available_pages == 100
+    assert a.cache.num_cached_tokens(Spans.of(0, 20)) == (20 if rules.computes_aborted_prompts else 0)
 
 
 @OLD_AND_NEW

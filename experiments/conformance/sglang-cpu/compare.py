@@ -251,8 +251,8 @@ class Replay:
                     self.instance.on_message(KvSent(int(rid[1:])), now_ns)
 
     def choose(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
-        """The decode instance one iteration at a time, though it has no step: SGLang's loop begins another then."""
-        if not isinstance(self.instance, DecodeInstance):
+        """Of one iteration of SGLang's loop, which begins another if it has no step."""
+        if isinstance(self.instance, PrefillInstance):
             return self.instance.next_step(now_ns)
         commands: list[Command] = []
         return self.instance.look(commands) or Wait(), commands

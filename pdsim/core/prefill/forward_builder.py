@@ -216,19 +216,28 @@ class ForwardBuilder(Generic[RequestT]):
         self._go_on(forward)
         if self._waiting and num_slots is not None and not self._is_full(forward):
             if chooses or not self._sorts:
-                self._begin(forward, self._policy.select(self) if picks is None else picks)
+                self._begin(forward, self._select() if picks is None else picks)
             else:
                 forward.blocked_by = "slots"
         elif self._waiting and num_slots is not None and self._rules.tries_when_spent:
-            self._try_first(forward)
+            self._begin(forward, self._select())
         elif self._sorts and chooses:
-            self._policy.select(self)
+            self._select()
         if forward.chunks:
             self._open_pages(forward.chunks)
         elif self._prefetcher is not None:  # nothing is begun, perhaps because of prefetches
             due_ns, hold_ns = self._prefetcher.next_due_ns(now_ns), forward.hold_until_ns
             forward.hold_until_ns = due_ns if hold_ns is None or (due_ns is not None and due_ns < hold_ns) else hold_ns
         return forward
+
+    def _select(self) -> Iterable[Pick] | HoldUntil:
+        """The policy's order. SGLang's lpm sorts the queue itself: its order stays for the next choice."""
+        picks = self._policy.select(self)
+        if self._sorts and not isinstance(picks, HoldUntil):
+            picks = list(picks)
+            for pick in picks:
+                self._waiting.move_to_end(pick.request_id)
+        return picks
 
     def _may_begin(self, num_slots: int | None) -> bool:
         return num_slots is not None and (num_slots > 0 or self._give_way is not None)
@@ -263,23 +272,6 @@ class ForwardBuilder(Generic[RequestT]):
                 break
         for chunk in forward.chunks:  # only now: the policy may still have been walking along the queue
             self._waiting.pop(chunk.request_id, None)
-
-    def _try_first(self, forward: Forward) -> None:
-        """Handles a forward that a begun prompt fills: no prompt is begun, but the first prompt's cached prefix counts
-        as used.
-        """
-        picks = self._policy.select(self)
-        if isinstance(picks, HoldUntil) or (pick := next(iter(picks), None)) is None:
-            return
-        if forward.num_slots <= 0:
-            forward.blocked_by = "slots"
-            return
-        request = self._waiting[pick.request_id]
-        lease = self._cache.open(request.sequence, request.num_tokens - 1)
-        num_new = request.num_tried_tokens = request.num_tokens - lease.num_shared * self.page_size
-        if not self._fits(request, num_new, forward):
-            forward.blocked_by = "pages"
-        self._cache.drop(lease)
 
     def withdraw(self, request_id: int) -> RequestT | None:
         """Removes a prompt that was not begun. None: the prompt does not wait here."""
