@@ -15,6 +15,7 @@ from pdsim.core.messages import (
     Abort,
     AskOutput,
     Cancel,
+    Command,
     DecodeStep,
     Finished,
     KvArrived,
@@ -511,6 +512,33 @@ def test_an_aborted_transfer_keeps_its_metadata_buffer_until_its_sender_stops():
     d.on_message(Abort(0, "stopped"), 0)
     d.next_step(0)
     assert list(d.transferring) == [1, 2]
+
+
+def test_an_aborted_transfer_keeps_its_reserve_until_decode_has_looked_at_transfers():
+    d = decode(30, reserved=4)
+    for i in range(2):
+        arrive(d, i, 4)
+    d.next_step(0)
+    d.on_message(Cancel(0, "aborted"), 0)
+    arrive(d, 2, 12, 1)  # 22 pages are free: 12 + 4 fit beside 4 in reserve, and not beside 8
+    commands: list[Command] = []
+    assert d.look(commands) is None
+    assert list(d.transferring) == [1]
+    d.look(commands)
+    assert list(d.transferring) == [1, 2]
+
+
+def test_all_that_can_be_evicted_goes_before_a_request_is_retracted():
+    d = decode(37, radix=True)
+    for i, num_tokens in enumerate((1, 8, 24)):
+        arrive(d, i, num_tokens, 4)
+    step = run(d, 0, 1, 2)
+    d.on_step_done(step, StepResult(1, ((0, Spans.of(9, 2)),)), 0)  # its 2 tokens are cached last
+    step, _ = d.next_step(0)
+    d.on_step_done(step, StepResult(1), 0)
+    _, commands = d.next_step(0)
+    assert Retracted(2) in commands
+    assert d.cache.levels() == (11, 0, 26)
 
 
 def test_an_aborted_request_whose_kv_has_come_is_cached():

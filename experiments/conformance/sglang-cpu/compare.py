@@ -199,8 +199,6 @@ class Replay:
         self.sent = {rid for row in self.rows if row[2] == "sent" for rid in row[3]}
         self.aborted = {rid for row in self.rows if self.is_decode and row[2] == "abort" for rid in row[3]}
         """Requests of a decode instance that the client aborted: the router has told the client."""
-        self.stopped: list[int] = []
-        """Requests to a decode instance whose transfers were stopped in this iteration."""
         self.preempted: list[str] = []
         """Requests that gave way in this iteration: they come to the queue again."""
         self.back: set[str] = set()
@@ -233,8 +231,6 @@ class Replay:
         for row in rows:
             self.tell(row, now_ns)
         step, commands = self.choose(now_ns)
-        while self.stopped:  # SGLang admits before it looks after transfers
-            self.instance.on_message(Abort(self.stopped.pop(), "stopped"), now_ns)
         self.carry_out(commands, now_ns)
         self.check(rows)
         self.check_step(step, said[0] if said else None)
@@ -298,14 +294,15 @@ class Replay:
             for rid in told:
                 num_pages = -(-len(self.new[rid].prompt) // self.instance.page_size)
                 self.instance.on_message(KvGranted(int(rid[1:]), 0, tuple(range(1, num_pages + 1))), now_ns)
+        elif what == "stopped":
+            for rid in told:
+                self.instance.on_message(Abort(int(rid[1:]), "stopped"), now_ns)
         elif what == "arrived":
             for rid in told:
                 self.instance.on_message(KvArrived(int(rid[1:]), rid in self.ends_at_once), now_ns)
 
     def stop_sending(self, request_id: int, commands: list[Command], now_ns: int) -> None:
         """The sender stops at once, unless the log says when."""
-        if self.is_decode:
-            self.stopped.append(request_id)
         for command in commands:
             if isinstance(command, Tell) and f"r{request_id}" not in self.sent:
                 self.instance.on_message(KvSent(request_id), now_ns)

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from step import FEW, MAX_REQUEST_TOKENS, Bench, Silent, name_of
+from step import FEW, LONGEST_LOAD_STEPS, MAX_REQUEST_TOKENS, Bench, Silent, name_of
 
 
 class Receiver:
@@ -17,10 +17,23 @@ class Receiver:
         self.conclude_state = None
         self.has_failed = False
         self.abort_notified = False
-        self.kv_mgr = SimpleNamespace(enable_deferred_decode_kv_release=False)
+        self.bootstrap_infos: list[Any] = []
+        self.stops_at: int | None = None
+        """Of an aborted transfer: the iteration in which prefill confirms that nothing is written any more."""
+        self.kv_mgr = SimpleNamespace(
+            enable_deferred_decode_kv_release=True,
+            is_abort_release_safe=lambda *_: self.has_stopped,
+            clear_deferred_abort_state=lambda _: None,
+        )
 
     def abort(self) -> None:
-        self.has_failed = True
+        if not self.has_failed:
+            self.has_failed = self.abort_notified = True
+            self.stops_at = self.bench.step + 1 + self.transfer_steps
+
+    @property
+    def has_stopped(self) -> bool:
+        return self.stops_at is not None and self.bench.step >= self.stops_at
 
     def poll(self) -> Any:
         from sglang.srt.disaggregation.base.conn import KVPoll
@@ -76,9 +89,8 @@ class DecodeBench(Bench):
         transfers = decode.DecodeTransferQueue.__new__(decode.DecodeTransferQueue)
         transfers.__dict__.update({**common, "queue": []})
         transfers._commit_transfer_to_req = self.commit
-        transfers.enable_deferred_kv_release, transfers.tp_rank = False, 0
-        transfers.resolve_deferred_releases = lambda: None
-        transfers.has_pending_deferred_releases = lambda: False
+        transfers.enable_deferred_kv_release, transfers.deferred_kv_release_timeout = True, LONGEST_LOAD_STEPS
+        transfers._deferred_releases, transfers.tp_rank = [], 0
         queue = decode.DecodePreallocQueue.__new__(decode.DecodePreallocQueue)
         queue.__dict__.update(common)
         queue.__dict__.update(
@@ -166,6 +178,9 @@ class DecodeBench(Bench):
         queue = self.scheduler.disagg_decode_prealloc_queue.queue
         if met := [name_of(entry.req) for entry in queue if entry.kv_receiver.met_at == self.step]:
             self.add("met", met)
+        held = [entry for entry, *_ in self.scheduler.disagg_decode_transfer_queue._deferred_releases]
+        if stopped := [name_of(entry.req) for entry in held if entry.kv_receiver.has_stopped]:
+            self.add("stopped", stopped)
 
     def process(self, batch: Any, result: Any) -> None:
         self.processor.process_batch_result_decode(batch, result)

@@ -229,14 +229,27 @@ class Releases:
         self._cache = cache
         self._staged = staged
         self._held: dict[int, DecodeRequest] = {}
+        self._unseen: set[int] = set()
         self._deadlines = Deadlines(decode_id, timeout_ns)
 
     @property
     def held(self) -> Collection[DecodeRequest]:
         return self._held.values()
 
+    @property
+    def num_unseen(self) -> int:
+        """Number of held requests that failed since decode last looked at transfers. Until then SGLang counts them as
+        active (disaggregation/decode.py, 0.5.23, :2048; pop_transferred, :2861).
+        """
+        return len(self._unseen)
+
+    def see(self) -> None:
+        """Looks at transfers."""
+        self._unseen.clear()
+
     def hold(self, request: DecodeRequest, now_ns: int) -> list[Command]:
         self._held[request.request_id] = request
+        self._unseen.add(request.request_id)
         return self._deadlines.add(request.request_id, now_ns)
 
     def give_back(self, request_id: int) -> bool:
@@ -246,6 +259,7 @@ class Releases:
         request = self._held.pop(request_id, None)
         if request is None:
             return False
+        self._unseen.discard(request_id)
         self._cache.drop(request.lease)
         return True
 

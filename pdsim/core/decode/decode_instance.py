@@ -60,7 +60,6 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         )
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready = ReadyQueue(keeps_ranks=limits.rules.keeps_ranks)
-        self._max_transferring = limits.max_transferring
         self._arrived: set[int] = set()
         """Requests in `transferring` whose KV has arrived. next_step handles them, and staging cells."""
         self._loading: set[int] = set()
@@ -77,7 +76,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def num_active(self) -> int:
-        return self.batch.num_requests + len(self.batch.ended) + len(self.transferring) + len(self.ready.requests)
+        num_in_batch = self.batch.num_requests + len(self.batch.ended)
+        return num_in_batch + len(self.transferring) + len(self.ready.requests) + self._releases.num_unseen
 
     @property
     def active(self) -> list[DecodeRequest]:
@@ -159,8 +159,10 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
         """Updates queue and batch. Returns the number of steps until the next look, and whether the batch changed."""
+        num_unseen = self._releases.num_unseen
         ask_again_steps = self._take_in(commands)
-        changed = bool(self.ready.requests) and self._merge(commands)
+        changed = self._releases.num_unseen < num_unseen
+        changed |= bool(self.ready.requests) and self._merge(commands)
         if self.batch.ended:
             self.batch.ended, changed = [], True
         if self.batch.num_requests:
@@ -237,6 +239,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         if waits_steps and self.batch.num_requests:  # an idle loop looks at queue and transfers all the time
             return waits_steps if self.queue.queued or self._arrived or self._scattered else FOREVER
         self._admit(commands)
+        self._releases.see()
         if self._arrived or self._scattered:
             self._collect_arrived(commands)
         return self.queue.ask_again_steps
@@ -252,7 +255,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _admit(self, commands: list[m.Command]) -> None:
         aborted: list[DecodeRequest] = []
-        num_buffers = self._max_transferring - len(self.transferring) - len(self._releases.held)
+        num_buffers = self.limits.max_transferring - len(self.transferring) - len(self._releases.held)
         while request := self.queue.admit_next(self, self._num_slots, num_buffers):
             num_buffers -= 1
             if request.is_aborted:  # that is seen only now
@@ -266,8 +269,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             commands.append(m.Send(request.prefill_id, granted))
             if request.lease.num_loaded:
                 self._loading.add(request.request_id)
-            if self._times_out:
-                commands += self._ungiven.add(request.request_id, self.now_ns)
+            commands += self._ungiven.add(request.request_id, self.now_ns)
         for request in aborted:
             self.cache.drop(request.lease)
 
@@ -278,7 +280,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _num_slots(self) -> int:
-        return self.limits.num_slots + len(self.batch.ended) - len(self._releases.held)
+        return self.limits.num_slots + len(self.batch.ended) - len(self._releases.held) + self._releases.num_unseen
 
     @property
     def _num_places(self) -> int:
@@ -320,10 +322,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             num_tokens = ready.num_prompt_tokens if self.limits.rules.runs_aborted_on else 0
             self.cache.close(ready.lease, ready.prompt, num_tokens)
         elif self.batch.has(request_id):
-            if self.limits.rules.runs_aborted_on:
-                self.batch.abort(request_id)
-            else:
-                self.batch.remove(request_id)
+            stop = self.batch.abort if self.limits.rules.runs_aborted_on else self.batch.remove
+            stop(request_id)
         elif self.queue.retracted.pop(request_id, None):
             if (host := self._host_of_retracted) is not None:
                 host.forget(request_id)

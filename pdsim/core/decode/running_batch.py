@@ -201,6 +201,8 @@ class RunningBatch(Generic[RequestT]):
         return 1 + self._page_size * (num_pages // self.num_requests)
 
     def _give_way(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[RequestT]:
+        if self._cache.evicts_early:  # SGLang evicts before it tests whether the step fits
+            self._cache.make_free(self.num_opening_pages)
         request_id = next(iter(self._requests)) if self.num_requests == 1 else policy.victim(view)
         if request_id not in self._requests:
             raise PolicyError(f"{policy}: chose request {request_id}, which does not run")
