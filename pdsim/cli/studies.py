@@ -228,7 +228,7 @@ def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
         if not isinstance(values, list) or not values:
             raise ConfigError(f"--try {one}: expected FIELD=[VALUE, ...], such as decode.radix_cache=[true, false]")
         path = path.strip()
-        is_size = path.endswith((".tp", ".pp", ".cp", ".instances"))
+        is_size = path.endswith((".tp", ".pp", ".cp", ".dcp", ".instances"))
         if is_size and not all(type(value) is int and value > 0 for value in values):
             raise ConfigError(f"--try {one}: expected whole numbers above 0")
         if path.endswith(".gpu"):

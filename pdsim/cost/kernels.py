@@ -168,7 +168,8 @@ def _decode_kind(layout: Layout) -> str:
     kv, attention = "fp8" if layout.kv_dtype == "fp8" else "bf16", layout.model.attention
     if not isinstance(attention, LatentAttention):
         return kv
-    return f"latent wide {kv}" if attention.num_query_heads // layout.tp >= WIDE_HEADS else f"latent {kv}"
+    num_heads = attention.num_query_heads * layout.dcp // layout.tp
+    return f"latent wide {kv}" if num_heads >= WIDE_HEADS else f"latent {kv}"
 
 
 def products(layout: Layout) -> tuple[float, float]:

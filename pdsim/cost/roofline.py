@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from pdsim.core.messages import PrefillStep
+from pdsim.cost.gathers import NO_GATHERS, Collectives
 from pdsim.cost.host_traffic import host_traffic
 from pdsim.cost.model import DecodeLine, Terms, attended_pairs, window_pairs
 from pdsim.cost.reductions import AllReduces, LargeMessages
@@ -49,7 +50,11 @@ class RooflineModel:
             AllReduces, layout, fixed_ns=settings.all_reduce_ns, link_efficiency=settings.link_efficiency, large=large
         )
         self._reductions = reductions(num_gpus=min(layout.tp, layout.gpus_per_domain))
-        self._gathers_ns, self._gather_ns_per_token = self._gathering(layout)
+        self._divides = layout.cp > 1 or layout.dcp > 1
+        collectives = Collectives(layout, settings.all_reduce_ns, settings.link_efficiency)
+        self._prompts = collectives.of_prompts()
+        self._queries = collectives.of_queries()
+        self._contexts = collectives.of_contexts()
         self._num_reductions = 2 * spec.num_layers if tp > 1 else 0
         self._dp = layout.dp
         self._cp = layout.cp
@@ -80,8 +85,8 @@ class RooflineModel:
         work_ns = self._matrices_ns(num_tokens, routed) + self._attention_ns(step) + self._reductions_ns(num_tokens)
         if self._sums is not None:
             work_ns += self._num_sums * self._sums.ns(shared * self._dp)
-        if self._cp > 1:
-            work_ns += self._gathers_ns + num_tokens * self._gather_ns_per_token
+        if self._divides:
+            work_ns += self._gathering_ns(step)
         if self._experts is not None:
             work_ns += self._experts.ns(routed)
         if self._between_hosts is not None:
@@ -99,8 +104,8 @@ class RooflineModel:
         }
         if self._sums is not None:
             work["all-reduce"] += self._num_sums * self._sums.ns(num_tokens * self._dp)
-        if self._cp > 1:
-            work["gathering"] = self._gathers_ns + num_tokens * self._gather_ns_per_token
+        if self._divides:
+            work["gathering"] = self._gathering_ns(step)
         if self._between_hosts is not None:
             work["between hosts"] = self._between_hosts.prefill_ns(num_tokens, routed, sum(work.values()))
         beyond_ns = max(0.0, self._launch_ns - sum(work.values()))
@@ -131,6 +136,8 @@ class RooflineModel:
             "layers": self._settings.decode_layer_ns * self._spec.num_layers,
             "overhead": self._settings.step_overhead_ns,
         }
+        if self._divides:
+            terms["gathering"] = self._queries.ns(num_requests)
         if self._sums is not None:  # an all-gather and a reduce-scatter move half of an all-reduce's bytes each
             fixed_ns = self._sums.fixed_ns
             terms["all-reduce"] += self._num_sums * (fixed_ns + self._sums.ns(shared * self._dp)) / 2
@@ -151,17 +158,16 @@ class RooflineModel:
     def _reductions_ns(self, num_tokens: int) -> float:
         return self._num_reductions * self._reductions.ns(num_tokens / self._cp) if self._num_reductions else 0.0
 
-    def _gathering(self, layout: Layout) -> tuple[float, float]:
-        """Time in ns of context-parallel gathers: per forward, and per token.
-
-        Keys and values of each layer go to all groups. Hidden states go to the experts, and the experts' outputs come
-        back.
+    def _gathering_ns(self, step: PrefillStep) -> float:
+        """Time in ns of a forward's gathers. With divided KV, heads of latents compute on gathered contexts, and other
+        heads gather the queries of prompts that have a context.
         """
-        num_experts = 0 if layout.model.experts is None else layout.model.experts.num_layers
-        num_bytes = (layout.read_token_bytes + 4 * num_experts * layout.model.hidden_size) * (layout.cp - 1) / layout.cp
-        rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
-        num_gathers = layout.model.attention.num_layers + 2 * num_experts
-        return num_gathers * self._settings.all_reduce_ns, 1e9 * num_bytes / rate
+        contexts = [chunk for chunk in step.chunks if chunk.num_context_tokens]
+        merged = step.num_decode_tokens
+        if self._contexts is NO_GATHERS:
+            merged += sum([chunk.num_tokens for chunk in contexts])
+        context_ns = self._contexts.ns(sum([chunk.num_context_tokens for chunk in contexts]))
+        return self._prompts.ns(step.num_tokens) + self._queries.ns(merged) + context_ns
 
     def _exchange_bytes_ns(self, layout: Layout) -> float:
         """Time in ns of a token's fp8 dispatch to the GPUs of its experts and bf16 return, once for each of

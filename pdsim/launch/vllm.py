@@ -86,7 +86,7 @@ def _stages(value: Any, scenario: Scenario) -> str | None:
 VICTIMS = ("fewest_outputs_first", "last_admitted_first", "last_arrived_first", "lowest_priority_first")
 SERVER_RULES: dict[str, Rule] = {
     **dict.fromkeys(("engine", "state_dtype", "*.long_prefill_tokens", "prefill.hold_timeout", "decode.allocation")),
-    "*.stream_interval": None,
+    **dict.fromkeys(("*.stream_interval", "*.dcp")),
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "vLLM"),
     "page_size": lambda value, _: (
@@ -203,11 +203,12 @@ def own_ways(scenario: Scenario) -> list[str]:
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
     """Flags of a vLLM server with resolved settings."""
     block = None if scenario.page_size % BLOCK else scenario.page_size
-    redundant = servers.redundant_experts
+    redundant, dcp = servers.redundant_experts, servers.split.dcp
     eplb = None if redundant is None else json.dumps({"num_redundant_experts": redundant})
     flags: Flags = [
         ("tensor-parallel-size", servers.tp // servers.dp),
         ("pipeline-parallel-size", servers.split.pp if servers.split.pp > 1 else None),
+        ("decode-context-parallel-size", dcp if dcp > 1 else None),
         ("data-parallel-size", servers.dp if servers.dp > 1 else None),
         ("enable-expert-parallel", servers.has_whole_experts),
         ("all2all-backend", _all_to_all(servers) if exchanges_by_deepep(scenario, servers) else None),
@@ -219,7 +220,10 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("mamba-ssm-cache-dtype", None if scenario.state_dtype == "fp32" else STATE_DTYPES[scenario.state_dtype]),
         ("quantization", quantization(scenario)),
         ("gpu-memory-utilization", servers.mem_fraction),
-        ("num-gpu-blocks-override", None if servers.pool_tokens is None else servers.pool_tokens // (block or 16)),
+        (
+            "num-gpu-blocks-override",
+            None if servers.pool_tokens is None else servers.pool_tokens // (block or 16) // dcp,
+        ),
         ("max-num-seqs", servers.max_running_requests),
         ("enable-prefix-caching" if servers.radix_cache else "no-enable-prefix-caching", True),
     ]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdsim.core.engine_rules import RELEASES
-from pdsim.cost.settings import Affine
+from pdsim.cost.settings import Affine, AiConfigurator
 from pdsim.scenario.sections.speculation import with_chosen_drafts
 from pdsim.workload.client import ClosedLoop
 
@@ -26,6 +26,8 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
 
 VLLM_VICTIMS = {"use": "lowest_priority_first", "last_arrived": True}
 """Preemption policy of vLLM with priority scheduling (0.33.0, Scheduler.schedule)."""
+_DIVIDING_BACKENDS = ("mooncake", "nixl", "mori", "ascend")
+"""Backends with which SGLang sends each GPU of decode its share of the KV."""
 PREEMPTION_THRESHOLD = 10
 """SGLang's default of --priority-scheduling-preemption-threshold."""
 
@@ -183,6 +185,33 @@ def _of_returned_kv(scenario: "Scenario") -> str:
     return f"decode.returns_kv: {wrong}" if wrong else ""
 
 
+def _of_divided_kv(scenario: "Scenario") -> str:
+    """Refuses what SGLang, or pdsim, does not have beside divided KV. Layouts refuse models and sizes."""
+    prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
+    if servers is None or servers.dcp == 1:
+        return ""
+    role = "aggregated" if scenario.aggregated else "decode"
+    where = f"{role}.dcp {servers.dcp}"
+    if scenario.engine_version == "0.5.12":
+        return f"{where}: SGLang 0.5.12 does not divide KV; leave it out"
+    backend = scenario.network.transport.partition("-")[0]
+    if prefill is not None and scenario.engine == "sglang" and backend not in _DIVIDING_BACKENDS:
+        at = "0.5.23, arg_groups/pd_disaggregation_hook.py:85"
+        return f"{where}: SGLang divides KV with transports {', '.join(_DIVIDING_BACKENDS)} only ({at})"
+    if prefill is not None and prefill.cp > 1:
+        return f"{where}: SGLang needs prefill.cp 1 (0.5.23, disaggregation/common/conn.py:1416), found {prefill.cp}"
+    beside = {
+        f"{role}.host_cache": servers.host_cache is not None,
+        "prefill.layer_groups": prefill is not None and prefill.layer_groups > 0,
+        "decode.returns_kv": scenario.decode is not None and scenario.decode.returns_kv,
+        "network.staging": scenario.network.staging is not None,
+        "elastic": scenario.elastic is not None,
+        "cost aiconfigurator": isinstance(scenario.cost.decode, AiConfigurator),
+    }
+    found = next((field for field, is_given in beside.items() if is_given), "")
+    return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
+
+
 def _of_split_prefill(scenario: "Scenario") -> str:
     prefill, decode = scenario.prefill, scenario.decode
     if prefill is None or decode is None:
@@ -260,6 +289,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_counts,
     _of_returned_kv,
     _of_split_prefill,
+    _of_divided_kv,
     _of_storage,
     _of_elastic_clusters,
     _of_roles,

@@ -235,6 +235,14 @@ class Scenario(Section):
         roles = {"prefill": self.prefill, "decode": self.decode, "aggregated": self.aggregated}
         return {role: servers for role, servers in roles.items() if servers is not None}
 
+    def page_tokens(self, role: Role) -> int:
+        """Number of tokens of a page of this role. With divided KV each GPU holds page_size tokens of a page.
+
+        Sources: SGLang 0.5.23, mem_cache/kv_cache_configurator.py, attn_dcp_size; vLLM 0.33.0,
+        v1/core/kv_cache_utils.py, resolve_dcp_kv_block_size.
+        """
+        return self.page_size * self.roles[role].split.dcp
+
     @property
     def max_servers(self) -> int:
         """Maximum number of prefill and decode servers together."""
@@ -299,6 +307,7 @@ class Scenario(Section):
             ep=(prefill.resolved_ep, decode.resolved_ep),
             pp=1 if self.prefill is None else self.prefill.pp,
             cp=1 if self.prefill is None else self.prefill.cp,
+            dcp=self.servers[1].dcp,
         )
 
     @property

@@ -19,7 +19,9 @@ from pdsim.system.model import LatentAttention
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
 """Roles of a cluster, by the number of its roles: one is aggregated, two are prefill and decode."""
 _OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances", "dp")}
-_OF_SERVERS |= {"prefill.pp", "prefill.cp"}
+SPLITS = {"prefill": ("pp", "cp"), "decode": ("dcp",), "aggregated": ("dcp",)}
+"""Parallel sizes of each role besides tp."""
+_OF_SERVERS |= {f"{role}.{size}" for role, sizes in SPLITS.items() for size in sizes}
 """Fields by which clusters differ, whatever else is tried."""
 
 
@@ -82,8 +84,7 @@ class Space:
         found: list[CandidateCluster] = []
         possible: set[tuple[str, int]] = set()
         reasons: dict[tuple[str, int], str] = {}
-        own = base.scenario.pair.prefill.split
-        servers = {role: list(self._servers(role, own)) for role in chain(*ROLES.values())}
+        servers = {role: list(self._servers(role, _own_split(base, role))) for role in chain(*ROLES.values())}
         for roles in chain.from_iterable(product(*map(servers.__getitem__, names)) for names in ROLES.values()):
             try:
                 scenario = resolve(base.changed(cluster(base, roles, (1,) * len(roles))))
@@ -103,14 +104,12 @@ class Space:
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
     def _servers(self, role: str, own: Split) -> Iterator[Server]:
-        """Servers to try. Prefill keeps the scenario's pipeline stages and context-parallel groups, unless others are
-        to be tried.
-        """
-        kept = {"pp": own.pp, "cp": own.cp} if role == "prefill" else {"pp": 1, "cp": 1}
-        others = [self.tried.get(f"{role}.{name}", (size,)) for name, size in kept.items()]
+        """Servers to try. They keep the scenario's parallel sizes besides tp, unless others are to be tried."""
+        names = SPLITS[role]
+        others = [self.tried.get(f"{role}.{name}", (getattr(own, name),)) for name in names]
         for gpu in self.prices:
-            for sizes in product(self.tried.get(f"{role}.tp", tp_sizes(gpu)), *others):
-                yield Server(gpu, Split(*sizes))
+            for tp, *sizes in product(self.tried.get(f"{role}.tp", tp_sizes(gpu)), *others):
+                yield Server(gpu, Split(tp, **dict(zip(names, sizes, strict=True))))
 
     def _counts(self, role: str, server: Server) -> Sequence[int]:
         return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.num_gpus + 1))
@@ -238,12 +237,24 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
     if len(roles) == 1:
         changes = base.aggregated
         settings = {"gpu": roles[0].gpu, "tp": roles[0].split.tp, "instances": counts[0]}
-        return {**changes, "aggregated": {**changes["aggregated"], **settings}}
+        sizes = _new_sizes(base, "aggregated", roles[0].split)
+        return {**changes, "aggregated": {**changes["aggregated"], **settings, **sizes}}
     changes = {}
     for role, server, count in zip(("prefill", "decode"), roles, counts, strict=True):
         changes |= {f"{role}.instances": count, f"{role}.gpu": server.gpu, f"{role}.tp": server.split.tp}
-    own, sizes = base.scenario.pair.prefill.split, roles[0].split._asdict()
-    return changes | {f"prefill.{name}": sizes[name] for name in ("pp", "cp") if sizes[name] != getattr(own, name)}
+        changes |= {f"{role}.{name}": size for name, size in _new_sizes(base, role, server.split).items()}
+    return changes
+
+
+def _own_split(base: Base, role: str) -> Split:
+    """The split of the scenario's servers of a role. Aggregated servers, which it does not have, have no sizes."""
+    return Split(1) if role == "aggregated" else getattr(base.scenario, role).split
+
+
+def _new_sizes(base: Base, role: str, split: Split) -> dict[str, int]:
+    """Sizes besides tp that differ from the scenario's."""
+    own = _own_split(base, role)
+    return {name: size for name in SPLITS[role] if (size := getattr(split, name)) != getattr(own, name)}
 
 
 def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool) -> str:

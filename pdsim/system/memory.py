@@ -36,6 +36,21 @@ class TokenBytes(NamedTuple):
     """Bytes in layers that keep KV for the last tokens only."""
 
 
+class DcpRules(NamedTuple):
+    """Rules of an engine for KV that GPUs divide."""
+
+    num_exchanges: int
+    """Number of collectives per layer in which the GPUs exchange queries and outputs."""
+    divides_index: bool
+    """False: each GPU holds all keys of the indexer."""
+
+
+DCP_RULES = {"sglang": DcpRules(2, divides_index=False), "vllm": DcpRules(3, divides_index=True)}
+"""An all-gather of queries, and of outputs SGLang's all-to-all (a2a: 0.5.23, arg_groups/overrides.py:1388) or vLLM's
+all-gather and reduce-scatter (ag_rs: 0.33.0, config/parallel.py:613). Indexer keys: SGLang 0.5.23,
+model_executor/pool_configurator.py:401; vLLM 0.33.0, v1/kv_cache_interface.py:553."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """A model on the GPUs of one instance, with its attention split over tp ranks.
@@ -55,6 +70,10 @@ class Layout:
     cp: int = 1
     """Number of groups of tp GPUs that share the tokens of a prompt. Each group has the prompt's KV, and all weights
     except routed experts."""
+    dcp: int = 1
+    """Number of GPUs that divide each request's KV, token by token, instead of holding copies. dcp divides tp."""
+    dcp_rules: DcpRules = DCP_RULES["sglang"]
+    """The engine's rules for divided KV."""
     has_whole_experts: bool = False
     """True if each GPU of a server holds whole experts instead of a part of every expert."""
     expert_skew: float = 0
@@ -81,6 +100,8 @@ class Layout:
             small, large = sorted((self.tp, attention.num_kv_heads))
             if large % small:
                 raise LayoutError(f"tp {self.tp} and the {attention.num_kv_heads} KV heads of {name} do not divide")
+        if self.dcp > 1:
+            self._require_copies_of_kv()
 
     def _require_whole_hosts(self) -> None:
         """Raises LayoutError unless ranks are spread evenly over hosts (SGLang 0.5.23,
@@ -98,6 +119,25 @@ class Layout:
         if self.pp > 1 or self.cp > 1:
             beside = f"pp {self.pp}" if self.pp > 1 else f"cp {self.cp}"
             raise LayoutError(f"{where}; pdsim does not model {beside} beside it: at most {self.gpu.gpus_per_server}")
+
+    def _require_copies_of_kv(self) -> None:
+        """Raises LayoutError unless the dcp GPUs of a group would hold copies of the same KV."""
+        attention, name, wrong = self.model.attention, self.model.name, ""
+        num_heads = attention.num_kv_heads if isinstance(attention, GroupedQueryAttention) else 1
+        if self.tp % self.dcp:
+            wrong = f"it does not divide tp {self.tp}"
+        elif num_heads * self.dcp > self.tp:
+            wrong = (
+                f"{name} has {num_heads} KV heads, so tp {self.tp} makes {self.tp // num_heads} copies of each: give "
+                "at most that (vLLM 0.33.0, config/model.py:1591; SGLang 0.5.23, arg_groups/attention_hook.py:67)"
+            )
+        elif attention.num_window_layers:
+            at = "vLLM 0.33.0, v1/kv_cache_interface.py:950; SGLang 0.5.23, layers/attention/triton_backend.py:2013"
+            wrong = f"{name} has layers with a window, whose KV engines do not divide ({at})"
+        elif self.gpus_per_domain % self.dcp:
+            wrong = f"pdsim does not model groups over several hosts of {self.gpus_per_domain} of the GPUs"
+        if wrong:
+            raise LayoutError(f"dcp {self.dcp}: {wrong}")
 
     @property
     def num_gpus(self) -> int:
@@ -120,14 +160,19 @@ class Layout:
 
     @property
     def read_token_bytes(self) -> int:
-        """KV bytes of one token on one rank that the model's attention reads, over all layers of the rank."""
-        return int(self.model.attention.num_kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype])
+        """KV bytes of one token on one rank that the model's attention reads, over all layers of the rank. With dcp: a
+        rank's share of the bytes.
+        """
+        return int(self.model.attention.num_kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype]) // self.dcp
 
     @property
     def kv_token_bytes(self) -> int:
-        """KV bytes of one token on one rank: the model's layers and the draft's, with indexer keys."""
-        one = self.read_token_bytes + self.model.attention.index_token_bytes
-        return one * self.num_kv_layers // self.model.attention.num_layers
+        """KV bytes of one token on one rank: the model's layers and the draft's, with indexer keys. Each rank has the
+        draft's whole KV (SGLang 0.5.23, model_executor/pool_configurator.py:307).
+        """
+        own, index = self.read_token_bytes, self.model.attention.index_token_bytes
+        drafts = (own * self.dcp + index) * self.num_draft_layers // self.model.attention.num_layers
+        return own + index // (self.dcp if self.dcp_rules.divides_index else 1) + drafts
 
     def token_bytes(self, engine: str) -> "TokenBytes":
         """KV bytes of one token on one rank, split by how long an engine keeps them."""

@@ -89,6 +89,11 @@ class GroupedQueryAttention:
         return max(1, heads // tp) * self._widths[1] * self.num_window_layers
 
     @property
+    def head_elements(self) -> int:
+        """Elements of a query and of its output, per query head."""
+        return self._widths[0]
+
+    @property
     def flops_per_pair(self) -> int:
         """FLOPs of a query token with a context token, over all heads and layers: QK and PV."""
         whole, window = self._widths
@@ -149,6 +154,11 @@ class LatentAttention:
         """Number of elements per token in windows, which num_kv_elements does not include."""
         del tp
         return (self.kv_lora_rank + self.rope_dim) * self.num_window_layers
+
+    @property
+    def head_elements(self) -> int:
+        """Elements of a query and of its output in decode, per query head: both as wide as a latent."""
+        return 2 * self.kv_lora_rank + self.rope_dim
 
     @property
     def flops_per_pair(self) -> float:

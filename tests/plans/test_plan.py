@@ -472,7 +472,7 @@ def test_prefill_has_the_stages_and_groups_that_are_tried_else_its_own(scenario,
     base = base_of(scenario, AskOptions(), changes, folder=tmp_path, starter={})
     space = Space({"h100": 1.0}, 9, tried)
     pairs = [one for one in space.candidates(base) if not one.is_aggregated]
-    splits = {base.changed(one.changes).prefill.split[1:] for one in pairs}
+    splits = {base.changed(one.changes).prefill.split[1:3] for one in pairs}
     assert splits == ({(1, 1), (2, 1), (4, 1), (1, 2)} if tried else {(2, 1)})
     for one in pairs:
         made = base.changed(one.changes)
@@ -480,6 +480,19 @@ def test_prefill_has_the_stages_and_groups_that_are_tried_else_its_own(scenario,
         assert f"PP{made.prefill.pp}" in one.label or made.prefill.pp == 1
     assert space.own(base).num_gpus == base.scenario.num_gpus
     assert all(one.price_per_h == one.num_gpus for one in pairs)
+
+
+def test_decode_divides_kv_as_tried(scenario, tmp_path):
+    base = base_of(scenario, AskOptions(), ["model=moonlight-16b-a3b"], folder=tmp_path, starter={})
+    tried = {"decode.dcp": [1, 2], "aggregated.dcp": [4]}
+    found = Space({"h100": 1.0}, 8, {**tried, "prefill.tp": [1], "decode.tp": [1, 2, 4]}).candidates(base)
+    splits = {one.servers[-1].split for one in found if not one.is_aggregated}
+    assert {(split.tp, split.dcp) for split in splits} == {(1, 1), (2, 1), (4, 1), (2, 2), (4, 2)}
+    assert {one.servers[-1].split.dcp for one in found if one.is_aggregated} == {4}
+    for one in found:
+        made = base.changed(one.changes).servers[1]
+        assert made.split == one.servers[-1].split
+        assert f"DCP{made.dcp}" in one.label or made.dcp == 1
 
 
 def without(one, path):

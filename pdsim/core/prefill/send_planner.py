@@ -54,7 +54,8 @@ class SendPlanner:
                 return None
             if self._staging.buffer_bytes is not None and cell_bytes > self._staging.buffer_bytes:
                 cell_pages = None
-        return SendCursor(grant.num_cached_tokens, grant.pages, self._layout.page_size, cell_pages)
+        layout = self._layout
+        return SendCursor(grant.num_cached_tokens, grant.pages, layout.page_size, cell_pages, layout.num_shares)
 
     def ring_bytes(self, num_pages: int) -> int:
         """Bytes of one decode rank's ring that the largest cell of these pages takes; 0 without staging."""

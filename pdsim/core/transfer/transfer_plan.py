@@ -8,6 +8,7 @@ as many ranks    each rank sends all its KV heads to its counterpart        whol
 fewer ranks      several prefill ranks write to each decode rank            a slice of each token's heads, or staging
 more ranks       each prefill rank writes to several, one after another     a slice of each token's heads, or staging
 latent KV        every rank holds all KV: one writer per decode rank        whole pages
+divided latents  every rank gets its share of the tokens from one writer    gathered tokens, or vLLM's blocks
 
 Ranks of each pipeline stage of prefill send the layers of their stage. A pair of the largest stage stands for all.
 """
@@ -40,6 +41,9 @@ class RankPairLayout:
     """True if the two sides divide KV heads differently, so that each token of each plane needs its own descriptor."""
     coalesces: bool = True
     """True: the engine joins pages that are contiguous on both sides (Mooncake does, NIXL does not)."""
+    num_shares: int = 1
+    """Number of decode ranks that divide each page of decode, which has as many times the tokens of a page of prefill.
+    page_bytes are those of one rank's share of prefill's page."""
     pushes: bool = False
     """True if a kernel writes all pages of a unit with one descriptor."""
     state_bytes: int = 0
@@ -63,6 +67,8 @@ class RankPairLayout:
             num_descriptors = min(1, num_pages)
         elif self.slices:
             num_descriptors = num_pages * self.page_size * self.num_planes
+        elif self.num_shares > 1:
+            num_descriptors = (num_runs(target, target) if self.coalesces else len(target)) * self.num_planes
         else:
             num_descriptors = (num_runs(source, target) if self.coalesces else num_pages) * self.num_planes
         size = TransferSize(num_pages * self.page_bytes, num_descriptors)
@@ -175,18 +181,35 @@ class SendCursor:
     The request's pages, counted from the first token sent, are divided into cells. A piece that is not the last ends
     where a cell ends, and is never empty; the last is always sent, because it carries the first token. With staging a
     piece lies within one cell. Without, a cell is a page, and a piece may have several.
+
+    A target page may span several of the source's pages. Pieces that meet within a target page have it in common.
     """
 
-    __slots__ = ("_cell_pages", "_page_size", "_start_pages", "_target_pages", "num_sent_tokens", "start_tokens")
+    __slots__ = (
+        "_cell_pages",
+        "_page_size",
+        "_span",
+        "_start_pages",
+        "_target_pages",
+        "num_sent_tokens",
+        "start_tokens",
+    )
 
     def __init__(
-        self, num_cached_tokens: int, target_pages: tuple[int, ...], page_size: int, cell_pages: int | None = None
+        self,
+        num_cached_tokens: int,
+        target_pages: tuple[int, ...],
+        page_size: int,
+        cell_pages: int | None = None,
+        span: int = 1,
     ) -> None:
+        """span: number of source pages per target page."""
         self.num_sent_tokens = self.start_tokens = num_cached_tokens
         self._start_pages = num_cached_tokens // page_size
         self._target_pages = target_pages
         self._page_size = page_size
         self._cell_pages = cell_pages
+        self._span = span
 
     @property
     def is_staged(self) -> bool:
@@ -217,9 +240,11 @@ class SendCursor:
         ]
 
     def _piece(self, first: int, stop: int, table: Sequence[int], cell: int) -> Piece:
-        target = self._target_pages[first - self._start_pages : stop - self._start_pages]
-        source = tuple(table[first:stop])
-        assert len(source) == len(target)
+        first_target, last_target = first - self._start_pages, stop - self._start_pages
+        if self._span > 1 and stop > first:
+            first_target, last_target = first_target // self._span, -(-last_target // self._span)
+        target, source = self._target_pages[first_target:last_target], tuple(table[first:stop])
+        assert len(target) == last_target - first_target
         return Piece(source, target, cell)
 
 

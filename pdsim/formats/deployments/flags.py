@@ -186,9 +186,14 @@ def _state_strategy(read: Read, value: Value) -> None:
         read.aside.append(f"the strategy {value} of mamba states: pdsim models {' and '.join(get_args(StateStrategy))}")
 
 
-def _cp_size(read: Read, value: Value) -> None:
-    if (size := _count(value)) > 1:
-        read.server["cp"] = size
+def _divides(field: str) -> Reader:
+    """Reader of the size of a group of GPUs, which leaves out 1, the default."""
+
+    def read_size(read: Read, value: Value) -> None:
+        if (size := _count(value)) > 1:
+            read.server[field] = size
+
+    return read_size
 
 
 def _transport(read: Read, value: Value) -> None:
@@ -244,7 +249,8 @@ SGLANG: dict[str, Reader] = {
     "enable-dynamic-chunking": _server("dynamic_chunks", _is(found=True)),
     "enable-prefill-cp": _nothing,
     "cp-strategy": _nothing,
-    "attn-cp-size": _cp_size,
+    "attn-cp-size": _divides("cp"),
+    **dict.fromkeys(("dcp-size", "decode-context-parallel-size"), _divides("dcp")),
     "optimistic-prefill-attempts": _server("optimistic_attempts"),
     "disaggregation-decode-enable-radix-cache": _server("radix_cache", _is(found=True)),
     "disaggregation-decode-polling-interval": _server("polling_interval"),
@@ -328,6 +334,7 @@ VLLM: dict[str, Reader] = {
     **dict.fromkeys(("tensor-parallel-size", "tp"), _server("tp")),
     **dict.fromkeys(("data-parallel-size", "dp"), _server("dp")),
     **dict.fromkeys(("pipeline-parallel-size", "pp"), _server("pp")),
+    **dict.fromkeys(("decode-context-parallel-size", "dcp"), _divides("dcp")),
     "enable-expert-parallel": _server("whole_experts", _is(found=True)),
     "enable-eplb": _server("eplb", _is(found=True)),
     "eplb-config": _eplb,

@@ -238,7 +238,9 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     if (chunk := given.pop("rank_chunk_tokens", None)) is not None:
         fields["chunked_prefill_tokens"] = chunk * dp
     if (blocks := given.pop("num_blocks", None)) is not None:
-        fields["pool_tokens"] = blocks * server.read.common.get("page_size", 16)
+        given["pool_tokens"] = blocks * server.read.common.get("page_size", 16)
+    if "pool_tokens" in given:  # of one GPU
+        given["pool_tokens"] *= given.get("dcp", 1)
     if is_vllm and "max_running_requests" in given:
         given["max_running_requests"] *= dp
     if given.pop("has_priorities", False):

@@ -41,7 +41,7 @@ def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
     costs = scenario.cost.prefill if role == "prefill" else scenario.cost.decode
     settings = costs if isinstance(costs, Kernels | Roofline) else Kernels()
     settings = replace(settings, step_overhead_ns=0, prompt_overhead_ns=0)
-    alone = replace(layout, draft=None, num_draft_layers=0, num_verified_tokens=1)
+    alone = replace(layout, draft=None, num_draft_layers=0, num_verified_tokens=1, dcp=1)
 
     def model(spec: ModelSpec) -> CostModel:
         return timed(settings, scenario.cost.host.slowdown, replace(alone, model=spec))

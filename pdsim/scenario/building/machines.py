@@ -254,7 +254,7 @@ def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRou
     if getattr(given, "is_kv_aware", False):
         assert servers.pool_tokens is not None, "the scenario is not resolved"
         num_ranks = 1 if method is None else servers.dp
-        memory = MemorySize(scenario.page_size, num_ranks * servers.pool_tokens)
+        memory = MemorySize(scenario.page_tokens(role), num_ranks * servers.pool_tokens)
     if method is None:
         return RoleRouter(ids, policy, role, memory)
     ranks: dict[str, list[str]] = {}

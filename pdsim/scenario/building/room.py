@@ -102,14 +102,14 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
             f"{outputs[index]}; {scenario.model} has a context of {context}, and a server {server}: leave such "
             "requests out, or say with context_tokens how far the context is extended"
         )
-    page = scenario.page_size
     if (aggregated := scenario.aggregated) is not None:
+        page = scenario.page_tokens("aggregated")
         # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
         grown = [-(-prompt // page) * page + output for prompt, output in zip(prompts, outputs, strict=True)]
         room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens(page)
         require(grown, room, "grows to", "an aggregated instance has room for")
         return
-    prefill, decode = scenario.pair
+    (prefill, decode), page = scenario.pair, scenario.page_size
     require(prompts, (prefill.pool_tokens or 0) - 1 - page, "has a prompt of", "a prefill instance has room for")
     grown = [total - 2 + decode.num_ahead_tokens(page) for total in totals]
     require(grown, decode.pool_tokens or 0, "grows to", "a decode instance holds")
@@ -151,7 +151,7 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
     Users' own admission policies are not checked, since their answer may change over time.
     """
-    decode, page = scenario.pair.decode, scenario.page_size
+    decode, page = scenario.pair.decode, scenario.page_tokens("decode")
     policy = decode.admission
     if not isinstance(policy, ReserveDecodeTokens | ReserveMaxOutput):
         return

@@ -95,7 +95,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             model = replace(model, max_context_tokens=scenario.context_tokens)
         if settings.redundant_experts is not None:
             model = model.with_redundant(settings.redundant_experts)
-        (_, num_stages, cp), decoding = settings.split, scenario.servers[1]
+        (_, num_stages, cp, dcp), decoding = settings.split, scenario.servers[1]
         if settings.tp % cp:
             raise ConfigError(f"{role}: cp {cp} does not divide tp {settings.tp}")
         if num_stages > model.num_layers:
@@ -109,6 +109,8 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             dp=settings.dp,
             pp=num_stages,
             cp=cp,
+            dcp=dcp,
+            dcp_rules=memory.DCP_RULES[scenario.engine],
             has_whole_experts=settings.has_whole_experts,
             expert_skew=skew,
             overlaps_batches=settings.two_batch_overlap,
@@ -213,9 +215,10 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: m
         tokens = memory.memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
         chunk = memory.vllm_batch(layout.gpu).num_tokens * layout.dp if scenario.engine == "vllm" else tokens
     chunk = max(chunk, 0)  # 0: no chunking
-    if 0 < chunk < scenario.page_size * settings.dp:
+    page = scenario.page_tokens(role)
+    if 0 < chunk < page * settings.dp:
         least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
-        raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {scenario.page_size} tokens")
+        raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {page} tokens")
     fraction = memory.default_mem_fraction(layout.gpu, settings.num_server_gpus, role, chunk or None, None)
     return {**_resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
 
@@ -239,7 +242,7 @@ def _resolved_memory(
     fraction: share of GPU memory that SGLang would use for weights and KV.
     """
     fraction = settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else fraction)
-    page, pool, rule = scenario.page_size, settings.pool_tokens, _state_rule(scenario, settings, layout, role)
+    page, pool, rule = scenario.page_tokens(role), settings.pool_tokens, _state_rule(scenario, settings, layout, role)
     if pool is None:
         try:
             pool = layout.pool_tokens(fraction, page, engine=scenario.engine, states=rule)
@@ -357,7 +360,7 @@ def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
     settings: ServerSettings = getattr(scenario, role)
     if (host_bytes := settings.host_cache_bytes) is None:
         return 0
-    page_bytes: int = layout_of(scenario, role).kv_token_bytes * scenario.page_size
+    page_bytes: int = layout_of(scenario, role).kv_token_bytes * scenario.page_tokens(role)
     return host_bytes // page_bytes
 
 
@@ -365,21 +368,22 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     """A new KV cache of one instance of a resolved scenario."""
     settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
-    pool = PagePool(settings.pool_tokens // scenario.page_size)
+    page = scenario.page_tokens(role)
+    pool = PagePool(settings.pool_tokens // page)
     tree = states = None
     if settings.radix_cache:
         states = _state_limits(scenario, settings, role)
         has_drafts = scenario.num_draft_layers > 0 and states is None
-        tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction), has_drafts=has_drafts)
+        tree = RadixCache(pool, page, deepcopy(settings.eviction), has_drafts=has_drafts)
     rules = scenario.engine_rules
     counts_every_insert = rules.counts_every_insert
     if tree is not None and states is not None:
         own = {"keeps_replaced": keeps_replaced, "counts_every_insert": counts_every_insert}
-        return HybridKvCache(pool, scenario.page_size, tree, states, **own)
+        return HybridKvCache(pool, page, tree, states, **own)
     make = partial(
         KvCache,
         pool,
-        scenario.page_size,
+        page,
         tree,
         keeps_replaced=keeps_replaced,
         counts_every_insert=counts_every_insert,
@@ -389,7 +393,7 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
         return make()
     host_pool = PagePool(num_host_pages(scenario, role))
     if scenario.engine == "vllm":
-        return make(offload=OffloadCache(host_pool, scenario.page_size))
+        return make(offload=OffloadCache(host_pool, page))
     storage = scenario.storage
     write = settings.host_cache_write
     host = HostCache(host_pool, tree, deepcopy(settings.eviction), write, stores=storage is not None)
@@ -399,9 +403,9 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
         limits = PrefetchLimits(
             policy=storage.prefetch,
             least_tokens=storage.prefetch_threshold,
-            max_tokens=int(PREFETCH_SHARE * more_pages * scenario.page_size),
+            max_tokens=int(PREFETCH_SHARE * more_pages * page),
         )
-        prefetcher = Prefetcher(host, scenario.page_size, limits)
+        prefetcher = Prefetcher(host, page, limits)
     return make(host=host, prefetcher=prefetcher)
 
 

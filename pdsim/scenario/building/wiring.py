@@ -82,12 +82,17 @@ def wire_of(scenario: Scenario) -> RankPairLayout:
 
 
 def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engine: str = "sglang") -> RankPairLayout:
-    """Layout of KV between two instances' ranks. Raises ConfigError if their ranks are not multiples."""
+    """Layout of KV between two instances' ranks. Raises ConfigError if their ranks are not multiples, or if decode
+    divides KV that engines do not send divided.
+    """
+    if decode.dcp > 1 and (wrong := _wrong_division(decode, engine)):
+        raise ConfigError(f"decode.dcp {decode.dcp}: {wrong}")
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
     attention = prefill.model.attention
-    (kept, window), (decode_kept, decode_window) = prefill.token_bytes(engine), decode.token_bytes(engine)
+    sent = prefill if decode.dcp == 1 else replace(decode, model=prefill.model)  # prefill's layers, as decode has them
+    (kept, window), (decode_kept, decode_window) = sent.token_bytes(engine), decode.token_bytes(engine)
     num_windows = attention.num_window_layers if window else 0
     num_layers, num_decode_layers = prefill.num_kv_layers, decode.num_kv_layers
     if isinstance(attention, LatentAttention):
@@ -110,13 +115,29 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engin
         num_pairs=num_stage_pairs * prefill.pp,
         num_absent_layers=num_stage_pairs * (prefill.pp * num_layers - num_decode_layers),
         slices=slices,
-        coalesces=coalesces,
+        coalesces=engine == "sglang" if decode.dcp > 1 else coalesces,
+        num_shares=decode.dcp,
         state_bytes=min(prefill.state_bytes, decode.state_bytes),
         window_tokens=attention.kept_window_tokens if window else 0,
         window_page_bytes=window * page_size,
         num_window_planes=planes_per_layer * num_windows,
         num_state_planes=0 if prefill.model.state is None else 2 * prefill.model.state.num_layers,
     )
+
+
+def _wrong_division(decode: Layout, engine: str) -> str:
+    """Reason why an engine's prefill does not send KV to GPUs that divide it. Empty: it does."""
+    attention = decode.model.attention
+    if not isinstance(attention, LatentAttention):
+        at = "SGLang 0.5.23, disaggregation/common/conn.py:1412; vLLM 0.33.0, config/vllm.py:1587"
+        return f"{decode.model.name} has no latents, and prefill sends nothing else divided ({at})"
+    if engine == "sglang":
+        return ""
+    if decode.dcp != decode.tp:
+        return f"vLLM divides the KV that prefill sends over all {decode.tp} GPUs (0.33.0, config/vllm.py:1582)"
+    if decode.model.state is not None:
+        return "vLLM needs the same on prefill for models with linear attention (0.33.0, nixl/base_worker.py:2714)"
+    return ""
 
 
 def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
@@ -171,7 +192,7 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
     attention = layout.model.attention
     planes_per_layer = 1 if isinstance(attention, LatentAttention) else 2
     return HostCopies(
-        page_bytes=layout.kv_token_bytes * scenario.page_size,
+        page_bytes=layout.kv_token_bytes * scenario.page_tokens(role),
         num_planes=planes_per_layer * layout.num_kv_layers,
         copy_ns=39_000,
         save_bandwidth=0.79 * layout.gpu.host_bandwidth,

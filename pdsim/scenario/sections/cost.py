@@ -61,6 +61,8 @@ class Setup(Section):
     """Pipeline stages of prefill."""
     cp: int = 1
     """Context parallelism of prefill."""
+    dcp: int = 1
+    """Context parallelism of decode."""
 
     def __str__(self) -> str:
         return ", ".join(part for part in self.parts().values() if part)
@@ -82,6 +84,7 @@ class Setup(Section):
             "ep": None if self.ep is None else "" if self.ep == (1, 1) else _sizes_of_roles("EP", self.ep),
             "pp": "" if self.pp == 1 else f"PP{self.pp} prefill",
             "cp": "" if self.cp == 1 else f"CP{self.cp} prefill",
+            "dcp": "" if self.dcp == 1 else f"DCP{self.dcp} decode",
             "device": self.device,
         }
 

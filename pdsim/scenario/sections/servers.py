@@ -77,6 +77,7 @@ class Split(NamedTuple):
     tp: int
     pp: int = 1
     cp: int = 1
+    dcp: int = 1
 
     @property
     def num_gpus(self) -> int:
@@ -215,11 +216,18 @@ class ComputingSettings(ServerSettings):
 class DecodingSettings(SpeculativeSettings, ServerSettings):
     """Servers that decode. With speculation a step verifies several tokens of each request."""
 
+    dcp: int = Field(default=1, ge=1)
+    """Context parallelism of decode (--dcp-size; vLLM: --decode-context-parallel-size): number of GPUs that divide each
+    request's KV, token by token, instead of holding copies. dcp divides tp / dp. Simulation only."""
     preemption: Annotated[protocols.PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
     """Preemption policy: which running request loses its pages when a step does not fit."""
     stream_interval: int = Field(default=1, ge=1)
     """Number of tokens that reach the client together (--stream-interval). The first token and the end do not wait.
     Simulation only."""
+
+    @property
+    def split(self) -> Split:
+        return Split(self.tp, dcp=self.dcp)
 
 
 class PrefillSettings(ComputingSettings):

@@ -153,9 +153,9 @@ def _model(scenario: Fields) -> str:
 def _servers(role: str, scenario: Fields) -> str:
     servers = scenario[role]
     attention = f", DP{servers['dp']}" if servers["dp"] > 1 else ""
-    num_stages, cp = servers.get("pp", 1), servers.get("cp", 1)
-    stages = (f", PP{num_stages}" if num_stages > 1 else "") + (f", CP{cp}" if cp > 1 else "")
-    num_gpus = servers["instances"] * servers["tp"] * num_stages
+    sizes = {size: servers.get(size, 1) for size in ("pp", "cp", "dcp")}
+    stages = "".join(f", {size.upper()}{number}" for size, number in sizes.items() if number > 1)
+    num_gpus = servers["instances"] * servers["tp"] * sizes["pp"]
     return f"{role} {servers['instances']} x TP{servers['tp']}{attention}{stages} on {num_gpus} {servers['gpu']}"
 
 

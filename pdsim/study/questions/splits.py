@@ -12,7 +12,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
 from pdsim.study.points.estimate import number, share
 from pdsim.study.questions.study import Arm, Question, Study, Verdict
-from pdsim.study.space import needs_staging, tp_sizes
+from pdsim.study.space import SPLITS, needs_staging, tp_sizes
 from pdsim.workload.synthetic import PrefixPool, RandomLengths
 
 
@@ -179,7 +179,7 @@ def _prefill_split_arms(base: Base) -> list[Arm]:
     for split in (split for split in splits if not prefill.num_gpus % split.num_gpus):
         instances = prefill.num_gpus // split.num_gpus
         changes: dict[str, Any] = {"prefill.instances": instances}
-        changes |= {f"prefill.{name}": size for name, size in split._asdict().items()}
+        changes |= {f"prefill.{name}": getattr(split, name) for name in ("tp", *SPLITS["prefill"])}
         try:
             if needs_staging(base, resolve(base.changed(changes))):
                 changes["network.staging"] = {}

@@ -145,9 +145,10 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     if scenario.decode is not None and scenario.decode.returns_kv:
         raise ConfigError("decode.returns_kv: KV goes back to prefill in simulation only; leave it out")
-    for field in ("pp", "cp"):
-        if (size := getattr(scenario.prefill, field, 1)) > 1:
-            raise ConfigError(f"prefill.{field}: {size}: it runs in simulation only; leave it out")
+    for role, servers in scenario.roles.items():
+        for field in ("pp", "cp", "dcp"):
+            if (size := getattr(servers.split, field)) > 1:
+                raise ConfigError(f"{role}.{field}: {size}: it runs in simulation only; leave it out")
     if scenario.decode is not None and scenario.decode.retracts_to_host_cache:
         raise ConfigError("decode.retracts_to_host_cache: it is for simulation only; leave it out")
     if (interval := scenario.servers[1].stream_interval) > 1:
