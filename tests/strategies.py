@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FreePages, ReserveMaxOutput
+from pdsim.policy.protocols import PrefillPolicy
 from pdsim.scenario.building.sizing import instance_ids
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sections.component import ROUTING_POLICIES
+from pdsim.scenario.sections.component import BUILT_IN, ROUTING_POLICIES
 from pdsim.scenario.sections.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.workload.request_spec import RequestSpec, Streams
@@ -16,6 +17,7 @@ from tests.support import MILLISECOND, request, small, small_aggregated
 
 page_sizes = st.sampled_from([1, 2, 4, 16])
 KV_TOKEN_BYTES = 114_688
+PREFILL_POLICIES = [name for name in BUILT_IN[PrefillPolicy] if name != "priority"]
 
 
 @st.composite
@@ -54,7 +56,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     chunk = draw(st.sampled_from([0, 16, 32, 64]))
     closed: dict[str, Any] = {"use": "closed_loop", "concurrency": draw(st.integers(1, 8))}
     policies: dict[str, Any] = {
-        "prefill__policy": draw(st.sampled_from(["fcfs", "shortest_prompt_first", "lpm"])),
+        "prefill__policy": draw(st.sampled_from(PREFILL_POLICIES)),
         "prefill__transfer": draw(st.sampled_from(["every_chunk", "whole_prompt"])),
         "prefill__eviction": draw(st.sampled_from(["lru", "lfu", "fifo"])),
         "decode__eviction": draw(st.sampled_from(["lru", "lfu", "fifo"])),
@@ -182,7 +184,7 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
         aggregated__max_prefill_tokens=draw(st.sampled_from([16, 50, 1000])),
         aggregated__schedule_conservativeness=0.01 if crowd else draw(st.sampled_from([0.1, 1.0, 2.0])),
         aggregated__overlap=draw(st.booleans()),
-        aggregated__policy=draw(st.sampled_from(["fcfs", "shortest_prompt_first", "lpm"])),
+        aggregated__policy=draw(st.sampled_from(PREFILL_POLICIES)),
         aggregated__preemption=draw(st.sampled_from(["fewest_outputs_first", "last_arrived_first"])),
         engine_version=draw(st.sampled_from([None, "0.5.12"])),
         router=draw(st.sampled_from(ROUTING_POLICIES)),

@@ -70,8 +70,6 @@ class AggregatedLimits:
 @dataclass(slots=True, kw_only=True)
 class AggregatedRequest(RunningRequest):
     has_fixed_output: bool = False
-    entry: int = 0
-    """Place in the order in which requests last joined the queue."""
 
     @property
     def num_growth_tokens(self) -> int:
@@ -81,6 +79,10 @@ class AggregatedRequest(RunningRequest):
     def num_reserved_tokens(self) -> int:
         """Tokens reserved for the request's longest output. Outputs before a retraction are not subtracted."""
         return min(self.max_output_tokens, MAX_ESTIMATED_TOKENS)
+
+    @property
+    def num_asked_tokens(self) -> int:
+        return self.max_output_tokens
 
     @property
     def ignores_eos(self) -> bool:
@@ -129,7 +131,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self._preemption_policy = preemption_policy
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
         self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns, "waiting_timeout")
-        self._num_prefill_steps = self._num_entries = 0
+        self._num_prefill_steps = 0
         self._may_give_way = False
         """True: running requests of lower priority may be preempted, because the waiting request has not enough
         room."""
@@ -264,13 +266,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _look_at_arrived(self) -> None:
         for request in self._arrived:
-            self._enqueue(request)
+            self._builder.enqueue(request)
         self._arrived = []
-
-    def _enqueue(self, request: AggregatedRequest) -> None:
-        self._num_entries += 1
-        request.entry = self._num_entries
-        self._builder.enqueue(request)
 
     def _choose(self, commands: list[m.Command]) -> m.Step | m.Wait:
         while (step := self.look(commands)) is None:
@@ -364,7 +361,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if request.is_aborted:
             return
         self._retracted[request.request_id] = request
-        self._enqueue(request)
+        self._builder.enqueue(request)
         commands += [m.Retracted(request.request_id), *self._asked.ask(request)]
 
     @property

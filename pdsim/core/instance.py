@@ -33,6 +33,10 @@ class Request:
     num_computed_tokens: int = 0
     num_tried_tokens: int = 0
     """Number of tokens to compute when the queue last tried to begin the request; 0: never tried."""
+    entry: int = 0
+    """Place in the order in which requests last joined the queue of an instance."""
+    num_taken_before: int = 0
+    """Number of prompt tokens that the instance's forwards had taken when the request joined the queue."""
 
     @property
     def num_tokens(self) -> int:
@@ -52,6 +56,11 @@ class Request:
     @property
     def num_reserved_tokens(self) -> int:
         """Number of tokens that the forward completing this prompt reserves for its growth."""
+        return 1
+
+    @property
+    def num_asked_tokens(self) -> int:
+        """Longest output that the instance sees."""
         return 1
 
     @property

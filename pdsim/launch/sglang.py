@@ -80,7 +80,12 @@ SCHEDULE_POLICIES = {
     "fcfs": "fcfs",
     "lpm": "lpm",
     "priority": "fcfs",
+    "lof": "lof",
+    "hrrn": "hrrn",
+    "dfs_weight": "dfs-weight",
+    "random": "random",
     "shortest_prompt_first": "shortest-prefill-first",
+    "shortest_prefill_first": "shortest-prefill-first",
 }
 """Values of --schedule-policy. Priorities have a flag of their own."""
 TIMEOUTS = {
@@ -106,8 +111,10 @@ def _routing(value: Any, scenario: Scenario) -> str | None:
 def _policy(value: Any, scenario: Scenario) -> str | None:
     if value not in SCHEDULE_POLICIES:
         return f"SGLang has {', '.join(SCHEDULE_POLICIES)}"
-    if value == "shortest_prompt_first" and not scenario.servers[0].radix_cache:
+    if SCHEDULE_POLICIES[value] == "shortest-prefill-first" and not scenario.servers[0].radix_cache:
         return "SGLang's shortest-prefill-first needs radix_cache: true (0.5.23, managers/schedule_policy.py:333)"
+    if scenario.priorities and SCHEDULE_POLICIES[value] not in {"fcfs", "lof"}:
+        return "SGLang has priorities with fcfs and lof only (0.5.23, arg_groups/validation_hook.py:286)"
     return None
 
 

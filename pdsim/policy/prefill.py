@@ -1,13 +1,18 @@
 """Built-in prefill policies: the order in which prompts are computed, and how much KV is sent after each chunk."""
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+import random
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from math import inf
+from typing import ClassVar
 
 from pdsim.policy.protocols import Pick
 from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill
 
 _MOST_RANKED = 128
-"""Longest queue that lpm sorts. In longer queues SGLang's lpm falls back to fcfs, to bound the tree walks."""
+"""Longest queue that lpm and hrrn sort. SGLang leaves longer queues as they are (WAITING_QUEUE_PREFIX_MATCH_MAX)."""
 _FEW_CACHED_TOKENS = 32
 """Maximum cached tokens of a prompt that waits for an earlier prompt with the same beginning
 (IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD)."""
@@ -47,33 +52,146 @@ class ShortestPromptFirst:
 
 
 @dataclass
-class LongestPrefixFirst:
-    """Longest cached prefix first (SGLang's lpm). Prompts that may soon find a prefix in the cache come last.
+class LongestOutputFirst:
+    """Longest asked output first, after priorities (SGLang's lof). Prefill instances ask one token of all prompts."""
 
-    Of waiting prompts with the same beginning and hardly any cached tokens, the first in the queue goes ahead, and
-    caches what the others share. Queues of more than 128 prompts are not sorted.
-    """
+    def select(self, view: PrefillView) -> Iterable[Pick]:
+        waiting = sorted(view.waiting, key=lambda request: (-request.priority, -request.num_asked_tokens))
+        return (Pick(request.request_id) for request in waiting)
+
+
+@dataclass
+class RandomOrder:
+    """Prompts in a new random order at each choice (SGLang's random)."""
+
+    seed: int = 0
+    """Seed of the draws."""
+    _draw: random.Random = field(default_factory=random.Random, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._draw.seed(self.seed)
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         waiting = list(view.waiting)
-        if len(waiting) <= _MOST_RANKED:
+        self._draw.shuffle(waiting)
+        return [Pick(request.request_id) for request in waiting]
+
+
+Rank = tuple[float, ...]
+"""Lower ranks go first. Prompts of equal rank keep their order."""
+
+
+def _lookups(waiting: list[QueuedPrefill], view: PrefillView) -> Iterator[tuple[QueuedPrefill, int, bool]]:
+    """Each waiting prompt, its number of cached tokens, and whether the prompt should wait for one before it.
+
+    Of prompts with the same beginning and hardly any cached tokens, the first caches what the others share.
+    """
+    first: set[Hashable] = set()
+    for request in waiting:
+        num_cached, follows = view.use_cached_tokens(request), False
+        if num_cached <= _FEW_CACHED_TOKENS and request.num_prompt_tokens >= _ALIKE_TOKENS:
+            beginning = request.prompt.page_key(0, _ALIKE_TOKENS)
+            follows = beginning in first
+            first.add(beginning)
+        yield request, num_cached, follows
+
+
+@dataclass
+class CacheAwareOrder:
+    """Base of the orders that look up all waiting prompts in the prefix cache. The queue stays sorted for the next
+    choice. Without a prefix cache they are fcfs.
+    """
+
+    sorts_long_queues: ClassVar[bool] = False
+    """False: a queue of more than 128 prompts is not sorted."""
+
+    def select(self, view: PrefillView) -> Iterable[Pick]:
+        waiting = list(view.waiting)
+        if len(waiting) <= _MOST_RANKED or self.sorts_long_queues:
             ranks = self._ranks(waiting, view)
             waiting.sort(key=lambda request: ranks[request.request_id])
         return [Pick(request.request_id) for request in waiting]
 
-    @staticmethod
-    def _ranks(waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, int]:
-        ranks: dict[int, int] = {}
-        first: set[Hashable] = set()
-        for request in waiting:
-            num_cached = view.use_cached_tokens(request)
-            ranks[request.request_id] = -num_cached
-            if num_cached <= _FEW_CACHED_TOKENS and request.num_prompt_tokens >= _ALIKE_TOKENS:
-                beginning = request.prompt.page_key(0, _ALIKE_TOKENS)
-                if beginning in first:
-                    ranks[request.request_id] = 1
-                first.add(beginning)
+    def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:
+        raise NotImplementedError
+
+
+@dataclass
+class LongestPrefixFirst(CacheAwareOrder):
+    """Longest cached prefix first (SGLang's lpm). Prompts that may soon find a prefix in the cache come last."""
+
+    def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:
+        return {
+            request.request_id: (1,) if follows else (-num_cached,)
+            for request, num_cached, follows in _lookups(waiting, view)
+        }
+
+
+@dataclass
+class HighestResponseRatioFirst(CacheAwareOrder):
+    """Highest response ratio first (SGLang's hrrn): tokens that were computed since a prompt joined the queue, divided
+    by its own uncached tokens. Equal ratios: in the order of arrival (SGLang: of the ids that clients give).
+    """
+
+    def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:
+        ranks: dict[int, Rank] = {}
+        for request, num_cached, follows in _lookups(waiting, view):
+            num_uncached = request.num_prompt_tokens - num_cached
+            ratio = view.num_waited_tokens(request) / num_uncached if num_uncached > 0 else inf
+            ranks[request.request_id] = (inf if follows else -ratio, request.request_id)
         return ranks
+
+
+@dataclass
+class ShortestPrefillFirst(CacheAwareOrder):
+    """Fewest uncached tokens first (SGLang's shortest-prefill-first). A partial prompt leaves room for shorter prompts
+    in the forwards that go on with it.
+    """
+
+    sorts_long_queues = True
+    _work_tokens: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Tokens that each waiting prompt has to compute, in the order in which the queue was last sorted."""
+
+    def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:
+        ranks: dict[int, Rank] = {}
+        for request, num_cached, follows in _lookups(waiting, view):
+            work_tokens = max(1, request.num_tokens - num_cached)
+            ranks[request.request_id] = (follows, work_tokens, request.entry)
+        self._work_tokens = [int(work) for _, work, _ in sorted(ranks.values())]
+        return ranks
+
+    def max_chunk_tokens(self, num_left_tokens: int, budget_tokens: int, page_size: int) -> int | None:
+        """Maximum tokens of a partial prompt in a forward of budget_tokens, so that the shorter prompts at the head of
+        the queue fit beside it. None: no limit. num_left_tokens: tokens that the partial prompt still has to compute.
+        """
+        num_reserved = 0
+        for work_tokens in self._work_tokens:
+            whole_pages = -(-work_tokens // page_size) * page_size
+            if work_tokens >= num_left_tokens or num_reserved + whole_pages > budget_tokens - page_size:
+                break
+            num_reserved += whole_pages
+        return (budget_tokens - num_reserved) // page_size * page_size if num_reserved else None
+
+
+@dataclass
+class DepthFirst(CacheAwareOrder):
+    """Prompts in the order of a walk through the prefix tree: subtrees with most waiting prompts first, and a node's
+    own prompts behind those of its subtrees (SGLang's dfs-weight).
+    """
+
+    sorts_long_queues = True
+
+    def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:
+        for request in waiting:
+            view.use_cached_tokens(request)
+        paths = {request.request_id: view.cached_path(request) for request in waiting}
+        weights = Counter(path[:depth] for path in paths.values() for depth in range(1, len(path) + 1))
+
+        def rank(path: tuple[int, ...]) -> Rank:
+            steps = [(-weights[path[: depth + 1]], place) for depth, place in enumerate(path)]
+            return (*chain.from_iterable(steps), inf)
+
+        return {request_id: rank(path) for request_id, path in paths.items()}
 
 
 @dataclass

@@ -43,6 +43,17 @@ class QueuedPrefill(QueuedRequest, Protocol):
 
     @property
     def prompt(self) -> TokenSequence: ...
+    @property
+    def entry(self) -> int:
+        """Place in the order in which prompts last joined the queue."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens to compute or to find in the cache: the prompt, and outputs whose KV was lost."""
+
+    @property
+    def num_asked_tokens(self) -> int:
+        """Longest output that the client asks for. Prefill: 1, as in SGLang (disaggregation/prefill.py:482)."""
 
 
 class InstanceView(Protocol):
@@ -71,6 +82,12 @@ class PrefillView(InstanceView, Protocol):
 
     def use_cached_tokens(self, request: QueuedPrefill) -> int:
         """Number of cached prompt tokens. Counts as a use, so that they are not evicted soon."""
+
+    def cached_path(self, request: QueuedPrefill) -> tuple[int, ...]:
+        """Path of the cached prefix in the prefix tree: the place of each node among its siblings, by age."""
+
+    def num_waited_tokens(self, request: QueuedPrefill) -> int:
+        """Number of prompt tokens that forwards have taken since the request joined the queue."""
 
 
 class SendingPrefill(Protocol):

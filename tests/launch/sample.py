@@ -49,7 +49,7 @@ COMPUTING = {
     "chunked_prefill_tokens": ["4096", "-1"],
     "max_prefill_tokens": ["9999"],
     "prefill_max_requests": ["3"],
-    "policy": ["lpm", "shortest_prompt_first"],
+    "policy": ["lpm", "shortest_prompt_first", "lof"],
     "overlap": ["false"],
 }
 DECODING = {"preemption": ["last_arrived_first"], "stream_interval": ["7"]}

@@ -516,6 +516,20 @@ def test_sglang_sorts_prompts_by_what_is_not_cached():
         text("sglang", scenario(shortest, ("prefill.radix_cache", "false")))
 
 
+@pytest.mark.parametrize(
+    ("ours", "sglangs"), [("lof", "lof"), ("hrrn", "hrrn"), ("dfs_weight", "dfs-weight"), ("random", "random")]
+)
+def test_sglang_has_these_orders_of_prompts(ours, sglangs):
+    commands, _ = text("sglang", scenario(("prefill.policy", ours)))
+    assert f"--schedule-policy {sglangs}" in commands[0]
+
+
+def test_priorities_go_with_few_orders():
+    changes = ("prefill.policy", "hrrn"), ("priorities", "{chat: 1}")
+    with pytest.raises(ConfigError, match="priorities with fcfs and lof only"):
+        text("sglang", scenario(*changes))
+
+
 @pytest.mark.parametrize("engine", ["dynamo", "dynamo-vllm"])
 def test_other_engines_refuse_a_server_that_spans_hosts(engine):
     with pytest.raises(ConfigError, match=r"decode\.tp: 8: a server on 2 hosts is launched by --engine sglang"):

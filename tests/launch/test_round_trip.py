@@ -29,7 +29,7 @@ computing = {
     "chunked_prefill_tokens": st.integers(64, 9999) | st.just(-1),
     "max_prefill_tokens": st.integers(64, 99999),
     "prefill_max_requests": st.none() | st.integers(1, 9),
-    "policy": st.sampled_from(["fcfs", "lpm"]),
+    "policy": st.sampled_from(["fcfs", "lpm", "lof", "hrrn", "dfs_weight", "random"]),
     "overlap": st.booleans(),
 }
 decode_only = {
@@ -129,7 +129,7 @@ def server(role, command, scenario):
             "chunked_prefill_tokens": int(said["chunked-prefill-size"]),
             "max_prefill_tokens": int(said["max-prefill-tokens"]),
             "prefill_max_requests": int(limit) if (limit := said.get("prefill-max-requests")) else None,
-            "policy": said["schedule-policy"],
+            "policy": said["schedule-policy"].replace("-", "_"),
             "overlap": "disable-overlap-schedule" not in said,
         }
     if role == "aggregated":

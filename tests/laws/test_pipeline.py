@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.journal import from_lines, to_line
-from pdsim.core.prefill.forward_builder import ChunkSizer
+from pdsim.core.prefill.chunk_sizer import ChunkSizer
 from pdsim.core.replay import replay
 from pdsim.cost.step_times import pipeline_times
 from pdsim.scenario.building.cost_models import fitted_parabola

@@ -13,7 +13,16 @@ from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.routing.router import Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import ReserveDecodeTokens, ReserveMaxOutput
-from pdsim.policy.prefill import FirstComeFirstServed, LongestPrefixFirst, ShortestPromptFirst
+from pdsim.policy.prefill import (
+    DepthFirst,
+    FirstComeFirstServed,
+    HighestResponseRatioFirst,
+    LongestOutputFirst,
+    LongestPrefixFirst,
+    RandomOrder,
+    ShortestPrefillFirst,
+    ShortestPromptFirst,
+)
 from pdsim.policy.protocols import Admitted, Deferred
 from pdsim.policy.routing import CacheAware, LeastLoaded, PowerOfTwo, RandomChoice, RoundRobin
 from pdsim.policy.views import Candidate
@@ -27,6 +36,19 @@ class Request:
     num_output_tokens: int = 0
     max_output_tokens: int = 10
     prompt: Spans = field(default_factory=lambda: Spans.of(1, 10))
+    priority: int = 0
+
+    @property
+    def num_tokens(self):
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def entry(self):
+        return self.request_id
+
+    @property
+    def num_asked_tokens(self):
+        return self.max_output_tokens
 
     @classmethod
     def long(cls, request_id: int, num_prompt_tokens: int = 50) -> "Request":
@@ -138,11 +160,19 @@ class Prefill:
     waiting: list
     now_ns: int = 0
     cached: dict = field(default_factory=dict)
+    waited: dict = field(default_factory=dict)
+    paths: dict = field(default_factory=dict)
 
     def num_cached_tokens(self, request):
         return self.cached.get(request.request_id, 0)
 
     use_cached_tokens = num_cached_tokens
+
+    def num_waited_tokens(self, request):
+        return self.waited.get(request.request_id, 0)
+
+    def cached_path(self, request):
+        return self.paths.get(request.request_id, ())
 
 
 def order(policy, view):
@@ -172,6 +202,51 @@ def test_of_prompts_that_begin_alike_with_nothing_cached_the_first_goes_ahead():
     assert order(LongestPrefixFirst(), Prefill(waiting)) == [0, 2, 1, 3]
     assert order(LongestPrefixFirst(), Prefill(waiting, cached={1: 33})) == [1, 0, 2, 3]
     assert order(LongestPrefixFirst(), Prefill(waiting, cached={1: 32})) == [0, 2, 1, 3]  # next to nothing is cached
+
+
+def test_the_longest_output_goes_first_after_priorities():
+    asks = [
+        Request(i, max_output_tokens=tokens, priority=priority)
+        for i, (tokens, priority) in enumerate([(5, 0), (9, 0), (9, 0), (1, 7)])
+    ]
+    assert order(LongestOutputFirst(), Prefill(asks)) == [3, 1, 2, 0]
+
+
+def test_the_highest_ratio_of_waiting_to_work_goes_first():
+    waiting = [Request.long(i, n) for i, n in enumerate((50, 10, 100, 40))]
+    view = Prefill(waiting, waited={0: 100, 1: 30, 2: 200, 3: 0}, cached={2: 50, 3: 39})
+    assert order(HighestResponseRatioFirst(), view) == [2, 1, 0, 3]  # 4, 3, 2, 0
+    assert order(HighestResponseRatioFirst(), Prefill(waiting, cached={3: 40})) == [3, 0, 1, 2]  # all of it is cached
+    alikes = [alike(i, stem) for i, stem in enumerate((7, 7, 8))]
+    assert order(HighestResponseRatioFirst(), Prefill(alikes, waited={1: 900})) == [0, 2, 1]
+
+
+def test_the_fewest_uncached_tokens_go_first_and_a_partial_prompt_leaves_room_for_them():
+    waiting = [Request.long(i, n) for i, n in enumerate((50, 20, 90))]
+    policy = ShortestPrefillFirst()
+    assert order(policy, Prefill(waiting, cached={2: 80})) == [2, 1, 0]  # 10, 20, 50 tokens
+    assert policy.max_chunk_tokens(1000, 64, 1) == 64 - 10 - 20
+    assert policy.max_chunk_tokens(1000, 64, 16) == 64 - 16 - 32
+    assert policy.max_chunk_tokens(20, 64, 1) == 64 - 10  # the second is no shorter
+    assert policy.max_chunk_tokens(1000, 10, 1) is None  # at least a page is left for the partial prompt
+    assert policy.max_chunk_tokens(10, 64, 1) is None
+    many = [Request.long(i, 200 - i) for i in range(140)]
+    assert order(ShortestPrefillFirst(), Prefill(many)) == list(range(139, -1, -1))
+
+
+def test_the_heaviest_subtree_goes_first_and_a_node_behind_what_is_below_it():
+    paths = {0: (0,), 1: (1,), 2: (1, 0), 3: (1, 1), 4: (1, 1), 5: ()}
+    waiting = [Request.long(i) for i in range(6)]
+    assert order(DepthFirst(), Prefill(waiting, paths=paths)) == [3, 4, 2, 1, 0, 5]
+
+
+def test_a_random_order_is_reproducible_and_changes():
+    waiting = [Request.long(i) for i in range(20)]
+    policies = [RandomOrder(seed=3), RandomOrder(seed=3)]
+    first, second = [[order(policy, Prefill(waiting)) for _ in range(2)] for policy in policies]
+    assert first == second
+    assert first[0] != first[1]
+    assert sorted(first[0]) == list(range(20))
 
 
 def router(policy, count=3):

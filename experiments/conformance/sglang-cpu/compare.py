@@ -59,7 +59,16 @@ from pdsim.core.routing.router import Router
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
-from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst, LongestPrefixFirst
+from pdsim.policy.prefill import (
+    DepthFirst,
+    EveryChunk,
+    FirstComeFirstServed,
+    HighestPriorityFirst,
+    HighestResponseRatioFirst,
+    LongestOutputFirst,
+    LongestPrefixFirst,
+    ShortestPrefillFirst,
+)
 from pdsim.policy.protocols import PrefillPolicy
 from pdsim.policy.routing import RoundRobin
 
@@ -122,10 +131,18 @@ def cache(role: Role, servers: Servers) -> KvCache:
     return KvCache(pool, page_size, tree, splits_at_prompt=RULES[servers.release].splits_at_prompt)
 
 
+ORDERS: dict[str, type[PrefillPolicy]] = {
+    "lpm": LongestPrefixFirst,
+    "lof": LongestOutputFirst,
+    "hrrn": HighestResponseRatioFirst,
+    "dfs-weight": DepthFirst,
+    "shortest-prefill-first": ShortestPrefillFirst,
+}
+
+
 def policy(role: Role) -> PrefillPolicy:
-    if role.preempts:
-        return HighestPriorityFirst()
-    return LongestPrefixFirst() if role.policy == "lpm" else FirstComeFirstServed()
+    first_come = HighestPriorityFirst if role.preempts else FirstComeFirstServed
+    return ORDERS.get(role.policy, first_come)()
 
 
 def twin(name: str, servers: Servers) -> Instance:

@@ -53,6 +53,12 @@ def _role(draw: random.Random, page_size: int, pool_tokens: int) -> Role:
     )
 
 
+def _ordered(draw: random.Random, role: Role) -> Role:
+    """The role, with one of the other orders of waiting prompts."""
+    policy = "lof" if role.preempts else draw.choice(["lof", "hrrn", "dfs-weight", "shortest-prefill-first"])
+    return replace(role, policy=policy, radix=role.radix or policy == "shortest-prefill-first")
+
+
 def _request(draw: random.Random, at: int, stems: list[list[int]], longest: int, room: int) -> DrawnRequest:
     stem = draw.choice(stems) if draw.random() < SHARES else []
     prompt = stem[: draw.choice([len(stem), draw.randint(0, len(stem))])]
@@ -80,10 +86,12 @@ def drawn_load(name: str) -> Load:
 
 
 def random_load(seed: int, kind: str = "") -> Load:
-    """A load of an aggregated instance, or of the kind prefill, decode, prefill-aborts or decode-aborts."""
+    """A load of an aggregated instance, or of the kind orders, prefill, decode, prefill-aborts or decode-aborts."""
     load = _aggregated_load(seed)
     if not kind:
         return load
+    if kind == "orders":
+        return replace(load, servers=replace(load.servers, prefill=_ordered(random.Random(seed), load.servers.prefill)))
     instance, _, aborts = kind.partition("-")
     draw = random.Random(f"{instance} {seed}")
     slowest = draw.choice([0, 2, 20])

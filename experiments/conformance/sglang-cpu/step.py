@@ -168,7 +168,7 @@ class Bench:
         )
         sampling.normalize(None)
         prompt = drawn.prompt[:] if self.is_older else array("q", drawn.prompt)
-        request = Req(f"r{i}{END}", "", prompt, sampling, priority=drawn.priority, vocab_size=VOCABULARY)
+        request = Req(f"r{i:04}{END}", "", prompt, sampling, priority=drawn.priority, vocab_size=VOCABULARY)
         request.time_stats.wait_queue_entry_time = 0
         return request
 
@@ -180,6 +180,7 @@ class Bench:
         scheduler.forward_ct += 1
         levels = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
         if batch.forward_mode.is_extend():
+            scheduler.processed_tokens_counter += batch.extend_num_tokens
             rows = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
             self.add("prefill", [[name_of(request), context, tokens] for request, context, tokens in rows], *levels)
         else:
@@ -224,7 +225,7 @@ class Bench:
 
 
 def name_of(request: Any) -> str:
-    return str(request.rid).removesuffix(END)
+    return f"r{int(str(request.rid).removesuffix(END)[1:])}"
 
 
 def _parts(bench: "Bench") -> tuple[Any, Any, Any]:

@@ -106,6 +106,11 @@ class RadixCache:
             child, end = self._next(child, sequence, stop)
         return nodes
 
+    def places(self, sequence: TokenSequence) -> tuple[int, ...]:
+        """Path of the longest cached prefix: the place of each node among its siblings, by age."""
+        siblings = [(node, node.parent.children.values()) for node in self.whole_nodes(sequence) if node.parent]
+        return tuple([list(among).index(node) for node, among in siblings])
+
     def split_at_match(self, sequence: TokenSequence, max_tokens: int) -> Node:
         """The node that ends where the longest cached prefix of at most max_tokens ends, in whole pages. A node that
         matches in part is split there, and both parts count as accessed.

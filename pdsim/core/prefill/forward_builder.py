@@ -3,25 +3,18 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from math import sqrt
 from typing import Generic, TypeVar
 
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.instance import PolicyError, Request
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import PrefillChunk
-from pdsim.policy.prefill import FirstComeFirstServed, LongestPrefixFirst
+from pdsim.core.prefill.chunk_sizer import ChunkSizer
+from pdsim.policy.prefill import CacheAwareOrder, FirstComeFirstServed, ShortestPrefillFirst
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 from pdsim.policy.views import QueuedPrefill
 
 UNLIMITED = 1 << 62
-
-SMOOTHNESS = 0.75
-"""Weight of the chunk size that keeps times equal; the first chunk's size has the rest
-(SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
-LEAST_SHARE = 4
-"""Divisor of the first chunk's size that gives the minimum size of a chunk."""
-LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 REFRESH_CHOICES, MOST_REFRESHED = 32, 128
 """Number of choices between two refreshes, and maximum number of waiting prompts whose cached prefixes a refresh marks
@@ -55,43 +48,12 @@ class Forward:
     """Time before which the policy begins no prompt."""
     blocked_by: str = ""
     """Resource that the first prompt that was not begun lacks: "slots", "pages", or empty."""
+    is_shared: bool = False
+    """True: the partial prompt leaves room for prompts that are shorter."""
 
     @property
     def is_spent(self) -> bool:
         return self.chunk_tokens <= 0 or self.prefill_tokens <= 0
-
-
-@dataclass(frozen=True)
-class ChunkSizer:
-    """Sizes the chunks of a long prompt so that each chunk takes equally long in a pipeline stage (SGLang's
-    DynamicChunkSizer). Modelled time of a prompt of n tokens: quadratic n^2 + linear n + a constant, which does not
-    affect sizes.
-    """
-
-    quadratic: float
-    linear: float
-    first_tokens: int
-    max_tokens: int
-    context_tokens: int
-    """The model's context in tokens."""
-    page_size: int
-
-    def num_tokens(self, num_before: int) -> int:
-        """Number of tokens of the next forward, above 0. num_before: computed tokens of the prompt, above 0."""
-        if self.quadratic <= 0:
-            return self.first_tokens
-        alignment = max(self.page_size, LEAST_ALIGNMENT)
-        chunk = self.first_tokens + SMOOTHNESS * (self.equal_tokens(num_before) - self.first_tokens)
-        aligned = max(int(chunk), self.first_tokens // LEAST_SHARE) // alignment * alignment
-        most = min(self.max_tokens, self.context_tokens - num_before - MARGIN_TOKENS)
-        found = min(max(aligned, alignment), most) // alignment * alignment
-        return found if found > 0 else self.first_tokens
-
-    def equal_tokens(self, num_before: int) -> float:
-        """Number of tokens after num_before that take as long as the first chunk."""
-        first, slope = self.first_tokens, 2 * self.quadratic * num_before + self.linear
-        target = self.quadratic * first * first + self.linear * first
-        return (sqrt(slope * slope + 4 * self.quadratic * target) - slope) / (2 * self.quadratic)
 
 
 class ForwardBuilder(Generic[RequestT]):
@@ -140,12 +102,15 @@ class ForwardBuilder(Generic[RequestT]):
         self._give_way = give_way
         self._allows_fixed = None if cache.prefix_cache is not None else allows_fixed
         tree = cache.prefix_cache
-        if isinstance(policy, LongestPrefixFirst) and tree is None:
+        if isinstance(policy, CacheAwareOrder) and tree is None:
             self._policy = FirstComeFirstServed()
-        self._sorts = isinstance(self._policy, LongestPrefixFirst)
+        self._sorts = isinstance(self._policy, CacheAwareOrder)
         """The policy uses what is cached of all that wait, at each choice, though none may begin."""
+        self._shortest = self._policy if isinstance(self._policy, ShortestPrefillFirst) else None
         self._refreshes = rules.refreshes_waiting and not self._sorts and tree is not None and tree.evicts_by_recency
         self._num_choices = 0
+        self._num_entries = self._num_taken_tokens = 0
+        """Number of prompt tokens that forwards have taken."""
         self.spare_tokens = 1
         """Number of tokens that must stay free when a prompt is begun."""
 
@@ -176,6 +141,13 @@ class ForwardBuilder(Generic[RequestT]):
         num_cached = self._cache.use(waiting.sequence)
         return min(num_cached, waiting.num_tokens - 1) if self._rules.computes_last_token else num_cached
 
+    def cached_path(self, request: QueuedPrefill) -> tuple[int, ...]:
+        tree = self._cache.prefix_cache
+        return () if tree is None else tree.places(self._waiting[request.request_id].sequence)
+
+    def num_waited_tokens(self, request: QueuedPrefill) -> int:
+        return self._num_taken_tokens - self._waiting[request.request_id].num_taken_before
+
     # What an instance calls.
 
     @property
@@ -192,6 +164,8 @@ class ForwardBuilder(Generic[RequestT]):
 
     def enqueue(self, request: RequestT, *, first: bool = False) -> None:
         self._waiting[request.request_id] = request
+        self._num_entries += 1
+        request.entry, request.num_taken_before = self._num_entries, self._num_taken_tokens
         if first:
             self._waiting.move_to_end(request.request_id, last=False)
 
@@ -212,7 +186,9 @@ class ForwardBuilder(Generic[RequestT]):
             chunk_tokens = self._sizer.num_tokens(self.partial.num_scheduled_tokens)
         forward = Forward(chunk_tokens, self._max_prefill_tokens, num_slots or 0, reserved_tokens)
         chooses = bool(self._waiting) and (self.is_midway or self._may_begin(num_slots))
-        picks = self._refresh() if self._refreshes and chooses else None
+        picks: Iterable[Pick] | HoldUntil | None = self._refresh() if self._refreshes and chooses else None
+        if self._shortest is not None and chooses:
+            picks = self._select()
         self._go_on(forward)
         if self._waiting and num_slots is not None and not self._is_full(forward):
             if chooses or not self._sorts:
@@ -221,9 +197,10 @@ class ForwardBuilder(Generic[RequestT]):
                 forward.blocked_by = "slots"
         elif self._waiting and num_slots is not None and self._rules.tries_when_spent:
             self._begin(forward, self._select())
-        elif self._sorts and chooses:
+        elif self._sorts and chooses and picks is None:
             self._select()
         if forward.chunks:
+            self._num_taken_tokens += sum([chunk.num_tokens for chunk in forward.chunks])
             self._open_pages(forward.chunks)
         elif self._prefetcher is not None:  # nothing is begun, perhaps because of prefetches
             due_ns, hold_ns = self._prefetcher.next_due_ns(now_ns), forward.hold_until_ns
@@ -231,7 +208,7 @@ class ForwardBuilder(Generic[RequestT]):
         return forward
 
     def _select(self) -> Iterable[Pick] | HoldUntil:
-        """The policy's order. SGLang's lpm sorts the queue itself: its order stays for the next choice."""
+        """The policy's order. SGLang's cache-aware orders sort the queue itself: they stay for the next choice."""
         picks = self._policy.select(self)
         if self._sorts and not isinstance(picks, HoldUntil):
             picks = list(picks)
@@ -307,11 +284,18 @@ class ForwardBuilder(Generic[RequestT]):
 
     def _is_full(self, forward: Forward) -> bool:
         """True if no further prompt is begun in this forward."""
-        return self.is_midway or forward.is_spent
+        return (self.is_midway and not forward.is_shared) or forward.is_spent
 
     def _go_on(self, forward: Forward) -> None:
-        if (partial := self.partial) is not None:
-            self._compute(partial, min(forward.chunk_tokens, self._room_of(partial, forward)), forward)
+        if (partial := self.partial) is None:
+            return
+        most = min(forward.chunk_tokens, self._room_of(partial, forward))
+        if self._shortest is not None and self._waiting:
+            num_left = partial.num_tokens - partial.num_scheduled_tokens
+            shared = self._shortest.max_chunk_tokens(num_left, forward.chunk_tokens, self.page_size)
+            forward.is_shared = shared is not None
+            most = most if shared is None else min(most, shared)
+        self._compute(partial, most, forward)
 
     def _room_of(self, partial: RequestT, forward: Forward) -> int:
         """Tokens for which a begun prompt has pages, or can have them: any, if what runs is expected to take all."""
@@ -393,10 +377,12 @@ class ForwardBuilder(Generic[RequestT]):
         num_tokens = request.num_tokens - request.num_scheduled_tokens
         is_last = num_tokens <= limit
         if not is_last:
-            num_tokens = limit - limit % self.page_size
-            if num_tokens <= 0:
+            num_tokens = limit if self.partial is request else limit - limit % self.page_size
+            if num_tokens <= 0 or (self.is_midway and self.partial is not request):
                 return False
-        self.partial = None if is_last else request
+            self.partial = request
+        elif self.partial is request:
+            self.partial = None
         forward.chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
         request.num_scheduled_tokens += num_tokens
         self.begun[request.request_id] = request

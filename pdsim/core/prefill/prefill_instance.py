@@ -30,7 +30,8 @@ from pdsim.core.instance import Levels
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import sender_of
 from pdsim.core.prefill.bootstrap_queue import BootstrapQueue, PrefillRequest
-from pdsim.core.prefill.forward_builder import ChunkSizer, Forward, ForwardBuilder
+from pdsim.core.prefill.chunk_sizer import ChunkSizer
+from pdsim.core.prefill.forward_builder import Forward, ForwardBuilder
 from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.transfer.kv_returns import KvTaker, Returning
 from pdsim.policy.protocols import PrefillPolicy

@@ -6,7 +6,7 @@ from operator import mul
 from statistics import fmean
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.core.prefill.forward_builder import ChunkSizer
+from pdsim.core.prefill.chunk_sizer import ChunkSizer
 from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.drafts import DraftTimes
 from pdsim.cost.model import CostModel, CostSettings

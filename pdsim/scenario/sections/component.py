@@ -67,6 +67,11 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "shortest_prompt_first": "pdsim.policy.prefill:ShortestPromptFirst",
         "priority": "pdsim.policy.prefill:HighestPriorityFirst",
         "lpm": "pdsim.policy.prefill:LongestPrefixFirst",
+        "lof": "pdsim.policy.prefill:LongestOutputFirst",
+        "hrrn": "pdsim.policy.prefill:HighestResponseRatioFirst",
+        "shortest_prefill_first": "pdsim.policy.prefill:ShortestPrefillFirst",
+        "dfs_weight": "pdsim.policy.prefill:DepthFirst",
+        "random": "pdsim.policy.prefill:RandomOrder",
     },
     protocols.AdmissionPolicy: {
         "reserve_decode_tokens": "pdsim.policy.pages:ReserveDecodeTokens",

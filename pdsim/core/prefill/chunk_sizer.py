@@ -1,0 +1,44 @@
+"""Sizes of the chunks of a long prompt, for pipeline stages."""
+
+from dataclasses import dataclass
+from math import sqrt
+
+SMOOTHNESS = 0.75
+"""Weight of the chunk size that keeps times equal; the first chunk's size has the rest
+(SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
+LEAST_SHARE = 4
+"""Divisor of the first chunk's size that gives the minimum size of a chunk."""
+LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
+
+
+@dataclass(frozen=True)
+class ChunkSizer:
+    """Sizes the chunks of a long prompt so that each chunk takes equally long in a pipeline stage (SGLang's
+    DynamicChunkSizer). Modelled time of a prompt of n tokens: quadratic n^2 + linear n + a constant, which does not
+    affect sizes.
+    """
+
+    quadratic: float
+    linear: float
+    first_tokens: int
+    max_tokens: int
+    context_tokens: int
+    """The model's context in tokens."""
+    page_size: int
+
+    def num_tokens(self, num_before: int) -> int:
+        """Number of tokens of the next forward, above 0. num_before: computed tokens of the prompt, above 0."""
+        if self.quadratic <= 0:
+            return self.first_tokens
+        alignment = max(self.page_size, LEAST_ALIGNMENT)
+        chunk = self.first_tokens + SMOOTHNESS * (self.equal_tokens(num_before) - self.first_tokens)
+        aligned = max(int(chunk), self.first_tokens // LEAST_SHARE) // alignment * alignment
+        most = min(self.max_tokens, self.context_tokens - num_before - MARGIN_TOKENS)
+        found = min(max(aligned, alignment), most) // alignment * alignment
+        return found if found > 0 else self.first_tokens
+
+    def equal_tokens(self, num_before: int) -> float:
+        """Number of tokens after num_before that take as long as the first chunk."""
+        first, slope = self.first_tokens, 2 * self.quadratic * num_before + self.linear
+        target = self.quadratic * first * first + self.linear * first
+        return (sqrt(slope * slope + 4 * self.quadratic * target) - slope) / (2 * self.quadratic)
