@@ -23,8 +23,10 @@ from pdsim.workload.request_spec import RequestSpec
 Ranging = Literal["part", "whole", "none"]
 """Number of requests of a long load that are simulated at the ends of the range. For a short load, `part` means all
 requests."""
-_TOLERANCE = 0.02
-"""Largest accepted standard error, and largest accepted drift, of a change that is extrapolated from a part."""
+_MAX_ERROR = 0.02
+"""Largest accepted standard error of a change that is extrapolated from a part."""
+_MAX_DRIFT = 2 * _MAX_ERROR
+"""Largest accepted drift. The difference between two halves has twice the standard error of their mean."""
 
 Judge = Callable[[Part], Numbers | None]
 """Estimates the summary of an end of the range for the whole load, from a part of the load. None: the part does not
@@ -93,7 +95,7 @@ class Ends:
 
         def judge(part: Part) -> Numbers | None:
             change = change_of(part, run) if run is not None and run.is_like(whole) else None
-            if change is None or max(change.error, change.drift) > _TOLERANCE:
+            if change is None or change.error > _MAX_ERROR or change.drift > _MAX_DRIFT:
                 return None
             self.part_requests, self.error = self._size, max(self.error, change.error)
             return {field: value and value * change.ratios.get(field, 1.0) for field, value in whole.items()}
