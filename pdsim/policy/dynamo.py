@@ -11,7 +11,7 @@ from itertools import accumulate
 from math import ceil, exp, isfinite
 from typing import ClassVar
 
-from pdsim.policy.routing import Draws
+from pdsim.policy.draws import Draws
 from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 
 _FINE = 1 << 53

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar
 
-from pdsim.policy.routing import Draws
+from pdsim.policy.draws import Draws
 from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 
 _SECOND_NS = 1_000_000_000

@@ -1,6 +1,5 @@
 """Built-in prefill policies: the order in which prompts are computed, and how much KV is sent after each chunk."""
 
-import random
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from itertools import chain
 from math import inf
 from typing import ClassVar
 
+from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import Pick
 from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill
 
@@ -66,15 +66,12 @@ class RandomOrder:
 
     seed: int = 0
     """Seed of the draws."""
-    _draw: random.Random = field(default_factory=random.Random, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        self._draw.seed(self.seed)
+    _draws: Draws = field(default_factory=Draws, init=False)
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         waiting = list(view.waiting)
-        self._draw.shuffle(waiting)
-        return [Pick(request.request_id) for request in waiting]
+        drawn = [waiting.pop(self._draws.below(left, self.seed)) for left in range(len(waiting), 0, -1)]
+        return [Pick(request.request_id) for request in drawn]
 
 
 Rank = tuple[float, ...]

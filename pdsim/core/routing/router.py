@@ -19,8 +19,8 @@ from typing import ClassVar
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
 from pdsim.core.routing.role_router import RoleRouter, RoutedLoad
+from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import DisaggregationPolicy, SheddingPolicy
-from pdsim.policy.routing import Draws
 
 _RETRY = 1_000_000_000
 """First id of retries. Clients' ids are smaller."""
