@@ -131,7 +131,7 @@ def test_blocks_of_the_python_page_run(folder, capsys):
                 main(shlex.split(block.text)[1:])
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert {"requests/s", "prefill-0", "GB/s", "count", "page_size"} <= set(re.findall(r"[\w/-]+", captured.out))
+    assert {"requests/s", "prefill-0", "GB/s", "count"} <= set(re.findall(r"[\w/-]+", captured.out))
     assert (folder / "overview.png").is_file()
 
 
