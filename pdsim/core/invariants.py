@@ -90,6 +90,9 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
         _check_host(cache.host, nodes, cache.prefetcher)
     if cache.offload is not None:
         _check_offload(cache.offload)
+    if cache.chunks is not None:
+        pool, places = cache.chunks.pool, cache.chunks.places
+        _check_pool(pool, list(places.values()), [])
     if isinstance(cache, HybridKvCache):
         _check_states(cache, nodes, leases)
 

@@ -439,6 +439,27 @@ class Offload:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadChunks:
+    """Copy these chunks of host memory into these pages of the GPU, after all earlier copies of this kind. The step
+    that is chosen with the copy begins when the copy has ended.
+    """
+
+    request_id: int
+    host_chunks: tuple[int, ...]
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveChunks:
+    """Copy these pages to the given chunks of host memory when the step that is chosen with the copy is computed. The
+    step ends when the copy has ended.
+    """
+
+    pages: tuple[int, ...]
+    host_chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadRetracted:
     """Copy the KV of a retracted request from these pages of host memory back to the GPU. The loop waits for
     the copy.
@@ -566,7 +587,8 @@ class WakeAt:
     time_ns: int
 
 
-HostCopy = WriteBackup | LoadBack | Offload | LoadRetracted | StoreKv | PrefetchKv | StopPrefetch
+StorageCopy = StoreKv | PrefetchKv | StopPrefetch
+HostCopy = WriteBackup | LoadBack | Offload | LoadChunks | SaveChunks | LoadRetracted | StorageCopy
 TransferCommand = TransferUnit | StartTransfer | ReturnKv | Scatter
 Command = (
     Send | Tell | WakeAt | TransferCommand | FirstToken | Retracted | AskOutput | SaveKv | LoadKv | HostCopy | Outcome

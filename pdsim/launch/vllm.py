@@ -58,7 +58,7 @@ ROUTING_POLICIES = {
 STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8", "fp4": "nvfp4"}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
-OFFLOADING = "OffloadingConnector"
+OFFLOADING, LMCACHE = "OffloadingConnector", "LMCacheConnectorV1"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -95,7 +95,7 @@ SERVER_RULES: dict[str, Rule] = {
     "*.eviction": one_of(("lru",), "vLLM"),
     "*.policy": one_of(("fcfs", "priority"), "vLLM"),
     "priorities": None,
-    "*.host_cache": None,
+    **dict.fromkeys(("*.host_cache", "*.host_cache_connector", "*.host_cache_chunk_tokens")),
     "*.host_cache_write": one_of(("write_through",), "vLLM"),
     "decode.host_cache": "vLLM's decode reads all KV from prefill (0.33.0, multi_connector.py:467); leave it out",
     "storage": "pdsim launches no tiers of vLLM behind host memory; leave it out",
@@ -252,14 +252,27 @@ def _all_to_all(servers: ServerSettings) -> str:
 def transfer_config(transport: str | None, role: str, servers: ServerSettings) -> str | None:
     """The JSON of --kv-transfer-config. transport: None on aggregated servers. Returns None without a connector."""
     found = [] if transport is None else [_transfer_connector(transport, role, servers)]
-    if (host_bytes := servers.host_cache_bytes) is not None:
-        ranks = servers.tp // servers.dp
-        extra = {"cpu_bytes_to_use": host_bytes * ranks}  # of all ranks of an engine together
-        found.append({"kv_connector": OFFLOADING, "kv_role": "kv_both", "kv_connector_extra_config": extra})
+    if servers.host_cache_bytes is not None:
+        found.append(_host_connector(servers, servers.host_cache_bytes))
     if not found:
         return None
     several = {"kv_connector": "MultiConnector", "kv_role": role, "kv_connector_extra_config": {"connectors": found}}
     return json.dumps(found[0] if len(found) == 1 else several, separators=(",", ":"))
+
+
+def _host_connector(servers: ServerSettings, host_bytes: int) -> dict[str, Any]:
+    """The connector to host memory. LMCache's size is in GiB of each rank, the other's in bytes of an engine's ranks
+    together (LMCache 0.5.6, v1/storage_backend/local_cpu_backend.py:403).
+    """
+    extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes * (servers.tp // servers.dp)}
+    is_lmcache = servers.host_cache_connector == "lmcache"
+    if is_lmcache:
+        extra = {
+            "lmcache.max_local_cpu_size": host_bytes / 2**30,
+            "lmcache.chunk_size": servers.host_cache_chunk_tokens,
+        }
+    name = LMCACHE if is_lmcache else OFFLOADING
+    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 def _transfer_connector(transport: str, role: str, servers: ServerSettings) -> dict[str, Any]:

@@ -93,6 +93,11 @@ def _of_its_release(scenario: "Scenario") -> str:
 
 def _wrong_for_sglang(scenario: "Scenario") -> str:
     prefill = scenario.prefill
+    for role, servers in scenario.roles.items():
+        if servers.host_cache_connector != "offloading":
+            return (
+                f"{role}.host_cache_connector: pdsim does not model SGLang's LMCache (--enable-lmcache); leave it out"
+            )
     for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
         if computing is not None and computing.long_prefill_tokens is not None:
             return f"{role}.long_prefill_tokens is vLLM's; leave it out, or say engine: vllm"
@@ -151,6 +156,11 @@ def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
     for role, servers in scenario.roles.items():
         if servers.host_cache_write != "write_through":
             return f"{role}.host_cache_write: {servers.host_cache_write} is SGLang's; leave it out"
+        if servers.host_cache_connector == "lmcache" and servers.host_cache_chunk_tokens % scenario.page_size:
+            return (
+                f"{role}.host_cache_chunk_tokens: {servers.host_cache_chunk_tokens} is no multiple of page_size "
+                f"{scenario.page_size}; pdsim models LMCache's chunks of whole pages only"
+            )
     if scenario.storage is not None:
         return "storage: pdsim does not model vLLM's tiers behind host memory; leave it out"
     return ""

@@ -1,5 +1,7 @@
 """Deployments as their projects write them: each becomes a scenario that runs, and nothing is guessed in silence."""
 
+import json
+
 import pytest
 
 from pdsim.formats.deployments.importing import import_deployment
@@ -363,3 +365,26 @@ def test_what_cannot_be_read_says_where_and_why(tmp_path, name, text, message):
     with pytest.raises((ConfigError, InputError)) as error:
         import_deployment([tmp_path / name])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "extra", "host"),
+    [
+        ("LMCACHE_MAX_LOCAL_CPU_SIZE=20 LMCACHE_CHUNK_SIZE=128 ", {}, ("20 GiB", 128)),
+        ("LMCACHE_MAX_LOCAL_CPU_SIZE=20 ", {"lmcache.max_local_cpu_size": 7.5}, ("7.5 GiB", None)),
+        ("", {}, ("5 GiB", None)),
+        ("LMCACHE_LOCAL_CPU=False ", {}, (None, None)),
+    ],
+)
+def test_lmcache_is_a_host_cache_of_each_gpu(tmp_path, before, extra, host):
+    config = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    text = f"{before}vllm serve Qwen/Qwen3-8B -tp 2 --kv-transfer-config '{json.dumps(config)}'\n"
+    servers = imported(tmp_path, "run.sh", text).data["aggregated"]
+    assert (servers.get("host_cache"), servers.get("host_cache_chunk_tokens")) == host
+    assert servers.get("host_cache_connector") == ("lmcache" if host[0] else None)
+
+
+def test_what_pdsim_does_not_model_of_lmcache_is_left_aside(tmp_path):
+    text = "LMCACHE_USE_LAYERWISE=True vllm serve Qwen/Qwen3-8B --kv-transfer-config "
+    text += """'{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}'\n"""
+    assert any("LMCache's use_layerwise" in one for one in imported(tmp_path, "run.sh", text).aside)

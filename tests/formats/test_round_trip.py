@@ -159,16 +159,24 @@ def test_the_commands_are_each_others_inverse(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+@pytest.mark.parametrize("connector", ["offloading", "lmcache"])
 @pytest.mark.parametrize("role", ["prefill", "aggregated"])
 @pytest.mark.parametrize(("tp", "dp"), [(1, 1), (4, 1), (4, 4)])
-def test_host_memory_of_vllm_is_that_of_each_gpu(engine, role, tp, dp, tmp_path_factory):
-    """A flag has the bytes of all ranks of an engine together."""
+def test_host_memory_of_vllm_is_that_of_each_gpu(engine, connector, role, tp, dp, tmp_path_factory):
+    """OffloadingConnector has the bytes of all ranks of an engine together, LMCache has GiB of each rank."""
     servers = {"gpu": "h100", "tp": tp, "dp": dp}
-    data = {"model": MOE, "engine": "vllm", "page_size": 16, role: {**servers, "host_cache": "80 GB"}}
+    host = {"host_cache": "80 GiB", "host_cache_connector": connector, "host_cache_chunk_tokens": 512}
+    if connector == "offloading":
+        del host["host_cache_chunk_tokens"]
+    data = {"model": MOE, "engine": "vllm", "page_size": 16, role: servers | host}
     data |= {"decode": servers, "network": {"transport": "nixl-rdma"}} if role == "prefill" else {}
     load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
     read = check({**data, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
-    assert read.roles[role].host_cache == 80_000_000_000
-    (command,) = [one for one in ENGINES[engine](read, [], MOE).commands.values() if "OffloadingConnector" in one]
-    assert f'"cpu_bytes_to_use":{80_000_000_000 * tp // dp}' in command
+    assert read.roles[role].host_cache == 80 * 2**30
+    name = {"offloading": "OffloadingConnector", "lmcache": "LMCacheConnectorV1"}[connector]
+    (command,) = [one for one in ENGINES[engine](read, [], MOE).commands.values() if name in one]
+    sizes = f'"cpu_bytes_to_use":{80 * 2**30 * tp // dp}'
+    assert (
+        '"lmcache.max_local_cpu_size":80.0,"lmcache.chunk_size":512' if connector == "lmcache" else sizes
+    ) in command
     assert ("MultiConnector" in command) == (role == "prefill")

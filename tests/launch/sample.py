@@ -44,7 +44,8 @@ SERVERS = {
     "mamba_radix_cache_strategy": [],
     "mamba_track_interval": [],
 }
-HOST_CACHE = {"host_cache": ["200 GiB", "auto"], "host_cache_write": []}
+HOST_CACHE = {"host_cache": ["200 GiB", "auto"], "host_cache_write": [], "host_cache_connector": []}
+HOST_CACHE["host_cache_chunk_tokens"] = []
 COMPUTING = {
     "chunked_prefill_tokens": ["4096", "-1"],
     "max_prefill_tokens": ["9999"],

@@ -18,6 +18,7 @@ from pdsim.core.messages import (
     StopSending,
     Tell,
 )
+from pdsim.core.sequence import Spans
 from pdsim.policy.pages import LastArrivedFirst
 from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.building.wiring import wire_of
@@ -36,6 +37,7 @@ from tests.support import (
     run,
     run_both_ways,
     small,
+    small_aggregated,
 )
 
 SHORT_MS = st.sampled_from([5, 30, 200])
@@ -303,3 +305,15 @@ def test_a_reserve_for_longest_outputs_is_looked_at_in_the_same_steps(sizes, num
     changes = {"decode__pool_tokens": 4 * num_pages, "decode__admission": "reserve_max_output"}
     many, single = run_both_ways(small(*specs, **{**VLLM, **changes}))
     assert decisions(many.journal) == decisions(single.journal)
+
+
+def test_a_block_of_which_a_later_request_has_its_own_copy_can_still_be_evicted():
+    """Two prompts share 10 tokens and are computed beside each other; the blocks of the first are needed once it has
+    ended.
+    """
+    shared = Spans.of(1, 10)
+    specs = [request(0, shared.then(Spans.of(2, 1)), 1), request(1, 19, 1), request(2, shared.then(Spans.of(3, 1)), 1)]
+    sizes = {"pool_tokens": 26, "chunked_prefill_tokens": 0, "long_prefill_tokens": 5}
+    changes = {f"aggregated__{name}": size for name, size in sizes.items()}
+    traced = run(small_aggregated(*specs, engine="vllm", page_size=1, **changes), checked=True)
+    assert all(one.outcome == "finished" for one in traced.records.requests)

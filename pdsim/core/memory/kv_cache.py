@@ -9,11 +9,12 @@ The last num_loaded of the shared pages were loaded from host memory.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
 from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache
-from pdsim.core.messages import LoadBack
+from pdsim.core.messages import HostCopy, LoadBack
 from pdsim.policy.views import TokenSequence
 
 
@@ -52,11 +53,13 @@ class KvCache:
         host: HostCache | None = None,
         prefetcher: Prefetcher | None = None,
         offload: OffloadCache | None = None,
+        chunks: ChunkCache | None = None,
         keeps_replaced: bool = False,
         counts_every_insert: bool = False,
         splits_at_prompt: bool = False,
     ) -> None:
-        """host: memory behind the prefix cache; prefetcher: reads into it from storage; offload: vLLM's host memory.
+        """host: memory behind the prefix cache; prefetcher: reads into it from storage. offload, chunks: host
+        memory of vLLM's OffloadingConnector or LMCacheConnectorV1.
 
         keeps_replaced: a page whose tokens the prefix cache holds already is freed when its lease ends, not at once.
         counts_every_insert, splits_at_prompt: as in EngineRules.
@@ -67,6 +70,7 @@ class KvCache:
         self.host = host
         self.prefetcher = prefetcher
         self.offload = offload
+        self.chunks = chunks
         self._keeps_replaced = keeps_replaced
         self._keeps_twins = False
         """True: a request that recomputes a cached page uses its own copy."""
@@ -133,12 +137,18 @@ class KvCache:
 
     def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int) -> int:
         """Number of host-memory pages that continue the cached prefix of a lease that was just opened."""
+        if self.chunks is not None:  # a whole prompt too: its last token is computed again
+            return self.chunks.num_loadable_pages(sequence, lease.num_shared, max_tokens + 1)
         return 0 if self.host is None else self.host.num_loadable_pages(sequence, lease.num_shared, max_tokens)
 
     def load(self, lease: Lease, sequence: TokenSequence, num_pages: int, request_id: int) -> None:
-        """Loads pages from host memory into a lease that was just opened, and caches them. The caller has checked that
-        they fit.
+        """Loads pages from host memory into a lease that was just opened, and caches them; chunks are cached with the
+        prompt's first forward. The caller has checked that the pages fit.
         """
+        if self.chunks is not None:
+            self.grow(lease, num_pages)
+            self.chunks.load(request_id, sequence, lease.num_shared, lease.table[lease.num_shared :])
+            return
         host, tree = self.host, self.prefix_cache
         assert host is not None
         assert tree is not None
@@ -283,8 +293,15 @@ class KvCache:
             self.prefix_cache.evict(self.prefix_cache.num_evictable_pages, leaving)
         if self.host is not None:
             self.host.flush()
-        if self.offload is not None:
-            self.offload.flush()
+        for connected in (self.offload, self.chunks):
+            if connected is not None:
+                connected.flush()
+
+    def take_connector_copies(self) -> list[HostCopy]:
+        """Returns the copies that vLLM's connector decided since the last call, in order."""
+        if self.chunks is not None:
+            return self.chunks.take_copies()
+        return [] if self.offload is None else self.offload.take_copies()
 
     def add_reader(self, lease: Lease) -> None:
         """Counts the request as a reader of its cached prefix in each decode step."""

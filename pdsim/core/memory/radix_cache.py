@@ -157,7 +157,8 @@ class RadixCache:
             own = pages[len(found) :] if found else pages
             leaf = Node(node, key, sequence, node.stop, num_tokens, own, now, now)
             node.children[key] = leaf
-            node.heap_serial = 0
+            if not node.num_twins:
+                node.heap_serial = 0
             self.num_evictable_pages += len(own)
             node = leaf
         return node, found
@@ -393,6 +394,8 @@ class RadixCache:
         node.key = self._key(node.sequence, middle)
         node.pages = node.pages[at:]
         head.children[node.key] = node
+        if head.num_twins:
+            self._offer(head)
         return head
 
     def _offer(self, node: Node) -> None:

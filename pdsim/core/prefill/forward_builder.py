@@ -331,7 +331,7 @@ class ForwardBuilder(Generic[RequestT]):
             return "" if fits else "pages"
         if num_loadable:
             self._cache.load(lease, sequence, num_loadable, request.request_id)
-            num_cached += num_loadable * self.page_size
+            num_cached = min(num_cached + num_loadable * self.page_size, num_tokens - 1)
         request.lease = lease
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_cached
         limit = forward.chunk_tokens if pick.max_tokens is None else min(forward.chunk_tokens, pick.max_tokens)

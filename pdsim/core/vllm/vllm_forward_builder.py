@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.offload_cache import MUST_WAIT
 from pdsim.core.messages import PrefillChunk
@@ -17,7 +18,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     soon as the step is chosen, also by prompts of the same step.
 
     A prompt that continues in host memory gets pages for what is there, and none of its tokens is computed until the
-    load has ended. It then goes before prompts that wait. Meanwhile it takes no slot, and cannot be preempted.
+    load has ended. It then goes before prompts that wait. Meanwhile it takes no slot, and cannot be preempted. With
+    LMCache such a prompt is begun in the step that waits for its load.
     """
 
     def __init__(
@@ -107,7 +109,28 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     ) -> Forward:
         """Fills the next step with prompts. num_decode_tokens: tokens of the step for running requests, one each."""
         self._step_prompt_tokens = self._limit_beside(num_decode_tokens)
-        return super().fill(now_ns, num_slots, reserved_tokens=reserved_tokens, num_decode_tokens=num_decode_tokens)
+        begun = set(self._partials)
+        forward = super().fill(now_ns, num_slots, reserved_tokens=reserved_tokens, num_decode_tokens=num_decode_tokens)
+        if self._cache.chunks is not None:
+            self._save_chunks(self._cache.chunks, forward.chunks, begun)
+        return forward
+
+    def _save_chunks(self, host: ChunkCache, chunks: list[PrefillChunk], begun: set[int]) -> None:
+        """Saves what a step completes of prompts without outputs, those that begin in the step first.
+
+        A prompt that begins also saves what the GPU has and host memory lacks (LMCache 0.5.6, vllm_v1_adapter.py:204).
+        """
+        saves = []
+        for chunk in sorted(chunks, key=lambda chunk: chunk.request_id in begun):
+            request, num_before = self.begun[chunk.request_id], chunk.num_context_tokens
+            if request.num_tokens == request.num_prompt_tokens:
+                begins = chunk.request_id not in begun
+                found = (
+                    host.num_chunks(request.prompt, request.num_tokens) if begins else num_before // host.chunk_tokens
+                )
+                saves.append((request, found, num_before + chunk.num_tokens))
+        for request, found, num_tokens in saves:
+            host.save(request.prompt, found, num_tokens, request.lease.table)
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
         """Counts a computed chunk. Its whole pages are cached already; they are stored in host memory, if there

@@ -88,8 +88,7 @@ class VllmPrefillInstance(PrefillInstance):
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         expired = self._expire_unread(now_ns)
         step, commands = super().next_step(now_ns)
-        copies = [] if self.cache.offload is None else self.cache.offload.take_copies()
-        return step, [*copies, *expired, *commands]
+        return step, [*self.cache.take_connector_copies(), *expired, *commands]
 
     def holding(self) -> list[PrefillRequest | Returning]:
         return [*super().holding(), *self._prompts.loads]
@@ -225,9 +224,7 @@ class VllmDecodeInstance(DecodeInstance):
             request = self._builder.complete(chunk)
             if chunk.is_last:
                 commands += self._run_again(request, outputs.get(chunk.request_id))
-        if self.cache.offload is not None:
-            commands += self.cache.offload.take_copies()
-        return commands
+        return [*commands, *self.cache.take_connector_copies()]
 
     def page_table(self, request_id: int) -> Sequence[int]:
         begun = self._builder.begun.get(request_id)
@@ -377,8 +374,7 @@ class VllmDecodeInstance(DecodeInstance):
         num_slots = None if self._preempts else self._num_places - self.batch.num_requests
         partials = {partial.request_id for partial in self._builder.partials}
         forward = self._builder.fill(now_ns, num_slots, num_decode_tokens=num_decode_tokens)
-        if self.cache.offload is not None:
-            commands += self.cache.offload.take_copies()
+        commands += self.cache.take_connector_copies()
         for chunk in forward.chunks:
             if chunk.request_id not in partials:
                 self._rank(self._builder.begun[chunk.request_id])

@@ -9,6 +9,10 @@ from pdsim.launch.sglang import LINKS, TIMEOUTS
 _HEARTBEATS = "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE"
 _RELEASE = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 
+_LMCACHE = "LMCACHE_"
+_LMCACHE_GIB = 5
+"""Host memory of each rank in GiB, if no setting says another (LMCache 0.5.6, v1/config.py:96)."""
+
 
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
     """Fields by path. Values that are not numbers are left out."""
@@ -35,8 +39,26 @@ def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> 
     return found
 
 
+def of_lmcache(extra: Mapping[str, Any], variables: Mapping[str, str], aside: list[str]) -> dict[str, Any]:
+    """Fields of a role whose servers have LMCache: from LMCACHE_ variables and from its connector's extra
+    configuration, which goes first (LMCache 0.5.6, integration/vllm/vllm_v1_adapter.py:494). aside: takes notes on
+    settings that pdsim does not model.
+    """
+    given = {name.removeprefix(_LMCACHE).lower(): value for name, value in variables.items() if _LMCACHE in name}
+    given |= {name.removeprefix("lmcache."): str(value) for name, value in extra.items() if "lmcache." in name}
+    if given.pop("local_cpu", "true").lower() in ("false", "0"):
+        return {}
+    found: dict[str, Any] = {"host_cache": f"{_LMCACHE_GIB} GiB", "host_cache_connector": "lmcache"}
+    _take(found, given, "max_local_cpu_size", "host_cache", "GiB")
+    if given.get("chunk_size", "").isdecimal():
+        found["host_cache_chunk_tokens"] = whole(given["chunk_size"])
+    others = given.keys() - {"max_local_cpu_size", "chunk_size"}
+    aside += [f"LMCache's {name}: pdsim does not model this setting" for name in sorted(others)]
+    return found
+
+
 def _take(found: dict[str, Any], variables: Mapping[str, str], name: str, path: str, unit: str) -> None:
     try:
-        found[path] = f"{finite(variables.get(name)):g} {unit}"
+        found[path] = f"{finite(variables.get(name)):.12g} {unit}"
     except ValueError:
         return

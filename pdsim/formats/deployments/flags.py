@@ -299,7 +299,9 @@ _KV_ROLES = _inverse(vllm.KV_ROLES)
 def _transfer_config(read: Read, value: Value) -> None:
     found = json.loads(_text(value))
     for config in _configs(found):
-        if config.get("kv_connector") in _CONNECTORS:
+        if config.get("kv_connector") == vllm.LMCACHE and config.get("kv_role") == "kv_both":
+            read.server["lmcache"] = config.get("kv_connector_extra_config") or {}
+        elif config.get("kv_connector") in _CONNECTORS:
             read.common.setdefault("network.transport", _moved_by(config))
         if config.get("kv_role") in _KV_ROLES:
             read.server.setdefault("role", _KV_ROLES[config["kv_role"]])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.formats.deployments.beside import is_beside, load_beside
-from pdsim.formats.deployments.environment import of_environment
+from pdsim.formats.deployments.environment import of_environment, of_lmcache
 from pdsim.formats.deployments.flags import Read, Value, parsed, read_flags
 from pdsim.formats.deployments.loads import load_of
 from pdsim.formats.deployments.names import gpu_named, is_known, model_named
@@ -249,11 +249,15 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     if drafts and role != "prefill":
         found.drafts[role] = drafts_of(drafts, server.read)
     given.pop("has_connector", None)
+    host_memory: dict[str, Any] = {}
     if offload_bytes := given.pop("offload_bytes", 0):
-        if role == "decode":
-            server.read.aside.append("host memory (OffloadingConnector): vLLM's decode reads all KV from prefill")
-        else:
-            fields["host_cache"] = f"{offload_bytes * dp / tp / 1e9:.12g} GB"
+        host_memory = {"host_cache": f"{offload_bytes * dp / tp / 1e9:.12g} GB"}
+    if (lmcache := given.pop("lmcache", None)) is not None:
+        host_memory = of_lmcache(lmcache, server.process.variables, server.read.aside)
+    if host_memory and role == "decode":
+        server.read.aside.append("host memory: vLLM's decode reads all KV from prefill")
+    else:
+        fields |= host_memory
     if role == "prefill":
         given.pop("stream_interval", None)  # clients read decode's stream
     for name in [name for name in given if name not in _FIELDS[role]]:

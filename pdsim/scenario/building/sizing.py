@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
 from pdsim.core.memory.hybrid_cache import HybridKvCache, StateLimits
 from pdsim.core.memory.kv_cache import KvCache
@@ -392,6 +393,10 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     if tree is None or settings.host_cache is None:
         return make()
     host_pool = PagePool(num_host_pages(scenario, role))
+    if scenario.engine == "vllm" and settings.host_cache_connector == "lmcache":
+        chunk_tokens = settings.host_cache_chunk_tokens
+        places = PagePool(host_pool.num_pages * scenario.page_size // chunk_tokens)
+        return make(chunks=ChunkCache(places, scenario.page_size, chunk_tokens))
     if scenario.engine == "vllm":
         return make(offload=OffloadCache(host_pool, page))
     storage = scenario.storage

@@ -16,6 +16,8 @@ from pdsim.scenario.sections.fields import SIZE, Bandwidth, Duration, Rate, Sect
 from pdsim.scenario.sections.speculation import SpeculativeSettings
 from pdsim.system.states import StateStrategy
 
+HostCacheConnector = Literal["offloading", "lmcache"]
+
 
 def size_or_auto(value: Any) -> int | Literal["auto"]:
     """Size in bytes, or auto. Raises ValueError that names the possible values."""
@@ -141,6 +143,12 @@ class ServerSettings(Section):
     """When KV is copied to the host cache: write_through, write_through_selective or write_back
     (--hicache-write-policy). No effect without host_cache. With engine vllm: write_through.
     """
+    host_cache_connector: HostCacheConnector = "offloading"
+    """With engine vllm, what keeps KV in the host cache: offloading (OffloadingConnector) or lmcache
+    (LMCacheConnectorV1). No effect without host_cache.
+    """
+    host_cache_chunk_tokens: int = Field(default=256, ge=1, le=MOST_TOKENS)
+    """Number of tokens that LMCache saves and loads together (LMCACHE_CHUNK_SIZE). With lmcache only; whole pages."""
     max_running_requests: int | None = Field(default=None, ge=1)
     """Maximum number of running requests of a server (--max-running-requests). None: the engine's rule."""
     mamba_radix_cache_strategy: StateStrategy | None = None

@@ -327,8 +327,13 @@ class Actor(Driver):
         self._decode.begin(step, single=self._single_steps or bool(self._inbox))
 
     def _begin_mixed(self, step: m.MixedStep) -> None:
+        start_ns = self._decode_start_ns()
+        end_ns = self._forward_end_ns(start_ns, self._cost.mixed_ns(step, start_ns))
+        self._decode.begin_one(step.decode, start_ns, end_ns - start_ns, step.prefill)
+
+    def _decode_start_ns(self) -> int:
         start_ns = self._timeline.now_ns + self._decode.copying_ns
-        self._decode.begin_one(step.decode, start_ns, self._cost.mixed_ns(step, start_ns), step.prefill)
+        return start_ns if self._cache_copies is None else max(start_ns, self._cache_copies.blocked_until_ns)
 
     # Prefill.
 
@@ -336,7 +341,7 @@ class Actor(Driver):
         start_ns = self._prefill_start_ns()
         duration_ns = self._cost.prefill_ns(step, start_ns)
         if self._pipeline is None:
-            self._run_prefill(step, start_ns, self._prefill_end_ns(start_ns, duration_ns))
+            self._run_prefill(step, start_ns, self._forward_end_ns(start_ns, duration_ns))
         else:
             end_ns = self._pipeline.pass_on(start_ns, duration_ns, step.num_tokens, self._stage_free_ns)
             self._run_prefill(step, start_ns, end_ns, self._stage_free_ns[0] - start_ns)
@@ -346,7 +351,7 @@ class Actor(Driver):
         start_ns = max(self._timeline.now_ns + self._host.settings.start, self._gpu_free_ns)
         return start_ns if self._cache_copies is None else max(start_ns, self._cache_copies.blocked_until_ns)
 
-    def _prefill_end_ns(self, start_ns: int, duration_ns: int) -> int:
+    def _forward_end_ns(self, start_ns: int, duration_ns: int) -> int:
         if self._cache_copies is None:
             return start_ns + duration_ns
         return self._cache_copies.forward_end_ns(start_ns, duration_ns)

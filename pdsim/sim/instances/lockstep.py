@@ -63,7 +63,7 @@ class Rank(Actor):
         """Earliest time at which the rank's step can begin."""
         if isinstance(step, PrefillStep):
             return self._prefill_start_ns()
-        return self._timeline.now_ns + self._decode.copying_ns
+        return self._decode_start_ns()
 
     def num_tokens(self, step: Step) -> int:
         """Number of the rank's tokens that experts compute in this step."""
@@ -76,9 +76,9 @@ class Rank(Actor):
     def end_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
         """Time when the step would end if no other rank were slower. Called once for each step, in order."""
         if isinstance(step, PrefillStep):
-            return self._prefill_end_ns(start_ns, self._cost.prefill_ns(step, start_ns, expert_tokens))
+            return self._forward_end_ns(start_ns, self._cost.prefill_ns(step, start_ns, expert_tokens))
         if isinstance(step, MixedStep):
-            return start_ns + self._cost.mixed_ns(step, start_ns, expert_tokens)
+            return self._forward_end_ns(start_ns, self._cost.mixed_ns(step, start_ns, expert_tokens))
         clock = DecodeClock()
         line = self._cost.shared_line(step.num_requests, expert_tokens)
         num_before, stall_ns = self._cost.next_stall(step.num_requests)

@@ -237,6 +237,8 @@ class CacheCopies:
         self._storage = storage
         self._written_ns = 0
         """Time when the last write to host memory ends."""
+        self._saves: list[int] = []
+        """Numbers of pages that the next step saves, copy by copy."""
         self._load: tuple[int, int] | None = None
         """Start and end in ns of the loads that the next forward reads."""
 
@@ -248,7 +250,9 @@ class CacheCopies:
                 _, self._written_ns = self._copy("write", len(command.pages))
                 if command.blocks:
                     self._block_until(self._written_ns)
-            elif isinstance(command, m.LoadRetracted):
+            elif isinstance(command, m.SaveChunks):
+                self._saves.append(len(command.pages))
+            elif isinstance(command, m.LoadRetracted | m.LoadChunks):
                 self._block_until(self._copy("load", len(command.pages))[1])
             elif isinstance(command, m.LoadBack):
                 self._on_load(command, *self._copy("load", len(command.pages)))
@@ -269,11 +273,17 @@ class CacheCopies:
             self._storage.kill()
 
     def forward_end_ns(self, start_ns: int, duration_ns: int) -> int:
-        """End in ns of a forward that begins at start_ns and reads the pages loaded since the last forward."""
+        """End in ns of a forward that begins at start_ns, reads the pages loaded since the last forward, and saves
+        those whose saves were decided since then.
+        """
         load, self._load = self._load, None
-        return (
-            start_ns + duration_ns if load is None else end_behind_load(start_ns, duration_ns, load, self._num_layers)
-        )
+        end_ns = start_ns + duration_ns
+        if load is not None:
+            end_ns = end_behind_load(start_ns, duration_ns, load, self._num_layers)
+        saves, self._saves = self._saves, []
+        for num_pages in saves:
+            end_ns = self._copy("write", num_pages, end_ns)[1]
+        return end_ns
 
     def _on_storage(self, command: m.StoreKv | m.PrefetchKv | m.StopPrefetch) -> None:
         assert self._storage is not None
@@ -297,8 +307,9 @@ class CacheCopies:
         if self._tell is not None and not self._is_dead:
             self._tell(m.Tell(self._instance_id, message))
 
-    def _copy(self, kind: Literal["load", "write"], num_pages: int) -> tuple[int, int]:
-        start_ns, end_ns = self._link.copy(kind, num_pages, self._timeline.now_ns)
+    def _copy(self, kind: Literal["load", "write"], num_pages: int, begin_ns: int = 0) -> tuple[int, int]:
+        """Start and end in ns of a copy that begins now, or later at begin_ns."""
+        start_ns, end_ns = self._link.copy(kind, num_pages, max(begin_ns, self._timeline.now_ns))
         num_bytes = self._link.num_bytes(num_pages)
         self._record(HostCopyRecord(self._instance_id, kind, start_ns, end_ns, num_pages, num_bytes))
         return start_ns, end_ns

@@ -1,0 +1,156 @@
+"""Laws of LMCache as host memory behind vLLM's prefix caches (LMCacheConnectorV1)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.memory.chunk_cache import ChunkCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.messages import LoadChunks, PrefillStep, SaveChunks
+from pdsim.core.sequence import Spans
+from pdsim.scenario.yaml_file import ConfigError
+from tests.laws.test_offloading import offloading
+from tests.strategies import fault_schedules
+from tests.support import MILLISECOND, examples, parts, request, run, run_both_ways, small, small_aggregated
+
+PAGE, CHUNK = 4, 16
+SHARED = Spans.of(1, 4 * CHUNK)
+
+
+@st.composite
+def with_lmcache(draw: st.DrawFn):
+    """vLLM's clusters with LMCache, from one chunk to plenty."""
+    scenario = draw(offloading())
+    role = "aggregated" if scenario.prefill is None else "prefill"
+    pages = draw(st.sampled_from([1, 2, 4]))
+    update = {"host_cache_connector": "lmcache", "host_cache_chunk_tokens": pages * scenario.page_size}
+    return scenario.model_copy(update={role: getattr(scenario, role).model_copy(update=update)})
+
+
+@examples(25)
+@given(with_lmcache())
+def test_all_requests_end_and_the_step_that_begins_a_prompt_waits_for_what_was_saved(scenario):
+    many, _ = run_both_ways(scenario)
+    assert all(one.outcome == "finished" for one in many.records.requests)
+    saved = {}
+    for entry in many.journal:
+        if entry.call != "next_step" or entry.instance_id == "router":
+            continue
+        step, commands = entry.returned
+        held = saved.setdefault(entry.instance_id, set())
+        chunks = [chunk for part in parts(step) if isinstance(part, PrefillStep) for chunk in part.chunks]
+        for command in commands:
+            if isinstance(command, LoadChunks):
+                assert set(command.host_chunks) <= held
+                (chunk,) = [chunk for chunk in chunks if chunk.request_id == command.request_id]
+                assert chunk.num_context_tokens >= len(command.pages) * scenario.page_size - 1
+            elif isinstance(command, SaveChunks):
+                held |= set(command.host_chunks)
+
+
+@examples(25)
+@given(fault_schedules(with_lmcache()))
+def test_nothing_leaks_when_things_go_wrong(scenario):
+    assert run(scenario, checked=True).result.stall == []
+
+
+class ListOfChunks:
+    """The naive twin: a list of whole prefixes, least recently used first."""
+
+    def __init__(self, num_chunks):
+        self.num_chunks, self.prefixes = num_chunks, []
+
+    def look_up(self, prompt):
+        found = []
+        for stop in range(CHUNK, len(prompt) + 1, CHUNK):
+            if prompt.first(stop) not in self.prefixes:
+                break
+            found.append(prompt.first(stop))
+        for prefix in reversed(found):
+            self.prefixes.remove(prefix)
+            self.prefixes.append(prefix)
+        return len(found)
+
+    def save(self, prompt, found):
+        stops = range((found + 1) * CHUNK, len(prompt) + 1, CHUNK)
+        num_free = self.num_chunks - len(self.prefixes)
+        taken = min(len(stops), self.num_chunks)
+        del self.prefixes[: max(0, taken - num_free)]
+        self.prefixes += [prompt.first(stop) for stop in stops[:taken] if prompt.first(stop) not in self.prefixes]
+
+
+prompts = st.builds(
+    lambda shared, own, n: Spans([(0, 0, shared * CHUNK), (own, 0, n)]),
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.integers(0, 70),
+)
+
+
+@given(st.lists(st.tuples(prompts, st.booleans()), max_size=30), st.integers(1, 8))
+def test_chunks_come_and_go_as_in_a_list_of_prefixes(calls, num_chunks):
+    cache, twin = ChunkCache(PagePool(num_chunks), PAGE, CHUNK), ListOfChunks(num_chunks)
+    for prompt, knows in calls:
+        found = twin.look_up(prompt)
+        assert cache.num_loadable_pages(prompt, 0, len(prompt)) == found * CHUNK // PAGE
+        found = found if knows else 0  # a twin of the prompt was saved meanwhile
+        cache.save(prompt, found, len(prompt), list(range(100)))
+        twin.save(prompt, found)
+        assert len(cache.places) == len(twin.prefixes) == num_chunks - cache.pool.num_free
+
+
+def evicted_and_asked_again(role, **changes):
+    """A prompt of 4 chunks, another that takes all its pages but two, and the first again, with 8 more tokens."""
+    specs = [
+        request(0, SHARED, 1),
+        request(1, 76, 1, arrival_ns=200 * MILLISECOND),
+        request(2, SHARED.then(Spans.of(2, 8)), 1, arrival_ns=400 * MILLISECOND),
+    ]
+    own = {"pool_tokens": 84, "chunked_prefill_tokens": 80, "host_cache": "1 GB"}
+    own |= {"host_cache_connector": "lmcache", "host_cache_chunk_tokens": CHUNK}
+    return specs, {"engine": "vllm", "page_size": PAGE, **{f"{role}__{name}": own[name] for name in own}, **changes}
+
+
+@pytest.mark.parametrize("role", ["prefill", "aggregated"])
+def test_the_step_waits_for_its_load_and_ends_behind_its_saves(role):
+    """Prefill takes 1 ms a token. The first prompt saves 4 chunks behind its forward, the last loads what lacks."""
+    specs, changes = evicted_and_asked_again(role)
+    traced = run((small if role == "prefill" else small_aggregated)(*specs, **changes), checked=True)
+    first, _, last = [step for step in traced.records.steps if step.kind == "prefill"]
+    save = traced.records.host_copies[0]
+    (load,) = [copy for copy in traced.records.host_copies if copy.kind == "load"]
+    assert (save.kind, save.num_pages, save.start_ns) == ("write", 16, first.start_ns + 64 * MILLISECOND)
+    assert first.start_ns + first.duration_ns == save.end_ns
+    assert load.num_pages == len(SHARED) // PAGE - 2
+    assert (last.start_ns, last.duration_ns) == (load.end_ns, 8 * MILLISECOND)
+    assert traced.records.requests[2].num_prefill_cached_tokens == len(SHARED)
+
+
+def test_a_prompt_that_is_wholly_in_host_memory_computes_its_last_token():
+    specs, changes = evicted_and_asked_again("aggregated")
+    specs[2] = request(2, SHARED, 1, arrival_ns=400 * MILLISECOND)
+    last = [step for step in run(small_aggregated(*specs, **changes)).records.steps if step.kind == "prefill"][-1]
+    assert (last.num_tokens, last.num_context_tokens) == (1, len(SHARED) - 1)
+
+
+def test_requests_that_decode_wait_for_the_copies_of_a_prompt_in_their_step():
+    """The token of request 3 that is computed beside request 2 comes later by the load."""
+    specs, changes = evicted_and_asked_again("aggregated", aggregated__pool_tokens=112)
+    specs[1] = request(1, 104, 1, arrival_ns=200 * MILLISECOND)
+    specs.append(request(3, 8, 20, arrival_ns=380 * MILLISECOND))
+    traced = run(small_aggregated(*specs, **changes), checked=True)
+    (mixed,) = [step for step in traced.records.steps if step.kind == "prefill" and step.num_tokens == 8][1:]
+    (load,) = [copy for copy in traced.records.host_copies if copy.kind == "load"]
+    assert mixed.start_ns == load.end_ns > load.start_ns
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"prefill__host_cache_connector": "lmcache"}, "SGLang's LMCache"),
+        ({"engine": "vllm", "prefill__host_cache_connector": "lmcache", "page_size": 512}, "no multiple of page_size"),
+    ],
+)
+def test_what_pdsim_does_not_model_of_lmcache_is_refused(changes, reason):
+    with pytest.raises(ConfigError, match=reason):
+        small(request(0, 4, 4), decode__admission="free_pages", prefill__host_cache="1 GB", **changes)
