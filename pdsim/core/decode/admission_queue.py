@@ -8,7 +8,6 @@ retracted     ran, and lost its pages                                  resume_ne
 """
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines, LateRequests
@@ -228,47 +227,34 @@ class Releases:
         self._decode_id = decode_id
         self._cache = cache
         self._staged = staged
-        self._held: dict[int, DecodeRequest] = {}
-        self._unseen: set[int] = set()
+        self.held: dict[int, DecodeRequest] = {}
+        self.unseen: set[int] = set()
+        """Held requests that failed since decode last looked at transfers. Until then SGLang counts them as active
+        (disaggregation/decode.py, 0.5.23, :2048; pop_transferred, :2861)."""
         self._deadlines = Deadlines(decode_id, timeout_ns)
 
-    @property
-    def held(self) -> Collection[DecodeRequest]:
-        return self._held.values()
-
-    @property
-    def num_unseen(self) -> int:
-        """Number of held requests that failed since decode last looked at transfers. Until then SGLang counts them as
-        active (disaggregation/decode.py, 0.5.23, :2048; pop_transferred, :2861).
-        """
-        return len(self._unseen)
-
-    def see(self) -> None:
-        """Looks at transfers."""
-        self._unseen.clear()
-
     def hold(self, request: DecodeRequest, now_ns: int) -> list[Command]:
-        self._held[request.request_id] = request
-        self._unseen.add(request.request_id)
+        self.held[request.request_id] = request
+        self.unseen.add(request.request_id)
         return self._deadlines.add(request.request_id, now_ns)
 
     def give_back(self, request_id: int) -> bool:
         """Frees a failed request's pages, because no sender and no scatter writes into them any more. Returns False if
         the request held none.
         """
-        request = self._held.pop(request_id, None)
+        request = self.held.pop(request_id, None)
         if request is None:
             return False
-        self._unseen.discard(request_id)
+        self.unseen.discard(request_id)
         self._cache.drop(request.lease)
         return True
 
     def on_writer_dead(self, prefill_id: str) -> list[Command]:
-        dead = [request.request_id for request in self._held.values() if request.prefill_id == prefill_id]
+        dead = [request.request_id for request in self.held.values() if request.prefill_id == prefill_id]
         return [command for request_id in dead for command in self._stop_waiting(request_id)]
 
     def expire(self, now_ns: int, commands: list[Command]) -> None:
-        for request_id in self._deadlines.expired(now_ns, commands, self._held.__contains__):
+        for request_id in self._deadlines.expired(now_ns, commands, self.held.__contains__):
             commands += self._stop_waiting(request_id)
 
     def _stop_waiting(self, request_id: int) -> list[Command]:

@@ -76,8 +76,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def num_active(self) -> int:
-        num_in_batch = self.batch.num_requests + len(self.batch.ended)
-        return num_in_batch + len(self.transferring) + len(self.ready.requests) + self._releases.num_unseen
+        num_in_batch, num_unseen = self.batch.num_requests + len(self.batch.ended), len(self._releases.unseen)
+        return num_in_batch + len(self.transferring) + len(self.ready.requests) + num_unseen
 
     @property
     def active(self) -> list[DecodeRequest]:
@@ -159,9 +159,9 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
         """Updates queue and batch. Returns the number of steps until the next look, and whether the batch changed."""
-        num_unseen = self._releases.num_unseen
+        has_unseen = bool(self._releases.unseen)
         ask_again_steps = self._take_in(commands)
-        changed = self._releases.num_unseen < num_unseen
+        changed = has_unseen and not self._releases.unseen
         changed |= bool(self.ready.requests) and self._merge(commands)
         if self.batch.ended:
             self.batch.ended, changed = [], True
@@ -195,7 +195,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def holding(self) -> list[DecodeRequest | Returning]:
         """Requests that hold pages."""
         returning = [] if self._giver is None else self._giver.held.values()
-        return [*self.active, *self._asked.closing.values(), *self._releases.held, *returning]
+        return [*self.active, *self._asked.closing.values(), *self._releases.held.values(), *returning]
 
     def requests(self) -> list[int]:
         """Ids of all requests of the instance, in any state."""
@@ -239,7 +239,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         if waits_steps and self.batch.num_requests:  # an idle loop looks at queue and transfers all the time
             return waits_steps if self.queue.queued or self._arrived or self._scattered else FOREVER
         self._admit(commands)
-        self._releases.see()
+        self._releases.unseen.clear()
         if self._arrived or self._scattered:
             self._collect_arrived(commands)
         return self.queue.ask_again_steps
@@ -280,7 +280,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _num_slots(self) -> int:
-        return self.limits.num_slots + len(self.batch.ended) - len(self._releases.held) + self._releases.num_unseen
+        return self.limits.num_slots + len(self.batch.ended) - len(self._releases.held) + len(self._releases.unseen)
 
     @property
     def _num_places(self) -> int:
