@@ -278,6 +278,13 @@ def test_who_is_computed_again_has_a_place_of_the_batch():
     assert max(levels) == 2
 
 
+def test_any_number_of_requests_may_have_kv_on_its_way():
+    """SGLang's decode has metadata buffers for twice as many as may run; vLLM's has none."""
+    load = [request(i, 100, 20) for i in range(6)]
+    traced = run(small(*load, decode__max_running_requests=1, **VLLM), levels=True)
+    assert max(row.levels.num_transferring for row in traced.records.levels if row.instance_id == "decode-0") > 2
+
+
 @given(st.sampled_from([(1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2)]), st.integers(1, 300), st.sampled_from([4, 16]))
 @examples(30)
 def test_ranks_of_unequal_tensor_parallelism_move_a_piece_of_each_block(

@@ -60,6 +60,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         )
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready = ReadyQueue(keeps_ranks=limits.rules.keeps_ranks)
+        self._max_transferring = limits.max_transferring
         self._arrived: set[int] = set()
         """Requests in `transferring` whose KV has arrived. next_step handles them, and staging cells."""
         self._loading: set[int] = set()
@@ -255,7 +256,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _admit(self, commands: list[m.Command]) -> None:
         aborted: list[DecodeRequest] = []
-        num_buffers = self.limits.max_transferring - len(self.transferring) - len(self._releases.held)
+        num_buffers = self._max_transferring - len(self.transferring) - len(self._releases.held)
         while request := self.queue.admit_next(self, self._num_slots, num_buffers):
             num_buffers -= 1
             if request.is_aborted:  # that is seen only now
@@ -371,8 +372,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             commands.append(m.Tell(receiver_of(self.instance_id), m.FreeCells(tuple(self._scattered))))
             self._scattered = []
         arrived = self._arrived - self._loading
-        in_order = islice((i for i in self.transferring if i in arrived), len(arrived))  # they are among the first
-        for request_id in list(in_order):
+        for request_id in list(islice((i for i in self.transferring if i in arrived), len(arrived))):  # they come first
             self.ready.append(self.transferring.pop(request_id))
             self._arrived.remove(request_id)
 
