@@ -5,12 +5,15 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.journal import digest
 from pdsim.core.messages import (
+    Cancel,
     DecodeStep,
     KvArrived,
     KvGranted,
     KvSent,
+    NewRequest,
     PrefillStep,
     PromptComputed,
     Retracted,
@@ -20,6 +23,7 @@ from pdsim.core.messages import (
 )
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import LastArrivedFirst
+from pdsim.scenario.building.machines import build_machine
 from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.building.wiring import wire_of
 from pdsim.scenario.schema import Scenario
@@ -283,6 +287,18 @@ def test_any_number_of_requests_may_have_kv_on_its_way():
     load = [request(i, 100, 20) for i in range(6)]
     traced = run(small(*load, decode__max_running_requests=1, **VLLM), levels=True)
     assert max(row.levels.num_transferring for row in traced.records.levels if row.instance_id == "decode-0") > 2
+
+
+def test_a_request_that_fails_on_its_way_takes_no_slot():
+    d = build_machine(small(request(0, 9, 9), decode__max_running_requests=1, **VLLM), "decode-0")
+    assert isinstance(d, DecodeInstance)
+    for i in range(2):
+        d.on_message(NewRequest(i, i, Spans.of(i, 9), 9, "prefill-0", "decode-0"), 0)
+        d.on_message(PromptComputed(i), 0)
+        d.next_step(0)
+        if i == 0:
+            d.on_message(Cancel(i, "aborted"), 0)
+    assert list(d.transferring) == [1]
 
 
 @given(st.sampled_from([(1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2)]), st.integers(1, 300), st.sampled_from([4, 16]))

@@ -396,6 +396,29 @@ def test_one_that_is_given_up_in_the_queue_of_decode_keeps_its_place_in_the_olde
     assert [command.message.request_id for command in d.next_step(0)[1]] == ([2, 3] if not granted else [3])
 
 
+@OLD_AND_NEW
+def test_its_sender_that_stops_does_not_take_its_place(rules):
+    d = decode(11, rules=rules)
+    for i in range(2):
+        arrive(d, i, 8, max_output=1)
+    d.next_step(0)
+    d.on_message(Cancel(1, "enough"), 0)
+    d.on_message(Abort(1, "stopped"), 0)
+    assert d.requests() == ([0, 1] if rules.keeps_aborted_places else [0])
+
+
+def test_one_that_was_given_up_in_the_queue_takes_a_slot_of_those_behind_it_until_all_are_admitted():
+    d = decode(12, rules=SGLANG_0_5_12, max_running_requests=2)
+    for i, num_tokens in enumerate((8, 8, 1, 1)):
+        arrive(d, i, num_tokens, max_output=1)
+    d.next_step(0)
+    d.on_message(Cancel(1, "enough"), 0)
+    d.on_message(Cancel(0, "enough"), 0)
+    d.on_message(Abort(0, "stopped"), 0)
+    granted = [[command.message.request_id for command in d.next_step(0)[1]] for _ in range(2)]
+    assert granted == [[2], [3]]
+
+
 # Least frequently used.
 
 

@@ -145,13 +145,25 @@ def policy(role: Role) -> PrefillPolicy:
     return ORDERS.get(role.policy, first_come)()
 
 
+class Decode(DecodeInstance):
+    """A decode instance of 0.5.12, which frees what aborted transfers hold when it looks at transfers."""
+
+    stopped: list[int]
+    """Requests whose transfers were aborted since."""
+
+    def _admit(self, commands: list[Command]) -> None:
+        super()._admit(commands)
+        while self.stopped:
+            self.on_message(Abort(self.stopped.pop(), "stopped"), self.now_ns)
+
+
 def twin(name: str, servers: Servers) -> Instance:
     """The instance of that name, with the settings of its server."""
     page_size, role = servers.page_size, servers.prefill
     if name.startswith("decode"):
         assert servers.decode is not None
         role = servers.decode
-        return DecodeInstance(
+        decode = (Decode if servers.release == "0.5.12" else DecodeInstance)(
             name,
             cache=cache(role, servers),
             limits=DecodeLimits(
@@ -163,6 +175,9 @@ def twin(name: str, servers: Servers) -> Instance:
             admission_policy=ReserveDecodeTokens(role.num_reserved_decode_tokens),
             preemption_policy=FewestOutputsFirst(),
         )
+        if isinstance(decode, Decode):
+            decode.stopped = []
+        return decode
     if name.startswith("prefill"):
         layout = RankPairLayout(page_size=page_size, page_bytes=page_size, num_planes=4)
         return PrefillInstance(
@@ -216,6 +231,8 @@ class Replay:
         self.sent = {rid for row in self.rows if row[2] == "sent" for rid in row[3]}
         self.aborted = {rid for row in self.rows if self.is_decode and row[2] == "abort" for rid in row[3]}
         """Requests of a decode instance that the client aborted: the router has told the client."""
+        self.given_up: set[str] = set()
+        """Requests that the client has aborted until now."""
         self.preempted: list[str] = []
         """Requests that gave way in this iteration: they come to the queue again."""
         self.back: set[str] = set()
@@ -304,6 +321,7 @@ class Replay:
             for rid in told:
                 self.instance.on_message(self.new[rid], now_ns)
         elif what == "abort":
+            self.given_up |= set(told)
             for rid in told:
                 commands = self.instance.on_message(Cancel(int(rid[1:]), "aborted by the client"), now_ns)
                 self.stop_sending(int(rid[1:]), commands, now_ns)
@@ -320,6 +338,8 @@ class Replay:
 
     def stop_sending(self, request_id: int, commands: list[Command], now_ns: int) -> None:
         """The sender stops at once, unless the log says when."""
+        if isinstance(self.instance, Decode):
+            self.instance.stopped.append(request_id)
         for command in commands:
             if isinstance(command, Tell) and f"r{request_id}" not in self.sent:
                 self.instance.on_message(KvSent(request_id), now_ns)
@@ -343,6 +363,8 @@ class Replay:
         for row in rows:
             if row[2] == "failed":
                 said["failed"] += [] if row[3] in self.aborted else [row[3]]
+            elif row[2] == "admitted":  # of those given up before, 0.5.12 stops the transfers in the same iteration
+                said["admitted"] += [[rid, num_cached] for rid, num_cached in row[3] if rid not in self.given_up]
             elif row[2] == "merged":
                 said["merged"] += [rid for rid, _ in row[3] if rid not in self.back]
             elif row[2] in DECISIONS:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import older
 from step import FEW, LONGEST_LOAD_STEPS, MAX_REQUEST_TOKENS, Bench, Silent, name_of
 
 
@@ -34,6 +35,9 @@ class Receiver:
     @property
     def has_stopped(self) -> bool:
         return self.stops_at is not None and self.bench.step >= self.stops_at
+
+    def send_metadata(self, *_: Any, **__: Any) -> None:
+        self.arrives_at = self.bench.step + 1 + self.transfer_steps
 
     def poll(self) -> Any:
         from sglang.srt.disaggregation.base.conn import KVPoll
@@ -121,14 +125,24 @@ class DecodeBench(Bench):
         scheduler.future_map = Silent()
         scheduler.attn_tp_cpu_group = None
         scheduler.send_abort_output = lambda _, request: self.add("failed", name_of(request))
+        scheduler.send_to_tokenizer = SimpleNamespace(send_output=scheduler.send_abort_output)
         self.watch(queue, "pop_preallocated", self.on_admission)
         self.watch(queue, "resume_retracted_reqs", self.on_list("resumed"))
         self.watch(transfers, "pop_transferred", self.on_list("arrived"))
-        self.processor = scheduler.batch_result_processor
-        scheduler.batch_result_processor = SimpleNamespace(process_batch_result_prebuilt=self.merge)
+        if self.is_older:
+            self.processor = older.split_processor(scheduler, self.merge)
+        else:
+            self.processor = scheduler.batch_result_processor
+            scheduler.batch_result_processor = SimpleNamespace(process_batch_result_prebuilt=self.merge)
 
     def loop(self) -> None:
-        self.scheduler.event_loop_normal_disagg_decode()
+        try:
+            self.scheduler.event_loop_normal_disagg_decode()
+        except AttributeError as error:
+            if error.name != "lock_ref":
+                raise
+            print(f"0.5.12 crashes in iteration {self.step}, as a retracted request resumes", flush=True)
+            self.rows = [row for row in self.rows if row[1] < self.step]
 
     @staticmethod
     def watch(owner: Any, name: str, then: Any) -> None:
@@ -143,7 +157,10 @@ class DecodeBench(Bench):
 
     def on_admission(self, result: Any, *_: Any) -> None:
         if admitted := result[0]:
-            self.add("admitted", [[name_of(entry.req), entry.req.kv.cache_protected_len] for entry in admitted])
+            requests = [entry.req for entry in admitted]
+            kvs = requests if self.is_older else [request.kv for request in requests]
+            rows = zip(requests, kvs, strict=True)
+            self.add("admitted", [[name_of(request), kv.cache_protected_len] for request, kv in rows])
 
     def on_list(self, what: str) -> Any:
         def then(requests: Any, *_: Any) -> None:
@@ -167,12 +184,13 @@ class DecodeBench(Bench):
 
     def send_metadata(self, entry: Any, *_: Any, **__: Any) -> None:
         entry.metadata_buffer_index = self.scheduler.req_to_metadata_buffer_idx_allocator.alloc()
-        entry.kv_receiver.arrives_at = self.step + 1 + entry.kv_receiver.transfer_steps
+        entry.kv_receiver.send_metadata()
 
-    def commit(self, entry: Any) -> None:
+    def commit(self, entry: Any) -> bool:
         entry.req.output_ids.append(self.next_token(entry.req))
         entry.kv_receiver = None
         entry.req.time_stats.set_wait_queue_entry_time()
+        return True
 
     def tell_more(self) -> None:
         queue = self.scheduler.disagg_decode_prealloc_queue.queue

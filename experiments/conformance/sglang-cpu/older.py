@@ -1,6 +1,7 @@
 """What step.py needs for SGLang 0.5.12.post1, whose Scheduler has no parts for policies, results and ratios."""
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,7 +63,7 @@ def finish(bench: "Bench", scheduler: Any, server_args: Any) -> None:
     scheduler._get_num_pending_tokens = lambda **_: 0  # noqa: SLF001
     scheduler.send_to_tokenizer = scheduler.ipc_channels.send_to_tokenizer
     scheduler.dp_size = scheduler.attn_tp_size = scheduler.pp_size = 1
-    scheduler.num_generated_tokens = scheduler.forward_ct_decode = scheduler.attn_tp_rank = 0
+    scheduler.num_generated_tokens = scheduler.forward_ct_decode = scheduler.attn_tp_rank = scheduler.tp_rank = 0
     scheduler.init_running_status()
     scheduler._chunked_req_scheduled_last_iter = False  # noqa: SLF001
     scheduler.init_schedule_policy()
@@ -71,3 +72,25 @@ def finish(bench: "Bench", scheduler: Any, server_args: Any) -> None:
         reset=lambda: setattr(scheduler, "new_token_ratio", scheduler.init_new_token_ratio)
     )
     scheduler.recv_requests = bench.ingest
+
+
+def make_senders(queue: Any, create_sender: Callable[[Any, Any], bool], page_size: int) -> None:
+    """Prefill's queue, which makes senders as it is told of requests."""
+    queue.token_to_kv_pool = SimpleNamespace(page_size=page_size)
+    queue.tp_rank = 0
+
+    def add(request: Any, num_kv_heads: int) -> None:
+        create_sender(request, num_kv_heads)
+        queue.queue.append(request)
+
+    queue.add = add
+
+
+def split_processor(scheduler: Any, merge: Callable[[Any], None]) -> Any:
+    """The Scheduler's handling of results, but for that of requests that join, which is merge."""
+    processor = SimpleNamespace(
+        process_batch_result_prebuilt=scheduler.process_batch_result_prebuilt,
+        process_batch_result_decode=scheduler.process_batch_result_decode,
+    )
+    scheduler.process_batch_result_prebuilt = merge
+    return processor

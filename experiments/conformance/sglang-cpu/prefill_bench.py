@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import older
 from step import Bench, name_of
 
 
@@ -52,20 +53,24 @@ class PrefillBench(Bench):
         from sglang.srt.disaggregation import prefill
         from sglang.srt.disaggregation.prefill import PrefillBootstrapQueue
         from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
-        from sglang.srt.runtime_context import get_parallel
 
         def polls(pollers: Any, *_: Any) -> list[Any]:
             return [poller.poll() for poller in pollers]
 
         prefill.poll_and_all_reduce_attn_cp_tp_group = polls
-        get_parallel().override_permanently(tp_rank=0)
         scheduler, role = self.scheduler, self.load.servers.prefill
         buffers = ReqToMetadataIdxAllocator(2 * role.max_running_requests)
         queue = PrefillBootstrapQueue.__new__(PrefillBootstrapQueue)
         queue.queue, queue.scheduler, queue.scheduler_stage_metrics = [], scheduler, None
         queue.req_to_metadata_buffer_idx_allocator = scheduler.req_to_metadata_buffer_idx_allocator = buffers
         queue.max_input_len, queue.pp_size = role.max_total_tokens, 1
-        queue.create_sender = self.create_sender
+        if self.is_older:
+            older.make_senders(queue, self.create_sender, self.load.servers.page_size)
+        else:
+            from sglang.srt.runtime_context import get_parallel
+
+            get_parallel().override_permanently(tp_rank=0)
+            queue.create_sender = self.create_sender
         scheduler.disagg_prefill_bootstrap_queue = queue
         scheduler.disagg_prefill_inflight_queue, scheduler.disagg_prefill_pending_chunk_rids = [], set()
         scheduler.send_kv_chunk = self.send

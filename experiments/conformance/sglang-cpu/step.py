@@ -406,4 +406,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    import_module("step").main()  # or the other files would have classes of their own

@@ -194,12 +194,17 @@ class AdmissionQueue:
                 return True
         return self.uncomputed.pop(request_id, None) is not None
 
+    def has_aborted(self, request_id: int) -> bool:
+        """True if an aborted request keeps its place in the queue."""
+        return self._num_aborted > 0 and any(r.request_id == request_id and r.is_aborted for r in self.queued)
+
     def withdraw(self, request_id: int) -> DecodeRequest | None:
         """Removes a request that never had pages, and returns it. None: the request is not in this queue."""
         request = next((r for r in self.queued if r.request_id == request_id), None)
         if request is None:
             return self.uncomputed.pop(request_id, None)
         self.queued.remove(request)
+        self._num_aborted -= request.is_aborted
         return request
 
     def on_prefill_down(self, prefill_id: str, reason: str, *, has_restarted: bool) -> list[Command]:

@@ -259,10 +259,10 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         num_buffers = self._max_transferring - len(self.transferring) - len(self._releases.held)
         while request := self.queue.admit_next(self, self._num_slots, num_buffers):
             num_buffers -= 1
-            if request.is_aborted:  # that is seen only now
+            self.transferring[request.request_id] = request
+            if request.is_aborted:  # which is seen only when all are admitted
                 aborted.append(request)
                 continue
-            self.transferring[request.request_id] = request
             table, num_shared = request.lease.table, request.lease.num_shared
             pages = tuple(table[num_shared:] if num_shared else table)
             granted = m.KvGranted(request.request_id, num_shared * self.page_size, pages)
@@ -272,7 +272,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 self._loading.add(request.request_id)
             commands += self._ungiven.add(request.request_id, self.now_ns)
         for request in aborted:
-            self.cache.drop(request.lease)
+            self.cache.drop(self.transferring.pop(request.request_id).lease)
 
     def _copy(self, commands: list[m.Command]) -> None:
         """Adds copies to host memory. They precede commands that let others write into the copied pages."""
@@ -293,7 +293,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def _on_abort(self, message: m.Abort) -> list[m.Command]:
         """Releases an aborted request: nothing writes into its pages, now or later."""
         request_id, reason = message.request_id, message.reason
-        if self._releases.give_back(request_id) or request_id in self._arrived:
+        if self._releases.give_back(request_id) or request_id in self._arrived or self.queue.has_aborted(request_id):
             return []
         if request := self.transferring.pop(request_id, None):
             self.cache.drop(request.lease)

@@ -259,7 +259,8 @@ class VllmDecodeInstance(DecodeInstance):
     @property
     def _num_slots(self) -> int:
         """Number of slots. Requests whose KV is on its way hold pages, but no slot."""
-        return self._num_places + len(self.transferring) + len(self.ready.requests)
+        num_slotless = len(self.transferring) + len(self.ready.requests) + len(self._releases.unseen)
+        return self._num_places + num_slotless
 
     @property
     def _num_places(self) -> int:
