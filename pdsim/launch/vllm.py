@@ -58,6 +58,7 @@ ROUTING_POLICIES = {
 STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8", "fp4": "nvfp4"}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
+NIXL_PUSH = "NixlPushConnector"
 OFFLOADING, LMCACHE = "OffloadingConnector", "LMCacheConnectorV1"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
@@ -85,7 +86,16 @@ def _stages(value: Any, scenario: Scenario) -> str | None:
 
 VICTIMS = ("fewest_outputs_first", "last_admitted_first", "last_arrived_first", "lowest_priority_first")
 SERVER_RULES: dict[str, Rule] = {
-    **dict.fromkeys(("engine", "state_dtype", "*.long_prefill_tokens", "prefill.hold_timeout", "decode.allocation")),
+    **dict.fromkeys(
+        (
+            "engine",
+            "network.nixl_push",
+            "state_dtype",
+            "*.long_prefill_tokens",
+            "prefill.hold_timeout",
+            "decode.allocation",
+        )
+    ),
     **dict.fromkeys(("*.stream_interval", "*.dcp")),
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "vLLM"),
@@ -134,7 +144,8 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
         servers: ServerSettings = getattr(scenario, role)
         settings = server_flags(made, scenario, servers)
         transport = scenario.network.transport if role in KV_ROLES else None
-        settings.append(("kv-transfer-config", transfer_config(transport, KV_ROLES.get(role, "kv_both"), servers)))
+        moved = transfer_config(transport, KV_ROLES.get(role, "kv_both"), servers, pushes=scenario.network.nixl_push)
+        settings.append(("kv-transfer-config", moved))
         for index, place in enumerate(servers_at):
             for rank, host in enumerate(place.hosts):
                 variables = environment(place, host, servers, connector if role in KV_ROLES else None)
@@ -249,9 +260,13 @@ def _all_to_all(servers: ServerSettings) -> str:
     return "deepep_low_latency" if isinstance(servers, DecodeSettings) else "deepep_high_throughput"
 
 
-def transfer_config(transport: str | None, role: str, servers: ServerSettings) -> str | None:
-    """The JSON of --kv-transfer-config. transport: None on aggregated servers. Returns None without a connector."""
+def transfer_config(transport: str | None, role: str, servers: ServerSettings, *, pushes: bool = False) -> str | None:
+    """The JSON of --kv-transfer-config. transport: None on aggregated servers; pushes: prefill writes KV by NIXL.
+    Returns None without a connector.
+    """
     found = [] if transport is None else [_transfer_connector(transport, role, servers)]
+    if pushes and found:
+        found[0]["kv_connector"] = NIXL_PUSH
     if servers.host_cache_bytes is not None:
         found.append(_host_connector(servers, servers.host_cache_bytes))
     if not found:

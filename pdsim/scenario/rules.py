@@ -101,6 +101,8 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
     for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
         if computing is not None and computing.long_prefill_tokens is not None:
             return f"{role}.long_prefill_tokens is vLLM's; leave it out, or say engine: vllm"
+    if scenario.network.nixl_push:
+        return "network.nixl_push is vLLM's; leave it out, or say engine: vllm"
     if prefill is not None and prefill.hold_timeout is not None:
         return "prefill.hold_timeout is vLLM's; leave it out, or say engine: vllm"
     if scenario.aggregated is not None and scenario.aggregated.load_balance_method == "follow_bootstrap_room":
@@ -144,6 +146,18 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
             return "aggregated.priority_preemption_threshold is SGLang's; leave it out"
     if scenario.network.staging is not None:
         return "network.staging is SGLang's; leave it out"
+    return _wrong_push(scenario)
+
+
+def _wrong_push(scenario: "Scenario") -> str:
+    if not scenario.network.nixl_push:
+        return ""
+    if not scenario.network.transport.startswith("nixl"):
+        return f"network.nixl_push: the transport is {scenario.network.transport}; give one of NIXL"
+    if scenario.decode is not None and scenario.decode.returns_kv:
+        return (
+            "network.nixl_push: NixlPushConnector returns no KV (0.33.0, push_scheduler.py:73); leave one of both out"
+        )
     return ""
 
 

@@ -69,6 +69,7 @@ class Bus:
         }
         """Handlers by type. Clients and transfers add theirs."""
         self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns
+        self._grant_ns = cluster.grant_ns
 
     def recorded(self, machine: Any) -> Any:
         """The state machine, wrapped to write its calls into the journal if the run has a journal."""
@@ -87,6 +88,8 @@ class Bus:
         message = command.message
         if isinstance(message, m.KvGranted):
             self.recorder.on_admitted(message.request_id, message.num_cached_tokens, self.timeline.now_ns)
+            self.timeline.after(self._grant_ns, self.deliver, command)
+            return
         handover_ns = self._handover_ns if isinstance(message, m.KvArrived) else 0
         self.timeline.after(self._message_ns + handover_ns, self.deliver, command)
 

@@ -126,6 +126,7 @@ OTHER = {
     },
     "network.gpus_per_nic": ["2"],
     "network.serial": ["true"],
+    "network.nixl_push": [],
     **{f"network.staging.{name}": ["64 MiB"] for name in ("ring", "prefill_buffer")},
     **{f"network.staging.{name}": ["7 us"] for name in ("gather_host", "scatter_host", "transfer_latency")},
     **{f"network.staging.{name}": ["0.3"] for name in ("gather_efficiency", "scatter_efficiency")},

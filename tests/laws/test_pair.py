@@ -98,7 +98,7 @@ def test_a_pair_that_chooses_ahead_does_what_its_twin_does(specs, settings):
 
 @given(loads(), settings)
 @examples(60)
-def test_a_pair_that_pulls_does_what_its_twin_does(specs, settings):
+def test_a_pair_that_moves_kv_without_prefills_loop_does_what_its_twin_does(specs, settings):
     scenario = pair(specs, settings, engine="vllm", decode__admission="free_pages")
     assert times_ns(scenario) == twin_times_ns(PulledPair, twins_of(specs), settings)
 

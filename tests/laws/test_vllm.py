@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from pdsim.scenario.building.machines import build_machine
 from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.building.wiring import wire_of
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.model import GroupedQueryAttention
 from tests.strategies import fault_schedules, vllm_scenarios
 from tests.support import (
@@ -340,3 +342,35 @@ def test_a_block_of_which_a_later_request_has_its_own_copy_can_still_be_evicted(
     changes = {f"aggregated__{name}": size for name, size in sizes.items()}
     traced = run(small_aggregated(*specs, engine="vllm", page_size=1, **changes), checked=True)
     assert all(one.outcome == "finished" for one in traced.records.requests)
+
+
+@pytest.mark.parametrize(
+    ("network", "grant_ns"),
+    [
+        ({"transport": "nixl-rdma"}, 0),
+        ({"transport": "nixl-rdma", "nixl_push": True}, MILLISECOND + MILLISECOND // 2),
+        ({"transport": "mooncake-rdma"}, MILLISECOND),
+    ],
+)
+def test_kv_moves_beside_the_next_forward_of_prefill(network, grant_ns):
+    """A message takes 1 ms, the writer of pushes waits half a millisecond. Prefill computes without pause."""
+    changes = {f"network__{name}": value for name, value in network.items()}
+    specs = [request(i, 64, 1) for i in range(3)]
+    traced = run(small(*specs, engine="vllm", decode__admission="free_pages", **changes), checked=True)
+    assert traced.records.requests[0].prefill_end_ns == 65 * MILLISECOND
+    assert traced.records.requests[0].admitted_ns == 66 * MILLISECOND
+    assert traced.records.requests[0].transfer_start_ns == 66 * MILLISECOND + grant_ns
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"engine": "sglang"}, "nixl_push is vLLM's"),
+        ({"network__transport": "mooncake-rdma"}, "give one of NIXL"),
+        ({"decode__returns_kv": True, "decode__radix_cache": True}, "NixlPushConnector returns no KV"),
+    ],
+)
+def test_pushes_that_vllm_has_not_are_refused(changes, reason):
+    given = {"engine": "vllm", "network__transport": "nixl-rdma", "decode__admission": "free_pages", **changes}
+    with pytest.raises(ConfigError, match=reason):
+        small(request(0, 4, 4), network__nixl_push=True, **given)

@@ -1,22 +1,11 @@
-"""A pair as vLLM serves it: prefill computes at once, and decode then reads all KV of a prompt in one transfer."""
-
-from collections import deque
+"""A pair as vLLM serves it: prefill computes at once, and all KV of a prompt moves in one transfer when decode asks."""
 
 from tests.twins.pair import Pair, Request
 
 
 class PulledPair(Pair):
-    def __init__(self, requests, settings) -> None:
-        super().__init__(requests, settings)
-        self.asked: deque[Request] = deque()  # on prefill: decode has pages for their KV
-
     def arrive(self, request: Request) -> None:
         self.at(self.now_ns + self.settings.message_ns, self.granted.append, request)
-
-    def prefill(self) -> None:
-        while self.asked:
-            super().transfer(self.asked.popleft(), is_last=True)
-        super().prefill()
 
     def budgeted_tokens(self, num_tokens: int) -> int:
         return num_tokens
@@ -28,4 +17,8 @@ class PulledPair(Pair):
 
     def grant(self, request: Request) -> None:
         request.times_ns["admitted"] = self.now_ns
-        self.at(self.now_ns + self.settings.message_ns, self.asked.append, request)
+        self.at(self.now_ns + self.settings.message_ns, self.move, request)
+
+    def move(self, request: Request) -> None:
+        """A thread of prefill writes the KV (MooncakeConnector); prefill's loop plays no part."""
+        super().transfer(request, is_last=True)

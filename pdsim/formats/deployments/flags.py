@@ -286,7 +286,7 @@ def _speculative(read: Read, value: Value) -> None:
 
 
 _CONNECTORS = {
-    "NixlConnector": "nixl-rdma",
+    **dict.fromkeys(("NixlConnector", "NixlPullConnector", vllm.NIXL_PUSH), "nixl-rdma"),
     "MooncakeConnector": "mooncake-rdma",
     "MooncakeConnectorV1": "mooncake-rdma",
     "P2pNcclConnector": "p2p-nccl",
@@ -303,6 +303,8 @@ def _transfer_config(read: Read, value: Value) -> None:
             read.server["lmcache"] = config.get("kv_connector_extra_config") or {}
         elif config.get("kv_connector") in _CONNECTORS:
             read.common.setdefault("network.transport", _moved_by(config))
+            if config["kv_connector"] == vllm.NIXL_PUSH:
+                read.common["network.nixl_push"] = True
         if config.get("kv_role") in _KV_ROLES:
             read.server.setdefault("role", _KV_ROLES[config["kv_role"]])
         extra = config.get("kv_connector_extra_config")

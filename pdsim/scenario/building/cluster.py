@@ -78,6 +78,8 @@ class Cluster:
     """Pipeline stages of each prefill instance. None: a single stage."""
     message_latency_ns: int
     handover_ns: int
+    grant_ns: int
+    """Time in ns from decode's grant of pages until KV may be sent into them."""
     requests: Sequence[RequestSpec]
     client: Client
 
@@ -126,6 +128,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         pipeline=pipeline_times(layout_of(scenario, "prefill"), num_layers) if has_stages else None,
         message_latency_ns=scenario.network.message_latency,
         handover_ns=scenario.network.handover,
+        grant_ns=wiring.grant_ns(scenario),
         requests=requests,
         client=scenario.client,
     )

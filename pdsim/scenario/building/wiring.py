@@ -154,6 +154,23 @@ def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
     return SendPlanner(prefill_id, wire, policy, staging=staging_plan(scenario), layer_groups=groups)
 
 
+PUSH_POLL_NS = 1_000_000
+"""Time in ns between two looks of NixlPushConnector's writer for decode's registrations (vLLM 0.33.0,
+nixl/push_worker.py:78). A registration waits half of it on average.
+"""
+
+
+def grant_ns(scenario: Scenario) -> int:
+    """Time in ns from decode's grant of pages until KV may be sent into them.
+
+    NixlPullConnector's decode reads at once (vLLM 0.33.0, nixl/pull_worker.py:554); all others tell prefill.
+    """
+    network = scenario.network
+    if scenario.engine == "sglang" or not network.transport.startswith("nixl"):
+        return network.message_latency
+    return network.message_latency + PUSH_POLL_NS // 2 if network.nixl_push else 0
+
+
 def staging_plan(scenario: Scenario) -> StagingPlan | None:
     """Plan of staging. None: KV is not staged."""
     if (staging := scenario.network.staging) is None:

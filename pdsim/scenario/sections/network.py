@@ -42,6 +42,10 @@ class NetworkSettings(Section):
     """Time of each batch before its first byte. None: the transport's value. Staging has its own latency."""
     descriptor_latency: Duration | None = None
     """Time of each descriptor. None: the transport's value."""
+    nixl_push: bool = False
+    """With engine vllm, True: prefill writes KV into the pages that decode has registered (NixlPushConnector). False:
+    decode reads it.
+    """
     serial: bool | None = None
     """True: a prefill rank's workers post descriptors and move bytes one at a time. None: as the transport does."""
     staging: StagingSettings | None = None

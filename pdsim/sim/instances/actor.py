@@ -18,6 +18,7 @@ from pdsim.core.instance import Instance, instance_loop
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.prefill.prefill_instance import PrefillInstance
 from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
 from pdsim.cost.copies import HostMemory
 from pdsim.scenario.sections.cost import HostSettings
 from pdsim.sim.bus import Bus, Driver
@@ -158,6 +159,10 @@ class Actor(Driver):
             timeline, instance_id, self._order, self._cost, self._executor, self._on_step, self._on_result
         )
         self._inbox: list[m.Message] = []
+        self._is_read_at_once = isinstance(instance, VllmPrefillInstance)
+        """True: KV moves as soon as decode has pages, without the loop: vLLM's decode reads it, or a thread of prefill
+        writes it (0.33.0, nixl/pull_worker.py:554, nixl/push_worker.py:4).
+        """
         carry_out = self._carry_out if host.is_none else self._hand_on
         hand_on = carry_out if copies is None else self._copy
         self._loop = instance_loop(
@@ -184,6 +189,9 @@ class Actor(Driver):
 
     def post(self, message: m.Message) -> None:
         """Delivers a message. A dead instance ignores it."""
+        if self._is_read_at_once and isinstance(message, m.KvGranted):
+            self._begin_read(message)
+            return
         self._inbox.append(message)
         if self._waits:
             self._waits = False
@@ -196,6 +204,10 @@ class Actor(Driver):
                 self._timeline.after(0, self._advance, order=self._order)
         elif self._decode.num_steps > 1:
             self._decode.cut_short()
+
+    def _begin_read(self, grant: m.KvGranted) -> None:
+        if not self._is_dead:
+            self._carry_out(self.instance.on_message(grant, self._timeline.now_ns))
 
     @property
     def num_steps_done(self) -> int:
