@@ -180,3 +180,14 @@ def test_host_memory_of_vllm_is_that_of_each_gpu(engine, connector, role, tp, dp
         '"lmcache.max_local_cpu_size":80.0,"lmcache.chunk_size":512' if connector == "lmcache" else sizes
     ) in command
     assert ("MultiConnector" in command) == (role == "prefill")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+def test_nixl_pushes_if_it_is_told(engine, tmp_path_factory):
+    data = {"model": DENSE, "engine": "vllm", "page_size": 16, "prefill": {"gpu": "h100"}, "decode": {"gpu": "h100"}}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    network = {"transport": "nixl-rdma", "nixl_push": True}
+    read = check({**data, "network": network, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
+    assert read.network.nixl_push
+    commands = ENGINES[engine](read, [], DENSE).commands.values()
+    assert sum('"kv_connector":"NixlPushConnector"' in one for one in commands) == 2
