@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdsim.core.engine_rules import RELEASES
 from pdsim.cost.settings import Affine, AiConfigurator
+from pdsim.policy.prefill import HighestResponseRatioFirst, ShortestPrefillFirst
 from pdsim.scenario.sections.speculation import with_chosen_drafts
 from pdsim.workload.client import ClosedLoop
 
@@ -28,6 +29,7 @@ VLLM_VICTIMS = {"use": "lowest_priority_first", "last_arrived": True}
 """Preemption policy of vLLM with priority scheduling (0.33.0, Scheduler.schedule)."""
 _DIVIDING_BACKENDS = ("mooncake", "nixl", "mori", "ascend")
 """Backends with which SGLang sends each GPU of decode its share of the KV."""
+_ORDERS_SINCE_0_5_12 = (HighestResponseRatioFirst, ShortestPrefillFirst)
 PREEMPTION_THRESHOLD = 10
 """SGLang's default of --priority-scheduling-preemption-threshold."""
 
@@ -86,9 +88,16 @@ def _of_its_engine(scenario: "Scenario") -> str:
 
 def _of_its_release(scenario: "Scenario") -> str:
     releases = RELEASES[scenario.engine]
-    if scenario.engine_version in (None, *releases):
-        return ""
-    return f"engine_version {scenario.engine_version}: pdsim models {', '.join(releases)} of {scenario.engine}"
+    if scenario.engine_version not in (None, *releases):
+        return f"engine_version {scenario.engine_version}: pdsim models {', '.join(releases)} of {scenario.engine}"
+    if scenario.engine_version == "0.5.12":
+        for role, computing in (("prefill", scenario.prefill), ("aggregated", scenario.aggregated)):
+            if computing is not None and isinstance(computing.policy, _ORDERS_SINCE_0_5_12):
+                return (
+                    f"{role}.policy: SGLang 0.5.12 has neither hrrn nor shortest_prefill_first "
+                    "(managers/schedule_policy.py:124); leave engine_version out"
+                )
+    return ""
 
 
 def _wrong_for_sglang(scenario: "Scenario") -> str:

@@ -36,6 +36,8 @@ from pdsim.core.sequence import Spans, TokenIds
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.policy.pages import FewestOutputsFirst, LeastFrequentlyUsed, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst, LongestPrefixFirst
+from pdsim.scenario.yaml_file import ConfigError
+from tests.support import request, small, small_aggregated
 
 OLD_AND_NEW = pytest.mark.parametrize("rules", [SGLANG_0_5_12, SGLANG_0_5_23], ids=["0.5.12", "0.5.23"])
 
@@ -265,6 +267,15 @@ def test_lpm_sorts_the_queue_and_who_comes_later_stands_behind():
     assert [request.request_id for request in a._builder.waiting] == [2, 3, 1]
 
 
+@pytest.mark.parametrize("policy", ["hrrn", "shortest_prefill_first"])
+def test_orders_that_the_older_release_does_not_have_are_refused(policy):
+    one = request(0, 9, 9)
+    assert small(one, prefill__policy=policy)
+    for make, role in ((small, "prefill"), (small_aggregated, "aggregated")):
+        with pytest.raises(ConfigError, match=rf"{role}\.policy: SGLang 0\.5\.12 has neither"):
+            make(one, **{f"{role}__policy": policy, "engine_version": "0.5.12"})
+
+
 # Iterations without a step.
 
 
@@ -293,6 +304,22 @@ def test_a_running_request_gives_way_while_a_partial_prompt_goes_on():
     step, commands = a.next_step(0)
     assert [chunk.request_id for chunk in step.chunks] == [1, 2]
     assert commands[0] == Retracted(0)
+
+
+def test_pages_that_are_freed_as_a_request_gives_way_are_for_ended_requests_too():
+    a = aggregated(55, max_running_requests=2, preemption_threshold=0, rules=SGLANG_0_5_12)
+    arrive(a, 9, 30, max_output=1)
+    step, _ = a.next_step(0)
+    a.on_step_done(step, StepResult(1, ((9, Spans.of(8, 1)),)), 0)
+    arrive(a, 0, 4)
+    arrive(a, 1, 4)
+    begun(a)
+    step, _ = a.next_step(0)
+    a.on_step_done(step, StepResult(1, ((0, Spans.of(7, 2)),)), 0)
+    arrive(a, 2, 4, priority=2)
+    assert begun(a) == [(2, 0, 4)]
+    assert [request.request_id for request in a.retracted] == [1]
+    assert a.cache.num_cached_tokens(Spans.of(9, 30)) == 0  # 20 pages are to be free for request 0
 
 
 def test_ready_requests_join_by_priority():

@@ -213,10 +213,13 @@ class RunningBatch(Generic[RequestT]):
         self._give_back(request)
 
     def _give_back(self, request: RequestT) -> None:
-        """Frees the pages of a request, and some more, so that the other requests can run for some steps."""
+        """Frees the pages of a request, and some more, so that the other requests can run for some steps. Ended
+        requests that still count are among the others (managers/schedule_policy.py, 0.5.12, :1019).
+        """
         self._drop(request)
         if self._cache.evicts_early:
-            self._cache.make_free(-(-self.num_requests * RETRACT_STEPS // self._page_size))
+            num_others = self.num_requests + len(self.ended)
+            self._cache.make_free(-(-num_others * RETRACT_STEPS // self._page_size))
 
     def _sort(self) -> None:
         """Sorts requests: most outputs first, and of these the shortest prompts (SGLang's retract_decode)."""
