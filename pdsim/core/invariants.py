@@ -15,6 +15,7 @@ from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.core.prefill.prefill_instance import PrefillInstance
 from pdsim.core.routing.router import Router
 from pdsim.core.transfer.receiver import Receiver
@@ -76,8 +77,11 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
     nodes = [] if tree is None else list(_nodes(tree.root))
     twins = [page for node in nodes for _, pages in node.twins for page in pages]
     private = [page for lease in leases for page in (*lease.table[lease.num_shared :], *lease.replaced)]
-    _check_pool(pool, [*private, *twins], nodes)
     in_use = {page for lease in leases for page in (*lease.table, *lease.replaced)}
+    if isinstance(cache, VllmHybridCache):
+        private += cache.state_pages(leases)
+        in_use |= {page for state in cache.held_states(leases) for page in state.pages}
+    _check_pool(pool, [*private, *twins], nodes)
     _require(cache.num_available_pages == pool.num_pages - len(in_use), "PAGE-3", "available", in_use, cache)
     if tree is None:
         return

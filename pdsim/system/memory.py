@@ -4,12 +4,22 @@ vLLM's defaults are those of 0.33.0: config/cache.py and EngineArgs.get_batch_de
 """
 
 from dataclasses import dataclass
+from math import lcm
 from typing import Literal, NamedTuple
 
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.draft import DraftModel
 from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention, KvDtype, LatentAttention, ModelSpec, StateDtype
-from pdsim.system.states import STATE_SHARE, StateMemory, StateRule
+from pdsim.system.states import (
+    CHUNK_TOKENS,
+    KERNEL_BLOCK_TOKENS,
+    LATENT_BLOCK_TOKENS,
+    StateBlocks,
+    StateMemory,
+    StateRule,
+    block_tokens,
+    state_blocks,
+)
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -195,6 +205,8 @@ class Layout:
         attention, longest = self.model.attention, self.model.max_context_tokens
         if engine == "sglang":
             return whole + attention.WINDOW_POOL_RATIO * window
+        if self.model.state is not None:
+            whole = round(whole * self.state_blocks.padding)
         held = attention.kept_window_tokens + _FORWARDS_UNDER_WAY * vllm_batch(self.gpu).num_tokens
         return whole + min(1.0, held / longest) * window
 
@@ -217,16 +229,28 @@ class Layout:
         return shared / self.tp + routed / (self.tp * self.dp * self.cp)
 
     def states(self, mem_fraction: float, rule: StateRule | None = None) -> StateMemory:
-        """Slots for linear-attention states. rule: None for vLLM, which has no slots; its states then take their share
-        of memory.
-        """
-        room = self._room(mem_fraction)
-        if not self.state_bytes:
+        """Slots for linear-attention states. rule: None for vLLM, whose states take pages of the pool."""
+        if not self.state_bytes or rule is None:
             return StateMemory(0, 0)
-        if rule is not None:
-            return rule.memory(room, self.state_bytes)
-        num_bytes = room * STATE_SHARE / (1 + STATE_SHARE)
-        return StateMemory(int(num_bytes // self.state_bytes), num_bytes)
+        return rule.memory(self._room(mem_fraction), self.state_bytes)
+
+    @property
+    def state_blocks(self) -> StateBlocks:
+        """Blocks of vLLM's pool that a state takes. The model has layers of linear attention."""
+        assert self.model.state is not None
+        return state_blocks(self.num_kv_layers, self.model.state.num_layers)
+
+    def block_tokens(self, page_size: int) -> int:
+        """Number of tokens of vLLM's blocks, if page_size is asked for: at least as many as a state needs."""
+        state = self.model.state
+        if state is None:
+            return page_size
+        is_latent = isinstance(self.model.attention, LatentAttention)
+        unit = max(page_size, LATENT_BLOCK_TOKENS if is_latent else KERNEL_BLOCK_TOKENS)
+        if state.chunk_tokens == CHUNK_TOKENS:  # gated delta nets leave states at whole chunks (gdn_attn.py:34)
+            unit = lcm(unit, CHUNK_TOKENS)
+        token_bytes = self.kv_token_bytes / self.num_kv_layers
+        return max(page_size, block_tokens(self.state_bytes / state.num_layers, token_bytes, unit))
 
     def _room(self, mem_fraction: float) -> float:
         """Bytes for KV and states on one rank."""

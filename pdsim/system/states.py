@@ -1,9 +1,9 @@
-"""Memory of linear-attention states, by SGLang's arithmetic (0.5.23, mem_cache/kv_cache_configurator.py,
-_handle_max_mamba_cache and _calculate_mamba_ratio).
+"""Memory of linear-attention states: slots by SGLang's arithmetic (0.5.23, mem_cache/kv_cache_configurator.py,
+_handle_max_mamba_cache and _calculate_mamba_ratio), and blocks by vLLM's.
 """
 
 from dataclasses import dataclass
-from math import lcm
+from math import ceil, lcm
 from typing import Literal, NamedTuple
 
 STATE_SHARE = 0.9
@@ -68,3 +68,37 @@ class StateRule:
             running = min(running, self.max_running)
         num_states = num_slots + 1 + (running + 1) * self.num_drafts
         return StateMemory(num_slots, num_states * state_bytes)
+
+
+KERNEL_BLOCK_TOKENS, LATENT_BLOCK_TOKENS = 16, 128
+"""Number of tokens that vLLM's blocks are multiples of beside states, and with latent KV."""
+_UNEVEN = 1.5
+"""Layers of one kind per layer of the other below which all layers of a kind share a block."""
+
+
+def block_tokens(state_bytes: float, token_bytes: float, unit_tokens: int) -> int:
+    """Number of tokens of vLLM's blocks, so that a layer's KV of a block is no smaller than a layer's state (0.33.0,
+    platforms/interface.py:1084).
+
+    state_bytes, token_bytes: of one layer on one rank. unit_tokens: what blocks are multiples of.
+    """
+    return unit_tokens * max(1, ceil(state_bytes / (unit_tokens * token_bytes)))
+
+
+class StateBlocks(NamedTuple):
+    """How vLLM shares a pool of blocks between KV and states."""
+
+    pages_per_state: int
+    """Number of blocks of a state, in units of the blocks that KV of a page takes."""
+    padding: float
+    """Bytes of the blocks of a page relative to the bytes of its KV."""
+
+
+def state_blocks(num_attention_layers: int, num_state_layers: int) -> StateBlocks:
+    """Groups of equally many layers, each with a block of a page or of a state (0.33.0,
+    v1/core/kv_cache_planning.py:521).
+    """
+    least, most = sorted((num_attention_layers, num_state_layers))
+    size = most if most < _UNEVEN * least else least
+    of_pages, of_states = ceil(num_attention_layers / size), ceil(num_state_layers / size)
+    return StateBlocks(ceil(of_states / of_pages), size * of_pages / num_attention_layers)

@@ -13,9 +13,10 @@ from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import Verified
 from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
+from pdsim.scenario.building.caches import kv_cache
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.building.machines import state_machines
-from pdsim.scenario.building.sizing import kv_cache, layout_of, resolve, slots_of_request
+from pdsim.scenario.building.sizing import layout_of, resolve, slots_of_request
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.speculation import DEFAULT_RUNNING
 from pdsim.scenario.yaml_file import ConfigError

@@ -1,6 +1,6 @@
 """The loads of one instance: its settings, and requests that come before given steps, drawn from seeds.
 
-A load's name is a seed, of an aggregated instance, or a kind and a seed: priority-3, prefill-3, decode-3.
+A load's name is a seed, of an aggregated instance, or a kind and a seed: priority-3, prefill-3, decode-3, hybrid-3.
 """
 
 import random
@@ -24,6 +24,8 @@ class Settings:
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
+    mamba_groups: int = 0
+    """Groups of linear-attention layers, each with a block of every state. 0: the model has none."""
     kv_role: Literal["kv_producer", "kv_consumer"] | None = None
     """Of its NixlConnector."""
 
@@ -109,7 +111,15 @@ def _on_decode(load: Load, draw: random.Random) -> Load:
     return Load(settings, requests)
 
 
-KINDS = {"priority": _with_priorities, "prefill": _on_prefill, "decode": _on_decode}
+def _hybrid(load: Load, draw: random.Random) -> Load:
+    """A model with layers of linear attention: states take blocks, and prompts continue from states."""
+    size, groups = draw.choice([4, 16]), draw.choice([1, 3])
+    num_blocks = (load.settings.num_blocks * load.settings.block_size // size) + draw.choice([20, 100])
+    settings = replace(load.settings, block_size=size, num_blocks=num_blocks, mamba_groups=groups)
+    return Load(settings, load.requests)
+
+
+KINDS = {"hybrid": _hybrid, "priority": _with_priorities, "prefill": _on_prefill, "decode": _on_decode}
 
 
 def load_of(name: str) -> Load:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from draws import Load, load_of
+from draws import Load, Settings, load_of
 
 LOGS = Path(__file__).parent / "logs"
 UNCALLED = {"fastapi", "llguidance", "opentelemetry", "xgrammar"}
@@ -57,7 +57,8 @@ class Bench:
         self.load, size = load, load.settings.block_size
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(size, sha256)
-        self.scheduler = Scheduler(_config(load), _kv_cache(load), _Grammars(), size)
+        unit = size if _mamba_cache_mode(load.settings) == "align" or not load.settings.mamba_groups else MAX_MODEL_LEN
+        self.scheduler = Scheduler(_config(load), _kv_cache(load), _Grammars(), unit)
         self._due: dict[int, list[int]] = {}
         """Requests whose KV has been read, by the step before which that is seen."""
         self._reads: set[int] = set()
@@ -169,10 +170,27 @@ class _Grammars:
 
 def _kv_cache(load: Load) -> Any:
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.config import CacheConfig
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
-    spec = FullAttentionSpec(block_size=load.settings.block_size, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    return KVCacheConfig(load.settings.num_blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)])
+    size = load.settings.block_size
+    spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    state = MambaSpec(
+        shapes=((size, 16),),
+        dtypes=(torch.float32,),
+        block_size=size if load.settings.enable_prefix_caching else MAX_MODEL_LEN,
+        mamba_cache_mode=_mamba_cache_mode(load.settings),
+        num_prefill_checkpoint_blocks=1,
+        prefill_checkpoint_alignment=1,
+    )
+    states = [KVCacheGroupSpec([f"linear {i}"], state) for i in range(load.settings.mamba_groups)]
+    groups, interval = [*states, KVCacheGroupSpec(["layer"], spec)], CacheConfig.prefix_cache_retention_interval
+    return KVCacheConfig(load.settings.num_blocks + 1, [], groups, prefix_cache_retention_interval=interval)
+
+
+def _mamba_cache_mode(settings: Settings) -> str:
+    """As models/config.py:764 chooses it."""
+    return "align" if settings.mamba_groups and settings.enable_prefix_caching else "none"
 
 
 def _config(load: Load) -> Any:
@@ -182,6 +200,7 @@ def _config(load: Load) -> Any:
     settings = load.settings
     cache = CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching)
     cache.num_gpu_blocks = settings.num_blocks + 1
+    cache.mamba_cache_mode = _mamba_cache_mode(settings)
     scheduler = SchedulerConfig(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,

@@ -19,6 +19,7 @@ from pdsim.core.engine_rules import VLLM_0_33
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.core.prefill.prefill_instance import PrefillLimits
 from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.sequence import TokenIds
@@ -43,6 +44,8 @@ class Outcome:
 def _cache(settings: Settings) -> KvCache:
     pool, size = PagePool(settings.num_blocks), settings.block_size
     radix = RadixCache(pool, size, LeastRecentlyUsed()) if settings.enable_prefix_caching else None
+    if settings.mamba_groups:
+        return VllmHybridCache(pool, size, radix, settings.mamba_groups, computes=settings.kv_role != "kv_consumer")
     return KvCache(pool, size, radix)
 
 

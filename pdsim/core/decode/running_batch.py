@@ -141,14 +141,14 @@ class RunningBatch(Generic[RequestT]):
     @property
     def num_opening_pages(self) -> int:
         """Number of new pages that the next step needs."""
-        return len(self._due(0, 1))
+        return len(self._due(0, 1)) * self._cache.pages_per_growth
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
         """Allocates the pages of the next step. Yields each request that is retracted to free pages, before the request
         loses its pages. The only request left is retracted if it does not fit alone. keeps_last: the only request left
         is not retracted, and no pages are allocated.
         """
-        while len(leases := self._due(0, 1)) > self._cache.num_available_pages:
+        while len(leases := self._due(0, 1)) * self._cache.pages_per_growth > self._cache.num_available_pages:
             if keeps_last and self.num_requests == 1:
                 return
             yield from self._give_way(policy, view)
@@ -198,6 +198,7 @@ class RunningBatch(Generic[RequestT]):
         num_pages = cache.num_available_pages if cache.host is None else cache.num_unblocked_pages
         if cache.frees_ahead and cache.host is not None:
             num_pages = max(0, num_pages - self.num_requests)
+        num_pages = max(0, num_pages - self.num_requests * (cache.pages_per_growth - 1))
         return 1 + self._page_size * (num_pages // self.num_requests)
 
     def _give_way(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[RequestT]:

@@ -76,6 +76,8 @@ class KvCache:
         """True: a request that recomputes a cached page uses its own copy."""
         self._counts_every_insert = counts_every_insert
         self._splits_at_prompt = splits_at_prompt
+        self.pages_per_growth = 1
+        """Number of pages that the next page of a running request needs at once."""
         self.evicts_early = prefix_cache is not None
         """True: eviction frees more pages than are lacking, as in SGLang."""
         self.frees_ahead = self.evicts_early and page_size > 1
@@ -127,6 +129,27 @@ class KvCache:
     def makes_room_for_states(self) -> bool:
         """Evicts states of linear-attention layers until a request's slots are free. False: they are not."""
         return True
+
+    def begin_step(self) -> None:
+        """Begins the choice of a step."""
+
+    def waits(self, lease: Lease) -> bool:
+        """True if a lease that was just opened continues from what the step that is being chosen will compute."""
+        return False
+
+    def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
+        """Number of tokens of a chunk that may have num_tokens."""
+        return num_tokens
+
+    def num_state_pages(self, start: int, end: int, prefill_end: int) -> int:
+        """Number of pages that a chunk of the tokens from start to end needs beside its KV."""
+        return 0
+
+    def begin_chunk(self, lease: Lease, prompt: TokenSequence, start: int, end: int, prefill_end: int) -> None:
+        """Takes what a chunk needs beside its KV, which is cached."""
+
+    def end_chunk(self, lease: Lease) -> None:
+        """Gives back what only a chunk that is now computed needed."""
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
         """Opens a lease on the longest cached prefix of at most max_tokens, and locks the prefix."""

@@ -287,6 +287,12 @@ class RadixCache:
         self.num_evictable_pages -= freed
         return freed
 
+    def next_access(self) -> int | None:
+        """The last access of the leaf that is evicted next. None: no leaf is evictable."""
+        while self._heap and self._heap[0][1] != self._heap[0][2].heap_serial:
+            heappop(self._heap)
+        return self._heap[0][2].last_access if self._heap else None
+
     def _cut(self, node: Node, num_pages: int) -> None:
         """Splits a node, which keeps its last num_pages. The pages before can be evicted later."""
         self._offer(self.split(node, node.stop - num_pages * self.page_size))
@@ -374,7 +380,7 @@ class RadixCache:
         while step is not None and step.start >= middle:
             step = step.parent
         if step is not None and middle < step.stop:
-            self.split(step, middle)
+            self._offer(self.split(step, middle))
 
     def split(self, node: Node, middle: int) -> Node:
         """Splits a node at token `middle`. A new parent gets the tokens before; `node`, which requests may hold, keeps

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.instance import PolicyError, Request
-from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.chunk_sizer import ChunkSizer
 from pdsim.policy.prefill import CacheAwareOrder, FirstComeFirstServed, ShortestPrefillFirst
@@ -323,7 +323,7 @@ class ForwardBuilder(Generic[RequestT]):
             return ""
         num_cached = lease.num_shared * self.page_size
         num_new = request.num_tried_tokens = num_tokens - num_cached
-        fits = self._fits(request, num_new, forward)
+        fits = self._fits(request, num_new, forward, lease)
         num_loadable = self._cache.num_loadable_pages(lease, sequence, num_tokens - 1)
         whole_pages = -(-num_new // self.page_size) * self.page_size - num_loadable * self.page_size
         if not fits or (forward.chunks and whole_pages >= forward.prefill_tokens and self._is_capped(request)):
@@ -352,7 +352,7 @@ class ForwardBuilder(Generic[RequestT]):
         forward.num_slots = 1
         return True
 
-    def _fits(self, request: RequestT, num_new: int, forward: Forward) -> bool:
+    def _fits(self, request: RequestT, num_new: int, forward: Forward, lease: Lease) -> bool:
         """True if there is room for num_new tokens of a prompt and for its growth."""
         room = self._room_tokens(forward)
         if self._allows_fixed is not None and request.ignores_eos:

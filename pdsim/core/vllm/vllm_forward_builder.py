@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
+from pdsim.core.instance import Request
 from pdsim.core.memory.chunk_cache import ChunkCache
-from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.offload_cache import MUST_WAIT
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
@@ -138,6 +139,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
+        self._cache.end_chunk(request.lease)
         if self._cache.offload is not None:
             num_prompt = min(request.num_computed_tokens, request.num_prompt_tokens)
             self._cache.offload.store(request.request_id, request.prompt, num_prompt, request.lease.table)
@@ -163,16 +165,26 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         num_pages, num_left = 0, self._chunk_tokens - num_decode_tokens
         limit = self._limit_beside(num_decode_tokens)
         for partial in self._partials.values():
-            num_tokens = min(partial.num_tokens - partial.num_scheduled_tokens, num_left, limit)
+            num_tokens = self._num_chunk_tokens(partial, min(num_left, limit))
             if num_tokens <= 0:
                 break
             num_left -= num_tokens
             num_pages += self._num_lacking_pages(partial, num_tokens)
         return num_pages, num_left
 
+    def _num_chunk_tokens(self, request: RequestT, limit: int) -> int:
+        """Number of tokens of the next chunk of a request. limit: tokens that the step has for it."""
+        start, num_left = request.num_scheduled_tokens, request.num_tokens - request.num_scheduled_tokens
+        if limit <= 0:
+            return 0
+        most = min(self._chunk_tokens, self._prompt_tokens)
+        return self._cache.chunk_tokens(request.lease, start, min(num_left, limit), _prefill_end(request), most)
+
     def _num_lacking_pages(self, request: RequestT, num_tokens: int) -> int:
         """Number of further pages that num_tokens tokens of a request need."""
-        return -(-(request.num_scheduled_tokens + num_tokens) // self.page_size) - len(request.lease.table)
+        start = request.num_scheduled_tokens
+        num_pages = -(-(start + num_tokens) // self.page_size) - len(request.lease.table)
+        return num_pages + self._cache.num_state_pages(start, start + num_tokens, _prefill_end(request))
 
     def _limit_beside(self, num_running: int) -> int:
         """Maximum tokens of one prompt in a step. A request that is alone has no such limit."""
@@ -200,6 +212,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     def _take(self, pick: Pick, forward: Forward) -> str | None:
         """Begins a prompt, or its load if it continues in host memory."""
+        if not self._cache.makes_room_for_states():
+            return "pages"
         request, offload = self._waiting.get(pick.request_id), self._cache.offload
         if request is None or offload is None or forward.num_slots <= 0 or pick.request_id in self.begun:
             return super()._take(pick, forward)
@@ -230,8 +244,12 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         promised = [*self._partials.values(), *self._loading.values(), *self._loaded.values()]
         return sum([-(-one.num_tokens // self.page_size) - len(one.lease.table) for one in promised])
 
-    def _fits(self, request: RequestT, num_new: int, forward: Forward) -> bool:
-        return -(-num_new // self.page_size) <= self.num_available_pages
+    def _fits(self, request: RequestT, num_new: int, forward: Forward, lease: Lease) -> bool:
+        if self._cache.waits(lease):
+            return False
+        num_tokens = request.num_tokens
+        num_pages = self._cache.num_state_pages(num_tokens - num_new, num_tokens, _prefill_end(request))
+        return -(-num_new // self.page_size) + num_pages <= self.num_available_pages
 
     def _room_tokens(self, forward: Forward) -> int:
         """No limit: a prompt that does not fit ends the choice, and has no other effect."""
@@ -239,23 +257,29 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
         """Adds a chunk of at most limit tokens, if any, and allocates its pages before the next prompt is tried."""
-        num_left = request.num_tokens - request.num_scheduled_tokens
-        num_tokens = min(num_left, limit, self._step_prompt_tokens)
-        num_pages = self._num_lacking_pages(request, num_tokens)
-        if num_tokens <= 0 or num_pages > self.num_available_pages:
+        start = request.num_scheduled_tokens
+        num_tokens = self._num_chunk_tokens(request, min(limit, self._step_prompt_tokens))
+        if num_tokens <= 0 or self._num_lacking_pages(request, num_tokens) > self.num_available_pages:
             return False
-        is_last = num_tokens == num_left
+        end = start + num_tokens
+        is_last = end == request.num_tokens
         if is_last:
             self.stop(request)
         else:
             self._partials[request.request_id] = request
-        forward.chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
+        forward.chunks.append(PrefillChunk(request.request_id, start, num_tokens, is_last))
         forward.chunk_tokens -= num_tokens
-        self._cache.grow(request.lease, num_pages)
-        request.num_scheduled_tokens += num_tokens
+        self._cache.grow(request.lease, -(-end // self.page_size) - len(request.lease.table))
+        request.num_scheduled_tokens = end
         self.begun[request.request_id] = request
-        self._share(request, request.num_scheduled_tokens, is_chunk=not is_last)
+        self._share(request, end, is_chunk=not is_last)
+        self._cache.begin_chunk(request.lease, request.prompt, start, end, _prefill_end(request))
         return True
 
     def _open_pages(self, chunks: list[PrefillChunk]) -> None:
         """Does nothing: the pages are allocated already."""
+
+
+def _prefill_end(request: Request) -> int:
+    """Number of tokens that are computed as a prompt: all but the last output of a preempted request."""
+    return max(request.num_prompt_tokens, request.num_tokens - 1)

@@ -86,6 +86,7 @@ class VllmPrefillInstance(PrefillInstance):
         return super().on_message(message, now_ns)
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
+        self.cache.begin_step()
         expired = self._expire_unread(now_ns)
         step, commands = super().next_step(now_ns)
         return step, [*self.cache.take_connector_copies(), *expired, *commands]
@@ -195,6 +196,7 @@ class VllmDecodeInstance(DecodeInstance):
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         self._preempts, self._blocked_by = False, ""
+        self.cache.begin_step()
         step, commands = super().next_step(now_ns)
         if not self._builder.has_work:
             return step, commands

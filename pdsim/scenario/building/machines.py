@@ -27,8 +27,9 @@ from pdsim.policy.pages import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.policy.ranks import rank_policy
 from pdsim.scenario.building import wiring
+from pdsim.scenario.building.caches import kv_cache
 from pdsim.scenario.building.cost_models import chunk_sizer
-from pdsim.scenario.building.sizing import attention_waves, balance_method, kv_cache, roles, server_of
+from pdsim.scenario.building.sizing import attention_waves, balance_method, roles, server_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import AggregatedSettings, ComputingSettings, ServerSettings
 from pdsim.system.memory import Role

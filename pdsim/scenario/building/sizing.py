@@ -2,18 +2,9 @@
 nothing.
 """
 
-from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from pdsim.core.memory.chunk_cache import ChunkCache
-from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
-from pdsim.core.memory.hybrid_cache import HybridKvCache, StateLimits
-from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.offload_cache import OffloadCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.cost.roofline import balanced_skew
 from pdsim.cost.settings import Kernels, Roofline
 from pdsim.cost.step_times import SM_BANDWIDTH, AttentionWaves
@@ -28,19 +19,13 @@ from pdsim.system import memory
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
 from pdsim.system.states import (
-    CACHED_SLOTS,
-    TRACK_TOKENS,
     StateRule,
     StateStrategy,
-    grid_tokens,
-    interval_tokens,
     slots_per_request,
 )
 
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool, if host_cache is auto (SGLang's --hicache-ratio)."""
-PREFETCH_SHARE = 0.8
-"""Share of the host memory beyond the GPU pool's size that prefetches may hold (SGLang 0.5.12, cache_controller.py)."""
 _SMALL_BATCH = 32
 """Largest max_running_requests with which a decode instance gets two extra slots per running request."""
 
@@ -185,7 +170,7 @@ def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | N
 
 def resolve(scenario: Scenario) -> Scenario:
     """The scenario with every default filled in that follows from model and GPU."""
-    scenario = scenario.at_corner
+    scenario = with_state_blocks(scenario.at_corner)
     health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
     update: dict[str, Any] = {"health": health, "front_end": _resolved_front_end(scenario)}
     if (aggregated := scenario.aggregated) is not None:
@@ -196,6 +181,18 @@ def resolve(scenario: Scenario) -> Scenario:
         update["prefill"] = prefill.model_copy(update={**_resolved_computing(scenario, prefill, "prefill"), **attempts})
         update["decode"] = decode.model_copy(update=_resolved_decode(scenario, decode))
     return scenario.model_copy(update=update)
+
+
+def with_state_blocks(scenario: Scenario) -> Scenario:
+    """The scenario with vLLM's pages beside linear attention: a layer's page is as large as its state on any role."""
+    if scenario.engine != "vllm":
+        return scenario
+    page = max([layout_of(scenario, role).block_tokens(scenario.page_size) for role in scenario.roles])
+    for role, servers in scenario.roles.items():
+        if servers.host_cache_connector == "lmcache" and (tokens := servers.host_cache_chunk_tokens) % page:
+            states = f"page_size {page}, to which linear-attention states raise it"
+            raise ConfigError(f"{role}.host_cache_chunk_tokens: {tokens} is no multiple of {states}")
+    return scenario.model_copy(update={"page_size": page})
 
 
 def _resolved_front_end(scenario: Scenario) -> FrontEndSettings:
@@ -243,7 +240,7 @@ def _resolved_memory(
     fraction: share of GPU memory that SGLang would use for weights and KV.
     """
     fraction = settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else fraction)
-    page, pool, rule = scenario.page_tokens(role), settings.pool_tokens, _state_rule(scenario, settings, layout, role)
+    page, pool, rule = scenario.page_tokens(role), settings.pool_tokens, state_rule(scenario, settings, layout, role)
     if pool is None:
         try:
             pool = layout.pool_tokens(fraction, page, engine=scenario.engine, states=rule)
@@ -258,7 +255,7 @@ def _resolved_memory(
         running = memory.vllm_batch(layout.gpu).num_requests
     else:
         running = memory.default_max_running(pool, layout.model.max_context_tokens)
-    if layout.state_bytes:
+    if layout.state_bytes and rule is not None:
         slots = slots_of_request(scenario, settings)
         running = max(1, min(running, layout.states(fraction, rule).num_slots // slots))
     host = settings.host_cache
@@ -273,7 +270,7 @@ def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
     return settings.max_running_requests or (DEFAULT_RUNNING if has_drafts else None)
 
 
-def _state_rule(
+def state_rule(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, role: memory.Role
 ) -> StateRule | None:
     """Rule for state slots of linear-attention layers. None with vLLM."""
@@ -297,7 +294,7 @@ def _state_rule(
 
 
 def _wrong_strategy(scenario: Scenario, settings: ServerSettings) -> str:
-    if _strategy(scenario, settings) == "extra_buffer":
+    if strategy_of(scenario, settings) == "extra_buffer":
         return ""
     if scenario.engine_version == "0.5.12":
         has_drafts = scenario.acceptance is not None
@@ -312,7 +309,7 @@ def _wrong_interval(interval: int, scenario: Scenario, settings: ServerSettings,
     state = layout.model.state
     if state is None:
         return f"{layout.model.name} has no layers of linear attention; leave it out"
-    if _strategy(scenario, settings) == "no_buffer":
+    if strategy_of(scenario, settings) == "no_buffer":
         return "no_buffer keeps no states of decode steps; leave it out"
     if interval % scenario.page_size:
         return f"SGLang needs a multiple of the page, {scenario.page_size} tokens (arg_groups/mamba_hook.py:135)"
@@ -325,10 +322,11 @@ def _wrong_interval(interval: int, scenario: Scenario, settings: ServerSettings,
 def slots_of_request(scenario: Scenario, settings: ServerSettings) -> int:
     """State slots of linear-attention layers that a running request has."""
     overlap = getattr(settings, "overlap", True)
-    return slots_per_request(_strategy(scenario, settings), radix_cache=settings.radix_cache, overlap=overlap)
+    return slots_per_request(strategy_of(scenario, settings), radix_cache=settings.radix_cache, overlap=overlap)
 
 
-def _strategy(scenario: Scenario, settings: ServerSettings) -> StateStrategy:
+def strategy_of(scenario: Scenario, settings: ServerSettings) -> StateStrategy:
+    """When an instance of SGLang keeps states of linear-attention layers."""
     has_buffer = scenario.engine == "sglang" and scenario.engine_version != "0.5.12"
     return settings.mamba_radix_cache_strategy or ("extra_buffer" if has_buffer else "no_buffer")
 
@@ -363,79 +361,3 @@ def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
         return 0
     page_bytes: int = layout_of(scenario, role).kv_token_bytes * scenario.page_tokens(role)
     return host_bytes // page_bytes
-
-
-def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
-    """A new KV cache of one instance of a resolved scenario."""
-    settings: ServerSettings = getattr(scenario, role)
-    assert settings.pool_tokens is not None, "the scenario is not resolved"
-    page = scenario.page_tokens(role)
-    pool = PagePool(settings.pool_tokens // page)
-    tree = states = None
-    if settings.radix_cache:
-        states = _state_limits(scenario, settings, role)
-        has_drafts = scenario.num_draft_layers > 0 and states is None
-        tree = RadixCache(pool, page, deepcopy(settings.eviction), has_drafts=has_drafts)
-    rules = scenario.engine_rules
-    counts_every_insert = rules.counts_every_insert
-    if tree is not None and states is not None:
-        own = {"keeps_replaced": keeps_replaced, "counts_every_insert": counts_every_insert}
-        return HybridKvCache(pool, page, tree, states, **own)
-    make = partial(
-        KvCache,
-        pool,
-        page,
-        tree,
-        keeps_replaced=keeps_replaced,
-        counts_every_insert=counts_every_insert,
-        splits_at_prompt=rules.splits_at_prompt,
-    )
-    if tree is None or settings.host_cache is None:
-        return make()
-    host_pool = PagePool(num_host_pages(scenario, role))
-    if scenario.engine == "vllm" and settings.host_cache_connector == "lmcache":
-        chunk_tokens = settings.host_cache_chunk_tokens
-        places = PagePool(host_pool.num_pages * scenario.page_size // chunk_tokens)
-        return make(chunks=ChunkCache(places, scenario.page_size, chunk_tokens))
-    if scenario.engine == "vllm":
-        return make(offload=OffloadCache(host_pool, page))
-    storage = scenario.storage
-    write = settings.host_cache_write
-    host = HostCache(host_pool, tree, deepcopy(settings.eviction), write, stores=storage is not None)
-    prefetcher = None
-    if storage is not None and role != "decode":
-        more_pages = max(0, host_pool.num_pages - pool.num_pages)
-        limits = PrefetchLimits(
-            policy=storage.prefetch,
-            least_tokens=storage.prefetch_threshold,
-            max_tokens=int(PREFETCH_SHARE * more_pages * page),
-        )
-        prefetcher = Prefetcher(host, page, limits)
-    return make(host=host, prefetcher=prefetcher)
-
-
-def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Role) -> StateLimits | None:
-    """States that a prefix cache keeps. None: a cached prefix continues from any page, without regard to states."""
-    layout = layout_of(scenario, role)
-    returns_kv = scenario.decode is not None and scenario.decode.returns_kv
-    if scenario.engine != "sglang" or not layout.state_bytes or settings.host_cache is not None or returns_kv:
-        return None
-    assert settings.mem_fraction is not None
-    assert settings.max_running_requests is not None
-    slots = slots_of_request(scenario, settings)
-    own_slots = slots - CACHED_SLOTS + 1
-    num_places = settings.max_running_requests
-    if isinstance(settings, DecodeSettings):
-        num_places += settings.extra_slots or 0
-    num_slots = layout.states(settings.mem_fraction, _state_rule(scenario, settings, layout, role)).num_slots
-    has_buffer = _strategy(scenario, settings) == "extra_buffer"
-    assert layout.model.state is not None
-    chunk = layout.model.state.chunk_tokens
-    return StateLimits(
-        num_slots=max(num_slots, num_places * own_slots),
-        slots_per_request=own_slots,
-        chunk_tokens=grid_tokens(chunk, scenario.page_size),
-        interval_tokens=interval_tokens(chunk, scenario.page_size, settings.mamba_track_interval or TRACK_TOKENS),
-        has_buffer=has_buffer,
-        computes_prompts=role != "decode",
-    )

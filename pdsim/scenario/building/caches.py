@@ -1,0 +1,121 @@
+"""KV caches of instances of a resolved scenario."""
+
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+from pdsim.core.memory.chunk_cache import ChunkCache
+from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
+from pdsim.core.memory.hybrid_cache import HybridKvCache, StateLimits
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.offload_cache import OffloadCache
+from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
+from pdsim.scenario.building.sizing import layout_of, num_host_pages, slots_of_request, state_rule, strategy_of
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.servers import DecodeSettings, ServerSettings
+from pdsim.system import memory
+from pdsim.system.states import CACHED_SLOTS, TRACK_TOKENS, grid_tokens, interval_tokens
+
+PREFETCH_SHARE = 0.8
+"""Share of the host memory beyond the GPU pool's size that prefetches may hold (SGLang 0.5.12, cache_controller.py)."""
+
+
+def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
+    """A new KV cache of one instance of a resolved scenario."""
+    settings: ServerSettings = getattr(scenario, role)
+    assert settings.pool_tokens is not None, "the scenario is not resolved"
+    page = scenario.page_tokens(role)
+    pool = PagePool(settings.pool_tokens // page)
+    tree = states = None
+    if settings.radix_cache:
+        states = _state_limits(scenario, settings, role)
+        has_drafts = scenario.num_draft_layers > 0 and states is None
+        tree = RadixCache(pool, page, deepcopy(settings.eviction), has_drafts=has_drafts)
+    rules = scenario.engine_rules
+    counts_every_insert = rules.counts_every_insert
+    if tree is not None and states is not None:
+        own = {"keeps_replaced": keeps_replaced, "counts_every_insert": counts_every_insert}
+        return HybridKvCache(pool, page, tree, states, **own)
+    if scenario.engine == "vllm" and layout_of(scenario, role).state_bytes:
+        return _vllm_hybrid_cache(scenario, role, pool, tree)
+    make = partial(
+        KvCache,
+        pool,
+        page,
+        tree,
+        keeps_replaced=keeps_replaced,
+        counts_every_insert=counts_every_insert,
+        splits_at_prompt=rules.splits_at_prompt,
+    )
+    if tree is None or settings.host_cache is None:
+        return make()
+    if scenario.engine == "vllm":
+        return make(**_connected(scenario, role))
+    host_pool = PagePool(num_host_pages(scenario, role))
+    storage = scenario.storage
+    write = settings.host_cache_write
+    host = HostCache(host_pool, tree, deepcopy(settings.eviction), write, stores=storage is not None)
+    prefetcher = None
+    if storage is not None and role != "decode":
+        more_pages = max(0, host_pool.num_pages - pool.num_pages)
+        limits = PrefetchLimits(
+            policy=storage.prefetch,
+            least_tokens=storage.prefetch_threshold,
+            max_tokens=int(PREFETCH_SHARE * more_pages * page),
+        )
+        prefetcher = Prefetcher(host, page, limits)
+    return make(host=host, prefetcher=prefetcher)
+
+
+def _connected(scenario: Scenario, role: memory.Role) -> dict[str, Any]:
+    """Host memory behind an instance of vLLM, by its connector."""
+    settings: ServerSettings = getattr(scenario, role)
+    num_pages, page = num_host_pages(scenario, role), scenario.page_tokens(role)
+    if settings.host_cache_connector == "lmcache":
+        chunk_tokens = settings.host_cache_chunk_tokens
+        return {"chunks": ChunkCache(PagePool(num_pages * page // chunk_tokens), page, chunk_tokens)}
+    return {"offload": OffloadCache(PagePool(num_pages), page)}
+
+
+def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tree: RadixCache | None) -> KvCache:
+    """A cache whose states take pages. Beside host memory or returned KV a prefix continues from any page."""
+    settings: ServerSettings = getattr(scenario, role)
+    has_host = tree is not None and settings.host_cache is not None
+    returns_kv = scenario.decode is not None and scenario.decode.returns_kv
+    return VllmHybridCache(
+        pool,
+        scenario.page_size,
+        tree,
+        layout_of(scenario, role).state_blocks.pages_per_state,
+        computes=role != "decode" and not has_host and not returns_kv,
+        **(_connected(scenario, role) if has_host else {}),
+    )
+
+
+def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Role) -> StateLimits | None:
+    """States that a prefix cache keeps. None: a cached prefix continues from any page, without regard to states."""
+    layout = layout_of(scenario, role)
+    returns_kv = scenario.decode is not None and scenario.decode.returns_kv
+    if scenario.engine != "sglang" or not layout.state_bytes or settings.host_cache is not None or returns_kv:
+        return None
+    assert settings.mem_fraction is not None
+    assert settings.max_running_requests is not None
+    slots = slots_of_request(scenario, settings)
+    own_slots = slots - CACHED_SLOTS + 1
+    num_places = settings.max_running_requests
+    if isinstance(settings, DecodeSettings):
+        num_places += settings.extra_slots or 0
+    num_slots = layout.states(settings.mem_fraction, state_rule(scenario, settings, layout, role)).num_slots
+    has_buffer = strategy_of(scenario, settings) == "extra_buffer"
+    assert layout.model.state is not None
+    chunk = layout.model.state.chunk_tokens
+    return StateLimits(
+        num_slots=max(num_slots, num_places * own_slots),
+        slots_per_request=own_slots,
+        chunk_tokens=grid_tokens(chunk, scenario.page_size),
+        interval_tokens=interval_tokens(chunk, scenario.page_size, settings.mamba_track_interval or TRACK_TOKENS),
+        has_buffer=has_buffer,
+        computes_prompts=role != "decode",
+    )
