@@ -171,6 +171,8 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
     page = draw(page_sizes)
     whole = max(-(-len(s.prompt) // page) * page + len(s.output) for s in specs)
     slack = draw(st.sampled_from([0, 17, 60] if crowd else [0, 3, 17, 60, 250, 4000]))
+    policy = draw(st.sampled_from(PREFILL_POLICIES))
+    releases = [None] if policy in ("hrrn", "shortest_prefill_first") else [None, "0.5.12"]
     closed: dict[str, Any] = {"use": "closed_loop", "concurrency": draw(st.integers(1, 8))}
     return small_aggregated(
         *specs,
@@ -184,9 +186,9 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
         aggregated__max_prefill_tokens=draw(st.sampled_from([16, 50, 1000])),
         aggregated__schedule_conservativeness=0.01 if crowd else draw(st.sampled_from([0.1, 1.0, 2.0])),
         aggregated__overlap=draw(st.booleans()),
-        aggregated__policy=draw(st.sampled_from(PREFILL_POLICIES)),
+        aggregated__policy=policy,
         aggregated__preemption=draw(st.sampled_from(["fewest_outputs_first", "last_arrived_first"])),
-        engine_version=draw(st.sampled_from([None, "0.5.12"])),
+        engine_version=draw(st.sampled_from(releases)),
         router=draw(st.sampled_from(ROUTING_POLICIES)),
         client=draw(st.sampled_from(["open_loop", closed])),
         cost=draw(st.sampled_from([*COSTS, QUICK_PREFILL])),
