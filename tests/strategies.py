@@ -155,10 +155,29 @@ def vllm_scenarios(draw: st.DrawFn, hold_timeout_ms: st.SearchStrategy[int | Non
 
 
 @st.composite
+def divided_scenarios(draw: st.DrawFn) -> Scenario:
+    """GPUs that divide latents among them, on the same loads and nearly as tight pools."""
+    scenario = draw(st.one_of(scenarios(), optimistic_scenarios(), crowded_scenarios(), vllm_scenarios()))
+    prefill, decode = scenario.pair
+    prefill_tp, tp, dcp = draw(st.sampled_from([(1, 2, 2), (4, 4, 4), (4, 2, 2), (2, 8, 8)]))
+    dcp = draw(st.sampled_from([dcp, 2])) if scenario.engine == "sglang" else dcp
+    pages = -(-decode.pool_tokens // (dcp * scenario.page_size)) + 2
+    decode = decode.model_copy(update={"tp": tp, "dcp": dcp, "pool_tokens": pages * dcp * scenario.page_size})
+    changes = {
+        "model": "tiny-deepseek-v3",
+        "prefill": prefill.model_copy(update={"tp": prefill_tp, "layer_groups": 0}),
+        "decode": decode,
+        "network": scenario.network.model_copy(update={"staging": None}),
+    }
+    return scenario.model_copy(update=changes)
+
+
+@st.composite
 def vllm_aggregated_scenarios(draw: st.DrawFn) -> Scenario:
     """vLLM's aggregated instances on the loads of SGLang's."""
     scenario = draw(aggregated_scenarios())
-    changes = {"long_prefill_tokens": draw(prompt_limits), "schedule_conservativeness": 1.0}
+    limits = {"long_prefill_tokens": draw(prompt_limits), "long_prefill_adaptive": draw(st.booleans())}
+    changes = {**limits, "schedule_conservativeness": 1.0}
     aggregated = scenario.aggregated.model_copy(update=changes)
     return scenario.model_copy(update={"engine": "vllm", "engine_version": None, "aggregated": aggregated})
 

@@ -92,6 +92,7 @@ SERVER_RULES: dict[str, Rule] = {
             "network.nixl_push",
             "state_dtype",
             "*.long_prefill_tokens",
+            "*.long_prefill_adaptive",
             "prefill.hold_timeout",
             "decode.allocation",
         )
@@ -243,6 +244,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         flags.append(("max-num-batched-tokens", chunk) if chunk else ("no-enable-chunked-prefill", True))
         flags.append(("scheduling-policy", "priority" if scenario.priorities else None))
         flags.append(("long-prefill-token-threshold", servers.long_prefill_tokens))
+        flags.append(("long-prefill-token-threshold-adaptive", servers.long_prefill_adaptive))
         flags.append(("no-async-scheduling", not getattr(servers, "overlap", True)))
     if isinstance(servers, DecodingSettings):
         sizes = scenario.cost.graph_sizes

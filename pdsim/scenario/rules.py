@@ -27,8 +27,11 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
 
 VLLM_VICTIMS = {"use": "lowest_priority_first", "last_arrived": True}
 """Preemption policy of vLLM with priority scheduling (0.33.0, Scheduler.schedule)."""
-_DIVIDING_BACKENDS = ("mooncake", "nixl", "mori", "ascend")
-"""Backends with which SGLang sends each GPU of decode its share of the KV."""
+_DIVIDING_BACKENDS = {
+    "sglang": (("mooncake", "nixl", "mori", "ascend"), "0.5.23, arg_groups/pd_disaggregation_hook.py:85"),
+    "vllm": (("nixl",), "0.33.0, config/vllm.py:1575"),
+}
+"""Backends with which each GPU of decode gets its share of the KV, and the source."""
 _ORDERS_SINCE_0_5_12 = (HighestResponseRatioFirst, ShortestPrefillFirst)
 PREEMPTION_THRESHOLD = 10
 """SGLang's default of --priority-scheduling-preemption-threshold."""
@@ -110,6 +113,8 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
     for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
         if computing is not None and computing.long_prefill_tokens is not None:
             return f"{role}.long_prefill_tokens is vLLM's; leave it out, or say engine: vllm"
+        if computing is not None and computing.long_prefill_adaptive:
+            return f"{role}.long_prefill_adaptive is vLLM's; leave it out, or say engine: vllm"
     if scenario.network.nixl_push:
         return "network.nixl_push is vLLM's; leave it out, or say engine: vllm"
     if prefill is not None and prefill.hold_timeout is not None:
@@ -227,10 +232,11 @@ def _of_divided_kv(scenario: "Scenario") -> str:
     where = f"{role}.dcp {servers.dcp}"
     if scenario.engine_version == "0.5.12":
         return f"{where}: SGLang 0.5.12 does not divide KV; leave it out"
-    backend = scenario.network.transport.partition("-")[0]
-    if prefill is not None and scenario.engine == "sglang" and backend not in _DIVIDING_BACKENDS:
-        at = "0.5.23, arg_groups/pd_disaggregation_hook.py:85"
-        return f"{where}: SGLang divides KV with transports {', '.join(_DIVIDING_BACKENDS)} only ({at})"
+    backends, source = _DIVIDING_BACKENDS[scenario.engine]
+    if prefill is not None and scenario.network.transport.partition("-")[0] not in backends:
+        return f"{where}: engine {scenario.engine} divides KV with transports {', '.join(backends)} only ({source})"
+    if scenario.network.nixl_push:
+        return f"{where}: network.nixl_push: NixlPushConnector refuses it (0.33.0, nixl/connector.py:401)"
     if prefill is not None and prefill.cp > 1:
         return f"{where}: SGLang needs prefill.cp 1 (0.5.23, disaggregation/common/conn.py:1416), found {prefill.cp}"
     beside = {

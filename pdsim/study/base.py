@@ -186,6 +186,7 @@ class Base:
             "chunked_prefill_tokens": prefill.chunked_prefill_tokens,
             "max_prefill_tokens": prefill.max_prefill_tokens,
             "long_prefill_tokens": prefill.long_prefill_tokens,
+            "long_prefill_adaptive": prefill.long_prefill_adaptive,
             "prefill_max_requests": prefill.prefill_max_requests,
         }
         return {"prefill": None, "decode": None, "aggregated": settings}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdsim.core.invariants import check
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.core.transfer.transfer_plan import RankPairLayout, SendCursor
 from pdsim.cost.settings import Roofline
@@ -14,9 +15,11 @@ from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout
-from tests.support import request, run, small
+from tests.strategies import divided_scenarios
+from tests.support import examples, request, run, run_both_ways, small
 
 SIZES = [2, 4, 8]
+NIXL = {"transport": "nixl-rdma"}
 
 
 def of(dcp: int, tp: int = 8, **changes) -> Scenario:
@@ -33,12 +36,15 @@ def layout(dcp: int, **changes) -> Layout:
 @pytest.mark.parametrize(("engine", "page"), [("sglang", 1), ("sglang", 64), ("vllm", 16)])
 def test_the_pool_has_the_rows_of_one_gpu_times_dcp(model, dcp, engine, page):
     """A row holds the latents of one token. Its indexer keys are those of one token, or with SGLang of dcp tokens."""
-    whole, divided = layout(1, model=model), layout(dcp, model=model, engine=engine)
+    whole, divided = layout(1, model=model), layout(dcp, model=model, engine=engine, network=NIXL)
     index = whole.model.attention.index_token_bytes
     row_bytes = whole.read_token_bytes + (index * dcp if engine == "sglang" else index // dcp * dcp)
     room = whole.gpu.memory_bytes * 0.9 - whole.weight_bytes_per_rank - 2e9
     assert divided.pool_tokens(0.9, page * dcp) == int(room // row_bytes) // page * page * dcp
-    assert resolve(of(dcp, model=model, engine=engine, page_size=page)).decode.pool_tokens % (page * dcp) == 0
+    assert (
+        resolve(of(dcp, model=model, engine=engine, network=NIXL, page_size=page)).decode.pool_tokens % (page * dcp)
+        == 0
+    )
 
 
 @pytest.mark.parametrize("dcp", SIZES)
@@ -120,14 +126,32 @@ def test_each_rank_gets_its_tokens_of_every_piece(data):
 def test_bytes_are_those_of_one_copy_per_group(tp, dcp, engine):
     if engine == "vllm" and tp != dcp:
         with pytest.raises(ConfigError, match="over all"):
-            run(of(dcp, tp, engine=engine, decode={"gpu": "gb200", "tp": tp, "dcp": dcp}))
+            run(of(dcp, tp, engine=engine, network=NIXL, decode={"gpu": "gb200", "tp": tp, "dcp": dcp}))
         return
     decode = {"gpu": "gb200", "tp": tp}
     whole, divided = (
-        run(of(size, tp, engine=engine, page_size=16, decode={**decode, "dcp": size})).records.transfers
+        run(of(size, tp, engine=engine, network=NIXL, page_size=16, decode={**decode, "dcp": size})).records.transfers
         for size in (1, dcp)
     )
     assert sum(row.num_bytes for row in divided) * dcp == sum(row.num_bytes for row in whole)
+
+
+@given(divided_scenarios())
+@examples(30)
+def test_requests_get_all_their_kv_and_give_all_pages_back(scenario: Scenario):
+    many, single = run_both_ways(scenario)
+    assert many.result.stall == []
+    assert many.records.requests == single.records.requests
+    for instance in many.cluster.instances:
+        check(instance)
+        assert instance.num_available_pages == instance.cache.pool.num_pages
+    page, wide = scenario.page_size, scenario.page_tokens("decode")
+    copy_bytes = layout_of(scenario, "prefill").kv_token_bytes * page * scenario.decode.tp // scenario.decode.dcp
+    for r in many.records.requests:
+        if r.outcome == "finished":
+            assert r.num_decode_cached_tokens % wide == 0
+            num_pages = -(-r.num_prompt_tokens // page) - r.num_decode_cached_tokens // page
+            assert r.transfer_bytes == num_pages * copy_bytes
 
 
 @pytest.mark.parametrize(
@@ -143,6 +167,8 @@ def test_bytes_are_those_of_one_copy_per_group(tp, dcp, engine):
         ({"decode__host_cache": "auto", "decode__radix_cache": True}, "beside decode.host_cache"),
         ({"engine_version": "0.5.12"}, "0.5.12 does not divide KV"),
         ({"network": {"transport": "cuda-ipc"}}, "transports mooncake, nixl, mori, ascend only"),
+        ({"engine": "vllm"}, "transports nixl only"),
+        ({"engine": "vllm", "network": {"transport": "nixl-rdma", "nixl_push": True}}, "NixlPushConnector refuses"),
         ({"cost": "aiconfigurator"}, "beside cost aiconfigurator"),
     ],
 )

@@ -1,5 +1,6 @@
 """Laws of vLLM's steps, which decode all that run and compute prompts with what they leave of the token budget."""
 
+import math
 from collections import Counter, defaultdict
 
 from hypothesis import given
@@ -72,7 +73,9 @@ def test_a_step_decodes_all_that_run_and_keeps_to_its_budget(scenario: Scenario)
             if sizes and aggregated.chunked_prefill_tokens:
                 assert sum(sizes) + num_decoding <= aggregated.chunked_prefill_tokens
             if aggregated.long_prefill_tokens and here[entry.instance_id] > 1:
-                assert max(sizes, default=0) <= aggregated.long_prefill_tokens
+                budget = aggregated.chunked_prefill_tokens or math.inf
+                share = budget // here[entry.instance_id] if aggregated.long_prefill_adaptive else 0
+                assert max(sizes, default=0) <= max(aggregated.long_prefill_tokens, share)
         elif entry.call == "on_step_done":
             step, result, _ = entry.args
             for part in parts(step):
@@ -132,6 +135,15 @@ def test_a_limit_of_a_prompt_lets_the_next_begin():
     traced = run(small_aggregated(*load, engine="vllm", aggregated__long_prefill_tokens=30, cost=COST))
     sizes = [sizes for sizes, _ in mixed(traced)]
     assert sizes == [[30, 30, 4], [30, 30, 4], [30, 30, 4], [10, 10, 30], [58]]  # the last one is alone
+
+
+def test_a_limit_of_a_prompt_may_be_at_least_a_fair_share():
+    """64 tokens of a step over 4, 3 and 2 requests: 16, 21 and 32; then 30, which is more than 64 / 2 - 3."""
+    load = [request(i, length, 1, arrival_ns=0) for i, length in enumerate((40, 50, 60, 70))]
+    changes = {"aggregated__long_prefill_tokens": 10, "aggregated__long_prefill_adaptive": True}
+    traced = run(small_aggregated(*load, engine="vllm", cost=COST, **changes))
+    sizes = [sizes for sizes, _ in mixed(traced)]
+    assert sizes == [[16] * 4, [16] * 4, [8, 16, 16, 16], [2, 12, 21], [1]]
 
 
 def test_a_mixed_step_reads_the_kv_of_who_decodes():

@@ -1,6 +1,7 @@
 """The loads of one instance: its settings, and requests that come before given steps, drawn from seeds.
 
-A load's name is a seed, of an aggregated instance, or a kind and a seed: priority-3, prefill-3, decode-3, hybrid-3.
+A load's name is a seed, of an aggregated instance, or a kind and a seed: priority-3, adaptive-3, prefill-3, decode-3,
+hybrid-3.
 """
 
 import random
@@ -22,6 +23,7 @@ class Settings:
     max_num_batched_tokens: int = 256
     max_num_seqs: int = 16
     long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
     enable_prefix_caching: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
     mamba_groups: int = 0
@@ -87,6 +89,14 @@ def _with_priorities(load: Load, draw: random.Random) -> Load:
     return Load(replace(load.settings, policy="priority"), requests)
 
 
+def _with_adaptive_threshold(load: Load, draw: random.Random) -> Load:
+    threshold = draw.choice([4, 24])
+    settings = replace(
+        load.settings, long_prefill_token_threshold=threshold, long_prefill_token_threshold_adaptive=True
+    )
+    return Load(settings, load.requests)
+
+
 def _on_prefill(load: Load, draw: random.Random) -> Load:
     """One token each, and its blocks are held until decode has read them."""
     longest = draw.choice([2, 10, 30])
@@ -119,7 +129,13 @@ def _hybrid(load: Load, draw: random.Random) -> Load:
     return Load(settings, load.requests)
 
 
-KINDS = {"hybrid": _hybrid, "priority": _with_priorities, "prefill": _on_prefill, "decode": _on_decode}
+KINDS = {
+    "hybrid": _hybrid,
+    "priority": _with_priorities,
+    "adaptive": _with_adaptive_threshold,
+    "prefill": _on_prefill,
+    "decode": _on_decode,
+}
 
 
 def load_of(name: str) -> Load:

@@ -207,6 +207,7 @@ def _config(load: Load) -> Any:
         max_model_len=MAX_MODEL_LEN,
         is_encoder_decoder=False,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=settings.long_prefill_token_threshold_adaptive,
         enable_chunked_prefill=True,
         policy=settings.policy,
     )

@@ -24,7 +24,8 @@ from pdsim.core.prefill.prefill_instance import PrefillLimits
 from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer.transfer_plan import RankPairLayout
-from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
+from pdsim.core.vllm.vllm_forward_builder import TokenBudget
+from pdsim.core.vllm.vllm_instances import VllmDecodeInstance, VllmPrefillInstance
 from pdsim.policy.pages import FreePages, LastAdmittedFirst, LeastRecentlyUsed, LowestPriorityFirst
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst
 
@@ -49,6 +50,14 @@ def _cache(settings: Settings) -> KvCache:
     return KvCache(pool, size, radix)
 
 
+def _budget(settings: Settings) -> TokenBudget:
+    return TokenBudget(
+        step_tokens=settings.max_num_batched_tokens,
+        prompt_tokens=settings.long_prefill_token_threshold or None,
+        has_fair_shares=settings.long_prefill_token_threshold_adaptive,
+    )
+
+
 class Replay:
     """An instance that computes and decodes, and what it is told."""
 
@@ -64,9 +73,7 @@ class Replay:
             "aggregated-0",
             cache=_cache(settings),
             limits=DecodeLimits(rules=VLLM_0_33, max_running_requests=settings.max_num_seqs),
-            budget=TokenBudget(
-                step_tokens=settings.max_num_batched_tokens, prompt_tokens=settings.long_prefill_token_threshold or None
-            ),
+            budget=_budget(settings),
             admission_policy=FreePages(),
             preemption_policy=LowestPriorityFirst(last_arrived=True) if by_priority else LastAdmittedFirst(),
             policy=HighestPriorityFirst() if by_priority else None,
@@ -168,7 +175,7 @@ class PrefillReplay(Replay):
             limits=limits,
             policy=FirstComeFirstServed(),
             planner=SendPlanner("prefill-0", layout, EveryChunk()),
-            prompt_tokens=settings.long_prefill_token_threshold or None,
+            budget=_budget(settings),
             hold_timeout_ns=None,
         )
 

@@ -1,6 +1,7 @@
 """Fills steps as vLLM's scheduler does: prompts get the part of a token budget that running requests leave."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pdsim.core.instance import Request
 from pdsim.core.memory.chunk_cache import ChunkCache
@@ -9,6 +10,20 @@ from pdsim.core.memory.offload_cache import MUST_WAIT
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBudget:
+    """Limits of the tokens of one step."""
+
+    step_tokens: int | None
+    """Maximum tokens of all requests in a step (max_num_batched_tokens). Running requests come first. None: no
+    limit."""
+    prompt_tokens: int | None = None
+    """Maximum tokens of one prompt in a step (long_prefill_token_threshold). None: the rest of the step's budget."""
+    has_fair_shares: bool = False
+    """True: prompt_tokens is at least step_tokens divided by the number of requests
+    (long_prefill_token_threshold_adaptive; vLLM 0.33.0, v1/core/sched/scheduler.py:764)."""
 
 
 class VllmForwardBuilder(ForwardBuilder[RequestT]):
@@ -23,16 +38,11 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     LMCache such a prompt is begun in the step that waits for its load.
     """
 
-    def __init__(
-        self, *, cache: KvCache, policy: PrefillPolicy, budget_tokens: int | None, prompt_tokens: int | None
-    ) -> None:
-        """budget_tokens: of one step (max_num_batched_tokens); None: no limit.
-
-        prompt_tokens: of one prompt in a step (long_prefill_token_threshold); None: no limit.
-        """
-        super().__init__(cache=cache, policy=policy, chunk_tokens=budget_tokens, max_prefill_tokens=UNLIMITED)
+    def __init__(self, *, cache: KvCache, policy: PrefillPolicy, budget: TokenBudget) -> None:
+        super().__init__(cache=cache, policy=policy, chunk_tokens=budget.step_tokens, max_prefill_tokens=UNLIMITED)
         self.spare_tokens = 0
-        self._prompt_tokens = UNLIMITED if prompt_tokens is None else prompt_tokens
+        self._prompt_tokens = UNLIMITED if budget.prompt_tokens is None else budget.prompt_tokens
+        self._has_fair_shares = budget.has_fair_shares
         self._step_prompt_tokens = self._prompt_tokens
         """Maximum tokens of one prompt in the step that is being filled."""
         self._partials: dict[int, RequestT] = {}
@@ -190,8 +200,11 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """Maximum tokens of one prompt in a step. A request that is alone has no such limit."""
         if self._prompt_tokens == UNLIMITED:
             return UNLIMITED
-        is_alone = num_running + len(self.begun) + self.num_unbegun <= 1
-        return UNLIMITED if is_alone else self._prompt_tokens
+        num_requests = num_running + len(self.begun) + self.num_unbegun
+        if num_requests <= 1:
+            return UNLIMITED
+        share = self._chunk_tokens // num_requests if self._has_fair_shares else 0
+        return max(self._prompt_tokens, share)
 
     def _is_full(self, forward: Forward) -> bool:
         return forward.is_spent

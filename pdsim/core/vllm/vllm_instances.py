@@ -17,7 +17,7 @@ is treated as a request that has lost its KV: its last chunk gives the first tok
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines
@@ -33,7 +33,7 @@ from pdsim.core.prefill.forward_builder import Forward, RequestT
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.transfer.kv_returns import KvGiver, KvTaker, Returning
-from pdsim.core.vllm.vllm_forward_builder import VllmForwardBuilder
+from pdsim.core.vllm.vllm_forward_builder import TokenBudget, VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
@@ -62,17 +62,12 @@ class VllmPrefillInstance(PrefillInstance):
         policy: PrefillPolicy,
         planner: SendPlanner,
         taker: KvTaker | None = None,
-        prompt_tokens: int | None = None,
+        budget: TokenBudget,
         hold_timeout_ns: int | None,
     ) -> None:
-        """prompt_tokens: maximum of one prompt in a step; None: no limit.
-
-        hold_timeout_ns: maximum time from a prompt's last forward until decode begins to read it; None: no limit.
-        """
+        """hold_timeout_ns: maximum time from a prompt's last forward until decode begins to read it; None: no limit."""
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
-        self._builder = self._prompts = VllmForwardBuilder[PrefillRequest](
-            cache=cache, policy=policy, budget_tokens=limits.chunked_prefill_tokens, prompt_tokens=prompt_tokens
-        )
+        self._builder = self._prompts = VllmForwardBuilder[PrefillRequest](cache=cache, policy=policy, budget=budget)
         cache.evict_as_vllm()
         self._unread = Deadlines(instance_id, hold_timeout_ns, "hold_timeout")
 
@@ -128,16 +123,6 @@ class VllmPrefillInstance(PrefillInstance):
         return commands
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenBudget:
-    """Limits of the tokens of one step."""
-
-    step_tokens: int | None
-    """Maximum tokens of all requests in a step; running requests come first. None: no limit."""
-    prompt_tokens: int | None = None
-    """Maximum tokens of one prompt in a step. None: the rest of the step's budget."""
-
-
 def was_preempted(request: DecodeRequest) -> bool:
     """True for a waiting request that was preempted: it already has outputs."""
     return request.num_output_tokens > 0
@@ -166,10 +151,7 @@ class VllmDecodeInstance(DecodeInstance):
             giver=giver,
         )
         self._builder: VllmForwardBuilder[DecodeRequest] = VllmForwardBuilder(
-            cache=cache,
-            policy=FirstComeFirstServed() if policy is None else policy,
-            budget_tokens=budget.step_tokens,
-            prompt_tokens=budget.prompt_tokens,
+            cache=cache, policy=FirstComeFirstServed() if policy is None else policy, budget=budget
         )
         cache.evict_as_vllm()
         self._max_transferring = FOREVER

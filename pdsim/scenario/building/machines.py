@@ -22,7 +22,8 @@ from pdsim.core.transfer.kv_returns import KvGiver, KvTaker
 from pdsim.core.transfer.receiver import Receiver
 from pdsim.core.transfer.sender import Sender
 from pdsim.core.transfer.staging_ring import StagingRing
-from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
+from pdsim.core.vllm.vllm_forward_builder import TokenBudget
+from pdsim.core.vllm.vllm_instances import VllmDecodeInstance, VllmPrefillInstance
 from pdsim.policy.pages import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.policy.ranks import rank_policy
@@ -145,8 +146,7 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
     taker = KvTaker(cache) if scenario.pair.decode.returns_kv else None
     make: Callable[..., PrefillInstance] = partial(PrefillInstance, sizer=chunk_sizer(scenario))
     if is_vllm:
-        tokens, timeout_ns = prefill.long_prefill_tokens, prefill.hold_timeout
-        make = partial(VllmPrefillInstance, prompt_tokens=tokens, hold_timeout_ns=timeout_ns)
+        make = partial(VllmPrefillInstance, budget=_token_budget(prefill), hold_timeout_ns=prefill.hold_timeout)
     return make(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
 
 
@@ -177,7 +177,11 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
 
 
 def _token_budget(settings: ComputingSettings) -> TokenBudget:
-    return TokenBudget(step_tokens=settings.rank_chunk_tokens or None, prompt_tokens=settings.long_prefill_tokens)
+    return TokenBudget(
+        step_tokens=settings.rank_chunk_tokens or None,
+        prompt_tokens=settings.long_prefill_tokens,
+        has_fair_shares=settings.long_prefill_adaptive,
+    )
 
 
 def _wave_requests(scenario: Scenario, role: Role) -> float | None:

@@ -212,6 +212,9 @@ class ComputingSettings(ServerSettings):
     long_prefill_tokens: int | None = Field(default=None, ge=1)
     """Maximum number of tokens of one prompt in a step, with engine vllm only (--long-prefill-token-threshold). None:
     no limit."""
+    long_prefill_adaptive: bool = False
+    """True: long_prefill_tokens is at least the step's tokens divided by the number of requests, with engine vllm only
+    (--long-prefill-token-threshold-adaptive). No effect without long_prefill_tokens."""
     policy: Annotated[protocols.PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
     """Prefill policy: which waiting prompt is computed next."""
 
