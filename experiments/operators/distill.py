@@ -23,7 +23,7 @@ OUT = Path(__file__).parents[2] / "pdsim" / "cost" / "kernels.csv"
 HEAD = """\
 # Fractions of nominal rates that kernels reach, and the median error of their times: written by
 # experiments/operators/distill.py from the operator tables of ai-dynamo/aiconfigurator 0.12.0 (Apache-2.0).
-gpu,operator,kind,compute,memory,fixed_us,error
+gpu,operator,kind,compute,memory,fixed_us,token_us,error
 """
 STATED = (
     ("gemm", "fp8", 0.92, 0.8),
@@ -79,6 +79,8 @@ class Fit(NamedTuple):
     compute: float
     memory: float
     fixed_us: float
+    token_us: float
+    """Time of a token of the server that its GPUs do not divide."""
     error: float
     """Median of the relative error."""
     error_p80: float
@@ -118,6 +120,10 @@ class Table:
         """Rows with a text in a column; all, where there is no such column."""
         return self.where(self._columns[column] == value) if column in self else self
 
+    def other_than(self, column: str, value: str) -> "Table":
+        """Rows without a text in a column."""
+        return self.where(self._columns[column] != value)
+
     def first_of(self, column: str, values: Sequence[str]) -> "Table":
         """Rows with the first of these texts that there is."""
         found = set(self._columns[column])
@@ -129,24 +135,33 @@ class Table:
 
 
 def fitted(
-    seconds: Floats, compute_s: Floats, memory_s: Floats, *, fixed_us: Sequence[float], power: float, few: bool = False
+    seconds: Floats,
+    compute_s: Floats,
+    memory_s: Floats,
+    *,
+    fixed_us: Sequence[float],
+    power: float,
+    few: bool = False,
+    undivided: tuple[Floats | float, Sequence[float]] = (0.0, (0.0,)),
 ) -> Fit | None:
     """Times at full rates are given; power says how the two overlap: 1 not at all, infinity wholly.
 
-    few: the mean error chooses, not the median, which leaves out too much of less than ten times.
+    undivided: tokens of all GPUs together, and times in us to try for one of them.
+    few: the mean error chooses, not the median, which leaves out too much of less than ten times and of long forwards.
     """
     if len(seconds) < (5 if few else 10):
         return None
     none = (1.0,)
     best, least = None, inf
     computes = FRACTIONS if compute_s.any() else none
-    for compute, memory, fixed in product(computes, FRACTIONS if memory_s.any() else none, fixed_us):
+    tokens, token_us = undivided
+    for compute, memory, fixed, each in product(computes, FRACTIONS if memory_s.any() else none, fixed_us, token_us):
         work = ((compute_s / compute) ** power + (memory_s / memory) ** power) ** (1 / power)
-        off = np.abs(np.log((fixed * 1e-6 + work) / seconds))
+        off = np.abs(np.log(((fixed + each * tokens) * 1e-6 + work) / seconds))
         error = float(np.mean(off) if few else np.median(off))
         if error < least:
             least = error
-            best = Fit(compute, memory, fixed, float(np.median(off)), float(np.quantile(off, 0.8)))
+            best = Fit(compute, memory, fixed, each, float(np.median(off)), float(np.quantile(off, 0.8)))
     return best
 
 
@@ -190,29 +205,52 @@ def experts(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
         yield dtype, _experts_fit(rows, gpu.flops_for(dtype), num_bytes, gpu, (0, 10, 20, 30, 50, 80))
 
 
-def _experts_fit(rows: Table, flops: float, num_bytes: float, gpu: GpuSpec, fixed_us: Sequence[float]) -> Fit | None:
+def _experts_fit(
+    rows: Table,
+    flops: float,
+    num_bytes: float,
+    gpu: GpuSpec,
+    fixed_us: Sequence[float],
+    token_us: Sequence[float] = (),
+) -> Fit | None:
     tokens, active, num = rows["num_tokens"], rows["topk"], rows["num_experts"]
     tp, ep = rows["moe_tp_size"], rows["moe_ep_size"]
     params = 3 * rows["hidden_size"] * rows["inter_size"] / tp
     read = num / ep * (1 - (1 - active / num) ** tokens)
     compute_s = 2 * params * active * tokens / ep / flops
     memory_s = read * params * num_bytes / gpu.memory_bandwidth
-    return fitted(rows.seconds, compute_s, memory_s, fixed_us=fixed_us, power=1)
+    undivided = (tokens, token_us or (0.0,))
+    return fitted(
+        rows.seconds, compute_s, memory_s, fixed_us=fixed_us, power=1, few=bool(token_us), undivided=undivided
+    )
 
 
 def prefill_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
     """Prompts of 512 tokens and more, heads of 128, computed in bf16."""
     table = Table.newest(folder, "attention", "context_attention")
     assert table is not None
-    rows = table.equal("kv_cache_dtype", "bfloat16").equal("attn_dtype", "bfloat16")
-    rows = rows.first_of("kernel_source", ATTENTION_KERNELS)
+    typed = table.equal("kv_cache_dtype", "bfloat16").equal("attn_dtype", "bfloat16")
+    for prefix, rows in attention_kernels(typed):
+        yield f"{prefix}bf16", _prefill_fit(rows, gpu)
+
+
+def _prefill_fit(rows: Table, gpu: GpuSpec) -> Fit | None:
     length, batch = rows["isl"], rows["batch_size"]
     chosen = (rows["head_dim"] == 128) & (rows["num_heads"] >= 4) & (length >= 512) & (batch * length <= 32_768)  # noqa: PLR2004
     if "window_size" in rows:
         chosen &= rows["window_size"] == 0
     rows = rows.where(chosen)
     flops = 4 * rows["batch_size"] * rows["isl"] ** 2 / 2 * rows["num_heads"] * 128
-    yield "bf16", fitted(rows.seconds, flops / gpu.flops["bf16"], 0 * flops, fixed_us=(0, 5, 10, 15, 25), power=1)
+    return fitted(rows.seconds, flops / gpu.flops["bf16"], 0 * flops, fixed_us=(0, 5, 10, 15, 25), power=1)
+
+
+def attention_kernels(table: Table) -> Iterator[tuple[str, Table]]:
+    """Rows of the kernel that SGLang chooses, and of FlashInfer's, where that is another one and was measured."""
+    chosen = table.first_of("kernel_source", ATTENTION_KERNELS)
+    yield "", chosen
+    other = table.equal("kernel_source", "flashinfer")
+    if len(other) and not len(chosen.equal("kernel_source", "flashinfer")):
+        yield "flashinfer ", other
 
 
 def decode_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
@@ -220,23 +258,29 @@ def decode_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | No
     table = Table.newest(folder, "attention", "generation_attention")
     assert table is not None
     for dtype, (name, num_bytes) in KV.items():
-        rows = table.equal("kv_cache_dtype", name)
-        if not len(rows):
-            continue
-        rows = rows.first_of("kernel_source", ATTENTION_KERNELS)
-        context = rows["batch_size"] * rows["step"]
-        groups = rows["num_heads"] / rows["num_key_value_heads"]
-        chosen = (rows["head_dim"] == 128) & (context >= 4096) & (groups >= 4)  # noqa: PLR2004
-        if "window_size" in rows:
-            chosen &= rows["window_size"] == 0
-        rows = rows.where(chosen)
-        moved = 2 * rows["batch_size"] * (rows["step"] + 1) * rows["num_key_value_heads"] * 128 * num_bytes
-        memory_s = moved / gpu.memory_bandwidth
-        yield dtype, fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(0, 5, 10, 15, 25), power=1)
+        typed = table.equal("kv_cache_dtype", name)
+        for prefix, rows in attention_kernels(typed) if len(typed) else ():
+            yield f"{prefix}{dtype}", _decode_fit(rows, num_bytes, gpu)
+
+
+def _decode_fit(rows: Table, num_bytes: float, gpu: GpuSpec) -> Fit | None:
+    context = rows["batch_size"] * rows["step"]
+    groups = rows["num_heads"] / rows["num_key_value_heads"]
+    chosen = (rows["head_dim"] == 128) & (context >= 4096) & (groups >= 4)  # noqa: PLR2004
+    if "window_size" in rows:
+        chosen &= rows["window_size"] == 0
+    rows = rows.where(chosen)
+    moved = 2 * rows["batch_size"] * (rows["step"] + 1) * rows["num_key_value_heads"] * 128 * num_bytes
+    memory_s = moved / gpu.memory_bandwidth
+    return fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(0, 5, 10, 15, 25), power=1)
 
 
 def whole_experts(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
-    """DeepSeek's and Kimi's experts, each whole on one of 8 to 32 GPUs; the busiest of these where loads are skewed."""
+    """DeepSeek's and Kimi's experts, each whole on one of 8 to 32 GPUs: the busiest of these, where loads are skewed.
+
+    Balanced loads are left out. Two GPUs take as long as one there, because a token's experts are picked from the first
+    groups of experts, which the measured GPU has.
+    """
     table = Table.newest(folder, "moe", "moe")
     assert table is not None
     for dtype, num_bytes, typed in by_weights(table, "moe_dtype", gpu):
@@ -250,9 +294,10 @@ def whole_experts(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]
             & (measured["moe_tp_size"] == 1)
             & (ep >= 8)  # noqa: PLR2004
             & (ep <= 32)  # noqa: PLR2004
-            & (tokens <= 4096)  # noqa: PLR2004
-        )
-        yield f"whole {dtype}", _experts_fit(rows, gpu.flops_for(dtype), num_bytes, gpu, (20, 30, 40, 50, 60, 70, 80))
+            & (tokens <= MAX_TOKENS)
+        ).other_than("distribution", "balanced")
+        fixed_us, token_us = (20, 30, 40, 50, 60, 70, 80), (0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+        yield f"whole {dtype}", _experts_fit(rows, gpu.flops_for(dtype), num_bytes, gpu, fixed_us, token_us)
 
 
 def latent_decode_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
@@ -335,12 +380,12 @@ def distilled(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, str, Fit | None
 def main() -> None:
     tables = Path(sys.argv[1])
     stated = product(("h20", "h20-3e"), STATED)
-    lines = [f"{gpu},{operator},{kind},{compute},{memory},,\n" for gpu, (operator, kind, compute, memory) in stated]
+    lines = [f"{gpu},{operator},{kind},{compute},{memory},,,\n" for gpu, (operator, kind, compute, memory) in stated]
     for name, folder in GPUS.items():
         for operator, kind, fit in distilled(tables / folder, load_gpu(name)):
             if fit is not None:
                 print(f"{name:14} {operator:24} {kind:5} {fit.error:5.0%} {fit.error_p80:5.0%}", flush=True)
-                told = f"{fit.compute:.2f},{fit.memory:.2f},{fit.fixed_us:.0f},{fit.error:.2f}"
+                told = f"{fit.compute:.2f},{fit.memory:.2f},{fit.fixed_us:.0f},{fit.token_us or ''},{fit.error:.2f}"
                 lines.append(f"{name},{operator},{kind},{told}\n")
     OUT.write_text(HEAD + "".join(lines))
 

@@ -193,6 +193,7 @@ class ExpertTimes:
         self._dp = layout.dp
         self._token_ns = 1e9 * spec.expert_flops_per_token / (tp * gpu.flops_for(spec.weight_dtypes[-1]))
         self._token_ns /= settings.expert_efficiency
+        self._token_ns += spec.experts.num_layers * layout.dp * settings.expert_token_ns
         self._byte_ns = 1e9 / (tp * gpu.memory_bandwidth * settings.expert_memory_efficiency)
         self._layers_ns = spec.experts.num_layers * settings.expert_layer_ns
 

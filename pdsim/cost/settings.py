@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
-from pdsim.cost.kernels import kinds, products, reached, spread
+from pdsim.cost.kernels import beyond_tables, kinds, products, reached, spread
 from pdsim.cost.model import CostModel
 from pdsim.cost.reductions import LargeMessages
 from pdsim.cost.roofline import RooflineModel
@@ -69,6 +69,10 @@ class Roofline:
     """Share of memory bandwidth for experts' weights. Used only if expert_efficiency is given."""
     expert_layer_ns: float = 0
     """Time of a layer's experts without bytes and operations: routing, sorting and gathering tokens. Used only if
+    expert_efficiency is given.
+    """
+    expert_token_ns: float = 0
+    """Time of a layer's experts for each token of a server, which its GPUs do not divide among them. Used only if
     expert_efficiency is given.
     """
     expert_prefill_layer_ns: float = 0
@@ -161,12 +165,14 @@ class Kernels:
         experts, link, exchange = (found[name] for name in ("experts", "all_reduce", "expert_exchange"))
         compute, memory = products(layout)
         host = self._factor()
+        beyond = beyond_tables(operators["experts"])
 
-        def share(reached: float, operator: str, column: str = "memory") -> float:
-            return reached / self._factor(getattr(within[operator], column))
+        def share(reached: float, operator: str, column: str = "memory", *spreads: float) -> float:
+            return reached / self._factor(getattr(within[operator], column), *spreads)
 
-        def fixed_ns(operator: str) -> float:
-            return 1e3 * found[operator].fixed_us * self._factor(within[operator].fixed_us)
+        def time_ns(operator: str, column: str = "fixed_us", *spreads: float) -> float:
+            time_us: float = getattr(found[operator], column)
+            return 1e3 * time_us * self._factor(getattr(within[operator], column), *spreads)
 
         reading = share(found["decode_attention"].memory, "decode_attention")
         return Roofline(
@@ -176,11 +182,12 @@ class Kernels:
             kv_bandwidth=reading,
             fp8_kv_bandwidth=reading,
             link_efficiency=share(link.memory, "all_reduce"),
-            all_reduce_ns=fixed_ns("all_reduce"),
-            expert_efficiency=share(experts.compute, "experts", "compute"),
+            all_reduce_ns=time_ns("all_reduce"),
+            expert_efficiency=share(experts.compute, "experts", "compute", beyond.spread) / beyond.slowness,
             expert_memory_efficiency=share(experts.memory, "experts"),
-            expert_layer_ns=fixed_ns("experts"),
-            expert_exchange_ns=fixed_ns("expert_exchange"),
+            expert_layer_ns=time_ns("experts"),
+            expert_token_ns=time_ns("experts", "token_us", beyond.spread) * beyond.slowness,
+            expert_exchange_ns=time_ns("expert_exchange"),
             expert_exchange_efficiency=share(exchange.memory, "expert_exchange"),
             prefill_layer_ns=self.prefill_layer_ns * host,
             expert_prefill_layer_ns=self._expert_prefill_layer_ns(layout) * host,
@@ -189,9 +196,9 @@ class Kernels:
             prompt_overhead_ns=self.prompt_overhead_ns * host,
         )
 
-    def _factor(self, spread: float = 1) -> float:
-        """Factor on a time whose kernels have this spread, combined with the spread of servers."""
-        return self.factor * exp(self.slowness * hypot(log(KERNELS_SPREAD), log(spread)))
+    def _factor(self, *spreads: float) -> float:
+        """Factor on a time whose kernels have these spreads, combined with the spread of servers."""
+        return self.factor * exp(self.slowness * hypot(log(KERNELS_SPREAD), *map(log, spreads)))
 
     def _expert_prefill_layer_ns(self, layout: Layout) -> float:
         is_latent = isinstance(layout.model.attention, LatentAttention)

@@ -318,6 +318,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         *_exchange_flags(scenario, servers),
         ("enable-eplb", servers.redundant_experts is not None),
         ("ep-num-redundant-experts", servers.redundant_experts),
+        ("attention-backend", servers.attention_backend),
         ("page-size", scenario.page_size),
         ("context-length", scenario.context_tokens),
         ("kv-cache-dtype", kv_cache_dtype(scenario, KV_DTYPES, "bf16")),

@@ -226,6 +226,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("all2all-backend", _all_to_all(servers) if exchanges_by_deepep(scenario, servers) else None),
         ("enable-eplb", redundant is not None),
         ("eplb-config", eplb),
+        ("attention-backend", servers.attention_backend and servers.attention_backend.upper()),
         ("block-size", block),
         ("max-model-len", scenario.context_tokens),
         ("kv-cache-dtype", kv_cache_dtype(scenario, KV_DTYPES, "bfloat16")),

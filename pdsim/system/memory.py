@@ -90,6 +90,8 @@ class Layout:
     """Relative excess of the busiest GPU's expert tokens over the mean."""
     overlaps_batches: bool = False
     """True: half of a batch exchanges tokens between hosts while the other half computes."""
+    attention_backend: Literal["flashinfer"] | None = None
+    """Library of attention kernels. None: the engine's choice for the GPU."""
     num_draft_layers: int = 0
     """Number of attention layers of a draft model, each with as much KV as a layer of the model (SGLang 0.5.23,
     model_executor/pool_configurator.py: cell_size * draft_num_layers / num_layers)."""

@@ -36,6 +36,7 @@ SERVERS = {
     "expert_skew": [],
     "load_balance_method": [],
     "redundant_experts": [],
+    "attention_backend": ["flashinfer"],
     "two_batch_overlap": ["true"],
     "mem_fraction": ["0.7"],
     "pool_tokens": ["65536"],

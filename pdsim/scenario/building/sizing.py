@@ -100,6 +100,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             has_whole_experts=settings.has_whole_experts,
             expert_skew=skew,
             overlaps_batches=settings.two_batch_overlap,
+            attention_backend=settings.attention_backend,
             num_draft_layers=scenario.num_draft_layers,
             draft=draft_model(decoding, model, load_model),
             num_verified_tokens=1 if role == "prefill" else decoding.num_verified_tokens,

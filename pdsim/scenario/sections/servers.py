@@ -121,6 +121,10 @@ class ServerSettings(Section):
     redundant_experts: int | None = Field(default=None, ge=0)
     """Number of copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts). None: no
     balancer."""
+    attention_backend: Literal["flashinfer"] | None = None
+    """Library of attention kernels (--attention-backend). None: the engine's choice for the GPU. The default cost has
+    times of FlashInfer beside those of the engine's choice for B200, B300, GB200 and GB300, without latent attention.
+    """
     two_batch_overlap: bool = False
     """True: half of a batch exchanges tokens between hosts while the other half computes (--enable-two-batch-overlap).
     No effect on servers within one NVLink domain.
