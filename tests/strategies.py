@@ -193,6 +193,7 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
     policy = draw(st.sampled_from(PREFILL_POLICIES))
     releases = [None] if policy in ("hrrn", "shortest_prefill_first") else [None, "0.5.12"]
     closed: dict[str, Any] = {"use": "closed_loop", "concurrency": draw(st.integers(1, 8))}
+    chunk_tokens = draw(st.sampled_from([0, 16, 32, 64]))
     return small_aggregated(
         *specs,
         page_size=page,
@@ -201,7 +202,8 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
         aggregated__radix_cache=draw(st.booleans()),
         aggregated__eviction=draw(st.sampled_from(["lru", "lfu", "fifo"])),
         aggregated__max_running_requests=14 if crowd else draw(st.integers(1, 6)),
-        aggregated__chunked_prefill_tokens=draw(st.sampled_from([0, 16, 32, 64])),
+        aggregated__chunked_prefill_tokens=chunk_tokens,
+        aggregated__mixed_chunk=chunk_tokens > 0 and draw(st.booleans()),
         aggregated__max_prefill_tokens=draw(st.sampled_from([16, 50, 1000])),
         aggregated__schedule_conservativeness=0.01 if crowd else draw(st.sampled_from([0.1, 1.0, 2.0])),
         aggregated__overlap=draw(st.booleans()),
@@ -228,6 +230,8 @@ def speculative_scenarios(draw: st.DrawFn) -> Scenario:
     scenario = draw(st.one_of(scenarios(), aggregated_scenarios()))
     role = "decode" if scenario.aggregated is None else "aggregated"
     given = getattr(scenario, role)
+    if role == "aggregated":
+        drafts["mixed_chunk"] = False
     if role == "decode" and given.radix_cache:
         drafts["speculative_draft_layers"] = max(1, drafts["speculative_draft_layers"])
     given = given.model_copy(update=drafts)

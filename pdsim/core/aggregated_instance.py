@@ -13,80 +13,25 @@ of the queue; its prompt and its outputs so far are computed again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pdsim.core import messages as m
+from pdsim.core.aggregated_limits import AggregatedLimits, AggregatedRequest
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode.asked_outputs import AskedOutputs
 from pdsim.core.decode.new_token_ratio import NewTokenRatio
 from pdsim.core.decode.running_batch import (
     FOREVER,
     DecodingInstance,
-    Drafts,
     RunningBatch,
-    RunningRequest,
     running_batch,
 )
-from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.fixed_outputs import SimulatedEnds
 from pdsim.core.instance import LACKS, Levels
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.prefill.forward_builder import Forward, ForwardBuilder
 from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
-
-MAX_ESTIMATED_TOKENS = 4096
-"""Maximum output that a request is expected to still produce (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AggregatedLimits:
-    """Limits of one forward and of the whole instance, by SGLang's names."""
-
-    max_running_requests: int
-    chunked_prefill_tokens: int | None
-    """Maximum tokens of one forward. None: every prompt is computed in one piece."""
-    max_prefill_tokens: int
-    """Maximum uncached tokens of one forward. The first prompt of a batch may exceed the limit."""
-    schedule_conservativeness: float = 1.0
-    """Factor on the expected growth of running requests. Above 1, fewer requests are begun beside them."""
-    overlap: bool = True
-    """True: a step is chosen when the step before begins (SGLang's overlap schedule). Messages that arrive meanwhile
-    wait for one more step. A driver that itself chooses steps early must switch this off."""
-    drafts: Drafts | None = None
-    """Tokens of each request that a step verifies. None: each step gives each request one token."""
-    wave_requests: float | None = None
-    """Number of requests whose attention runs at the same time, and reads shared KV once. None: all."""
-    waiting_timeout_ns: int | None = None
-    """Maximum time from a request's arrival until it is begun (SGLANG_REQ_WAITING_TIMEOUT)."""
-    preemption_threshold: int | None = None
-    """A request without a slot preempts a running request whose priority is lower by more than this
-    (--priority-scheduling-preemption-threshold). None: no preemption."""
-    prefill_max_requests: int | None = None
-    """Maximum number of prompts of one forward. None: no limit."""
-    rules: EngineRules = SGLANG_0_5_23
-
-
-@dataclass(slots=True, kw_only=True)
-class AggregatedRequest(RunningRequest):
-    has_fixed_output: bool = False
-
-    @property
-    def num_growth_tokens(self) -> int:
-        return min(max(self.max_output_tokens - self.num_output_tokens, 0), MAX_ESTIMATED_TOKENS)
-
-    @property
-    def num_reserved_tokens(self) -> int:
-        """Tokens reserved for the request's longest output. Outputs before a retraction are not subtracted."""
-        return min(self.max_output_tokens, MAX_ESTIMATED_TOKENS)
-
-    @property
-    def num_asked_tokens(self) -> int:
-        return self.max_output_tokens
-
-    @property
-    def ignores_eos(self) -> bool:
-        return self.has_fixed_output
 
 
 class AggregatedInstance(DecodingInstance[AggregatedRequest]):
@@ -222,14 +167,30 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if isinstance(step, m.PrefillStep):
             return self._on_prefill_done(step, dict(result.ended))
         self.batch.advance(result)
+        if isinstance(step, m.MixedStep):
+            return self._on_mixed_done(step, dict(result.ended))
+        return self._on_decoded(result.ended)
+
+    def _on_mixed_done(self, step: m.MixedStep, outputs: dict[int, TokenSequence]) -> list[m.Command]:
+        """Handles prompts before running requests, and puts them before these into the batch: SGLang makes it of the
+        forward's requests, and forgets that it was full (managers/scheduler.py, 0.5.23, :3959).
+        """
+        self._ratio.on_mixed_step()
+        running = [request.request_id for request in self.batch.requests()]
+        commands = self._on_prefill_done(step.prefill, outputs)
+        self.batch.put_last(running)
+        self._blocked_by = ""
+        return commands + self._on_decoded([(i, outputs[i]) for i in running if i in outputs])
+
+    def _on_decoded(self, ended: Sequence[tuple[int, TokenSequence]]) -> list[m.Command]:
         commands: list[m.Command] = []
-        for request_id, output in result.ended:
+        for request_id, output in ended:
             if not self.batch.end(request_id, output).is_aborted:
                 commands.append(m.Finished(request_id))
         aborted = self.batch.take_aborted() if self.batch.num_aborted else []
         for request in aborted:
             commands += self._asked.close(request)
-        if (result.ended or aborted) and not self.batch.counts_ended:
+        if (ended or aborted) and not self.batch.counts_ended:
             self._blocked_by = ""
         return commands
 
@@ -287,8 +248,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             self._blocked_by = ""  # tried anew with each step
         forward = self._fill_forward(commands)
         if forward.chunks:
-            self._num_prefill_steps += 1
-            return m.PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
+            return self._prefill_step(forward)
         if self.batch.ended:
             self.batch.ended, self._blocked_by = [], ""
             if not self.batch.num_requests:
@@ -299,6 +259,19 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             return m.Wait(forward.hold_until_ns)
         self._make_room(commands)
         return self.batch.step(FOREVER) if self.batch.num_requests else None
+
+    def _prefill_step(self, forward: Forward) -> m.PrefillStep | m.MixedStep:
+        """The step of a forward, in which running requests take part if there are pages for all of them
+        (managers/scheduler.py, 0.5.23, :4377).
+        """
+        self._num_prefill_steps += 1
+        prefill = m.PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
+        if not self.limits.mixed_chunk or not self.batch.num_requests or not self.batch.fits_a_step():
+            return prefill
+        for _ in self.batch.make_room(self._preemption_policy, self):
+            raise AssertionError("there was room")
+        decode = self.batch.step(1)
+        return m.MixedStep(replace(prefill, num_decode_tokens=decode.num_requests), decode)
 
     def _be_idle(self) -> None:
         """Resets the expected share of longest outputs to its initial value, if no request runs or waits."""
@@ -342,6 +315,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
     def _fill_forward(self, commands: list[m.Command]) -> Forward:
         """Fills the next forward. No prompt is begun behind a blocked prompt, or without a slot."""
         num_slots, reserved_tokens, may_preempt = None, 0.0, self.limits.preemption_threshold is not None
+        num_decode_tokens = len(self.running) if self.limits.mixed_chunk else 0
         self._ends = None
         if self._builder.waiting and not self._blocked_by:
             if self._num_slots > 0 or may_preempt:
@@ -349,7 +323,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 num_slots = max(0, self._num_slots)
             else:
                 self._blocked_by = "slots"
-        forward = self._builder.fill(self.now_ns, num_slots, reserved_tokens=reserved_tokens)
+        forward = self._builder.fill(
+            self.now_ns, num_slots, reserved_tokens=reserved_tokens, num_decode_tokens=num_decode_tokens
+        )
         self._blocked_by = forward.blocked_by or self._blocked_by
         for request in self._gave_way:
             self._requeue(request, commands)

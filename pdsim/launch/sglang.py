@@ -142,7 +142,7 @@ _SAID = (
     *("state_dtype", "priorities", "storage", "network.staging", "health", "*.max_prefill_tokens"),
     *("*.prefill_max_requests", "*.stream_interval"),
     *("*.host_cache", "*.host_cache_write", "*.two_batch_overlap"),
-    *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness"),
+    *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness", "aggregated.mixed_chunk"),
     *("*.dcp", "prefill.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
     *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
     "decode.polling_interval",
@@ -354,6 +354,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         flags += [
             ("schedule-conservativeness", servers.schedule_conservativeness),
             ("priority-scheduling-preemption-threshold", servers.priority_preemption_threshold),
+            ("enable-mixed-chunk", servers.mixed_chunk),
         ]
     else:
         flags += _disaggregation_flags(scenario, servers)

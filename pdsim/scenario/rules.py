@@ -124,6 +124,11 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
             "aggregated.load_balance_method: follow_bootstrap_room: requests of an aggregated server have no bootstrap "
             "room (0.5.23, managers/data_parallel_controller.py:905); say round_robin, total_requests or total_tokens"
         )
+    if scenario.aggregated is not None and scenario.aggregated.mixed_chunk:
+        if scenario.aggregated.chunked_prefill_tokens in (0, -1):
+            return "aggregated.mixed_chunk needs chunked_prefill_tokens (0.5.23, managers/scheduler.py:1376)"
+        if scenario.aggregated.speculative_draft_tokens is not None:
+            return "aggregated.mixed_chunk: pdsim does not model mixed steps with drafts; leave one of them out"
     if scenario.router.disaggregation is not None:
         return "router.disaggregation: decode computes no prompts in SGLang; leave it out, or say engine: vllm"
     return ""
@@ -158,6 +163,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
             return "aggregated.schedule_conservativeness is SGLang's; leave it out"
         if aggregated.priority_preemption_threshold is not None:
             return "aggregated.priority_preemption_threshold is SGLang's; leave it out"
+        if aggregated.mixed_chunk:
+            return "aggregated.mixed_chunk is SGLang's; vLLM's steps always mix prompts and outputs; leave it out"
     if scenario.network.staging is not None:
         return "network.staging is SGLang's; leave it out"
     return _wrong_push(scenario)

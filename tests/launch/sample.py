@@ -201,6 +201,7 @@ AGGREGATED = {
     "dcp": [],
     "schedule_conservativeness": ["0.5"],
     "priority_preemption_threshold": ["3"],
+    "mixed_chunk": ["true"],
     **{name: [] for name in (*DRAFTS, "speculative_draft_model")},
 }
 """Other values of every field of aggregated servers."""

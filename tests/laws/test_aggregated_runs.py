@@ -7,14 +7,14 @@ from hypothesis import given
 
 from pdsim.core.invariants import check
 from pdsim.core.journal import from_lines, to_line
-from pdsim.core.messages import PrefillChunk, PrefillStep, Retracted
+from pdsim.core.messages import PrefillChunk, Retracted
 from pdsim.core.replay import replay
 from pdsim.policy.protocols import HoldUntil, Pick
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
 from tests.strategies import aggregated_scenarios
-from tests.support import Traced, decisions, examples, require_whole_gaps, run, run_both_ways
+from tests.support import Traced, chunks, decisions, examples, require_whole_gaps, run, run_both_ways
 
 
 @given(aggregated_scenarios())
@@ -56,7 +56,7 @@ def passes(traced: Traced) -> dict[int, list[list[PrefillChunk]]]:
         for command in commands:
             if isinstance(command, Retracted):
                 found[command.request_id].append([])
-        for chunk in step.chunks if isinstance(step, PrefillStep) else ():
+        for chunk in chunks(step):
             found.setdefault(chunk.request_id, [[]])[-1].append(chunk)
     return found
 
@@ -69,12 +69,12 @@ def test_each_token_is_computed_once_or_cached_but_after_a_retraction(scenario: 
     for r in traced.records.requests:
         assert len(computed[r.request_id]) == 1 + r.num_retractions
         lengths = []
-        for chunks in computed[r.request_id]:
-            reached = chunks[0].num_context_tokens
-            for chunk in chunks:
+        for taken in computed[r.request_id]:
+            reached = taken[0].num_context_tokens
+            for chunk in taken:
                 assert chunk.num_context_tokens == reached
                 reached += chunk.num_tokens
-            assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+            assert [chunk.is_last for chunk in taken] == [False] * (len(taken) - 1) + [True]
             lengths.append(reached)
         assert lengths[0] == r.num_prompt_tokens
         assert lengths == sorted(set(lengths))

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.aggregated_instance import AggregatedInstance
+from pdsim.core.aggregated_limits import AggregatedLimits
 from pdsim.core.instance import PolicyError
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_pool import PagePool

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.aggregated_instance import AggregatedInstance
+from pdsim.core.aggregated_limits import AggregatedLimits
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.engine_rules import RELEASES, SGLANG_0_5_12, SGLANG_0_5_23, EngineRules

@@ -20,7 +20,8 @@ from typing import Any
 from loads import LOADS, Load, Request, Role, Servers
 from random_loads import BEYOND, DrawnRequest, drawn_load
 
-from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.aggregated_instance import AggregatedInstance
+from pdsim.core.aggregated_limits import AggregatedLimits
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.engine_rules import SGLANG_0_5_12, SGLANG_0_5_23
@@ -41,6 +42,7 @@ from pdsim.core.messages import (
     KvGranted,
     KvSent,
     LoadKv,
+    MixedStep,
     NewRequest,
     PrefillDone,
     PrefillStep,
@@ -203,6 +205,7 @@ def twin(name: str, servers: Servers) -> Instance:
             max_prefill_tokens=role.max_prefill_tokens,
             overlap=False,
             preemption_threshold=10 if role.preempts else None,
+            mixed_chunk=role.mixed,
         ),
         policy=policy(role),
         preemption_policy=FewestOutputsFirst(),
@@ -380,9 +383,13 @@ class Replay:
     def check_step(self, step: Step | Wait, said: Row | None) -> None:
         what, expected = ("nothing", []) if said is None else (said[2], said[3])
         found, members = "nothing", []
-        if isinstance(step, PrefillStep):
+        if isinstance(step, PrefillStep | MixedStep):
             found = "prefill"
-            members = [[f"r{c.request_id}", c.num_context_tokens, c.num_tokens] for c in step.chunks]
+            chunks = step.chunks if isinstance(step, PrefillStep) else step.prefill.chunks
+            members = [[f"r{c.request_id}", c.num_context_tokens, c.num_tokens] for c in chunks]
+            if isinstance(step, MixedStep):
+                assert not isinstance(self.instance, PrefillInstance)
+                members += [[f"r{r.request_id}", r.num_kv_tokens, 1] for r in self.instance.batch.requests()]
         elif isinstance(step, DecodeStep):
             assert not isinstance(self.instance, PrefillInstance)
             found, members = "decode", [f"r{request.request_id}" for request in self.instance.batch.requests()]

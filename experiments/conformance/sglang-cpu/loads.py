@@ -21,6 +21,8 @@ class Role:
     num_reserved_decode_tokens: int = 512
     policy: str = "fcfs"
     preempts: bool = False
+    mixed: bool = False
+    """An aggregated server: --enable-mixed-chunk."""
     """Requests have priorities, and running ones give way to higher ones."""
 
     def arguments(self, role: str) -> list[str]:

@@ -86,12 +86,14 @@ def drawn_load(name: str) -> Load:
 
 
 def random_load(seed: int, kind: str = "") -> Load:
-    """A load of an aggregated instance, or of the kind orders, prefill, decode, prefill-aborts or decode-aborts."""
+    """A load of an aggregated instance, or of a kind: orders, mixed, prefill, decode, prefill-aborts, decode-aborts."""
     load = _aggregated_load(seed)
     if not kind:
         return load
     if kind == "orders":
         return replace(load, servers=replace(load.servers, prefill=_ordered(random.Random(seed), load.servers.prefill)))
+    if kind == "mixed":
+        return _mixed_load(seed, load)
     instance, _, aborts = kind.partition("-")
     draw = random.Random(f"{instance} {seed}")
     slowest = draw.choice([0, 2, 20])
@@ -106,6 +108,14 @@ def random_load(seed: int, kind: str = "") -> Load:
     requests = [replace(request, grant_steps=0) for request in requests]
     decode = replace(load.servers.prefill, policy="fcfs", num_reserved_decode_tokens=draw.choice([1, 8, 40]))
     return Load(replace(load.servers, decode=decode), lambda _: requests)
+
+
+def _mixed_load(seed: int, load: Load) -> Load:
+    """The load with mixed chunks, which have room for more than the running requests."""
+    role, page_size = load.servers.prefill, load.servers.page_size
+    chunk_tokens = random.Random(f"mixed {seed}").choice([48, 64, 256]) // page_size * page_size
+    role = replace(role, mixed=True, chunked_prefill_size=chunk_tokens)
+    return Load(replace(load.servers, prefill=role), load.requests)
 
 
 def _aggregated_load(seed: int) -> Load:

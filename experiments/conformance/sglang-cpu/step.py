@@ -34,7 +34,7 @@ OFF = [
     *("abort_on_priority_when_disabled", "attn_dp_enabled", "enable_fpm", "enable_hicache_storage", "enable_hisparse"),
     *("enable_hierarchical_cache", "enable_lmcache", "enable_lora", "enable_overlap", "enable_overlap_mlx"),
     *("enable_pdmux", "enable_unified_cache_external_linker", "enable_unified_memory", "gracefully_exit"),
-    *("is_hybrid_swa", "is_mixed_chunk", "require_mlp_sync", "schedule_low_priority_values_first"),
+    *("is_hybrid_swa", "require_mlp_sync", "schedule_low_priority_values_first"),
 ]
 ABSENT = [
     *("chunked_req", "_pending_chunked_abort_req", "decode_offload_manager", "dllm_config", "draft_worker"),
@@ -280,6 +280,7 @@ def _configure(bench: "Bench") -> Any:
         max_running_requests=role.max_running_requests,
         pp_max_micro_batch_size=role.max_running_requests,
         disable_radix_cache=not role.radix,
+        enable_mixed_chunk=role.mixed,
         schedule_policy=role.policy,
         enable_priority_scheduling=role.preempts,
         disable_priority_preemption=not role.preempts,
@@ -317,6 +318,7 @@ def _settings(bench: "Bench") -> dict[str, Any]:
         "max_req_len": MAX_REQUEST_TOKENS,
         "model_config": SimpleNamespace(vocab_size=VOCABULARY, num_key_value_heads=1, **plain, **unthinking),
         "is_generation": True,
+        "is_mixed_chunk": role.mixed,
         "device": "cpu",
         "processed_tokens_counter": 0,
     }

@@ -32,6 +32,10 @@ class NewTokenRatio:
     def on_idle(self, num_steps: int) -> None:
         self._start, self._start_step = self._initial, num_steps
 
+    def on_mixed_step(self) -> None:
+        """Counts a step that does not lower the ratio, because it also computed prompts."""
+        self._start_step += 1
+
     def on_retraction(self, num_steps: int, running: Collection[RunningRequest]) -> None:
         """Sets the ratio to the share of their longest outputs that running requests have produced. The next step does
         not lower the ratio.

@@ -8,7 +8,7 @@ it joined, and its phase, which tells the steps in which it needs a new page:
 Law: tests/laws/test_decode_steps.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -143,6 +143,12 @@ class RunningBatch(Generic[RequestT]):
         """Number of new pages that the next step needs."""
         return len(self._due(0, 1)) * self._cache.pages_per_growth
 
+    def fits_a_step(self) -> bool:
+        """True if there are pages for the next step. Evicts what is lacking."""
+        num_pages = self.num_opening_pages
+        self._cache.make_free(num_pages)
+        return num_pages <= self._cache.pool.num_free
+
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
         """Allocates the pages of the next step. Yields each request that is retracted to free pages, before the request
         loses its pages. The only request left is retracted if it does not fit alone. keeps_last: the only request left
@@ -226,6 +232,11 @@ class RunningBatch(Generic[RequestT]):
         """Sorts requests: most outputs first, and of these the shortest prompts (SGLang's retract_decode)."""
         kept = sorted(self.requests(), key=lambda r: (-r.num_output_tokens, r.num_prompt_tokens))
         self._requests = {request.request_id: request for request in kept}
+
+    def put_last(self, request_ids: Iterable[int]) -> None:
+        """Moves requests to the end of the batch, in this order."""
+        for request_id in request_ids:
+            self._requests[request_id] = self._requests.pop(request_id)
 
     def retract(self, request_id: int) -> RequestT:
         """Removes a running request that is preempted for a waiting request. The preempted request loses its pages."""

@@ -48,8 +48,6 @@ class Forward:
     """Time before which the policy begins no prompt."""
     blocked_by: str = ""
     """Resource that the first prompt that was not begun lacks: "slots", "pages", or empty."""
-    is_shared: bool = False
-    """True: the partial prompt leaves room for prompts that are shorter."""
 
     @property
     def is_spent(self) -> bool:
@@ -184,7 +182,13 @@ class ForwardBuilder(Generic[RequestT]):
         chunk_tokens = self._chunk_tokens - num_decode_tokens
         if self._sizer is not None and self.partial is not None:
             chunk_tokens = self._sizer.num_tokens(self.partial.num_scheduled_tokens)
-        forward = Forward(chunk_tokens, self._max_prefill_tokens, num_slots or 0, reserved_tokens)
+        forward = Forward(
+            chunk_tokens,
+            self._max_prefill_tokens - num_decode_tokens,
+            num_slots or 0,
+            reserved_tokens + num_decode_tokens,
+            num_decode_tokens,
+        )
         chooses = bool(self._waiting) and (self.is_midway or self._may_begin(num_slots))
         picks: Iterable[Pick] | HoldUntil | None = self._refresh() if self._refreshes and chooses else None
         if self._shortest is not None and chooses:
@@ -284,7 +288,7 @@ class ForwardBuilder(Generic[RequestT]):
 
     def _is_full(self, forward: Forward) -> bool:
         """True if no further prompt is begun in this forward."""
-        return (self.is_midway and not forward.is_shared) or forward.is_spent
+        return forward.is_spent
 
     def _go_on(self, forward: Forward) -> None:
         if (partial := self.partial) is None:
@@ -293,7 +297,6 @@ class ForwardBuilder(Generic[RequestT]):
         if self._shortest is not None and self._waiting:
             num_left = partial.num_tokens - partial.num_scheduled_tokens
             shared = self._shortest.max_chunk_tokens(num_left, forward.chunk_tokens, self.page_size)
-            forward.is_shared = shared is not None
             most = most if shared is None else min(most, shared)
         self._compute(partial, most, forward)
 
@@ -355,7 +358,7 @@ class ForwardBuilder(Generic[RequestT]):
     def _fits(self, request: RequestT, num_new: int, forward: Forward, lease: Lease) -> bool:
         """True if there is room for num_new tokens of a prompt and for its growth."""
         room = self._room_tokens(forward)
-        if self._allows_fixed is not None and request.ignores_eos:
+        if self._allows_fixed is not None and self._is_fixed(request):
             whole_pages = -(-num_new // self.page_size) * self.page_size
             if self._rules.expects_fixed_outputs:
                 whole_pages += self.page_size
@@ -366,18 +369,23 @@ class ForwardBuilder(Generic[RequestT]):
 
     def _is_capped(self, request: RequestT) -> bool:
         """True if max_prefill_tokens keeps a prompt out of a forward that has others."""
-        if self._allows_fixed is not None and request.ignores_eos:
+        if self._is_fixed(request):
             return False
         return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED
 
+    def _is_fixed(self, request: RequestT) -> bool:
+        """True for a prompt that ignores EOS, where nothing is cached (SGLang's add_one_req_ignore_eos)."""
+        return self._allows_fixed is not None and request.ignores_eos
+
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
         """Adds a chunk of at most limit tokens, if any. A prompt that the chunk does not complete becomes the partial
-        prompt.
+        prompt. A prompt that begins needs room for whole pages.
         """
         num_tokens = request.num_tokens - request.num_scheduled_tokens
-        is_last = num_tokens <= limit
+        unit = 1 if self.partial is request or self._is_fixed(request) else self.page_size
+        is_last = -(-num_tokens // unit) * unit <= limit
         if not is_last:
-            num_tokens = limit if self.partial is request else limit - limit % self.page_size
+            num_tokens = limit - limit % unit
             if num_tokens <= 0 or (self.is_midway and self.partial is not request):
                 return False
             self.partial = request

@@ -242,6 +242,7 @@ SGLANG: dict[str, Reader] = {
     "enable-priority-scheduling": _server("has_priorities", _is(found=True)),
     "disable-radix-cache": _server("radix_cache", _is(found=False)),
     "disable-overlap-schedule": _server("overlap", _is(found=False)),
+    "enable-mixed-chunk": _server("mixed_chunk", _is(found=True)),
     "schedule-conservativeness": _server("schedule_conservativeness", _number),
     "priority-scheduling-preemption-threshold": _server("priority_preemption_threshold"),
     "disaggregation-mode": _server("role", _text),

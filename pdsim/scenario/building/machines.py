@@ -7,7 +7,8 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.aggregated_instance import AggregatedInstance
+from pdsim.core.aggregated_limits import AggregatedLimits
 from pdsim.core.autoscaler import Autoscaler, ScalingTimes
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
@@ -103,6 +104,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
                 wave_requests=_wave_requests(scenario, role),
                 waiting_timeout_ns=waiting_timeout_ns,
                 preemption_threshold=aggregated.priority_preemption_threshold,
+                mixed_chunk=aggregated.mixed_chunk,
                 rules=scenario.engine_rules,
             ),
             policy=deepcopy(aggregated.policy),

@@ -341,6 +341,9 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     preemption."""
     overlap: bool = True
     """True: the loop chooses a step when the step before begins. False: --disable-overlap-schedule."""
+    mixed_chunk: bool = False
+    """True: forwards with prompts also decode (--enable-mixed-chunk). Running requests take part of
+    chunked_prefill_tokens."""
 
 
 class Pair(NamedTuple):

@@ -153,6 +153,8 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError("decode.retracts_to_host_cache: it is for simulation only; leave it out")
     if (interval := scenario.servers[1].stream_interval) > 1:
         raise ConfigError(f"stream_interval: {interval}: tokens are sent in groups in simulation only; leave it out")
+    if scenario.aggregated is not None and scenario.aggregated.mixed_chunk:
+        raise ConfigError("aggregated.mixed_chunk: forwards mix prompts and outputs in simulation only; leave it out")
     if scenario.storage is not None:
         raise ConfigError("storage: storage behind host caches runs in simulation only; leave it out")
     if scenario.elastic is not None:
