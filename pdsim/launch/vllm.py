@@ -33,6 +33,7 @@ from pdsim.scenario.building.sizing import resolve, roles
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.component import component_name
 from pdsim.scenario.sections.servers import (
+    AggregatedSettings,
     ComputingSettings,
     DecodeSettings,
     DecodingSettings,
@@ -97,7 +98,7 @@ SERVER_RULES: dict[str, Rule] = {
             "decode.allocation",
         )
     ),
-    **dict.fromkeys(("*.stream_interval", "*.dcp")),
+    **dict.fromkeys(("*.stream_interval", "*.prefill_schedule_interval", "*.dcp")),
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "vLLM"),
     "page_size": lambda value, _: (
@@ -247,6 +248,8 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         flags.append(("long-prefill-token-threshold", servers.long_prefill_tokens))
         flags.append(("long-prefill-token-threshold-adaptive", servers.long_prefill_adaptive))
         flags.append(("no-async-scheduling", not getattr(servers, "overlap", True)))
+    if isinstance(servers, AggregatedSettings) and servers.prefill_schedule_interval > 1:
+        flags.append(("prefill-schedule-interval", servers.prefill_schedule_interval))
     if isinstance(servers, DecodingSettings):
         sizes = scenario.cost.graph_sizes
         flags.append(("cudagraph-capture-sizes", list(sizes) if isinstance(sizes, tuple) else None))

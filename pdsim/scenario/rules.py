@@ -129,6 +129,8 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
             return "aggregated.mixed_chunk needs chunked_prefill_tokens (0.5.23, managers/scheduler.py:1376)"
         if scenario.aggregated.speculative_draft_tokens is not None:
             return "aggregated.mixed_chunk: pdsim does not model mixed steps with drafts; leave one of them out"
+    if scenario.aggregated is not None and scenario.aggregated.prefill_schedule_interval > 1:
+        return "aggregated.prefill_schedule_interval is vLLM's; leave it out, or say engine: vllm"
     if scenario.router.disaggregation is not None:
         return "router.disaggregation: decode computes no prompts in SGLang; leave it out, or say engine: vllm"
     return ""
@@ -159,6 +161,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
     if (aggregated := scenario.aggregated) is not None:
         if aggregated.speculative_draft_tokens is not None:
             return "aggregated.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
+        if aggregated.prefill_schedule_interval > 1 and aggregated.dp > 1:
+            return "aggregated.prefill_schedule_interval: pdsim does not model the ranks' common one; give dp: 1"
         if aggregated.schedule_conservativeness != 1:
             return "aggregated.schedule_conservativeness is SGLang's; leave it out"
         if aggregated.priority_preemption_threshold is not None:

@@ -191,3 +191,11 @@ def test_nixl_pushes_if_it_is_told(engine, tmp_path_factory):
     assert read.network.nixl_push
     commands = ENGINES[engine](read, [], DENSE).commands.values()
     assert sum('"kv_connector":"NixlPushConnector"' in one for one in commands) == 2
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+def test_an_interval_of_prompts_is_said_and_read(engine, tmp_path_factory):
+    data = {"model": DENSE, "engine": "vllm", "aggregated": {"gpu": "h100", "prefill_schedule_interval": 4}}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    read = check({**data, "page_size": 16, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
+    assert read.aggregated.prefill_schedule_interval == 4

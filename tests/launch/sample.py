@@ -202,6 +202,7 @@ AGGREGATED = {
     "schedule_conservativeness": ["0.5"],
     "priority_preemption_threshold": ["3"],
     "mixed_chunk": ["true"],
+    "prefill_schedule_interval": [],
     **{name: [] for name in (*DRAFTS, "speculative_draft_model")},
 }
 """Other values of every field of aggregated servers."""

@@ -9,6 +9,7 @@ from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.offload_cache import MUST_WAIT
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
+from pdsim.policy.prefill import CacheAwareOrder
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 
 
@@ -24,6 +25,8 @@ class TokenBudget:
     has_fair_shares: bool = False
     """True: prompt_tokens is at least step_tokens divided by the number of requests
     (long_prefill_token_threshold_adaptive; vLLM 0.33.0, v1/core/sched/scheduler.py:764)."""
+    prefill_interval_steps: int = 1
+    """While requests decode, a prompt is computed in one of so many steps."""
 
 
 class VllmForwardBuilder(ForwardBuilder[RequestT]):
@@ -41,6 +44,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def __init__(self, *, cache: KvCache, policy: PrefillPolicy, budget: TokenBudget) -> None:
         super().__init__(cache=cache, policy=policy, chunk_tokens=budget.step_tokens, max_prefill_tokens=UNLIMITED)
         self.spare_tokens = 0
+        self.is_held = False
+        """True: the step that is being chosen computes no prompt."""
         self._prompt_tokens = UNLIMITED if budget.prompt_tokens is None else budget.prompt_tokens
         self._has_fair_shares = budget.has_fair_shares
         self._step_prompt_tokens = self._prompt_tokens
@@ -73,6 +78,16 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     @property
     def num_unbegun(self) -> int:
         return len(self._waiting) + len(self._loading) + len(self._loaded)
+
+    @property
+    def sorts_by_cache(self) -> bool:
+        """True: an eviction may change which prompt is next."""
+        return isinstance(self._policy, CacheAwareOrder)
+
+    @property
+    def num_ready(self) -> int:
+        """Number of prompts that could be begun now: those that wait for nothing but their turn."""
+        return len(self._waiting) + len(self._loaded)
 
     @property
     def loads(self) -> list[RequestT]:
@@ -173,6 +188,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def _goes_on(self, num_decode_tokens: int) -> tuple[int, int]:
         """Number of pages that begun prompts need in the next step, and of budget tokens that they leave."""
         num_pages, num_left = 0, self._chunk_tokens - num_decode_tokens
+        if self.is_held:
+            return num_pages, num_left
         limit = self._limit_beside(num_decode_tokens)
         for partial in self._partials.values():
             num_tokens = self._num_chunk_tokens(partial, min(num_left, limit))

@@ -33,6 +33,7 @@ from pdsim.core.prefill.forward_builder import Forward, RequestT
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.transfer.kv_returns import KvGiver, KvTaker, Returning
+from pdsim.core.vllm.prefill_cadence import PrefillCadence
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget, VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
@@ -157,6 +158,7 @@ class VllmDecodeInstance(DecodeInstance):
         self._max_transferring = FOREVER
         self.batch.counts_ended = False
         self.batch.caches_unseen = limits.rules.caches_unseen
+        self._cadence = PrefillCadence(budget.prefill_interval_steps)
         self._num_forwards = self._num_admitted = 0
         self._preempts = False
         """True: a request was preempted for the step that is being chosen, which therefore begins none."""
@@ -179,21 +181,30 @@ class VllmDecodeInstance(DecodeInstance):
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         self._preempts, self._blocked_by = False, ""
         self.cache.begin_step()
+        num_held = self._cadence.num_held_steps if self.batch.num_requests else 0
+        self._builder.is_held = num_held > 0
         step, commands = super().next_step(now_ns)
         if not self._builder.has_work:
+            if not num_held:
+                self._cadence.on_filled(0)
             return step, commands
         if not isinstance(step, m.DecodeStep):
             return self._compute_alone(now_ns, commands), commands
+        if num_held:
+            return replace(step, max_steps=min(step.max_steps, num_held)), commands
         forward = self._fill(now_ns, step.num_requests, commands)
         if forward.chunks:
             prefill = self._prefill_step(forward, step.num_requests)
             return m.MixedStep(prefill, replace(step, max_steps=1)), commands
-        asks_soon = self._preempts or forward.hold_until_ns is not None
+        evicts = self.cache.pool.num_free < step.num_requests * step.max_steps
+        asks_soon = self._preempts or forward.hold_until_ns is not None or (evicts and self._builder.sorts_by_cache)
         return (replace(step, max_steps=1) if asks_soon else step), commands
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         if isinstance(step, m.DecodeStep):
+            self._cadence.on_steps(result.num_steps, has_prompts=False)
             return super().on_step_done(step, result, now_ns)
+        self._cadence.on_steps(1, has_prompts=True)
         if isinstance(step, m.PrefillStep):
             return self._on_computed(step, result)
         computed = {chunk.request_id for chunk in step.prefill.chunks}
@@ -360,6 +371,8 @@ class VllmDecodeInstance(DecodeInstance):
         partials = {partial.request_id for partial in self._builder.partials}
         forward = self._builder.fill(now_ns, num_slots, num_decode_tokens=num_decode_tokens)
         commands += self.cache.take_connector_copies()
+        if not self._preempts:
+            self._cadence.on_filled(self._builder.num_ready)
         for chunk in forward.chunks:
             if chunk.request_id not in partials:
                 self._rank(self._builder.begun[chunk.request_id])

@@ -362,6 +362,7 @@ VLLM: dict[str, Reader] = {
     "scheduling-policy": _server("has_priorities", lambda value: value == "priority"),
     "long-prefill-token-threshold": _server("long_prefill_tokens"),
     "long-prefill-token-threshold-adaptive": _server("long_prefill_adaptive", _is(found=True)),
+    "prefill-schedule-interval": _server("prefill_schedule_interval"),
     "no-async-scheduling": _server("overlap", _is(found=False)),
     "async-scheduling": _nothing,
     "cudagraph-capture-sizes": _common("cost.graph_sizes", _sizes),

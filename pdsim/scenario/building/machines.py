@@ -4,6 +4,7 @@ autoscaler.
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -122,7 +123,7 @@ def _vllm_aggregated_instance(scenario: Scenario, aggregated: AggregatedSettings
             wave_requests=_wave_requests(scenario, "aggregated"),
             rules=scenario.engine_rules,
         ),
-        budget=_token_budget(aggregated),
+        budget=replace(_token_budget(aggregated), prefill_interval_steps=aggregated.prefill_schedule_interval),
         admission_policy=FreePages(),
         preemption_policy=deepcopy(aggregated.preemption),
         policy=deepcopy(aggregated.policy),

@@ -344,6 +344,8 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     mixed_chunk: bool = False
     """True: forwards with prompts also decode (--enable-mixed-chunk). Running requests take part of
     chunked_prefill_tokens."""
+    prefill_schedule_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
+    """While requests decode, one of so many steps computes prompts (vLLM's --prefill-schedule-interval)."""
 
 
 class Pair(NamedTuple):
