@@ -13,6 +13,7 @@ from pydantic_core.core_schema import ModelSchema
 
 from pdsim.inputs import shown
 from pdsim.metrics.run_folder import CATALOG, SCENARIO
+from pdsim.scenario.rules import NOT_MODELLED
 from pdsim.scenario.schema import SHORTHANDS, Scenario, by_role
 from pdsim.scenario.sections.component import describe_component
 from pdsim.scenario.sections.cost import CostChoice
@@ -127,6 +128,8 @@ def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
     place = f"{where}, line {line}" if line else where
     name = ".".join(map(str, path))
     if error["type"] == "extra_forbidden":
+        if name in NOT_MODELLED:
+            return f"{place}: {name}: {NOT_MODELLED[name]}"
         known = _fields_at(section, error["loc"][:-1])
         hint = did_you_mean(str(path[-1]), known)
         return f"{place}: unknown field {name!r}{hint}; here are {', '.join(known)}"

@@ -33,6 +33,18 @@ _DIVIDING_BACKENDS = {
 }
 """Backends with which each GPU of decode gets its share of the KV, and the source."""
 _ORDERS_SINCE_0_5_12 = (HighestResponseRatioFirst, ShortestPrefillFirst)
+_OTHER_STAGES = "pdsim models pipeline stages of prefill only; leave it out, and let tp be all GPUs of a server"
+NOT_MODELLED = {
+    "decode.pp": _OTHER_STAGES,
+    "aggregated.pp": _OTHER_STAGES,
+    "decode.cp": "decode computes no prompts; to divide KV say decode.dcp",
+    "aggregated.cp": "pdsim shares the tokens of prompts on prefill servers only; leave it out",
+    "prefill.dcp": (
+        "pdsim divides KV on decode and aggregated servers only; on prefill servers it usually makes nothing faster "
+        "(SGLang 0.5.23, arg_groups/pd_disaggregation_hook.py:57)"
+    ),
+}
+"""Fields that a role does not have although other roles, or engines, do: with the reason."""
 PREEMPTION_THRESHOLD = 10
 """SGLang's default of --priority-scheduling-preemption-threshold."""
 
