@@ -263,7 +263,9 @@ def _of_divided_kv(scenario: "Scenario") -> str:
     if prefill is not None and prefill.cp > 1:
         return f"{where}: SGLang needs prefill.cp 1 (0.5.23, disaggregation/common/conn.py:1416), found {prefill.cp}"
     beside = {
-        f"{role}.host_cache": servers.host_cache is not None,
+        "decode.host_cache": prefill is not None and servers.host_cache is not None,
+        "storage": scenario.storage is not None and servers.host_cache is not None,
+        "vLLM's host_cache": scenario.engine == "vllm" and servers.host_cache is not None,
         "prefill.layer_groups": prefill is not None and prefill.layer_groups > 0,
         "decode.returns_kv": scenario.decode is not None and scenario.decode.returns_kv,
         "network.staging": scenario.network.staging is not None,

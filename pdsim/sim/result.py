@@ -44,7 +44,8 @@ class RunResult(RunTables):
         if warnings := self.warnings():
             extra["warnings"] = warnings
         if host_caches(self.scenario):
-            extra |= host_cache_fields(self.records.host_copies, self.scenario.page_size)
+            page = self.scenario.page_tokens(next(iter(self.scenario.roles)))  # decode's with divided KV has none
+            extra |= host_cache_fields(self.records.host_copies, page)
         if self.scenario.storage is not None:
             extra |= storage_fields(self.records.host_copies, self.scenario.page_size)
         if self.scenario.elastic is not None:
