@@ -353,8 +353,7 @@ def test_a_load_may_lie_beside(tmp_path, name):
     ("name", "text", "message"),
     [
         ("a.yaml", "a: {{ .Values.x }}", "not YAML"),
-        ("a.sh", "echo hello\n", "the files start no server of SGLang or vLLM"),
-        ("a.sh", "python -m dynamo.trtllm --model-path x\n", "pdsim does not model dynamo.trtllm"),
+        ("a.sh", "echo hello\n", "the files start no server of SGLang, vLLM or TensorRT-LLM"),
         ("a.sh", "vllm serve org/new-moe-9b-a1b\n", "model org/new-moe-9b-a1b: not in the catalog: give --model NAME"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --block-size many\n", "a.sh, line 1: --block-size many: expected"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-transfer-config '{\n", "no line of a shell: No closing quotation"),

@@ -6,24 +6,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pdsim.formats.deployments import trtllm
 from pdsim.formats.deployments.beside import is_beside, load_beside
 from pdsim.formats.deployments.environment import of_environment, of_lmcache
-from pdsim.formats.deployments.flags import Read, Value, parsed, read_flags
+from pdsim.formats.deployments.flags import read_flags
 from pdsim.formats.deployments.loads import load_of
 from pdsim.formats.deployments.names import gpu_named, is_known, model_named
 from pdsim.formats.deployments.processes import Process, merged, read_processes
+from pdsim.formats.deployments.readers import Read, Value, parsed
 from pdsim.formats.deployments.routers import router_of
-from pdsim.inputs import read_text
+from pdsim.inputs import parse_yaml, read_text
 from pdsim.scenario.loading import apply_change
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import AggregatedSettings, DecodeSettings, PrefillSettings, ServerSettings
 from pdsim.scenario.sections.speculation import named
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.catalog import load_model
+from pdsim.system.catalog import load_gpu, load_model
+from pdsim.system.memory import Layout
 
-_SERVERS = ("sglang", "vllm", "dynamo.sglang", "dynamo.vllm")
-_OTHERS = ("trtllm", "dynamo.trtllm")
+_SERVERS = ("sglang", "vllm", "dynamo.sglang", "dynamo.vllm", *trtllm.PROGRAMS)
 _TP_FLAGS = {"tp", "tp-size", "tensor-parallel-size"}
 _USUAL_GPU = "h100"
 _HEAD = 5000
@@ -65,13 +67,13 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
     files = list(_files(paths))
     beside = [path for path in files if is_beside(path) and not _is_manifest(path)]
     commands = [path for path in files if path.suffix != ".txt" and path not in beside]
-    processes = [process for path in commands for process in read_processes(path)]
+    processes = list(_processes(commands))
     found = Imported()
-    servers = [_read(process) for process in _chosen(merged(processes), found)]
+    told = trtllm.roles_of(processes)
+    found.aside += told.aside
+    servers = [_read(process, told.of_ports) for process in _chosen(merged(processes), found)]
     if not servers:
-        others = sorted({one.program for one in processes if one.program in _OTHERS})
-        why = f"; pdsim does not model {' and '.join(others)}" if others else ""
-        raise ConfigError(f"{', '.join(map(str, paths))}: the files start no server of SGLang or vLLM{why}")
+        raise ConfigError(f"{', '.join(map(str, paths))}: the files start no server of SGLang, vLLM or TensorRT-LLM")
     _take_model(found, servers, model)
     by_role = _by_role(servers, found)
     notes = _noted_gpus(files)
@@ -82,7 +84,10 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
             found.take(path, value)
     if len(by_role) > 1 and "transport" not in found.data.get("network", {}):
         _take_usual_transport(found, servers)
-    _take_router(found, processes, is_pair=len(by_role) > 1)
+    if told.routers:
+        found.data["router"] = told.routers if len(by_role) > 1 else {"prefill": told.routers["prefill"]}
+    else:
+        _take_router(found, processes, is_pair=len(by_role) > 1)
     if beside:
         load, assumed = load_beside(beside[0])
         found.data |= load
@@ -93,6 +98,17 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
         _take_load(found, processes)
     found.data = _in_order(found.data)
     return found
+
+
+def _processes(files: Sequence[Path]) -> Iterator[Process]:
+    """Processes of files. A file of an orchestrator is read once: alone, or where a command names it."""
+    read = [(path, read_processes(path)) for path in files]
+    has_commands = any(processes for _, processes in read)
+    for path, processes in read:
+        for process in processes:
+            yield from trtllm.expanded(process, path.parent) if process.program in trtllm.PROGRAMS else [process]
+        if not has_commands and path.suffix in (".yaml", ".yml"):
+            yield from trtllm.of_orchestrator_file(parse_yaml(read_text(path), str(path)), str(path))
 
 
 def _take_usual_transport(found: Imported, servers: Sequence[_Server]) -> None:
@@ -142,7 +158,8 @@ def _is_headless(process: Process) -> bool:
     return "headless" in flags or (isinstance(rank, str) and rank.isdecimal() and rank != "0")
 
 
-def _read(process: Process) -> _Server:
+def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
+    """Reads a server's flags. of_ports: roles by port, as an orchestrator says."""
     alone, flags = parsed(process.words)
     sizes: dict[str, Value] = {name: str(size) for name, size in process.parallel.items() if name not in flags}
     try:
@@ -150,7 +167,7 @@ def _read(process: Process) -> _Server:
     except ValueError as wrong:
         raise ConfigError(f"{process.where}: {wrong}") from None
     named = _model_of(alone, flags)
-    role = read.server.pop("role", None) or process.role
+    role = read.server.pop("role", None) or of_ports.get(str(flags.get("port"))) or process.role
     return _Server(process, read, named, role if role in ("prefill", "decode") else None)
 
 
@@ -183,7 +200,10 @@ def _by_role(servers: Sequence[_Server], found: Imported) -> dict[str, list[_Ser
     engines = {one.process.program.removeprefix("dynamo.") for one in servers}
     if len(engines) > 1:
         raise ConfigError(f"servers of {' and '.join(sorted(engines))}: pdsim simulates one engine at a time")
-    found.data["engine"] = engines.pop()
+    engine = found.data["engine"] = engines.pop()
+    if engine == "trtllm":
+        found.data["engine"] = "vllm"
+        found.assumed.append("engine: vllm: its scheduler stands for TensorRT-LLM's, which pdsim does not model")
     if not any(one.role == "prefill" for one in servers):
         return {"aggregated": list(servers)}
     prefill = [one for one in servers if one.role == "prefill"]
@@ -195,6 +215,8 @@ def _by_role(servers: Sequence[_Server], found: Imported) -> dict[str, list[_Ser
 
 def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | None) -> None:
     first = group[0]
+    if first.process.program in trtllm.PROGRAMS:
+        trtllm.finish(first.read, role)
     fields, copies = server_fields(first, role, found)
     for one in group[1:]:
         others = [flag for flag in one.read.understood if flag not in first.read.understood]
@@ -207,11 +229,30 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
         said = f"{label} is not in the catalog" if label else "no file names it"
         found.assumed.append(f"{role}.gpu: {_USUAL_GPU}: {said}; --gpu NAME sets it")
     found.data[role] = {"instances": instances, "gpu": named or _USUAL_GPU, **fields}
+    if (share := found.data[role].pop("free_fraction", None)) is not None and "pool_tokens" not in fields:
+        found.data[role]["mem_fraction"] = _of_all_memory(share, found, found.data[role], first.read)
+        found.assumed.append(f"{role}.mem_fraction: {share:g} of what the weights leave")
     found.understood.append(f"{role}: {instances} of {' '.join(first.read.understood)}")
     found.aside += [f"{role}: {flag}" for flag in first.read.aside]
-    found.assumed += first.read.assumed
+    found.assumed += [one for one in first.read.assumed if one not in found.assumed]
     for path, value in first.read.common.items():
         found.take(path, value)
+
+
+def _of_all_memory(share: float, found: Imported, role: Mapping[str, Any], read: Read) -> float:
+    """Share of a GPU's memory for weights and KV, if KV takes a share of what the weights leave."""
+    model, dtype = load_model(found.data["model"]), found.data.get("weight_dtype")
+    gpu, dp = load_gpu(role["gpu"]), role.get("dp", 1)
+    layout = Layout(
+        model=model if dtype is None else model.in_dtype(dtype),
+        gpu=gpu,
+        tp=role["tp"] // dp,
+        dp=dp,
+        has_whole_experts=dp > 1,
+        kv_dtype=read.common.get("kv_dtype", "bf16"),
+    )
+    weights = layout.weight_bytes_per_rank / gpu.memory_bytes / role.get("pp", 1)
+    return float(round(min(1.0, weights + share * max(0.0, 1 - weights)), 4))
 
 
 def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str, Any], int]:
@@ -260,7 +301,7 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
         fields |= host_memory
     if role == "prefill":
         given.pop("stream_interval", None)  # clients read decode's stream
-    for name in [name for name in given if name not in _FIELDS[role]]:
+    for name in [name for name in given if name not in (*_FIELDS[role], "free_fraction")]:
         server.read.aside.append(f"{name}: {role} has no such field")
         del given[name]
     return {**fields, **given}, copies

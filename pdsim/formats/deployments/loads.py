@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pdsim.formats.deployments.flags import Value
+from pdsim.formats.deployments.readers import Value
 from pdsim.inputs import finite, whole
 
 Load = dict[str, Any]

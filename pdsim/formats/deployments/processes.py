@@ -57,7 +57,7 @@ def read_processes(path: Path) -> list[Process]:
 def _with_config(process: Process, folder: Path) -> Process:
     """The process with the flags of its --config file, if that exists and the command does not set them."""
     words = list(process.words)
-    if "--config" not in words[:-1]:
+    if "--config" not in words[:-1] or process.program == "trtllm":
         return process
     at = words.index("--config")
     path = folder / words[at + 1]

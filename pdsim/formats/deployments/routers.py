@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pdsim.formats.deployments.flags import Value
+from pdsim.formats.deployments.readers import Value
 from pdsim.inputs import finite
 from pdsim.launch.commands import THRESHOLDS
 from pdsim.launch.dynamo import KV_SETTINGS, ROUTER_MODES

@@ -1,0 +1,153 @@
+"""Reads commands of TensorRT-LLM: `trtllm-serve` with its YAML options, and `trtllm-serve disaggregated -c FILE`.
+
+Names and defaults: TensorRT-LLM's commands/serve.py, llmapi/llm_args.py (KvCacheConfig, CacheTransceiverConfig) and
+llmapi/disagg_utils.py (extract_disagg_cfg).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdsim.formats.deployments.processes import Process
+from pdsim.formats.deployments.readers import Read
+from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, read_text, whole
+
+PROGRAMS = ("trtllm", "dynamo.trtllm")
+_ORCHESTRATORS = ("disaggregated", "disaggregated_mpi_worker")
+_OPTIONS = ("--config", "--extra_llm_api_options", "--extra-llm-api-options", "--extra-engine-args")
+_SECTIONS = {"context_servers": "prefill", "generation_servers": "decode"}
+_NO_SETTINGS = {"num_instances", "urls", "router", "hostname", "port"}
+_ROUTERS = {"round_robin": "round_robin", "load_balancing": "least_loaded", "kv_cache_aware": "cache_aware"}
+_OF_ORCHESTRATOR = {
+    "context_servers", "generation_servers", "hostname", "port", "max_retries", "perf_metrics_max_requests",
+    "return_perf_metrics", "perf_metrics_output_dir", "otlp_config", "node_id", "num_workers",
+    "allow_request_chat_template", "gen_strip_message_history", "gen_tokids_ctxbytes", "disagg_coordinator_url",
+}  # fmt: skip
+_NOT_READ = ("conditional_disagg_config", "disagg_cluster", "schedule_style")
+_USUAL_PAGE, _USUAL_TOKENS, _USUAL_FRACTION = 32, 8192, 0.9
+"""Defaults of tokens_per_block, max_num_tokens and free_gpu_memory_fraction."""
+
+
+class Roles(NamedTuple):
+    """What an orchestrator says of its servers."""
+
+    of_ports: dict[str, str]
+    """Role of the server at each port."""
+    routers: dict[str, str]
+    """Routing policy of each role."""
+    aside: list[str]
+
+
+def expanded(process: Process, folder: Path) -> list[Process]:
+    """The process with the options of its YAML files, or the servers that an orchestrator's file describes, and behind
+    them the orchestrator.
+    """
+    words = list(process.words[1:] if process.words[:1] == ["serve"] else process.words)
+    if words[:1] and words[0] in _ORCHESTRATORS:
+        path = next((folder / value for flag, value in _pairs(words) if flag in ("-c", "--config_file")), None)
+        config = {} if path is None or not path.is_file() else _yaml_of(path)
+        servers = list(_servers_of(process, config))
+        return [*servers, replace(process, program="trtllm-orchestrator", words=[], variables=_texts(config))]
+    for flag, value in [*_pairs(words)]:
+        if flag in _OPTIONS and (folder / value).is_file():
+            at = words.index(flag)
+            words[at : at + 2] = []
+            words += _flags_of(_yaml_of(folder / value))  # the file overwrites flags before it
+    return [replace(process, words=words)]
+
+
+def of_orchestrator_file(config: Any, where: str) -> list[Process]:
+    """Servers that a file of `trtllm-serve disaggregated` describes with their settings. Empty: it is no such file."""
+    if not isinstance(config, dict) or not _SECTIONS.keys() & config.keys():
+        return []
+    process = Process(where, "trtllm", [])
+    return [*_servers_of(process, config), replace(process, program="trtllm-orchestrator", variables=_texts(config))]
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield from pairwise(words)
+
+
+def _yaml_of(path: Path) -> dict[str, Any]:
+    found = parse_yaml(read_text(path, "YAML", MOST_YAML_BYTES), str(path))
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: expected options of TensorRT-LLM by name")
+    return found
+
+
+def _servers_of(process: Process, config: Mapping[str, Any]) -> Iterator[Process]:
+    """Servers whose settings an orchestrator's file has. Settings outside its sections are of all servers."""
+    common = {name: value for name, value in config.items() if name not in (*_OF_ORCHESTRATOR, *_NOT_READ)}
+    for section, role in _SECTIONS.items():
+        given = {**common, **_section(config, section)}
+        if not given.keys() - _NO_SETTINGS - {"backend"}:
+            continue
+        words = list(_flags_of({name: value for name, value in given.items() if name not in _NO_SETTINGS}))
+        count = given.get("num_instances", 1)
+        yield replace(process, program="trtllm", words=words, role=role, replicas=whole(count))
+
+
+def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _flags_of(options: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Options as flags; those inside a section have its name before theirs, with a dot."""
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from _flags_of(value, f"{before}{name}.")
+        elif value is not None:
+            yield f"--{before}{name}"
+            yield from (str(one).lower() if isinstance(one, bool) else str(one) for one in _listed(value))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """What `roles_of` needs of an orchestrator's file, as the variables of its process."""
+    found: dict[str, str] = {}
+    for section, role in _SECTIONS.items():
+        servers = _section(config, section)
+        urls = servers.get("urls")
+        for url in urls if isinstance(urls, list) else ():
+            found[f"port {str(url).rpartition(':')[2]}"] = role
+        router = servers.get("router")
+        found[f"router {role}"] = str(router.get("type", "round_robin")) if isinstance(router, dict) else "round_robin"
+    return found | {f"aside {name}": "" for name in _NOT_READ if config.get(name)}
+
+
+def roles_of(processes: Sequence[Process]) -> Roles:
+    """Roles by port, and routing policies, of all orchestrators among processes."""
+    found = Roles({}, {}, [])
+    for process in processes:
+        for text, value in process.variables.items() if process.program == "trtllm-orchestrator" else ():
+            what, _, name = text.partition(" ")
+            if what == "port":
+                found.of_ports[name] = value
+            elif what == "router" and value in _ROUTERS:
+                found.routers[name] = _ROUTERS[value]
+            else:
+                found.aside.append(f"{process.where}: {name if what == 'aside' else f'router of {name}: {value}'}")
+    return found
+
+
+def finish(read: Read, role: str) -> None:
+    """Completes the fields of a server of a role: sizes that depend on each other, and TensorRT-LLM's defaults."""
+    server, tp = read.server, read.server.get("tp", 1)
+    if server.pop("attention_dp", False):
+        server["dp"], server["tp"] = tp, 1
+    if size := server.pop("rank_host_bytes", 0):  # of each rank
+        server["offload_bytes"] = size * tp // server.get("dp", 1)
+    read.common.setdefault("page_size", _USUAL_PAGE)
+    server.setdefault("free_fraction", _USUAL_FRACTION)
+    if role == "decode":
+        server.pop("rank_chunk_tokens", None)
+    else:
+        server.setdefault("rank_chunk_tokens", _USUAL_TOKENS)
+        if not server.pop("is_chunked", False):
+            read.assumed.append("prompts longer than max_num_tokens are computed in chunks; TensorRT-LLM refuses them")

@@ -1,0 +1,101 @@
+"""Commands and files of TensorRT-LLM become scenarios, with what was understood, left aside and assumed."""
+
+import pytest
+
+from pdsim.formats.deployments.importing import import_deployment
+from pdsim.scenario.schema import Scenario
+
+SCRIPT = """
+trtllm-serve Qwen/Qwen3-32B --port 8001 --tp_size 2 --max_batch_size 64 --extra_llm_api_options ./ctx.yaml &> log &
+trtllm-serve serve Qwen/Qwen3-32B --port 8002 --tp_size 2 --max_batch_size 64 --config ctx.yaml &
+trtllm-serve Qwen/Qwen3-32B --port 8003 --tp_size 4 --max_batch_size 256 --extra_llm_api_options gen.yaml &
+trtllm-serve disaggregated -c disagg.yaml -t 1800
+"""
+FILES = {
+    "run.sh": SCRIPT,
+    "ctx.yaml": """
+kv_cache_config: {enable_block_reuse: false, free_gpu_memory_fraction: 0.8, dtype: fp8, tokens_per_block: 64}
+cache_transceiver_config: {backend: UCX, max_tokens_in_buffer: 8192}
+max_batch_size: 32
+""",
+    "gen.yaml": """
+kv_cache_config: {free_gpu_memory_fraction: 0.9, dtype: fp8, tokens_per_block: 64}
+cuda_graph_config: {enable_padding: true, batch_sizes: [1, 2, 4]}
+cache_transceiver_config: {backend: UCX}
+stream_interval: 20
+""",
+    "disagg.yaml": """
+port: 8000
+context_servers: {num_instances: 2, router: {type: kv_cache_aware}, urls: ["localhost:8001", "localhost:8002"]}
+generation_servers: {num_instances: 1, router: {type: load_balancing}, urls: ["localhost:8003"]}
+conditional_disagg_config: {max_local_prefill_length: 100}
+""",
+}
+ALL = """
+model: deepseek-ai/DeepSeek-R1
+port: 8000
+context_servers:
+  num_instances: 2
+  tensor_parallel_size: 8
+  moe_expert_parallel_size: 8
+  enable_attention_dp: true
+  enable_chunked_prefill: true
+  max_num_tokens: 16384
+  kv_cache_config: {max_tokens: 200000, host_cache_size: 100000000000}
+generation_servers:
+  tensor_parallel_size: 16
+  moe_expert_parallel_size: 16
+  enable_attention_dp: true
+  max_batch_size: 128
+  max_num_tokens: 128
+  kv_cache_config: {max_tokens: 200000}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_roles_are_those_of_the_orchestrators_urls(folder, is_whole):
+    found = import_deployment([folder if is_whole else folder / "run.sh"])
+    Scenario.model_validate(found.data)
+    prefill, decode = found.data["prefill"], found.data["decode"]
+    assert (prefill["instances"], prefill["tp"], prefill["max_running_requests"]) == (2, 2, 32)  # the file overwrites
+    assert (decode["instances"], decode["tp"], decode["max_running_requests"]) == (1, 4, 256)
+    assert (prefill["radix_cache"], prefill["chunked_prefill_tokens"]) == (False, 8192)
+    assert (found.data["page_size"], found.data["kv_dtype"], found.data["engine"]) == (64, "fp8", "vllm")
+    assert found.data["router"] == {"prefill": "cache_aware", "decode": "least_loaded"}
+    assert found.data["cost"] == {"graph_sizes": [1, 2, 4]}
+    assert any(line.endswith("conditional_disagg_config") for line in found.aside)
+    assert any("--cache-transceiver-config.max-tokens-in-buffer 8192" in line for line in found.aside)
+
+
+def test_kv_takes_a_share_of_what_the_weights_leave(folder):
+    """65.5 GB of bf16 weights on two GPUs of 85 GB, and on four."""
+    found = import_deployment([folder / "run.sh"])
+    shares = [found.data[role]["mem_fraction"] for role in ("prefill", "decode")]
+    assert shares == pytest.approx([1 - 0.2 * (1 - 32.8 / 85), 1 - 0.1 * (1 - 16.4 / 85)], abs=0.01)
+    assert "prefill.mem_fraction: 0.8 of what the weights leave" in found.assumed
+
+
+def test_an_orchestrators_file_may_have_all_settings(tmp_path):
+    (tmp_path / "all.yaml").write_text(ALL)
+    found = import_deployment([tmp_path / "all.yaml"], gpu="b200")
+    Scenario.model_validate(found.data)
+    prefill, decode = found.data["prefill"], found.data["decode"]
+    assert [(one["instances"], one["tp"], one["dp"]) for one in (prefill, decode)] == [(2, 8, 8), (1, 16, 16)]
+    assert (prefill["chunked_prefill_tokens"], prefill["host_cache"]) == (8 * 16384, "100 GB")
+    assert (decode["max_running_requests"], decode["pool_tokens"]) == (16 * 128, 200_000)
+    assert (found.data["model"], found.data["page_size"]) == ("deepseek-r1", 32)
+    assert not any("computed in chunks" in line for line in found.assumed)
+
+
+def test_a_worker_of_dynamo(folder):
+    text = "python3 -m dynamo.trtllm --model-path Qwen/Qwen3-32B --extra-engine-args ctx.yaml --disaggregation-mode "
+    (folder / "run.sh").write_text(f"{text}prefill\n{text}decode\n")
+    found = import_deployment([folder / "run.sh"])
+    assert (found.data["prefill"]["tp"], found.data["decode"]["tp"], found.data["page_size"]) == (1, 1, 64)
