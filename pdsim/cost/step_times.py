@@ -68,6 +68,8 @@ class DecodeHostOverhead(NamedTuple):
 
     step_ns: float = 0
     request_ns: float = 0
+    prefill_ns: float = 0
+    """Additional time of a prefill forward in the same loop."""
 
     def ns(self, num_requests: int) -> float:
         return self.step_ns + self.request_ns * num_requests
@@ -197,6 +199,7 @@ class StepTimes:
             duration_ns = self.prefill.prefill_ns(step, start_ns, expert_tokens)
         if self.drafting.model is not None:
             duration_ns += self.drafting.model.prefill_ns(step, start_ns)
+        duration_ns += round(self.host_overhead.prefill_ns)
         if self.speedup[0] != 1:
             duration_ns = max(1, round(duration_ns / self.speedup[0]))
         return duration_ns if self.kv_reads is None else self.kv_reads.prolonged_ns(start_ns, duration_ns)

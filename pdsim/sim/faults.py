@@ -21,6 +21,7 @@ class FaultInjector:
         self._lives = lives
         self._timeline = bus.timeline
         self._faults = scenario.faults
+        self._loading_ns = scenario.cost.host.loading
         self._heartbeats = Heartbeats(bus, health, lives)
         self._draws = Streams(scenario.seed).named("client aborts")
         clients.on_sent = self._on_sent
@@ -50,7 +51,7 @@ class FaultInjector:
         self._lives.kill(fault.kill)
         self._heartbeats.watch(fault.kill)
         if fault.restart_after_ns is not None:
-            self._timeline.after(fault.restart_after_ns, self._restart, fault.kill)
+            self._timeline.after(fault.restart_after_ns + self._loading_ns, self._restart, fault.kill)
 
     def _restart(self, instance_id: str) -> None:
         self._lives.restart(instance_id)

@@ -70,7 +70,7 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys,
     sent = [("shared-memory", "4096", "1"), ("shared-memory", "4096", "4")]
     assert shapes(rows, "transfer", "transport", "payload_bytes", "num_descriptors") == sent
     stages = [(what, "512") for what in ("route", "admit", "grant", "result", "answer")]
-    expected = [("message", ""), *stages, ("submit", "128"), ("submit", "1024")]
+    expected = [("message", ""), ("loading", ""), *stages, ("submit", "128"), ("submit", "1024")]
     of_host = shapes(rows, "host", "what", "new_tokens")
     assert of_host in (expected, [*expected, ("end", "")])  # if two ended in one step
     wave_bytes = {("shared-memory", str(num_tokens * page_bytes // 16)) for num_tokens in (128, 1024)}

@@ -14,4 +14,4 @@ def test_every_error_is_small_and_on_the_page():
     for name, values in again.errors().items():
         cells = " | ".join(f"{run:.4g} | {found:.4g} | {found / run - 1:+.1%}" for run, found in values)
         assert f"| `{name}` | {cells} |" in page
-        assert max(abs(found / run - 1) for run, found in values) < 0.05
+        assert max(abs(found / run - 1) for run, found in values) < 0.07

@@ -269,6 +269,19 @@ def test_a_restarted_aggregated_instance_serves_with_an_empty_cache():
     assert [traced.records.requests[1].num_prefill_cached_tokens for traced in runs] == [56, 0]
 
 
+def test_a_killed_instance_serves_again_when_it_has_loaded():
+    """Restart after 1 s and loading of 3 s are a restart after 4 s, for all requests."""
+    load = [request(i, 8, 4, arrival_ns=i * SECOND) for i in range(30)]
+
+    def runs(restart_s, loading_s):
+        kill = {"at": "1500 ms", "kill": "aggregated-0", "restart_after": f"{restart_s} s"}
+        steps = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
+        cost = {"prefill": steps, "decode": steps, "host": {"loading": f"{loading_s} s"}}
+        return run(small_aggregated(*load, faults=[kill], cost=cost)).records.requests
+
+    assert runs(1, 3) == runs(4, 0) != runs(1, 0)
+
+
 def test_a_prompt_that_an_aggregated_instance_does_not_begin_fails_in_time():
     """The first takes all slots until 108 + 990 ms; the second is given up a second after it came."""
     scenario = small_aggregated(

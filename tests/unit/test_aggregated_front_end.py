@@ -21,6 +21,17 @@ def test_the_answer_is_never_held_back_for_a_prefill_instance():
     assert r.end_ns == r.first_token_ns + 2 * 10 * MILLISECOND
 
 
+def test_the_loop_takes_its_time_around_a_forward_and_decode_steps_do_not():
+    """Of 100 tokens in chunks of 64 there are two forwards; of three outputs, two decode steps of 10 + 1 ms."""
+    steps = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
+    host = {"decode_prefill": "5 ms", "decode_step": "1 ms"}
+    (r,) = run(
+        small_aggregated(request(0, 100, 3), cost={"prefill": steps, "decode": steps, "host": host})
+    ).records.requests
+    assert r.streamed_ns == (1 + 100 + 2 * 5) * MILLISECOND
+    assert r.end_ns == r.first_token_ns + 2 * 11 * MILLISECOND
+
+
 def test_an_answer_of_one_token_ends_with_it():
     (r,) = run(small_aggregated(request(0, 10, 1), front_end={"latency_out": "3 ms"})).records.requests
     assert r.outcome == "finished"

@@ -207,6 +207,7 @@ def test_rows_of_the_kernel_and_transfer_benches_are_read_as_they_are(tmp_path):
 
 def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tmp_path):
     medians_us = {"message": 70.0, "route": 500.0, "admit": 1070.0, "grant": 570.0, "result": 430.0, "answer": 180.0}
+    medians_us["loading"] = 8.1e6
     stages = [{"kind": "host", "what": what, "time_us": time_us} for what, time_us in medians_us.items()]
     loops = [
         {"kind": "loop", "batch": b, "context_tokens": 900 * b, "time_us": affine_decode_us(b, 900 * b) + 300 + 4 * b}
@@ -231,7 +232,8 @@ def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tm
     phases = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us, noise=0)
     told = profile_of(calibrate(measured(tmp_path, *phases, stages, loops, transfers)), "x", "y")
     host = told["cost"]["host"]
-    assert (host["result"], host["start"]) == ("430 us", "500 us")
+    assert (host["result"], host["start"], host["loading"]) == ("430 us", "500 us", "8100 ms")
+    assert host["decode_prefill"] == "930 us"
     assert told["front_end"] == {"service": "500 us", "latency_in": "1 ms", "latency_out": "180 us"}
     assert rest_us(told) == pytest.approx((300, 4), rel=0.02)
     link = told["network"]["transports"]["x"]

@@ -209,6 +209,8 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
         ("validation-h200-tp", 5),
         ("open-loops-h200", 7),
         ("open-loops-two-h200", 7),
+        ("open-loops-h100", 5),
+        ("sliding-windows", 6),
         ("four-h100", 26),
         ("moe-h200", 6),
         ("expert-parallel-h200", 6),

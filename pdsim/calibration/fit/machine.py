@@ -74,8 +74,8 @@ def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: flo
     return np.asarray(1 + slowdown * (1 - idle_at_start * -np.expm1(-x) / x))
 
 
-LOOP = ("start", "launch", "result", "send")
-"""Measured parts of a loop's time on its CPU."""
+LOOP = ("start", "launch", "result", "send", "loading")
+"""Measured parts of a loop's time on its CPU, with the time before the loop begins."""
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
 """Kinds of rows without a fit. Their times are medians, or the remainder beyond fitted times."""
 
@@ -88,12 +88,14 @@ def medians_ns(measurements: Measurements) -> Times:
 
 
 def loop_ns(medians: Mapping[str, float]) -> Times:
-    """Times of a prefill loop in ns. Without measured rows of `start`, the time of a grant beyond its message counts as
-    the time to start a forward.
+    """Times of a prefill loop, and of loading an instance, in ns. Without measured rows of `start`, the time of a grant
+    beyond its message counts as the time to start a forward. A loop that also decodes takes this time and that of the
+    result while its GPU is idle.
     """
     times = {what: medians[what] for what in LOOP if what in medians}
     if "start" not in times and medians.keys() >= {"grant", "message"}:
         times["start"] = max(0.0, medians["grant"] - medians["message"])
+        times["decode_prefill"] = times["start"] + times.get("result", 0.0)
     return times
 
 

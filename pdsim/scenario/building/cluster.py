@@ -188,5 +188,7 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         graphs=graphs,
         waves=attention_waves(scenario, role),
         cold_start=cost.cold_start,
-        host_overhead=DecodeHostOverhead(host.slowdown * host.decode_step, host.slowdown * host.decode_request),
+        host_overhead=DecodeHostOverhead(
+            *(host.slowdown * time_ns for time_ns in (host.decode_step, host.decode_request, host.decode_prefill))
+        ),
     )

@@ -154,7 +154,9 @@ def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
 
 
 class HostSettings(Section):
-    """CPU time of the instances' loops. Fields without `decode` in their name belong to prefill."""
+    """CPU time of the instances' loops. Fields without `decode` in their name belong to prefill; `loading` belongs to
+    all.
+    """
 
     start: Duration = 0
     """Time from choosing a forward to its first kernel, on an idle GPU."""
@@ -169,6 +171,11 @@ class HostSettings(Section):
     """Time between two steps of a decode loop, while its GPU is idle."""
     decode_request: Duration = 0
     """Additional time between two decode steps, for each request of the batch."""
+    decode_prefill: Duration = 0
+    """Additional time around a prefill forward in the same loop, such as that of an aggregated instance, while its GPU
+    is idle."""
+    loading: Duration = 0
+    """Time of loading weights and capturing CUDA graphs, from the restart of a killed instance until it serves."""
     slowdown: float = Field(default=1, gt=0)
     """Factor on all host work: loops, launches of forwards, batches and descriptors of transfers."""
 

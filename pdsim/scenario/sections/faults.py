@@ -16,7 +16,8 @@ class Kill:
     kill: str
     """Name of the instance that dies, such as prefill-0."""
     restart_after_ns: int | None = None
-    """Time until the instance restarts with empty memory. None: the instance stays down."""
+    """Time until the instance restarts with empty memory; it serves after cost.host.loading. None: the instance stays
+    down."""
 
     def __post_init__(self) -> None:
         if self.restart_after_ns == 0:

@@ -41,7 +41,7 @@ _OF_ROLE = {
     ),
 }
 """Fields of a profile's cost that belong to one role, besides the cost model of that name."""
-_HOST_OF_DECODE = ("decode_step", "decode_request")
+_HOST_OF_DECODE = ("decode_step", "decode_request", "decode_prefill")
 
 
 def origin(command: str) -> dict[str, str]:
