@@ -9,8 +9,10 @@ from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.offload_cache import MUST_WAIT
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
-from pdsim.policy.prefill import CacheAwareOrder
+from pdsim.policy.prefill import FirstComeFirstServed, HighestPriorityFirst, LongestOutputFirst
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
+
+_FIXED_ORDERS = (FirstComeFirstServed, HighestPriorityFirst, LongestOutputFirst)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +82,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return len(self._waiting) + len(self._loading) + len(self._loaded)
 
     @property
-    def sorts_by_cache(self) -> bool:
-        """True: an eviction may change which prompt is next."""
-        return isinstance(self._policy, CacheAwareOrder)
+    def keeps_order(self) -> bool:
+        """True: decode steps alone do not change which prompt is next. Others must be asked in each step."""
+        return isinstance(self._policy, _FIXED_ORDERS)
 
     @property
     def num_ready(self) -> int:

@@ -196,8 +196,7 @@ class VllmDecodeInstance(DecodeInstance):
         if forward.chunks:
             prefill = self._prefill_step(forward, step.num_requests)
             return m.MixedStep(prefill, replace(step, max_steps=1)), commands
-        evicts = self.cache.pool.num_free < step.num_requests * step.max_steps
-        asks_soon = self._preempts or forward.hold_until_ns is not None or (evicts and self._builder.sorts_by_cache)
+        asks_soon = self._preempts or forward.hold_until_ns is not None or not self._builder.keeps_order
         return (replace(step, max_steps=1) if asks_soon else step), commands
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
