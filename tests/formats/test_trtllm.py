@@ -99,3 +99,26 @@ def test_a_worker_of_dynamo(folder):
     (folder / "run.sh").write_text(f"{text}prefill\n{text}decode\n")
     found = import_deployment([folder / "run.sh"])
     assert (found.data["prefill"]["tp"], found.data["decode"]["tp"], found.data["page_size"]) == (1, 1, 64)
+
+
+HERE = """
+EXTRA=/tmp/extra.yml
+TP=4
+cat > $EXTRA << EOF
+kv_cache_config:
+    dtype: fp8
+    free_gpu_memory_fraction: 0.85
+enable_attention_dp: true
+cuda_graph_config: {max_batch_size: $CONC}
+EOF
+mpirun -n 1 trtllm-serve Qwen/Qwen3-32B --port=$PORT --tp_size=$TP --max_num_tokens=$MOST --extra_llm_api_options=$EXTRA
+"""
+
+
+def test_a_script_may_write_the_options_itself(tmp_path):
+    (tmp_path / "run.sh").write_text(HERE)
+    found = import_deployment([tmp_path / "run.sh"])
+    aggregated = found.data["aggregated"]
+    assert (aggregated["tp"], aggregated["dp"], found.data["kv_dtype"]) == (4, 4, "fp8")
+    assert "aggregated.mem_fraction: 0.85 of what the weights leave" in found.assumed
+    assert any("--max-num-tokens $MOST: the file does not set it" in line for line in found.aside)

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Process(Pods):
     program: str
     words: Sequence[str]
     """Words of the command after the name of the program."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the files that the script writes itself, by name."""
 
 
 def read_processes(path: Path) -> list[Process]:
@@ -84,6 +86,7 @@ def _of_script(text: str, where: str) -> Iterator[Process]:
     variables: dict[str, str] = {}
     exported: dict[str, str] = {}
     loops: list[int] = []
+    texts = dict(_written(text))
     for number, line in _whole_lines(text):
         if (turns := _turns(_expanded(line, variables))) is not None:
             loops.append(turns)
@@ -101,7 +104,19 @@ def _of_script(text: str, where: str) -> Iterator[Process]:
             elif (found := program_in(rest)) is not None:
                 program, behind = found
                 line_of_it, environment = f"{where}, line {number}", {**exported, **own}
-                yield Process(line_of_it, program, behind, variables=environment, replicas=prod(loops))
+                written = {_expanded(name, variables): _expanded(one, variables) for name, one in texts.items()}
+                yield Process(line_of_it, program, behind, written, variables=environment, replicas=prod(loops))
+
+
+_HERE_DOCUMENT = re.compile(r"^([^\n#]*?)<<-?\s*['\"]?(\w+)['\"]?([^\n]*)\n(.*?)^\s*\2\s*$", re.MULTILINE | re.DOTALL)
+_TARGET = re.compile(r"(?:>|\btee)\s*(?:-a\s+)?['\"]?([^\s;&|>'\"]+)")
+
+
+def _written(text: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of the files that a script writes as here-documents."""
+    for before, _, behind, inside in _HERE_DOCUMENT.findall(text):
+        if (target := _TARGET.search(f"{before} {behind}")) is not None:
+            yield target[1].removeprefix("./"), inside
 
 
 _LOOP = re.compile(r"\s*for\s+\w+\s+in\s+(.*?)\s*(?:;\s*do\b.*)?$")

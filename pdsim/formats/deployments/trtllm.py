@@ -42,20 +42,38 @@ class Roles(NamedTuple):
 
 def expanded(process: Process, folder: Path) -> list[Process]:
     """The process with the options of its YAML files, or the servers that an orchestrator's file describes, and behind
-    them the orchestrator.
+    them the orchestrator. The script may write these files itself.
     """
-    words = list(process.words[1:] if process.words[:1] == ["serve"] else process.words)
+    words = [part for word in process.words for part in _parts(word)]
+    words = words[1:] if words[:1] == ["serve"] else words
     if words[:1] and words[0] in _ORCHESTRATORS:
-        path = next((folder / value for flag, value in _pairs(words) if flag in ("-c", "--config_file")), None)
-        config = {} if path is None or not path.is_file() else _yaml_of(path)
+        name = next((value for flag, value in pairwise(words) if flag in ("-c", "--config_file")), "")
+        config = _options_of(process, folder, name) or {}
         servers = list(_servers_of(process, config))
         return [*servers, replace(process, program="trtllm-orchestrator", words=[], variables=_texts(config))]
-    for flag, value in [*_pairs(words)]:
-        if flag in _OPTIONS and (folder / value).is_file():
+    for flag, name in list(pairwise(words)):
+        if flag in _OPTIONS and (options := _options_of(process, folder, name)) is not None:
             at = words.index(flag)
             words[at : at + 2] = []
-            words += _flags_of(_yaml_of(folder / value))  # the file overwrites flags before it
+            words += _flags_of(options)  # the file overwrites flags before it
     return [replace(process, words=words)]
+
+
+def _parts(word: str) -> list[str]:
+    flag, equals, value = word.partition("=")
+    return [flag, value] if equals and flag in (*_OPTIONS, "--config_file") else [word]
+
+
+def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | None:
+    """Options of a file that the script writes, or that lies beside it. None: there is no such file."""
+    written = process.written.get(name.removeprefix("./"))
+    if written is None and not (name and (folder / name).is_file()):
+        return None
+    text = read_text(folder / name, "YAML", MOST_YAML_BYTES) if written is None else written
+    found = parse_yaml(text, name)
+    if not isinstance(found, dict):
+        raise InputError(f"{name}: expected options of TensorRT-LLM by name")
+    return found
 
 
 def of_orchestrator_file(config: Any, where: str) -> list[Process]:
@@ -64,17 +82,6 @@ def of_orchestrator_file(config: Any, where: str) -> list[Process]:
         return []
     process = Process(where, "trtllm", [])
     return [*_servers_of(process, config), replace(process, program="trtllm-orchestrator", variables=_texts(config))]
-
-
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    yield from pairwise(words)
-
-
-def _yaml_of(path: Path) -> dict[str, Any]:
-    found = parse_yaml(read_text(path, "YAML", MOST_YAML_BYTES), str(path))
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: expected options of TensorRT-LLM by name")
-    return found
 
 
 def _servers_of(process: Process, config: Mapping[str, Any]) -> Iterator[Process]:
