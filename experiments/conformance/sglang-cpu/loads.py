@@ -23,6 +23,8 @@ class Role:
     preempts: bool = False
     mixed: bool = False
     """An aggregated server: --enable-mixed-chunk."""
+    overlap: bool = False
+    """An aggregated server without --disable-overlap-schedule."""
     """Requests have priorities, and running ones give way to higher ones."""
 
     def arguments(self, role: str) -> list[str]:

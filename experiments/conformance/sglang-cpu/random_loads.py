@@ -86,12 +86,14 @@ def drawn_load(name: str) -> Load:
 
 
 def random_load(seed: int, kind: str = "") -> Load:
-    """A load of an aggregated instance, or of a kind: orders, mixed, prefill, decode, prefill-aborts, decode-aborts."""
+    """A load of an aggregated instance, or of a kind: orders, overlap, mixed, prefill, decode, prefill-aborts ..."""
     load = _aggregated_load(seed)
     if not kind:
         return load
     if kind == "orders":
         return replace(load, servers=replace(load.servers, prefill=_ordered(random.Random(seed), load.servers.prefill)))
+    if kind == "overlap":
+        return replace(load, servers=replace(load.servers, prefill=replace(load.servers.prefill, overlap=True)))
     if kind == "mixed":
         return _mixed_load(seed, load)
     instance, _, aborts = kind.partition("-")

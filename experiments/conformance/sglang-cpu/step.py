@@ -32,7 +32,7 @@ END = "."
 """Of ids: the Scheduler aborts all whose ids begin with the given one."""
 OFF = [
     *("abort_on_priority_when_disabled", "attn_dp_enabled", "enable_fpm", "enable_hicache_storage", "enable_hisparse"),
-    *("enable_hierarchical_cache", "enable_lmcache", "enable_lora", "enable_overlap", "enable_overlap_mlx"),
+    *("enable_hierarchical_cache", "enable_lmcache", "enable_lora", "enable_overlap_mlx"),
     *("enable_pdmux", "enable_unified_cache_external_linker", "enable_unified_memory", "gracefully_exit"),
     *("is_hybrid_swa", "require_mlp_sync", "schedule_low_priority_values_first"),
 ]
@@ -101,6 +101,7 @@ class Bench:
         self.rows: list[list[Any]] = []
         self.step = 0
         self.live: dict[int, Any] = {}
+        self.ended: set[str] = set()
         self.scheduler = _scheduler(self)
         self.prepare()
 
@@ -126,7 +127,10 @@ class Bench:
         return servers.decode if self.instance == "decode-0" and servers.decode is not None else servers.prefill
 
     def loop(self) -> None:
-        self.scheduler.event_loop_normal()
+        if self.role.overlap:
+            self.scheduler.event_loop_overlap()
+        else:
+            self.scheduler.event_loop_normal()
 
     def tell_more(self) -> None:
         """Tell the loop what comes beside requests."""
@@ -173,7 +177,6 @@ class Bench:
         return request
 
     def forward(self, batch: Any, *_: Any) -> Any:
-        import torch
         from sglang.srt.managers.utils import GenerationBatchResult
 
         scheduler = self.scheduler
@@ -185,10 +188,15 @@ class Bench:
             self.add("prefill", [[name_of(request), context, tokens] for request, context, tokens in rows], *levels)
         else:
             self.add("decode", [name_of(request) for request in batch.reqs], *levels)
-        tokens = torch.tensor([self.next_token(request) for request in batch.reqs])
+        tokens = self.tokens(batch)
         if self.is_older:
             batch.output_ids = tokens
         return GenerationBatchResult(next_token_ids=tokens)
+
+    def tokens(self, batch: Any) -> Any:
+        import torch
+
+        return torch.tensor([self.next_token(request) for request in batch.reqs])
 
     def drawn(self, request: Any) -> DrawnRequest:
         drawn = self.requests[int(name_of(request)[1:])]
@@ -201,6 +209,8 @@ class Bench:
 
     def process(self, batch: Any, result: Any) -> None:
         processor = self.scheduler.batch_result_processor
+        if self.role.overlap:  # only now are the tokens of the step before known
+            result.next_token_ids = self.tokens(batch)
         if batch.forward_mode.is_decode():
             processor.process_batch_result_decode(batch, result)
         else:
@@ -208,7 +218,9 @@ class Bench:
         self.note_ended(batch)
 
     def note_ended(self, batch: Any) -> None:
-        if ended := [request for request in batch.reqs if request.finished()]:
+        ended = [request for request in batch.reqs if request.finished() and request.rid not in self.ended]
+        self.ended |= {request.rid for request in ended}
+        if ended:
             self.add("ended", [[name_of(request), list(request.output_ids)] for request in ended])
 
     def be_idle(self) -> None:
@@ -284,7 +296,7 @@ def _configure(bench: "Bench") -> Any:
         schedule_policy=role.policy,
         enable_priority_scheduling=role.preempts,
         disable_priority_preemption=not role.preempts,
-        disable_overlap_schedule=True,
+        disable_overlap_schedule=not role.overlap,
         **bench.arguments(),
     )
     if bench.is_older:
@@ -319,6 +331,8 @@ def _settings(bench: "Bench") -> dict[str, Any]:
         "model_config": SimpleNamespace(vocab_size=VOCABULARY, num_key_value_heads=1, **plain, **unthinking),
         "is_generation": True,
         "is_mixed_chunk": role.mixed,
+        "enable_overlap": role.overlap,
+        "_war_barrier_enabled": False,
         "device": "cpu",
         "processed_tokens_counter": 0,
     }
@@ -360,6 +374,7 @@ def _scheduler(bench: "Bench") -> Any:
     scheduler.run_batch = bench.forward
     scheduler.process_batch_result = bench.process
     scheduler.on_idle = bench.be_idle
+    scheduler.launch_batch_sample_if_needed = lambda *_: None
     scheduler._add_request_to_queue = bench.enqueue  # noqa: SLF001
     return scheduler
 
