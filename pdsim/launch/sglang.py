@@ -29,6 +29,7 @@ from pdsim.launch.commands import (
     thresholds,
     weights,
 )
+from pdsim.launch.divided_kv import attention_backend
 from pdsim.launch.drafts import draft_flags
 from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import ReserveDecodeTokens
@@ -318,7 +319,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         *_exchange_flags(scenario, servers),
         ("enable-eplb", servers.redundant_experts is not None),
         ("ep-num-redundant-experts", servers.redundant_experts),
-        ("attention-backend", servers.attention_backend),
+        ("attention-backend", attention_backend(scenario, servers)),
         ("page-size", scenario.page_size),
         ("context-length", scenario.context_tokens),
         ("kv-cache-dtype", kv_cache_dtype(scenario, KV_DTYPES, "bf16")),

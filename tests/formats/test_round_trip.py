@@ -13,7 +13,7 @@ from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 
-MOE, DENSE = "qwen3-30b-a3b", "qwen3-8b"
+MOE, DENSE, LATENT = "qwen3-30b-a3b", "qwen3-8b", "moonlight-16b-a3b"
 COUNTS = st.integers(1, 3)
 SERVERS = {
     "mem_fraction": st.floats(0.85, 0.95).map(lambda share: round(share, 3)),
@@ -63,7 +63,7 @@ CLIENTS = st.sampled_from(
 
 @st.composite
 def clusters(draw, fields, engine):
-    model = draw(st.sampled_from([MOE, DENSE]))
+    model = draw(st.sampled_from([MOE, DENSE, LATENT]))
     data = {"name": "s", "model": model, "engine": engine, "page_size": draw(st.sampled_from([16, 64]))}
     data |= {"workload": draw(LOADS), "client": draw(CLIENTS)}
     roles = ("aggregated",) if draw(st.booleans()) else ("prefill", "decode")
@@ -78,6 +78,8 @@ def clusters(draw, fields, engine):
             **given_fields,
         }
         data[role] |= {"dp": dp} if dp > 1 else {}
+        if model == LATENT and role != "prefill" and not {"host_cache"} & given_fields.keys():
+            data[role]["dcp"] = draw(st.sampled_from([1, tp]))
         if model == MOE and draw(st.booleans()) and tp > 1:
             data[role]["ep"] = draw(st.sampled_from([1, tp]))
     if len(roles) > 1:

@@ -543,3 +543,24 @@ def test_the_command_writes_a_file_for_each_command(capsys, tmp_path):
     assert output(capsys, *arguments, "--out", tmp_path / "out").startswith("prefill-0.sh, decode-0.sh, gateway.sh")
     assert (tmp_path / "out" / "decode-0.sh").read_text().endswith(made["commands"]["decode-0"] + "\n")
     assert "--model-path Qwen/Qwen3-8B" in made["commands"]["prefill-0"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("sglang", "--dcp-size 8"),
+        ("dynamo", "--dcp-size 8"),
+        ("vllm", "--decode-context-parallel-size 8"),
+    ],
+)
+def test_decode_divides_kv(engine, flags):
+    """The pool is that of one GPU, in SGLang's tokens or vLLM's blocks of 16."""
+    decode = "{gpu: h200, tp: 8, dcp: 8, pool_tokens: 1048576}"
+    changes = [("model", "deepseek-v3"), ("prefill", "{gpu: h200, tp: 8}"), ("decode", decode)]
+    changes += [("page_size", "16"), ("network", "{transport: nixl-rdma}")]
+    without = [(section, None) for section in WITHOUT[engine] if section.partition(".")[0] not in ("prefill", "decode")]
+    commands, _ = text(engine, scenario(*without, *changes))
+    (server,) = [one for one in commands if flags in one.replace(" \\\n ", "")]
+    pool = "--num-gpu-blocks-override 8192" if engine == "vllm" else "--max-total-tokens 131072"
+    assert pool in server.replace(" \\\n ", "")
+    assert (engine == "vllm") != ("--attention-backend flashinfer" in server.replace(" \\\n ", ""))

@@ -249,6 +249,7 @@ VLLM: dict[str, Reader] = {
     **dict.fromkeys(("data-parallel-size", "dp"), of_server("dp")),
     **dict.fromkeys(("pipeline-parallel-size", "pp"), of_server("pp")),
     **dict.fromkeys(("decode-context-parallel-size", "dcp"), _divides("dcp")),
+    **dict.fromkeys(("dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"), nothing),
     "enable-expert-parallel": of_server("whole_experts", is_flag(found=True)),
     "enable-eplb": of_server("eplb", is_flag(found=True)),
     "eplb-config": _eplb,

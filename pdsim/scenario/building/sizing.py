@@ -260,9 +260,10 @@ def _resolved_memory(
         slots = slots_of_request(scenario, settings)
         running = max(1, min(running, layout.states(fraction, rule).num_slots // slots))
     host = settings.host_cache
-    if host is not None and layout.dcp > 1 and not isinstance(layout.model.attention, LatentAttention):
-        at = "0.5.23, arg_groups/hicache_hook.py:157"
-        raise ConfigError(f"{role}.host_cache: SGLang copies divided KV of latents only ({at}); leave it out")
+    attention = layout.model.attention
+    if host is not None and layout.dcp > 1 and (not isinstance(attention, LatentAttention) or attention.sparse_tokens):
+        at = "0.5.23, arg_groups/hicache_hook.py:157, model_overrides/deepseek_v2.py:21"
+        raise ConfigError(f"{role}.host_cache: SGLang copies divided KV of dense latents only ({at}); leave it out")
     if host == "auto":
         host = HOST_RATIO * pool * layout.kv_token_bytes
     return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running, "host_cache": host}

@@ -132,7 +132,10 @@ def _wrong_division(decode: Layout, engine: str) -> str:
         at = "SGLang 0.5.23, disaggregation/common/conn.py:1412; vLLM 0.33.0, config/vllm.py:1587"
         return f"{decode.model.name} has no latents, and prefill sends nothing else divided ({at})"
     if engine == "sglang":
-        return ""
+        at = "0.5.23, arg_groups/model_overrides/deepseek_v2.py:23"
+        return (
+            f"SGLang divides no KV of sparse attention that prefill sends ({at})" if attention.index_token_bytes else ""
+        )
     if decode.dcp != decode.tp:
         return f"vLLM divides the KV that prefill sends over all {decode.tp} GPUs (0.33.0, config/vllm.py:1582)"
     if decode.model.state is not None:
