@@ -120,6 +120,8 @@ class Beyond(NamedTuple):
     slowness: float = 1
     spread: float = 1
     """Factor of uncertainty of the slowness."""
+    undivided: float = 1
+    """Factor on the time of a token that GPUs do not divide."""
 
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.5)
@@ -128,8 +130,13 @@ beside them judge (experiments/inferencex-tp).
 """
 
 
-def beyond_tables(experts: str) -> Beyond:
-    return _WHOLE_FP8 if experts == "whole fp8" else Beyond()
+def beyond_tables(layout: Layout) -> Beyond:
+    """Over several hosts, tokens reach the GPUs of their experts by DeepEP, so that no GPU handles all tokens. Within a
+    host SGLang gathers them by default (0.5.12, server_args.py:613: moe_a2a_backend none).
+    """
+    if layout.num_domains > 1:
+        return Beyond(undivided=0)
+    return _WHOLE_FP8 if kinds(layout)["experts"] == "whole fp8" else Beyond()
 
 
 def is_whole(kind: str) -> bool:

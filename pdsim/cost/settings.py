@@ -165,7 +165,7 @@ class Kernels:
         experts, link, exchange = (found[name] for name in ("experts", "all_reduce", "expert_exchange"))
         compute, memory = products(layout)
         host = self._factor()
-        beyond = beyond_tables(operators["experts"])
+        beyond = beyond_tables(layout)
 
         def share(reached: float, operator: str, column: str = "memory", *spreads: float) -> float:
             return reached / self._factor(getattr(within[operator], column), *spreads)
@@ -186,7 +186,7 @@ class Kernels:
             expert_efficiency=share(experts.compute, "experts", "compute", beyond.spread) / beyond.slowness,
             expert_memory_efficiency=share(experts.memory, "experts"),
             expert_layer_ns=time_ns("experts"),
-            expert_token_ns=time_ns("experts", "token_us", beyond.spread) * beyond.slowness,
+            expert_token_ns=time_ns("experts", "token_us", beyond.spread) * beyond.slowness * beyond.undivided,
             expert_exchange_ns=time_ns("expert_exchange"),
             expert_exchange_efficiency=share(exchange.memory, "expert_exchange"),
             prefill_layer_ns=self.prefill_layer_ns * host,

@@ -120,13 +120,24 @@ def test_whole_experts_and_all_heads_have_kernels_of_their_own():
 
 
 def test_a_token_of_whole_experts_takes_a_part_of_its_time_on_every_gpu():
-    """Twice the ranks halve what a rank computes, and leave what each spends on all tokens of the server."""
-    ranks = [replace(layout("deepseek-r1", "b200", 1), dp=dp, has_whole_experts=True) for dp in (8, 16)]
-    kernel, beyond = reached("b200", "experts", "whole fp8"), beyond_tables("whole fp8")
-    two, four = ([Kernels().model(one).prefill_terms(forward(n))["experts"] for n in (16_384, 32_768)] for one in ranks)
-    undivided_ns = 58 * 1e3 * kernel.token_us * beyond.slowness
-    per_token = [(longer - shorter) / 16_384 for shorter, longer in (two, four)]
-    assert per_token[1] - per_token[0] == pytest.approx(8 * undivided_ns, rel=0.01)
+    """Twice the ranks have twice the tokens, of which each rank computes as many as before, and touches all."""
+    ranks = [replace(layout("deepseek-r1", "b200", 1), dp=dp, has_whole_experts=True) for dp in (4, 8)]
+    few, many = ([Kernels().model(one).prefill_terms(forward(n))["experts"] for n in (16_384, 32_768)] for one in ranks)
+    each_ns = 58 * 1e3 * reached("b200", "experts", "whole fp8").token_us * beyond_tables(ranks[0]).slowness
+    assert (many[1] - many[0]) - (few[1] - few[0]) == pytest.approx(16_384 * 4 * each_ns, rel=0.01)
+
+
+def test_servers_take_longer_than_the_tables_for_whole_experts_in_fp8_on_one_host():
+    whole = replace(layout("deepseek-r1", "b200", 8), has_whole_experts=True)
+    narrow = replace(whole, model=whole.model.in_dtype("fp4"))
+    hosts = replace(whole, tp=1, dp=16)
+    beyond = [beyond_tables(one).slowness for one in (whole, narrow, hosts, layout("deepseek-r1", "b200", 8))]
+    assert beyond == [2.5, 1, 1, 1]
+    assert Kernels().roofline(hosts).expert_token_ns == 0
+    slow, best = (
+        cost.model(whole).prefill_terms(forward(32_768))["experts"] for cost in (Kernels().ends[1], Kernels())
+    )
+    assert slow > 1.5 * best
 
 
 def test_a_server_may_choose_flashinfer_where_its_kernels_were_measured_beside_the_default():
