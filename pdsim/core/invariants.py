@@ -81,6 +81,7 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
     if isinstance(cache, VllmHybridCache):
         private += cache.state_pages(leases)
         in_use |= {page for state in cache.held_states(leases) for page in state.pages}
+        in_use |= {-page for page in range(1, cache.num_left_pages + 1)}  # whichever these are
     _check_pool(pool, [*private, *twins], nodes)
     _require(cache.num_available_pages == pool.num_pages - len(in_use), "PAGE-3", "available", in_use, cache)
     if tree is None:
@@ -136,11 +137,12 @@ def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | Non
 
 def _check_offload(offload: OffloadCache) -> None:
     in_host = list(_nodes(offload.tree.root))
-    _check_pool(offload.pool, [], in_host)
+    _check_pool(offload.pool, [page for pages in offload.states.values() for page in pages], in_host)
+    _require(offload.states.keys() <= set(in_host), "STATE-2", "nodes with a state", offload.states, in_host)
     copies = (*offload.stores.values(), *offload.loads.values())
     _check_tree(offload.tree, in_host, [copy.end for copy in copies])
     for copy in copies:
-        on_path = [page for node in path_to(copy.end) for page in node.pages]
+        on_path = [page for node in path_to(copy.end) for page in (*node.pages, *offload.states.get(node, ()))]
         _require(set(copy.host_pages) <= set(on_path), "HOST-2", "pages of a copy on its path", copy, on_path)
 
 

@@ -10,13 +10,13 @@ from pdsim.core.invariants import check
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
-from pdsim.core.sequence import TokenIds
+from pdsim.core.sequence import Spans, TokenIds
 from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance
 from pdsim.policy.pages import FreePages, LastAdmittedFirst, LeastRecentlyUsed
 from pdsim.system.states import block_tokens, state_blocks
-from tests.support import examples
+from tests.support import examples, request, run, run_both_ways, small_aggregated
 
-PAGE = 4
+PAGE, BLOCK, SECOND = 4, 576, 10**9
 branching = st.builds(lambda same, other: [0] * same + [1] * other, st.integers(1, 14), st.integers(0, 14))
 prompts = st.lists(branching | st.lists(st.integers(0, 1), min_size=1, max_size=24), min_size=1, max_size=8)
 
@@ -128,3 +128,39 @@ def test_blocks_hold_a_state_and_are_shared_by_groups_of_layers():
     assert state_blocks(12, 36) == (3, 1)
     assert state_blocks(10, 12) == (1, 1.2)
     assert state_blocks(8, 2) == (1, 1)
+
+
+def with_host(*, gpu_pages, host_pages):
+    """Three prompts that share 8 of 10 pages, and before the last one of 14 pages that shares nothing."""
+    prompts = [Spans([(1, 0, 8 * BLOCK), (10 + i, 0, 2 * BLOCK)]) for i in range(3)]
+    prompts.insert(2, Spans([(2, 0, 14 * BLOCK)]))
+    requests = [request(i, prompt, 2, arrival_ns=i * SECOND) for i, prompt in enumerate(prompts)]
+    settings = {"gpu": "h100", "tp": 4, "pool_tokens": gpu_pages * BLOCK, "chunked_prefill_tokens": 20 * BLOCK}
+    host_cache = f"{host_pages * BLOCK * 12} KiB"  # 12 layers of attention, 1,024 bytes a token
+    return small_aggregated(
+        *requests, engine="vllm", model="qwen3-next-80b-a3b", aggregated={**settings, "host_cache": host_cache}
+    )
+
+
+def test_a_load_ends_at_a_state_in_host_memory():
+    """The second prompt leaves a state where it parts from the first, and the last loads it with 8 pages of KV."""
+    many, _ = run_both_ways(with_host(gpu_pages=24, host_pages=200))
+    begun = [chunk.num_context_tokens for step in steps_of(many) for chunk in chunks_of(step)]
+    assert begun == [0, 0, 8 * BLOCK, 0, 8 * BLOCK]
+    assert [len(load.host_pages) for load in loads_of(many)] == [8 + 3]
+
+
+@examples(20)
+@given(st.integers(24, 40), st.integers(1, 40))
+def test_host_pages_have_one_owner(gpu_pages, host_pages):
+    traced = run(with_host(gpu_pages=gpu_pages, host_pages=host_pages), checked=True)
+    assert [one.outcome for one in traced.records.requests] == ["finished"] * 4
+
+
+def steps_of(traced):
+    return [entry.returned[0] for entry in traced.journal if entry.call == "next_step"]
+
+
+def loads_of(traced):
+    all_commands = [entry.returned[1] for entry in traced.journal if entry.call == "next_step"]
+    return [one for commands in all_commands for one in commands if isinstance(one, m.LoadBack)]

@@ -305,7 +305,8 @@ class RunningBatch(Generic[RequestT]):
         num_rounds, rest = divmod(num_steps, self._page_size)
         num_pages = num_rounds * len(leases) + len(self._due(1, rest)) if num_rounds else len(leases)
         num_ahead = self.num_requests if self._cache.frees_ahead else 0
-        if num_pages + num_ahead <= self._cache.pool.num_listed:
+        num_beside = self.num_requests * (self._cache.pages_per_growth - 1)
+        if num_pages + num_ahead + num_beside <= self._cache.pool.num_listed:
             if leases:
                 self._cache.grow_all(leases, num_pages)
             return

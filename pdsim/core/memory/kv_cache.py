@@ -158,6 +158,20 @@ class KvCache:
         node, pages = self.prefix_cache.match(sequence, max_tokens)
         return Lease(node, pages, len(pages))
 
+    def open_for_load(self, sequence: TokenSequence, max_tokens: int) -> Lease:
+        """Opens a lease on the longest prefix of at most max_tokens whose KV is cached, for a load that continues
+        it.
+        """
+        return self.open(sequence, max_tokens)
+
+    def take_state(self, lease: Lease) -> list[int]:
+        """Takes pages for the state that a load brings, if the model has states. Returns them."""
+        return []
+
+    def kept_states(self, lease: Lease) -> list[tuple[int, list[int]]]:
+        """States that a computed chunk has kept: number of tokens and pages of each."""
+        return []
+
     def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int) -> int:
         """Number of host-memory pages that continue the cached prefix of a lease that was just opened."""
         if self.chunks is not None:  # a whole prompt too: its last token is computed again

@@ -3,17 +3,20 @@
 A block of a prompt is stored when a step has computed it, unless host memory has it already. The least recently used
 blocks make room for others. A prompt loads the blocks that continue those on the GPU. Both copies run beside steps:
 
+With linear attention, states are stored where the GPU keeps them, and a load ends at one (offloading/scheduler.py:805).
+
   stored    from Offload to on_stored: a prompt that finds one of the blocks waits
   loaded    from LoadBack to on_loaded: another prompt that finds one of the blocks waits
 
 Law: tests/laws/test_offloading.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdsim.core import messages as m
 from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import Node, RadixCache
+from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 
@@ -32,8 +35,12 @@ class BlockCopy:
 
 
 class OffloadCache:
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, pages_per_state: int = 0) -> None:
+        """pages_per_state: 0 if the model has no layers of linear attention."""
         self.pool = pool
+        self.states: dict[Node, list[int]] = {}
+        """Pages of the state at the end of a node."""
+        self._pages_per_state = pages_per_state
         self.tree = RadixCache(pool, page_size, LeastRecentlyUsed())
         self.tree.uses_whole_nodes = False
         self.tree.evicts_pages = True
@@ -52,29 +59,54 @@ class OffloadCache:
         copies, self._copies = self._copies, []
         return copies
 
-    def store(self, request_id: int, prompt: TokenSequence, num_tokens: int, table: list[int]) -> None:
-        """Stores the whole pages of the first num_tokens, which are computed. Stores nothing if the missing pages have
-        no room. The call counts as a use of the pages. table: the request's pages.
+    def store(
+        self,
+        request_id: int,
+        prompt: TokenSequence,
+        num_tokens: int,
+        table: list[int],
+        states: Sequence[tuple[int, list[int]]] = (),
+    ) -> None:
+        """Stores the whole pages of the first num_tokens, which are computed, and states of fewer tokens. Stores
+        nothing if what is missing has no room. The call counts as a use of the pages.
+
+        table: the request's pages. states: number of tokens and pages of each.
         """
         stop = num_tokens - num_tokens % self._page_size
         end, _ = self.tree.lock_path(prompt, stop)
         num_here, num_pages = end.stop // self._page_size, (stop - end.stop) // self._page_size
-        num_lacking = num_pages - self.pool.num_free
-        if num_pages == 0 or num_lacking > self.tree.num_evictable_pages:
+        here = {node.stop for node in path_to(end) if node in self.states}
+        missing = [(tokens, pages) for tokens, pages in states if tokens not in here]
+        num_host_pages = num_pages + len(missing) * self._pages_per_state
+        if num_host_pages == 0 or num_host_pages - self.pool.num_free > self.tree.num_evictable_pages:
             self.tree.touch(end)
             self.tree.unlock(end)
             return
-        if num_lacking > 0:
-            self.tree.evict(num_lacking)
-        host_pages = self.pool.allocate(num_pages)
-        leaf, _ = self.tree.insert(prompt, stop, host_pages, end)
+        if num_host_pages > self.pool.num_free:
+            self.tree.evict(num_host_pages - self.pool.num_free, self._leave)
+        host_pages = self.pool.allocate(num_host_pages)
+        leaf, _ = self.tree.insert(prompt, stop, host_pages[:num_pages], end)
         self.tree.lock(leaf, below=end)
         self.tree.touch(leaf)
+        for i, (tokens, _) in enumerate(missing):
+            start = num_pages + i * self._pages_per_state
+            self.states[self._node_at(leaf, tokens)] = host_pages[start : start + self._pages_per_state]
         self._num_stores += 1
         self.stores[self._num_stores] = BlockCopy(request_id, leaf, tuple(host_pages))
         self._under_way.update(host_pages)
-        pages = tuple(table[num_here : num_here + num_pages])
-        self._copies.append(m.Offload(self._num_stores, pages, tuple(host_pages)))
+        pages = [*table[num_here : num_here + num_pages], *(page for _, state in missing for page in state)]
+        self._copies.append(m.Offload(self._num_stores, tuple(pages), tuple(host_pages)))
+
+    def _node_at(self, node: Node, num_tokens: int) -> Node:
+        """The node on the path to this one that ends behind num_tokens."""
+        self.tree.split_path(node, num_tokens)
+        while node.stop > num_tokens and node.parent is not None:
+            node = node.parent
+        return node
+
+    def _leave(self, node: Node) -> None:
+        """Frees the pages of the state at a node that is evicted."""
+        self.pool.free(self.states.pop(node, []))
 
     def on_stored(self, store: int) -> None:
         self._end(self.stores.pop(store))
@@ -83,17 +115,31 @@ class OffloadCache:
         """Number of host-memory pages that continue the first num_shared pages of a sequence. MUST_WAIT: some are being
         copied, or pages of the request are still being stored.
         """
+        if self._pages_per_state:
+            num_tokens -= 1
         end, pages = self.tree.lock_path(sequence, num_tokens - num_tokens % self._page_size)
         self.tree.unlock(end)
+        if self._pages_per_state:
+            end = self._last_with_state(end)
+            pages = pages[: end.stop // self._page_size]
         found = pages[num_shared:]
+        copied = {*found, *self.states.get(end, ())} if found else set()
         is_storing = any(store.request_id == request_id for store in self.stores.values())
-        return MUST_WAIT if is_storing or not self._under_way.isdisjoint(found) else len(found)
+        return MUST_WAIT if is_storing or not self._under_way.isdisjoint(copied) else len(found)
+
+    def _last_with_state(self, node: Node) -> Node:
+        while node.parent is not None and node not in self.states:
+            node = node.parent
+        return node
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Loads the host-memory pages that continue the first num_shared pages of a sequence, into these GPU pages."""
-        end, found = self.tree.lock_path(sequence, (num_shared + len(pages)) * self._page_size)
+        """Loads the host-memory pages that continue the first num_shared pages of a sequence, and the state behind
+        them, into these GPU pages.
+        """
+        num_pages = len(pages) - self._pages_per_state
+        end, found = self.tree.lock_path(sequence, (num_shared + num_pages) * self._page_size)
         self.tree.touch(end)
-        host_pages = tuple(found[num_shared:])
+        host_pages = (*found[num_shared:], *self.states.get(end, ()))
         self.loads[request_id] = BlockCopy(request_id, end, host_pages)
         self._under_way.update(host_pages)
         self._copies.append(m.LoadBack(request_id, host_pages, tuple(pages)))
@@ -103,7 +149,7 @@ class OffloadCache:
 
     def flush(self) -> None:
         """Drops all blocks that no running copy reads or writes."""
-        self.tree.evict(self.tree.num_evictable_pages)
+        self.tree.evict(self.tree.num_evictable_pages, self._leave)
 
     def _end(self, copy: BlockCopy) -> None:
         self._under_way.difference_update(copy.host_pages)

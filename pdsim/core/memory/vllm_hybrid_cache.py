@@ -43,6 +43,8 @@ class HybridBlocksLease(Lease):
         self.parting_tokens = 0
         """Number of cached tokens, if a state was kept only before the last of them. Else 0."""
         self.has_begun = False
+        self.kept: list[tuple[int, State]] = []
+        """States of a forward under way that others may continue from, by their number of tokens."""
 
     @property
     def states(self) -> list[State]:
@@ -77,8 +79,8 @@ class VllmHybridCache(KvCache):
         self._fresh: set[Node] = set()
         """Nodes whose states the step that is being chosen will compute."""
         self.keeps_states = computes and prefix_cache is not None
-        self._left: list[State] = []
-        """States that running requests read in the step under way, and then no more."""
+        self.num_left_pages = 0
+        """Number of pages of states that running requests read in the step under way, and then no more."""
         self.pages_per_growth = 1 + pages_per_state * self.keeps_states
 
     @property
@@ -88,7 +90,7 @@ class VllmHybridCache(KvCache):
 
     @property
     def num_available_pages(self) -> int:
-        found = self.pool.num_free + self.pages_per_state * len(self.unused)
+        found = self.pool.num_free + self.pages_per_state * len(self.unused) - self.num_left_pages
         return found if self.prefix_cache is None else found + self.prefix_cache.num_evictable_pages
 
     def makes_room_for_states(self) -> bool:
@@ -124,12 +126,30 @@ class VllmHybridCache(KvCache):
             lease.running = state
         return lease
 
+    def open_for_load(self, sequence: TokenSequence, max_tokens: int) -> Lease:
+        """Opens a lease behind whose KV a load continues, and brings the state (kv_cache_manager.py:330)."""
+        if not self.keeps_states:
+            return self.open(sequence, max_tokens)
+        whole = super().open(sequence, max_tokens)
+        return HybridBlocksLease(whole.node, whole.table)
+
+    def take_state(self, lease: Lease) -> list[int]:
+        assert isinstance(lease, HybridBlocksLease)
+        if not self.keeps_states:
+            return []
+        lease.running, lease.has_begun = self._take(), True
+        return lease.running.pages
+
+    def kept_states(self, lease: Lease) -> list[tuple[int, list[int]]]:
+        assert isinstance(lease, HybridBlocksLease)
+        return [(num_tokens, state.pages) for num_tokens, state in lease.kept]
+
     # Forwards.
 
     def begin_step(self) -> None:
         """Begins the choice of a step. The steps before are computed when it runs."""
         self._fresh.clear()
-        self._end_growth()
+        self.num_left_pages = 0
 
     def waits(self, lease: Lease) -> bool:
         """True if a lease that was just opened continues from a state of the step that is being chosen."""
@@ -187,23 +207,21 @@ class VllmHybridCache(KvCache):
         if isinstance(lease, HybridBlocksLease):
             for state in lease.passed:
                 self._release(state, 1)
-            lease.passed = []
+            lease.passed, lease.kept = [], []
 
     def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
-        """Gives running requests pages. Behind the end of a block a step writes its state to new pages."""
+        """Gives running requests pages. Behind the end of a block a step reads a state and writes it to new pages:
+        pages for both are taken from the others, until the next step.
+        """
+        self.num_left_pages = 0
         super().grow_all(leases, num_pages)
-        if self.keeps_states and num_pages == len(leases):
-            self._end_growth()
-            for lease in leases:
-                assert isinstance(lease, HybridBlocksLease)
-                if lease.running is not None:
-                    self._left.append(lease.running)
-                lease.running = self._take()
+        if self.keeps_states:
+            self.num_left_pages = self.pages_per_state * len(leases)
+            self.make_free(self.num_left_pages)
 
-    def _end_growth(self) -> None:
-        for state in self._left:
-            self._release(state, 1)
-        self._left = []
+    def allocate(self, num_pages: int) -> list[int]:
+        self.make_free(num_pages + self.num_left_pages)
+        return super().allocate(num_pages)
 
     def drop(self, lease: Lease) -> None:
         assert isinstance(lease, HybridBlocksLease)
@@ -234,6 +252,8 @@ class VllmHybridCache(KvCache):
 
     def _keep(self, lease: Lease, state: State, num_tokens: int) -> None:
         """Keeps a state of the first num_tokens for others, unless one is kept there. Their KV is cached."""
+        assert isinstance(lease, HybridBlocksLease)
+        lease.kept.append((num_tokens, state))
         tree, node = self.prefix_cache, lease.node
         assert tree is not None
         assert node is not None
@@ -307,8 +327,7 @@ class VllmHybridCache(KvCache):
 
     def held_states(self, leases: Sequence[Lease]) -> set[State]:
         """States in use."""
-        held = {state for lease in leases if isinstance(lease, HybridBlocksLease) for state in lease.states}
-        return held.union(self._left)
+        return {state for lease in leases if isinstance(lease, HybridBlocksLease) for state in lease.states}
 
     def state_pages(self, leases: Sequence[Lease]) -> list[int]:
         """Pages of all states that leases hold or that are kept, each once."""

@@ -166,10 +166,11 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
-        self._cache.end_chunk(request.lease)
         if self._cache.offload is not None:
-            num_prompt = min(request.num_computed_tokens, request.num_prompt_tokens)
-            self._cache.offload.store(request.request_id, request.prompt, num_prompt, request.lease.table)
+            num_prompt, lease = min(request.num_computed_tokens, request.num_prompt_tokens), request.lease
+            states = [one for one in self._cache.kept_states(lease) if one[0] <= num_prompt]
+            self._cache.offload.store(request.request_id, request.prompt, num_prompt, lease.table, states)
+        self._cache.end_chunk(request.lease)
         return request
 
     def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
@@ -249,19 +250,23 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         request, offload = self._waiting.get(pick.request_id), self._cache.offload
         if request is None or offload is None or forward.num_slots <= 0 or pick.request_id in self.begun:
             return super()._take(pick, forward)
-        lease = self._cache.open(request.sequence, request.num_tokens - 1)
+        lease = self._cache.open_for_load(request.sequence, request.num_tokens - 1)
         num_pages = offload.num_loadable_pages(
             request.request_id, request.sequence, lease.num_shared, request.num_tokens
         )
         if num_pages <= 0:
             self._cache.drop(lease)
             return None if num_pages == MUST_WAIT else super()._take(pick, forward)
+        start = (lease.num_shared + num_pages) * self.page_size
         num_whole = -(-request.num_tokens // self.page_size) - lease.num_shared
+        num_whole += self._cache.pages_per_growth - 1
+        num_whole += self._cache.num_state_pages(start, request.num_tokens, _prefill_end(request))
         if num_whole > self.num_available_pages - self._num_promised_pages:
             self._cache.drop(lease)
             return "pages"
         self._cache.grow(lease, num_pages)
-        offload.load(request.request_id, request.sequence, lease.num_shared, lease.table[lease.num_shared :])
+        pages = [*lease.table[lease.num_shared :], *self._cache.take_state(lease)]
+        offload.load(request.request_id, request.sequence, lease.num_shared, pages)
         num_tokens = min(
             len(lease.table) * self.page_size, request.num_tokens - 1
         )  # the last one gives the first token

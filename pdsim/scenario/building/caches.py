@@ -69,29 +69,26 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     return make(host=host, prefetcher=prefetcher)
 
 
-def _connected(scenario: Scenario, role: memory.Role) -> dict[str, Any]:
-    """Host memory behind an instance of vLLM, by its connector."""
+def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) -> dict[str, Any]:
+    """Host memory behind an instance of vLLM, by its connector. pages_per_state: 0 if it keeps no states."""
     settings: ServerSettings = getattr(scenario, role)
     num_pages, page = num_host_pages(scenario, role), scenario.page_tokens(role)
     if settings.host_cache_connector == "lmcache":
         chunk_tokens = settings.host_cache_chunk_tokens
         return {"chunks": ChunkCache(PagePool(num_pages * page // chunk_tokens), page, chunk_tokens)}
-    return {"offload": OffloadCache(PagePool(num_pages), page)}
+    return {"offload": OffloadCache(PagePool(num_pages), page, pages_per_state)}
 
 
 def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tree: RadixCache | None) -> KvCache:
-    """A cache whose states take pages. Beside host memory or returned KV a prefix continues from any page."""
+    """A cache whose states take pages. Beside LMCache or returned KV a prefix continues from any page."""
     settings: ServerSettings = getattr(scenario, role)
     has_host = tree is not None and settings.host_cache is not None
     returns_kv = scenario.decode is not None and scenario.decode.returns_kv
-    return VllmHybridCache(
-        pool,
-        scenario.page_size,
-        tree,
-        layout_of(scenario, role).state_blocks.pages_per_state,
-        computes=role != "decode" and not has_host and not returns_kv,
-        **(_connected(scenario, role) if has_host else {}),
-    )
+    has_chunks = has_host and settings.host_cache_connector == "lmcache"
+    computes = role != "decode" and not has_chunks and not returns_kv
+    pages_per_state = layout_of(scenario, role).state_blocks.pages_per_state
+    connected = _connected(scenario, role, pages_per_state if computes else 0) if has_host else {}
+    return VllmHybridCache(pool, scenario.page_size, tree, pages_per_state, computes=computes, **connected)
 
 
 def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Role) -> StateLimits | None:
