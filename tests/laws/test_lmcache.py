@@ -8,6 +8,7 @@ from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.messages import LoadChunks, PrefillStep, SaveChunks
 from pdsim.core.sequence import Spans
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from tests.laws.test_offloading import offloading
 from tests.strategies import fault_schedules
@@ -142,6 +143,13 @@ def test_requests_that_decode_wait_for_the_copies_of_a_prompt_in_their_step():
     (mixed,) = [step for step in traced.records.steps if step.kind == "prefill" and step.num_tokens == 8][1:]
     (load,) = [copy for copy in traced.records.host_copies if copy.kind == "load"]
     assert mixed.start_ns == load.end_ns > load.start_ns
+
+
+@pytest.mark.parametrize(("model", "reason"), [("qwen3-next-80b-a3b", "starts no"), ("gpt-oss-20b", "window layers")])
+def test_models_that_need_a_hybrid_manager_of_kv_are_refused(model, reason):
+    specs, changes = evicted_and_asked_again("aggregated", page_size=16)
+    with pytest.raises(ConfigError, match=reason):
+        resolve(small_aggregated(*specs, **changes, model=model))
 
 
 @pytest.mark.parametrize(

@@ -189,11 +189,25 @@ def with_state_blocks(scenario: Scenario) -> Scenario:
     if scenario.engine != "vllm":
         return scenario
     page = max([layout_of(scenario, role).block_tokens(scenario.page_size) for role in scenario.roles])
-    for role, servers in scenario.roles.items():
-        if servers.host_cache_connector == "lmcache" and (tokens := servers.host_cache_chunk_tokens) % page:
-            states = f"page_size {page}, to which linear-attention states raise it"
-            raise ConfigError(f"{role}.host_cache_chunk_tokens: {tokens} is no multiple of {states}")
+    _check_lmcache(scenario)
     return scenario.model_copy(update={"page_size": page})
+
+
+def _check_lmcache(scenario: Scenario) -> None:
+    """Raises ConfigError for models that vLLM runs without a hybrid KV cache manager beside LMCache, or not at all."""
+    model = load_model(scenario.model)
+    wrong = ""
+    if model.state is not None:
+        wrong = (
+            f"vLLM starts no {scenario.model} with it, because of its linear attention (0.33.0, config/vllm.py:2269)"
+        )
+    elif model.attention.window_tokens:
+        wrong = (
+            "vLLM then keeps the whole KV of window layers (0.33.0, config/vllm.py:2269), which pdsim does not model"
+        )
+    for role, servers in scenario.roles.items():
+        if wrong and servers.host_cache is not None and servers.host_cache_connector == "lmcache":
+            raise ConfigError(f"{role}.host_cache_connector: lmcache: {wrong}; say offloading")
 
 
 def _resolved_front_end(scenario: Scenario) -> FrontEndSettings:
