@@ -7,13 +7,13 @@ latency, over those in flight. A choice is safe if it keeps the limit on the slo
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
-
-from judge import DEFAULT, HERE
 
 from pdsim import simulate
 from pdsim.calibration.validate.case import load_case
 
+EXPERIMENTS = Path(__file__).parents[1]
 _ROOM = 1.1
 NEAR = 0.1
 _NUM_OUTPUTS = 922
@@ -49,10 +49,10 @@ class Choice(NamedTuple):
 
 
 def groups() -> dict[str, list[Arm]]:
-    cases = [load_case(HERE.parent / name) for name in ("inferencex-tp", "inferencex-dp")]
+    cases = [load_case(EXPERIMENTS / name) for name in ("inferencex-tp", "inferencex-dp")]
     found = defaultdict(list)
     for case, arm in [(one, arm) for one in cases for arm in one.arms]:
-        scenario: Any = case.scenario(arm, 1, DEFAULT)
+        scenario: Any = case.scenario(arm, 1, ("cost=kernels", f"front_end={arm.front_end}"))
         metrics = (arm.measured, *(simulate(run).summary() for run in (scenario, scenario.ends[1])))
         size = scenario.num_gpus, scenario.client.concurrency
         sides = (Row(arm.name, one["mean_tpot_ms"], cost_of(one, *size)) for one in metrics)
