@@ -7,8 +7,8 @@ import pytest
 
 STUDY = Path("experiments/conformance/sglang-cpu")
 LOGS = [path.name.removesuffix(".jsonl.gz") for path in sorted((STUDY / "logs").glob("*.jsonl.gz"))]
-LOADS = [name for name in LOGS if "-overlap-" not in name]
-OVERLAPPED = [int(name.rpartition("-")[2]) for name in LOGS if "-overlap-" in name]
+LOADS = [name for name in LOGS if not name.startswith("drawn-overlap-")]
+OVERLAPPED = [int(name.rpartition("-")[2]) for name in LOGS if name.startswith("drawn-overlap-")]
 
 NUM_PASSED = 2
 """Choices for requests of which one passed the other on its way to the router."""

@@ -190,7 +190,7 @@ def twin(name: str, servers: Servers) -> Instance:
                 max_running_requests=role.max_running_requests,
                 chunked_prefill_tokens=role.chunked_prefill_size,
                 max_prefill_tokens=role.max_prefill_tokens,
-                overlap=False,
+                overlap=role.overlap,
             ),
             policy=policy(role),
             planner=SendPlanner(name, layout, EveryChunk()),
@@ -236,6 +236,8 @@ class Replay:
         """Requests of a decode instance that the client aborted: the router has told the client."""
         self.given_up: set[str] = set()
         """Requests that the client has aborted until now."""
+        self.unseen: Step | Wait = Wait()
+        """With overlap: the step whose result is not processed yet."""
         self.preempted: list[str] = []
         """Requests that gave way in this iteration: they come to the queue again."""
         self.back: set[str] = set()
@@ -271,6 +273,8 @@ class Replay:
         self.carry_out(commands, now_ns)
         self.check(rows)
         self.check_step(step, said[0] if said else None)
+        if isinstance(self.instance, PrefillInstance) and self.instance.limits.overlap:
+            self.unseen, step = step, self.unseen  # the result of the step before comes behind the choice of this one
         if not isinstance(step, Wait):
             ended = [(rid, output) for row in rows if row[2] == "ended" for rid, output in row[3]]
             if all(rid in self.unended for rid, _ in ended):
@@ -468,7 +472,7 @@ def compare(name: str) -> Iterator[tuple[str, Outcome]]:
 def compared() -> list[str]:
     """Kept logs, but for those of the overlap schedule, which pdsim does not model (overlap.py)."""
     names = [path.name.removesuffix(".jsonl.gz") for path in sorted(LOGS.iterdir())]
-    return [name for name in names if "-overlap-" not in name]
+    return [name for name in names if not name.startswith("drawn-overlap-")]
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ class Role:
     mixed: bool = False
     """An aggregated server: --enable-mixed-chunk."""
     overlap: bool = False
-    """An aggregated server without --disable-overlap-schedule."""
+    """An aggregated or a prefill server without --disable-overlap-schedule."""
     """Requests have priorities, and running ones give way to higher ones."""
 
     def arguments(self, role: str) -> list[str]:

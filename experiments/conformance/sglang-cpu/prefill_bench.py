@@ -78,6 +78,7 @@ class PrefillBench(Bench):
         scheduler.enable_staging = False
         scheduler.kv_checksum_computer = None
         scheduler.maybe_send_health_check_signal = lambda: None
+        scheduler._deferred_input_requests, scheduler._war_barrier_is_coarse = [], lambda: False
         inflight = scheduler.process_disagg_prefill_inflight_queue
 
         def look(*args: Any) -> Any:
@@ -88,7 +89,10 @@ class PrefillBench(Bench):
         scheduler.process_disagg_prefill_inflight_queue = look
 
     def loop(self) -> None:
-        self.scheduler.event_loop_normal_disagg_prefill()
+        if self.role.overlap:
+            self.scheduler.event_loop_overlap_disagg_prefill()
+        else:
+            self.scheduler.event_loop_normal_disagg_prefill()
 
     def create_sender(self, request: Any, _: Any) -> bool:
         drawn = self.drawn(request)

@@ -86,7 +86,7 @@ def drawn_load(name: str) -> Load:
 
 
 def random_load(seed: int, kind: str = "") -> Load:
-    """A load of an aggregated instance, or of a kind: orders, overlap, mixed, prefill, decode, prefill-aborts ..."""
+    """A load of an aggregated instance, or of a kind: orders, overlap, mixed, prefill, decode, prefill-overlap ..."""
     load = _aggregated_load(seed)
     if not kind:
         return load
@@ -96,17 +96,18 @@ def random_load(seed: int, kind: str = "") -> Load:
         return replace(load, servers=replace(load.servers, prefill=replace(load.servers.prefill, overlap=True)))
     if kind == "mixed":
         return _mixed_load(seed, load)
-    instance, _, aborts = kind.partition("-")
+    instance, _, variant = kind.partition("-")
     draw = random.Random(f"{instance} {seed}")
     slowest = draw.choice([0, 2, 20])
     requests = [
         replace(request, grant_steps=draw.randint(0, slowest), transfer_steps=draw.randint(0, slowest), abort_at=None)
         for request in load.requests(None)
     ]
-    if aborts:
+    if variant == "aborts":
         requests = [replace(request, abort_at=_abort_at(draw, request.at_s)) for request in requests]
     if instance == "prefill":
-        return Load(replace(load.servers, decode=Role()), lambda _: requests)
+        role = replace(load.servers.prefill, overlap=variant == "overlap")
+        return Load(replace(load.servers, prefill=role, decode=Role()), lambda _: requests)
     requests = [replace(request, grant_steps=0) for request in requests]
     decode = replace(load.servers.prefill, policy="fcfs", num_reserved_decode_tokens=draw.choice([1, 8, 40]))
     return Load(replace(load.servers, decode=decode), lambda _: requests)

@@ -143,7 +143,7 @@ class Bench:
             self.loop()
         return self.rows
 
-    def ingest(self) -> None:
+    def ingest(self, *, stop_at_pause: bool = False) -> None:
         """What the loop is told before it chooses a step."""
         from sglang.srt.managers.io_struct import AbortReq
 
