@@ -201,3 +201,12 @@ def test_an_interval_of_prompts_is_said_and_read(engine, tmp_path_factory):
     load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
     read = check({**data, "page_size": 16, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
     assert read.aggregated.prefill_schedule_interval == 4
+
+
+@pytest.mark.parametrize("transport", ["nixl-rdma", "mooncake-rdma"])
+def test_the_time_for_which_prefill_holds_kv_is_said_and_read(transport, tmp_path_factory):
+    data = {"model": DENSE, "engine": "vllm", "page_size": 16, "decode": {"gpu": "h100"}}
+    data |= {"prefill": {"gpu": "h100", "hold_timeout": "90 s"}, "network": {"transport": transport}}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    read = check({**data, "workload": load, "client": CLOSED}, "vllm", tmp_path_factory)
+    assert read.prefill.hold_timeout == 90_000_000_000

@@ -39,6 +39,16 @@ def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> 
     return found
 
 
+def of_hold(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Field of vLLM's prefill: how long it holds KV that decode has not read (0.33.0, envs.py:268; older releases of
+    NIXL's connector). Without a variable pdsim knows no limit.
+    """
+    found: dict[str, Any] = {}
+    for connector in ("NIXL", "MOONCAKE"):
+        _take(found, variables, f"VLLM_{connector}_ABORT_REQUEST_TIMEOUT", "hold_timeout", "s")
+    return found
+
+
 def of_lmcache(extra: Mapping[str, Any], variables: Mapping[str, str], aside: list[str]) -> dict[str, Any]:
     """Fields of a role whose servers have LMCache: from LMCACHE_ variables and from its connector's extra
     configuration, which goes first (LMCache 0.5.6, integration/vllm/vllm_v1_adapter.py:494). aside: takes notes on
