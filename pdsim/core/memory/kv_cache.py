@@ -76,6 +76,8 @@ class KvCache:
         """True: a request that recomputes a cached page uses its own copy."""
         self._counts_every_insert = counts_every_insert
         self._splits_at_prompt = splits_at_prompt
+        self.num_left_pages = 0
+        """Number of pages of states that running requests read in the step under way, and then no more."""
         self.pages_per_growth = 1
         """Number of pages that the next page of a running request needs at once."""
         self.evicts_early = prefix_cache is not None

@@ -79,8 +79,6 @@ class VllmHybridCache(KvCache):
         self._fresh: set[Node] = set()
         """Nodes whose states the step that is being chosen will compute."""
         self.keeps_states = computes and prefix_cache is not None
-        self.num_left_pages = 0
-        """Number of pages of states that running requests read in the step under way, and then no more."""
         self.pages_per_growth = 1 + pages_per_state * self.keeps_states
 
     @property

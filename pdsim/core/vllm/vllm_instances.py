@@ -197,6 +197,8 @@ class VllmDecodeInstance(DecodeInstance):
             prefill = self._prefill_step(forward, step.num_requests)
             return m.MixedStep(prefill, replace(step, max_steps=1)), commands
         asks_soon = self._preempts or forward.hold_until_ns is not None or not self._builder.keeps_order
+        if self.cache.pages_per_growth > 1:  # what running requests evict, a prompt may load
+            asks_soon |= self.cache.num_left_pages > 0 or self.cache.offload is not None
         return (replace(step, max_steps=1) if asks_soon else step), commands
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
