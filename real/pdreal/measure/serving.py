@@ -90,6 +90,7 @@ _COMPANION_TOKENS = 16
 _COMPANION_OUTPUTS = 3000
 """Output tokens of a request that is decoded beside the waves, as under load, and aborted after them."""
 _LOOK_AGAIN_S = 0.01
+_LONGEST_LOADING_S = 600
 _LEAST_STEPS = 8
 """Minimum number of steps of one batch for a row of their period."""
 _VOCABULARY = 512
@@ -117,7 +118,7 @@ def serving_rows(
         alone = [request for request in records.requests if 0 < request.request_id < _SINGLE_REQUESTS]
         companion, *waves = records.requests[_SINGLE_REQUESTS:][: 1 + 2 * len(_WAVE_TOKENS) * _WAVE_REQUESTS]
         if not has_rows:
-            yield row_of("host", [loading_us], what="loading")
+            yield row_of("host", loading_us, what="loading")
             yield from _stage_rows(alone)
             yield from _submit_rows(waves)
             yield from _end_rows(records)
@@ -150,16 +151,18 @@ def _scenario(model: str, page_size: int, tp: int, ep: int, transport: str, plan
 
 def _serve(
     scenario: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int]
-) -> tuple[float, RunRecords]:
-    """Time in us of loading an instance, and the records of the run."""
+) -> tuple[list[float], RunRecords]:
+    """Times in us of loading an instance, and the records of the run."""
     with ScratchFolder() as folder:
         loading_us = asyncio.run(_run(scenario, options, plan, batch_sizes, folder))
         return loading_us, read_records(folder)
 
 
-async def _run(data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path) -> float:
-    """Runs single requests first, with the lowest ids; then the waves beside a long request; then batches. Returns the
-    time in us from the end of the decode instance until it serves again.
+async def _run(
+    data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path
+) -> list[float]:
+    """Runs single requests first, with the lowest ids; then the waves beside a long request; then batches, after which
+    the decode instance restarts. Returns the times in us of restarts.
     """
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)
@@ -172,18 +175,22 @@ async def _run(data: dict[str, object], options: Options, plan: Plan, batch_size
                 await _serve_together(launcher, _WAVE_REQUESTS, num_tokens, _WAVE_OUTPUTS)
         for batch_size in batch_sizes:
             await _serve_together(launcher, batch_size, plan.served_tokens, plan.served_outputs)
-        return await _loading_us(launcher)
+        return [await _loading_us(launcher)] if batch_sizes else []
     finally:
         await launcher.stop()
 
 
 async def _loading_us(launcher: Launcher) -> float:
-    """Kills the decode instance. Returns the time in us until the instance serves again."""
+    """Kills the decode instance. Returns the time in us until the instance serves again. Raises LaunchError."""
     begin_ns = perf_counter_ns()
     launcher.kill("decode-0", restart_after_s=0.0)
-    for is_missing in (True, False):
-        while ("decode" in launcher.missing_roles) != is_missing:  # noqa: ASYNC110  it is rare
-            await asyncio.sleep(_LOOK_AGAIN_S)
+    try:
+        async with asyncio.timeout(_LONGEST_LOADING_S):
+            for is_missing in (True, False):
+                while ("decode" in launcher.missing_roles) != is_missing:  # noqa: ASYNC110  it is rare
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+    except TimeoutError:
+        raise LaunchError(f"decode-0 did not serve again within {_LONGEST_LOADING_S} s") from None
     return (perf_counter_ns() - begin_ns) / 1e3
 
 
