@@ -157,6 +157,27 @@ def test_host_pages_have_one_owner(gpu_pages, host_pages):
     assert [one.outcome for one in traced.records.requests] == ["finished"] * 4
 
 
+def crowd(draw, host_cache):
+    """Prompts with one of two prefixes, and outputs of up to three blocks, in pools from tight to roomy."""
+    requests = []
+    for i in range(10):
+        prompt = Spans([(draw.choice([1, 2]), 0, draw.choice([300, 900, 2000])), (100 + i, 0, draw.randint(1, 900))])
+        requests.append(request(i, prompt, draw.choice([1, 5, 700, 1300]), arrival_ns=i * SECOND // 50))
+    sizes = {
+        "pool_tokens": BLOCK * draw.choice([24, 40, 400]),
+        "chunked_prefill_tokens": draw.choice([576, 1024, 4096]),
+    }
+    settings = {"gpu": "h100", "tp": 4, "max_running_requests": 8, "host_cache": host_cache, **sizes}
+    return small_aggregated(*requests, engine="vllm", model="qwen3-next-80b-a3b", aggregated=settings)
+
+
+@examples(4)
+@given(st.randoms(use_true_random=False), st.sampled_from([None, "2 GiB"]))
+def test_many_steps_at_once_are_single_steps(draw, host_cache):
+    many, _ = run_both_ways(crowd(draw, host_cache))
+    assert {one.outcome for one in many.records.requests} == {"finished"}
+
+
 def steps_of(traced):
     return [entry.returned[0] for entry in traced.journal if entry.call == "next_step"]
 
