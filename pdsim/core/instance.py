@@ -34,7 +34,7 @@ class Request:
     num_tried_tokens: int = 0
     """Number of tokens to compute when the queue last tried to begin the request; 0: never tried."""
     entry: int = 0
-    """Place in the order in which requests last joined the queue of an instance."""
+    """Place in the order in which requests last joined the queue of an instance, or on decode became ready to run."""
     num_taken_before: int = 0
     """Number of prompt tokens that the instance's forwards had taken when the request joined the queue."""
 

@@ -24,8 +24,6 @@ from pdsim.policy.views import Candidate, DecodeView
 class DecodeRequest(RunningRequest):
     prefill_id: str
     ends_with_first_token: bool = False
-    entry: int = 0
-    """Place in the order in which requests first became ready to run."""
 
 
 def decode_request(new: NewRequest) -> DecodeRequest:
