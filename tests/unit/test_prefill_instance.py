@@ -347,7 +347,19 @@ def test_a_grant_that_comes_after_the_end_is_ignored():
     assert p.requests() == []
 
 
-def test_a_request_in_a_forward_is_computed_no_further_and_what_is_computed_stays_cached():
+def test_with_overlap_a_chunk_is_cached_when_the_next_forward_is_chosen_and_sent_when_it_is_computed():
+    p = instance(chunked_prefill_tokens=12, overlap=True)
+    arrive(p, 1, Spans([(7, 0, 12), (1, 0, 4)]))
+    arrive(p, 2, Spans([(7, 0, 12), (2, 0, 4)]))
+    first, _ = p.next_step(0)
+    step, commands = p.next_step(0)  # the first forward is under way
+    assert chunks(step) == [(1, 12, 4), (2, 12, 4)]
+    assert [unit.request_id for unit in commands if isinstance(unit, TransferUnit)] == []
+    sent = p.on_step_done(first, StepResult(), 0)
+    assert [unit.request_id for unit in sent if isinstance(unit, TransferUnit)] == [2, 1]
+
+
+def test_a_request_in_a_forward_is_computed_no_further_and_what_the_next_one_followed_stays_cached():
     p = instance(chunked_prefill_tokens=8, overlap=True)
     arrive(p, 1, 40)
     first, _ = p.next_step(0)
@@ -360,7 +372,7 @@ def test_a_request_in_a_forward_is_computed_no_further_and_what_is_computed_stay
     p.on_message(KvSent(1), 0)
     assert p.next_step(0)[1] == [PrefillDone(1)]
     assert p.requests() == []
-    assert p.cache.num_cached_tokens(Spans.of(1, 40)) == 16
+    assert p.cache.num_cached_tokens(Spans.of(1, 40)) == 8
 
 
 def test_a_request_whose_transfer_is_under_way_keeps_its_pages_until_the_sender_says_so():

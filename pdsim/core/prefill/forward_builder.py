@@ -77,7 +77,8 @@ class ForwardBuilder(Generic[RequestT]):
 
         sizer: of forwards that go on with a prompt.
         allows_fixed: whether a prompt fits that ignores the end of sequence, if nothing is cached.
-        shares_late: a chunk is cached when the next forward is chosen, and not if its prompt is given up by then.
+        shares_late: a chunk is cached when the next forward is chosen, although it may still be computed, and not if
+        its prompt is given up by then (managers/scheduler.py, 0.5.23, :3772; disaggregation/prefill.py, :666).
         """
         self.now_ns = 0
         self.page_size = cache.page_size
@@ -88,6 +89,8 @@ class ForwardBuilder(Generic[RequestT]):
         self._shares_late = shares_late
         self._unshared: RequestT | None = None
         """The partial prompt, if its last chunk is not cached yet."""
+        self._writer: RequestT | None = None
+        """The prompt whose chunk was last cached, perhaps before it is computed."""
         self._cache = cache
         self._prefetcher = cache.prefetcher
         self._policy = policy
@@ -177,8 +180,8 @@ class ForwardBuilder(Generic[RequestT]):
         """
         self.now_ns = now_ns
         if (unshared := self._unshared) is not None:
-            self._share(unshared, unshared.num_computed_tokens, is_chunk=True)
-            self._unshared = None
+            self._share(unshared, unshared.num_scheduled_tokens, is_chunk=True)
+            self._unshared, self._writer = None, unshared
         chunk_tokens = self._chunk_tokens - num_decode_tokens
         if self._sizer is not None and self.partial is not None:
             chunk_tokens = self._sizer.num_tokens(self.partial.num_scheduled_tokens)
@@ -267,13 +270,20 @@ class ForwardBuilder(Generic[RequestT]):
         if self.partial is request:
             self.partial = self._unshared = None
 
+    def reads_unwritten(self, request: RequestT) -> bool:
+        """True if a forward under way still computes the cached prefix of a request that begins. SGLang sends it when
+        the forward has ended (disaggregation/prefill.py, 0.5.23, :1495).
+        """
+        writer, num_shared = self._writer, request.lease.num_shared
+        if writer is None or writer is request or writer.num_computed_tokens >= num_shared * self.page_size:
+            return False
+        return request.lease.table[num_shared - 1 : num_shared] == writer.lease.table[num_shared - 1 : num_shared]
+
     def complete(self, chunk: PrefillChunk) -> RequestT:
         """Counts a computed chunk, and caches the whole pages of the prompt so far."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
-        if self._shares_late and not chunk.is_last:
-            self._unshared = request
-        else:
+        if chunk.is_last or not self._shares_late:
             self._share(request, request.num_computed_tokens, is_chunk=not chunk.is_last)
         return request
 
@@ -389,6 +399,8 @@ class ForwardBuilder(Generic[RequestT]):
             if num_tokens <= 0 or (self.is_midway and self.partial is not request):
                 return False
             self.partial = request
+            if self._shares_late:
+                self._unshared = request
         elif self.partial is request:
             self.partial = None
         forward.chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))

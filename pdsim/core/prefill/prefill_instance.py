@@ -104,7 +104,7 @@ class PrefillInstance:
             sizer=sizer,
             rules=limits.rules,
             allows_fixed=self._allows_fixed,
-            shares_late=limits.max_steps_in_flight == 1 and not limits.rules.computes_aborted_prompts,
+            shares_late=limits.num_stages == 1 and not limits.rules.computes_aborted_prompts,
         )
         self._ends = SimulatedEnds((), INITIAL_RATIO)
         """Ends of the prompts of the forward that is being filled."""
@@ -115,6 +115,7 @@ class PrefillInstance:
         """Decode instances that are down."""
         self._sent: list[int] = []
         self._planner = planner
+        self._unwritten: list[m.Command] = []  # cached prefixes that the forward under way still computes
         self._taker = taker
         self._max_prompts_begun = max(1, limits.max_running_requests // limits.num_stages)
         """Maximum number of prompts that one forward may begin (SGLang's pp_max_micro_batch_size)."""
@@ -197,8 +198,17 @@ class PrefillInstance:
         for chunk in step.chunks:
             request = self._builder.begun[chunk.request_id]
             if request.is_granted and not request.given_up:
+                if chunk.num_context_tokens == request.num_cached_tokens:
+                    commands += self._begin_sending(request, now_ns)
                 commands += self._planner.with_chunk(request, chunk, step.step_id, now_ns)
         return step, commands
+
+    def _begin_sending(self, request: PrefillRequest, now_ns: int) -> list[m.Command]:
+        """Asks for the ring, and sends the cached prefix, unless a forward under way still computes it."""
+        asked, cached = self._planner.ask_staging(request), self._planner.with_cached(request, now_ns)
+        if cached and self._builder.reads_unwritten(request):
+            self._unwritten, cached = self._unwritten + cached, []
+        return asked + cached
 
     def _fill(self, now_ns: int) -> Forward:
         if not self._builder.has_work:
@@ -213,12 +223,11 @@ class PrefillInstance:
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         assert isinstance(step, m.PrefillStep)
         ended = {request_id for request_id, _ in result.ended}
-        runs_on = self.limits.rules.computes_aborted_prompts
-        commands: list[m.Command] = []
+        commands, self._unwritten = self._unwritten, []
         for chunk in step.chunks:
             request = self._builder.complete(chunk)
             if request.given_up:
-                if chunk.is_last or not runs_on:
+                if chunk.is_last or not self.limits.rules.computes_aborted_prompts:
                     commands += self._stop_sending(request)
                 continue
             if request.gives_way:

@@ -63,19 +63,16 @@ class SendPlanner:
             return 0
         return min(self._staging.cell_pages, num_pages) * self._layout.page_bytes * self._layout.num_writers
 
+    def with_cached(self, request: PrefillRequest, now_ns: int) -> list[Command]:
+        """Units of the cached prefix of a prompt whose first chunk is begun."""
+        if request.num_cached_tokens <= request.cursor.num_sent_tokens:
+            return []
+        num_loading_tokens = request.lease.num_loaded * self._layout.page_size
+        return self._units(request, self._send_until(request) - num_loading_tokens, now_ns)
+
     def with_chunk(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """Units to send when a chunk is begun: the cached prefix with a prompt's first chunk, and with layer groups the
-        chunk's KV.
-        """
-        commands: list[Command] = []
-        if chunk.num_context_tokens == request.num_cached_tokens:
-            commands += self.ask_staging(request)
-            if chunk.num_context_tokens > request.cursor.num_sent_tokens:
-                num_loading_tokens = request.lease.num_loaded * self._layout.page_size
-                commands += self._units(request, self._send_until(request) - num_loading_tokens, now_ns)
-        if self._layer_groups:
-            commands += self._layers(request, chunk, step_id, now_ns)
-        return commands
+        """Units to send when a chunk is begun: with layer groups the chunk's KV."""
+        return self._layers(request, chunk, step_id, now_ns) if self._layer_groups else []
 
     def ask_staging(self, request: PrefillRequest) -> list[Command]:
         """Asks for a span of the ring for each cell. Empty if the request is not staged."""
