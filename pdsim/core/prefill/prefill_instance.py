@@ -95,6 +95,7 @@ class PrefillInstance:
         self.granted: list[PrefillRequest] = []
         """Requests with a grant and without a slot, by arrival."""
         self.sending: dict[int, PrefillRequest] = {}
+        by_layer = limits.overlap and planner.sends_layers  # from pages that a cached chunk may give up
         self._builder: ForwardBuilder[PrefillRequest] = ForwardBuilder(
             cache=cache,
             policy=policy,
@@ -104,10 +105,9 @@ class PrefillInstance:
             sizer=sizer,
             rules=limits.rules,
             allows_fixed=self._allows_fixed,
-            shares_late=limits.num_stages == 1 and not limits.rules.computes_aborted_prompts,
+            shares_late=not (limits.rules.computes_aborted_prompts or limits.num_stages > 1 or by_layer),
         )
-        self._ends = SimulatedEnds((), INITIAL_RATIO)
-        """Ends of the prompts of the forward that is being filled."""
+        self._ends = SimulatedEnds((), INITIAL_RATIO)  # of the prompts of the forward that is being filled
         self._bootstrap = BootstrapQueue(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
         self._set_aside: dict[int, PrefillRequest] = {}
         """Optimistic requests that have given way: they wait for their grant without slot and pages."""

@@ -41,6 +41,7 @@ class SendPlanner:
         self._policy = policy
         self._staging = staging
         self._layer_groups = layer_groups
+        self.sends_layers = layer_groups > 0
 
     def cursor(self, grant: KvGranted) -> SendCursor | None:
         """A cursor for the granted pages. None: the KV cannot be sent, because a staged cell is larger than the whole
