@@ -3,7 +3,8 @@
 `python tests/launch/engine_parsers.py FOLDER` prints engine_flags.txt: what the parsers say of each flag, field and
 variable that pdsim/launch names. FOLDER has an unpacked wheel in each of its folders: sglang, vllm, sglang-router,
 vllm-router, ai-dynamo, aiperf. `... FOLDER PROGRAM --parse` reads lists of words from standard input, each a line of
-JSON, and prints for each what the engine's own parser has against it. Both need torch and msgspec.
+JSON, and prints for each what the engine's own parser has against it. `... FOLDER PROGRAM --defaults` prints the
+program's lines of engine_defaults.txt. All need torch and msgspec.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 
 PACKAGES = ("sglang", "vllm", "sglang_router", "vllm_router", "dynamo", "aiperf")
 LAUNCH = Path(__file__).parents[2] / "pdsim" / "launch"
+IMPORT = LAUNCH.parent / "formats" / "deployments"
 COMPILED = ("dynamo._core", "dynamo.llm", "dynamo.runtime", "dynamo.prometheus_names", "dynamo.nixl_connect")
 PLATFORMS = ("amdsmi", "libtpu", "tpu_info", "tpu_inference", "pathwaysutils", "triton", "triton_kernels")
 """Packages whose presence would say that this machine has another accelerator."""
@@ -35,7 +37,7 @@ class _Anything(type):
         super().__init__(name, bases, names)
 
     def __getattr__(cls, name):
-        if name.startswith("__") and name != "__class_validators__":
+        if name.startswith("__") and name not in ("__class_validators__", "__func__"):
             raise AttributeError(name)
         return [] if name == "__class_validators__" else Absent
 
@@ -254,7 +256,7 @@ VARIABLES = {
 
 def flags_of(program: str, release: str) -> Iterator[str]:
     """Lines of engine_flags.txt: what a program's parser says of the flags that pdsim/launch names."""
-    named = {*re.findall(r'"([a-z][a-z0-9-]+)"', _sources()), *_OF_ROLES}
+    named = {*_flags_named(_sources()), *_OF_ROLES}
     yield f"# {program}: {release}"
     for name, action in sorted(PROGRAMS[program][1]()._option_string_actions.items()):
         if name.removeprefix("--") in named:
@@ -263,12 +265,26 @@ def flags_of(program: str, release: str) -> Iterator[str]:
             yield " ".join([name, str(nargs), *([choices] if choices and " " not in choices else [])])
 
 
+def defaults_of(program: str, release: str) -> Iterator[str]:
+    """Lines of engine_defaults.txt: the default of each flag that pdsim launches with or imports."""
+    named = {*_flags_named(_sources(LAUNCH, IMPORT))}
+    yield f"# {program}: {release}"
+    for name, action in sorted(PROGRAMS[program][1]()._option_string_actions.items()):
+        if name.startswith("--") and name.removeprefix("--") in named:
+            yield f"{name} {json.dumps(action.default, default=str)}"
+
+
+def _flags_named(text: str) -> list[str]:
+    return re.findall(r'"([a-z][a-z0-9-]+)"', text)
+
+
 _OF_ROLES = [f"{role}-{what}" for role in ("prefill", "decode") for what in ("policy", "selector")]
 """Flags that are written with a role's name."""
 
 
-def _sources() -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(LAUNCH.glob("*.py")))
+def _sources(*folders: Path) -> str:
+    paths = [path for folder in folders or [LAUNCH] for path in sorted(folder.glob("*.py"))]
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
 def others(found: Mapping[str, tuple[Path, str]]) -> Iterator[str]:
@@ -324,7 +340,8 @@ def main() -> None:
         for line in sys.stdin:
             print(json.dumps(against(made, json.loads(line))))
     else:
-        print("\n".join(flags_of(program, f"{package} {found[package][1]}")))
+        lines = defaults_of if "--defaults" in flags else flags_of
+        print("\n".join(lines(program, f"{package} {found[package][1]}")))
 
 
 if __name__ == "__main__":

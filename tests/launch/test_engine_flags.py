@@ -145,6 +145,13 @@ def test_the_list_is_what_the_wheels_have(wheels):
 
 
 @pytest.mark.slow
+def test_the_defaults_are_what_the_wheels_have(wheels):
+    programs = ("python -m sglang.launch_server", "vllm serve")
+    found = "".join(engine_parsers.in_own_process(wheels, program, "--defaults") for program in programs)
+    assert found == LISTED.with_name("engine_defaults.txt").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [program for program in PARSERS if program != "aiperf profile"])
 def test_the_engines_own_parser_takes_every_command(wheels, program):
     mine = [words for _, started, words in called() if started == program]

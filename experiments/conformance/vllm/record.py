@@ -254,15 +254,24 @@ def record(name: str) -> list[str]:
     return [json.dumps(row, separators=(",", ":")) for row in Bench(load_of(name)).run()]
 
 
-def main() -> None:
+def prepare(site: str) -> None:
+    """Make vLLM importable."""
     import_module("torch._dynamo")  # before the finder: torch asks for packages that are not there
     sys.meta_path.insert(0, _Finder())
-    sys.path[:0] = sys.argv[1].split(os.pathsep)
+    sys.path[:0] = site.split(os.pathsep)
+
+
+def keep(name: str) -> None:
     LOGS.mkdir(exist_ok=True)
+    rows = record(name)
+    (LOGS / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode(), mtime=0))
+    print(f"{name}: {len(rows)} steps", flush=True)
+
+
+def main() -> None:
+    prepare(sys.argv[1])
     for name in sys.argv[2:]:
-        rows = record(name)
-        (LOGS / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode(), mtime=0))
-        print(f"{name}: {len(rows)} steps", flush=True)
+        keep(name)
 
 
 if __name__ == "__main__":
