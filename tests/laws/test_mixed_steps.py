@@ -1,6 +1,6 @@
 """Laws of vLLM's steps, which decode all that run and compute prompts with what they leave of the token budget."""
 
-import math
+import sys
 from collections import Counter, defaultdict
 
 from hypothesis import given
@@ -73,7 +73,7 @@ def test_a_step_decodes_all_that_run_and_keeps_to_its_budget(scenario: Scenario)
             if sizes and aggregated.chunked_prefill_tokens:
                 assert sum(sizes) + num_decoding <= aggregated.chunked_prefill_tokens
             if aggregated.long_prefill_tokens and here[entry.instance_id] > 1:
-                budget = aggregated.chunked_prefill_tokens or math.inf
+                budget = aggregated.chunked_prefill_tokens or sys.maxsize
                 share = budget // here[entry.instance_id] if aggregated.long_prefill_adaptive else 0
                 assert max(sizes, default=0) <= max(aggregated.long_prefill_tokens, share)
         elif entry.call == "on_step_done":
