@@ -69,7 +69,7 @@ class Bus:
         }
         """Handlers by type. Clients and transfers add theirs."""
         self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns
-        self._grant_ns = cluster.grant_ns
+        self._grant_ns = 0 if cluster.grant_wait_ns is None else self._message_ns + cluster.grant_wait_ns
 
     def recorded(self, machine: Any) -> Any:
         """The state machine, wrapped to write its calls into the journal if the run has a journal."""

@@ -78,8 +78,8 @@ class Cluster:
     """Pipeline stages of each prefill instance. None: a single stage."""
     message_latency_ns: int
     handover_ns: int
-    grant_ns: int
-    """Time in ns from decode's grant of pages until KV may be sent into them."""
+    grant_wait_ns: int | None
+    """Time in ns from the arrival of decode's grant until KV may be sent into its pages. None: no message is needed."""
     requests: Sequence[RequestSpec]
     client: Client
 
@@ -128,7 +128,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         pipeline=pipeline_times(layout_of(scenario, "prefill"), num_layers) if has_stages else None,
         message_latency_ns=scenario.network.message_latency,
         handover_ns=scenario.network.handover,
-        grant_ns=wiring.grant_ns(scenario),
+        grant_wait_ns=wiring.grant_wait_ns(scenario),
         requests=requests,
         client=scenario.client,
     )

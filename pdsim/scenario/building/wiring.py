@@ -163,15 +163,14 @@ nixl/push_worker.py:78). A registration waits half of it on average.
 """
 
 
-def grant_ns(scenario: Scenario) -> int:
-    """Time in ns from decode's grant of pages until KV may be sent into them.
-
-    NixlPullConnector's decode reads at once (vLLM 0.33.0, nixl/pull_worker.py:554); all others tell prefill.
+def grant_wait_ns(scenario: Scenario) -> int | None:
+    """Time in ns from the arrival of decode's grant until KV may be sent. None: decode reads at once, without a
+    a message, as NixlPullConnector's (vLLM 0.33.0, nixl/pull_worker.py:554).
     """
     network = scenario.network
     if scenario.engine == "sglang" or not network.transport.startswith("nixl"):
-        return network.message_latency
-    return network.message_latency + PUSH_POLL_NS // 2 if network.nixl_push else 0
+        return 0
+    return PUSH_POLL_NS // 2 if network.nixl_push else None
 
 
 def staging_plan(scenario: Scenario) -> StagingPlan | None:
