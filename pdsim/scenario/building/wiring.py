@@ -164,7 +164,7 @@ nixl/push_worker.py:78). A registration waits half of it on average.
 
 
 def grant_wait_ns(scenario: Scenario) -> int | None:
-    """Time in ns from the arrival of decode's grant until KV may be sent. None: decode reads at once, without a
+    """Time in ns from the arrival of decode's grant until KV may be sent. None: decode reads at once, without
     a message, as NixlPullConnector's (vLLM 0.33.0, nixl/pull_worker.py:554).
     """
     network = scenario.network
