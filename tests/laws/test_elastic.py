@@ -10,6 +10,7 @@ from pdsim.core.autoscaler import DRAINING, SERVING, Autoscaler, Role, ScalingTi
 from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import ClusterSeen, Drain, FlushCache, InstanceSeen, NewRequest, Send, Serve
 from pdsim.core.replay import replay
+from pdsim.policy.planners import ThroughputPlanner
 from pdsim.policy.protocols import Servers
 from pdsim.policy.scaling import Forecast, LoadThresholds
 from pdsim.policy.views import ScalingView
@@ -52,6 +53,13 @@ def elastic(draw: st.DrawFn) -> Scenario:
                 prefill_token_rate_per_s=st.sampled_from([50.0, 500.0]),
                 decode_requests=st.sampled_from([1.0, 3.0]),
                 keep_servers=st.booleans(),
+            ),
+            st.builds(
+                ThroughputPlanner,
+                prefill_token_ns=st.sampled_from([MILLISECOND, 10 * MILLISECOND]),
+                decode_base_ns=st.just(MILLISECOND),
+                decode_kv_token_ns=st.sampled_from([0, 10_000]),
+                max_kv_tokens=st.sampled_from([100, 10_000]),
             ),
         )
     )

@@ -110,6 +110,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
     protocols.ScalingPolicy: {
         "load_thresholds": "pdsim.policy.scaling:LoadThresholds",
         "forecast": "pdsim.policy.scaling:Forecast",
+        "throughput_planner": "pdsim.policy.planners:ThroughputPlanner",
     },
     protocols.SheddingPolicy: {
         "queue_limit": "pdsim.policy.routing:QueueLimit",

@@ -1,0 +1,111 @@
+"""Scaling policies of planners that know how fast a server is."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil, floor
+
+from pdsim.policy.protocols import Servers
+from pdsim.policy.views import ScalingView
+
+
+@dataclass
+class ThroughputPlanner:
+    """Divides the load of the last interval by the load that one server carries within targets of TTFT and ITL:
+    throughput scaling of Dynamo's planner (ai-dynamo 1.6.1, `dynamo/planner/core/throughput_scaling.py:317`), with its
+    constant load predictor (`core/load/predictors.py:98`) and without cached prompts and drafts.
+
+    Forwards and decode steps last as the lines below say. Dynamo fits such lines to measured steps
+    (`core/perf_model/prefill.py`, `decode.py`).
+    """
+
+    prefill_token_ns: int
+    """Time of a forward per prompt token."""
+    decode_kv_token_ns: int
+    """Time of a decode step per token of KV."""
+    max_kv_tokens: int
+    """Tokens of KV that fit a decode server."""
+    prefill_base_ns: int = 0
+    """Time of a forward without tokens."""
+    decode_base_ns: int = 0
+    """Time of a decode step without requests."""
+    decode_request_ns: int = 0
+    """Time of a decode step per request."""
+    max_batched_tokens: int = 8192
+    """Maximum number of tokens of a forward."""
+    max_requests: int = 256
+    """Maximum number of requests of a forward, and of a decode step."""
+    ttft_ns: int = 500_000_000
+    """Target of the TTFT (`config/defaults.py:77`)."""
+    itl_ns: int = 50_000_000
+    """Target of the ITL (`config/defaults.py:78`)."""
+    max_change: int = 8
+    """Maximum number of servers that a decision adds to a role, or removes (`config/defaults.py:30`)."""
+    keep_servers: bool = False
+    """True: all servers are divided between the roles, as with `min_gpu_budget` equal to `max_gpu_budget`; none starts
+    or stops.
+    """
+    _input_tokens: float = field(default=0.0, init=False)
+    _output_tokens: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        if min(self.prefill_token_ns, self.decode_base_ns + self.decode_request_ns, self.max_kv_tokens) <= 0:
+            raise ValueError(f"needs times of forwards and decode steps, and max_kv_tokens, above 0, found {self}")
+
+    def servers(self, view: ScalingView) -> Servers:
+        """Both roles stay as they are until lengths of prompts and outputs are known."""
+        if view.num_arrived:
+            self._input_tokens = view.num_arrived_tokens / view.num_arrived
+        if view.num_finished:
+            self._output_tokens = view.num_output_tokens / view.num_finished
+        now = Servers(view.prefill.num_servers, view.decode.num_servers)
+        if not self._input_tokens or not self._output_tokens:
+            return now
+        demand_per_s = view.num_arrived * 1e9 / view.interval_ns
+        wanted = ceil(demand_per_s / self.prefill_rate_per_s()), ceil(demand_per_s / self.decode_rate_per_s())
+        changed = [
+            max(1, min(max(want, have - self.max_change), have + self.max_change))
+            for want, have in zip(wanted, now, strict=True)
+        ]
+        most = sum(now) if self.keep_servers else view.max_servers
+        return _within(Servers(*changed), most if self.keep_servers else 0, most)
+
+    def prefill_rate_per_s(self) -> float:
+        """Requests per second that a prefill server computes (`core/perf_model/engine_query.py:370`)."""
+        tokens = max(1, ceil(self._input_tokens))
+        full, rest = divmod(tokens, self.max_batched_tokens)
+        num_forwards = full + (rest > 0)
+        most = min(self.max_requests, self.max_batched_tokens // tokens) if num_forwards == 1 else 1
+        return _best_rate_per_s(
+            (
+                (n, num_forwards * self.prefill_base_ns + n * tokens * self.prefill_token_ns)
+                for n in range(1, max(1, most) + 1)
+            ),
+            self.ttft_ns,
+        )
+
+    def decode_rate_per_s(self) -> float:
+        """Requests per second that a decode server ends (`core/perf_model/engine_query.py:400`)."""
+        output_tokens = max(1, round(self._output_tokens))
+        context_tokens = max(1, round(self._input_tokens) + output_tokens // 2)
+        most = max(1, min(self.max_requests, self.max_kv_tokens // context_tokens))
+        per_request_ns = self.decode_request_ns + context_tokens * self.decode_kv_token_ns
+        steps = ((n, self.decode_base_ns + n * per_request_ns) for n in range(1, most + 1))
+        return _best_rate_per_s(steps, self.itl_ns) / output_tokens
+
+
+def _best_rate_per_s(batches: Iterable[tuple[int, int]], target_ns: int) -> float:
+    """Highest rate of the batches within the target; if none is, of all of them (`engine_query.py:819`).
+
+    batches: number of requests, and duration in ns.
+    """
+    return max((duration_ns <= target_ns, n * 1e9 / duration_ns) for n, duration_ns in batches)[1]
+
+
+def _within(wanted: Servers, least: int, most: int) -> Servers:
+    """Shrinks or grows both roles in proportion to so many servers (`core/budget.py:142`, `155`)."""
+    total = sum(wanted)
+    if least <= total <= most:
+        return wanted
+    goal, rounded = (most, floor) if total > most else (least, ceil)
+    prefill = max(1, min(goal - 1, rounded(wanted.prefill * goal / total)))
+    return Servers(prefill, goal - prefill)
