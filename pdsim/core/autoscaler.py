@@ -68,6 +68,7 @@ class Role:
     num_requests: int = 0
     num_queued: int = 0
     page_use: float = 0.0
+    num_serving: int = 0
 
 
 class Autoscaler:
@@ -179,4 +180,5 @@ class Autoscaler:
             sum(instance.num_requests for instance in instances),
             sum(instance.num_queued for instance in instances),
             sum(instance.page_use for instance in instances) / max(1, len(instances)),
+            len(instances),
         )

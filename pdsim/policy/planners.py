@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 
 from pdsim.policy.protocols import Servers
-from pdsim.policy.views import ScalingView
+from pdsim.policy.views import RoleSeen, ScalingView
 
 
 @dataclass
@@ -109,3 +109,53 @@ def _within(wanted: Servers, least: int, most: int) -> Servers:
     goal, rounded = (most, floor) if total > most else (least, ceil)
     prefill = max(1, min(goal - 1, rounded(wanted.prefill * goal / total)))
     return Servers(prefill, goal - prefill)
+
+
+@dataclass
+class SpareSaturation:
+    """Adds a server to a role with little to spare, and removes a server if the others would have enough to spare: the
+    first analyzer of llm-d's Workload Variant Autoscaler (llm-d-incubation/workload-variant-autoscaler, commit 36587f8,
+    `internal/saturation/analyzer.go`). A cluster in transition stays as it is (`CalculateSaturationTargets`).
+
+    The autoscaler knows no roles, and looks at each server: here each role is judged alone, by its mean server. If too
+    few GPUs are left, prefill comes first.
+    """
+
+    kv_threshold: float = 0.8
+    """Share of used pages from which a server is saturated (`internal/config/saturation_scaling.go`, as the rest)."""
+    queue_threshold: float = 5.0
+    """Number of waiting requests from which a server is saturated."""
+    kv_spare_trigger: float = 0.1
+    """Share of pages below the threshold that is too little to spare."""
+    queue_spare_trigger: float = 3.0
+    """Number of waiting requests below the threshold that is too little to spare."""
+    keep_servers: bool = False
+    """True: servers only change roles; none starts or stops."""
+
+    def servers(self, view: ScalingView) -> Servers:
+        now = Servers(view.prefill.num_servers, view.decode.num_servers)
+        if now != (view.prefill.num_serving, view.decode.num_serving):
+            return now
+        prefill, decode = self._change(view.prefill), self._change(view.decode)
+        if self.keep_servers:
+            return Servers(now.prefill + prefill, now.decode + decode) if prefill + decode == 0 else now
+        room = view.max_servers - sum(now)
+        if prefill + decode > room:
+            decode = min(decode, 0)
+        if prefill + decode > room:
+            prefill = min(prefill, 0)
+        return Servers(now.prefill + prefill, now.decode + decode)
+
+    def _change(self, role: RoleSeen) -> int:
+        """1: the role needs another server. -1: a server may go (`analyzer.go`, shouldScaleUp, isScaleDownSafe)."""
+        queue = role.num_queued / role.num_servers
+        if not self._has_spare(role.page_use, queue):
+            return 1
+        if role.num_servers == 1:
+            return 0
+        more = role.num_servers / (role.num_servers - 1)
+        return -self._has_spare(role.page_use * more, queue * more)
+
+    def _has_spare(self, page_use: float, queue: float) -> bool:
+        spare_kv, spare_queue = self.kv_threshold - page_use, self.queue_threshold - queue
+        return spare_kv >= self.kv_spare_trigger and spare_queue >= self.queue_spare_trigger

@@ -296,6 +296,10 @@ class RoleSeen(Protocol):
         """Number of servers that have the role, start in it, or switch to it."""
 
     @property
+    def num_serving(self) -> int:
+        """Number of servers that serve or drain in the role."""
+
+    @property
     def num_requests(self) -> int:
         """Unfinished requests at servers that serve or drain."""
 

@@ -10,7 +10,7 @@ from pdsim.core.autoscaler import DRAINING, SERVING, Autoscaler, Role, ScalingTi
 from pdsim.core.journal import from_lines, to_line
 from pdsim.core.messages import ClusterSeen, Drain, FlushCache, InstanceSeen, NewRequest, Send, Serve
 from pdsim.core.replay import replay
-from pdsim.policy.planners import ThroughputPlanner
+from pdsim.policy.planners import SpareSaturation, ThroughputPlanner
 from pdsim.policy.protocols import Servers
 from pdsim.policy.scaling import Forecast, LoadThresholds
 from pdsim.policy.views import ScalingView
@@ -54,6 +54,7 @@ def elastic(draw: st.DrawFn) -> Scenario:
                 decode_requests=st.sampled_from([1.0, 3.0]),
                 keep_servers=st.booleans(),
             ),
+            st.builds(SpareSaturation, keep_servers=st.booleans(), kv_threshold=st.sampled_from([0.2, 0.8])),
             st.builds(
                 ThroughputPlanner,
                 prefill_token_ns=st.sampled_from([MILLISECOND, 10 * MILLISECOND]),

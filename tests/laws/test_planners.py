@@ -1,4 +1,4 @@
-"""Laws of Dynamo's throughput planner, and its closed forms."""
+"""Laws and closed forms of the planners of Dynamo and llm-d."""
 
 from math import ceil
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.policy.planners import ThroughputPlanner
+from pdsim.policy.planners import SpareSaturation, ThroughputPlanner
 from pdsim.policy.protocols import Servers
 
 SECOND = 1_000_000_000
@@ -93,3 +93,40 @@ def test_without_finished_requests_nothing_changes():
 def test_times_and_memory_are_above_zero(changes):
     with pytest.raises(ValueError, match="above 0"):
         planner(**changes)
+
+
+def loaded(servers, use=(0.0, 0.0), queue=(0, 0), most=64, num_serving=None):
+    """Roles whose servers together use so many pools of pages, and have so many waiting requests."""
+    serving = num_serving or servers
+    prefill, decode = (
+        SimpleNamespace(num_servers=n, num_serving=s, page_use=u / n, num_queued=q)
+        for n, s, u, q in zip(servers, serving, use, queue, strict=True)
+    )
+    return SimpleNamespace(prefill=prefill, decode=decode, max_servers=most)
+
+
+LOADS = st.tuples(st.floats(0, 6), st.floats(0, 6))
+QUEUES = st.tuples(st.integers(0, 40), st.integers(0, 40))
+
+
+@given(use=LOADS, queue=QUEUES, most=st.integers(2, 12), keeps=st.booleans())
+def test_spare_saturation_settles_between_one_of_each_and_the_most(use, queue, most, keeps):
+    now, seen = Servers(1, most - 1), []
+    for _ in range(30):
+        now = SpareSaturation(keep_servers=keeps).servers(loaded(now, use, queue, most))
+        assert min(now) >= 1
+        assert sum(now) == most if keeps else sum(now) <= most
+        seen.append(now)
+    assert len({*seen[25:]}) == 1
+
+
+def test_spare_saturation_at_its_triggers():
+    policy = SpareSaturation()
+    assert policy.servers(loaded((1, 1), use=(0.69, 0.71))) == Servers(1, 2)
+    assert policy.servers(loaded((1, 1), queue=(3, 2))) == Servers(2, 1)
+    assert policy.servers(loaded((2, 3), use=(0.69, 1.41))) == Servers(1, 3)
+    assert policy.servers(loaded((1, 1), use=(1, 1), most=3)) == Servers(2, 1)
+
+
+def test_spare_saturation_waits_for_servers_that_start():
+    assert SpareSaturation().servers(loaded((2, 1), use=(2, 1), num_serving=(1, 1))) == Servers(2, 1)

@@ -110,6 +110,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
     protocols.ScalingPolicy: {
         "load_thresholds": "pdsim.policy.scaling:LoadThresholds",
         "forecast": "pdsim.policy.scaling:Forecast",
+        "spare_saturation": "pdsim.policy.planners:SpareSaturation",
         "throughput_planner": "pdsim.policy.planners:ThroughputPlanner",
     },
     protocols.SheddingPolicy: {
