@@ -146,28 +146,26 @@ class ShortestPrefillFirst(CacheAwareOrder):
     """
 
     sorts_long_queues = True
-    _work_tokens: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Tokens that each waiting prompt has to compute, in the order in which the queue was last sorted."""
 
     def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:
-        ranks: dict[int, Rank] = {}
-        for request, num_cached, follows in _lookups(waiting, view):
-            work_tokens = max(1, request.num_tokens - num_cached)
-            ranks[request.request_id] = (follows, work_tokens, request.entry)
-        self._work_tokens = [int(work) for _, work, _ in sorted(ranks.values())]
-        return ranks
+        return {
+            request.request_id: (follows, max(1, request.num_tokens - num_cached), request.entry)
+            for request, num_cached, follows in _lookups(waiting, view)
+        }
 
-    def max_chunk_tokens(self, num_left_tokens: int, budget_tokens: int, page_size: int) -> int | None:
+    def max_chunk_tokens(self, num_left_tokens: int, budget_tokens: int, view: PrefillView) -> int | None:
         """Maximum tokens of a partial prompt in a forward of budget_tokens, so that the shorter prompts at the head of
-        the queue fit beside it. None: no limit. num_left_tokens: tokens that the partial prompt still has to compute.
+        the sorted queue fit beside it. None: no limit. num_left_tokens: tokens that the partial prompt has to compute.
         """
+        size = view.page_size
         num_reserved = 0
-        for work_tokens in self._work_tokens:
-            whole_pages = -(-work_tokens // page_size) * page_size
-            if work_tokens >= num_left_tokens or num_reserved + whole_pages > budget_tokens - page_size:
+        for request in view.waiting:
+            work_tokens = max(1, request.num_tokens - view.num_cached_tokens(request))
+            whole_pages = -(-work_tokens // size) * size
+            if work_tokens >= num_left_tokens or num_reserved + whole_pages > budget_tokens - size:
                 break
             num_reserved += whole_pages
-        return (budget_tokens - num_reserved) // page_size * page_size if num_reserved else None
+        return (budget_tokens - num_reserved) // size * size if num_reserved else None
 
 
 @dataclass

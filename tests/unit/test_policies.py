@@ -161,6 +161,7 @@ class Prefill:
     now_ns: int = 0
     cached: dict = field(default_factory=dict)
     waited: dict = field(default_factory=dict)
+    page_size: int = 1
     paths: dict = field(default_factory=dict)
 
     def num_cached_tokens(self, request):
@@ -224,12 +225,15 @@ def test_the_highest_ratio_of_waiting_to_work_goes_first():
 def test_the_fewest_uncached_tokens_go_first_and_a_partial_prompt_leaves_room_for_them():
     waiting = [Request.long(i, n) for i, n in enumerate((50, 20, 90))]
     policy = ShortestPrefillFirst()
-    assert order(policy, Prefill(waiting, cached={2: 80})) == [2, 1, 0]  # 10, 20, 50 tokens
-    assert policy.max_chunk_tokens(1000, 64, 1) == 64 - 10 - 20
-    assert policy.max_chunk_tokens(1000, 64, 16) == 64 - 16 - 32
-    assert policy.max_chunk_tokens(20, 64, 1) == 64 - 10  # the second is no shorter
-    assert policy.max_chunk_tokens(1000, 10, 1) is None  # at least a page is left for the partial prompt
-    assert policy.max_chunk_tokens(10, 64, 1) is None
+    view = Prefill(waiting, cached={2: 80})
+    assert order(policy, view) == [2, 1, 0]  # 10, 20, 50 tokens
+    view.waiting = waiting[::-1]
+    assert policy.max_chunk_tokens(1000, 64, view) == 64 - 10 - 20
+    assert policy.max_chunk_tokens(20, 64, view) == 64 - 10  # the second is no shorter
+    assert policy.max_chunk_tokens(1000, 10, view) is None  # at least a page is left for the partial prompt
+    assert policy.max_chunk_tokens(10, 64, view) is None
+    view.page_size = 16
+    assert policy.max_chunk_tokens(1000, 64, view) == 64 - 16 - 32
     many = [Request.long(i, 200 - i) for i in range(140)]
     assert order(ShortestPrefillFirst(), Prefill(many)) == list(range(139, -1, -1))
 

@@ -283,6 +283,8 @@ class ForwardBuilder(Generic[RequestT]):
         """Counts a computed chunk, and caches the whole pages of the prompt so far."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
+        if self._writer is request and request.num_computed_tokens == request.num_scheduled_tokens:
+            self._writer = None
         if chunk.is_last or not self._shares_late:
             self._share(request, request.num_computed_tokens, is_chunk=not chunk.is_last)
         return request
@@ -306,7 +308,7 @@ class ForwardBuilder(Generic[RequestT]):
         most = min(forward.chunk_tokens, self._room_of(partial, forward))
         if self._shortest is not None and self._waiting:
             num_left = partial.num_tokens - partial.num_scheduled_tokens
-            shared = self._shortest.max_chunk_tokens(num_left, forward.chunk_tokens, self.page_size)
+            shared = self._shortest.max_chunk_tokens(num_left, forward.chunk_tokens, self)
             most = most if shared is None else min(most, shared)
         self._compute(partial, most, forward)
 
