@@ -18,9 +18,9 @@ class ThroughputPlanner:
     (`core/perf_model/prefill.py`, `decode.py`).
     """
 
-    prefill_token_ns: int
+    prefill_token_ns: float
     """Time of a forward per prompt token."""
-    decode_kv_token_ns: int
+    decode_kv_token_ns: float
     """Time of a decode step per token of KV."""
     max_kv_tokens: int
     """Tokens of KV that fit a decode server."""
@@ -48,7 +48,8 @@ class ThroughputPlanner:
     _output_tokens: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        if min(self.prefill_token_ns, self.decode_base_ns + self.decode_request_ns, self.max_kv_tokens) <= 0:
+        step_ns = self.decode_base_ns + self.decode_request_ns + self.decode_kv_token_ns
+        if min(self.prefill_token_ns, step_ns, self.max_kv_tokens) <= 0:
             raise ValueError(f"needs times of forwards and decode steps, and max_kv_tokens, above 0, found {self}")
 
     def servers(self, view: ScalingView) -> Servers:
@@ -93,7 +94,7 @@ class ThroughputPlanner:
         return _best_rate_per_s(steps, self.itl_ns) / output_tokens
 
 
-def _best_rate_per_s(batches: Iterable[tuple[int, int]], target_ns: int) -> float:
+def _best_rate_per_s(batches: Iterable[tuple[int, float]], target_ns: int) -> float:
     """Highest rate of the batches within the target; if none is, of all of them (`engine_query.py:819`).
 
     batches: number of requests, and duration in ns.
