@@ -89,7 +89,9 @@ def test_without_finished_requests_nothing_changes():
     assert planner().servers(view(arrived=5000, servers=Servers(3, 2), finished=0)) == Servers(3, 2)
 
 
-@pytest.mark.parametrize("changes", [{"prefill_token_ns": 0}, {"decode_base_ns": 0}, {"max_kv_tokens": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"prefill_token_ns": 0}, {"decode_base_ns": 0, "decode_kv_token_ns": 0}, {"max_kv_tokens": 0}]
+)
 def test_times_and_memory_are_above_zero(changes):
     with pytest.raises(ValueError, match="above 0"):
         planner(**changes)
