@@ -84,7 +84,7 @@ class VllmHybridCache(KvCache):
     @property
     def capacity_tokens(self) -> int:
         """Tokens of the longest request: its state, and one that its last forward keeps, take pages, too."""
-        return (self.pool.num_pages - 2 * self.pages_per_state) * self.page_size
+        return max(0, self.pool.num_pages - 2 * self.pages_per_state) * self.page_size
 
     @property
     def num_available_pages(self) -> int:
