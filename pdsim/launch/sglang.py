@@ -325,7 +325,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("kv-cache-dtype", kv_cache_dtype(scenario, KV_DTYPES, "bf16")),
         ("mem-fraction-static", servers.mem_fraction),
         ("max-total-tokens", None if servers.pool_tokens is None else servers.pool_tokens // servers.split.dcp),
-        ("max-running-requests", running and running * servers.dp),
+        ("max-running-requests", running),
         ("radix-eviction-policy", component_name(servers.eviction)),
         ("enable-hierarchical-cache", host_bytes is not None),
         ("hicache-size", None if host_bytes is None else max(1, round(host_bytes / 1e9))),

@@ -238,7 +238,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
             "num-gpu-blocks-override",
             None if servers.pool_tokens is None else servers.pool_tokens // (block or 16) // dcp,
         ),
-        ("max-num-seqs", servers.max_running_requests),
+        ("max-num-seqs", servers.resolved_max_running),
         ("enable-prefix-caching" if servers.radix_cache else "no-enable-prefix-caching", True),
     ]
     if isinstance(servers, ComputingSettings):

@@ -137,11 +137,11 @@ class Layout:
         attention, name, wrong = self.model.attention, self.model.name, ""
         num_heads = attention.num_kv_heads if isinstance(attention, GroupedQueryAttention) else 1
         if self.tp % self.dcp:
-            wrong = f"it does not divide tp {self.tp}"
+            wrong = f"it does not divide the {self.tp} GPUs of a data-parallel rank"
         elif num_heads * self.dcp > self.tp:
             wrong = (
-                f"{name} has {num_heads} KV heads, so tp {self.tp} makes {self.tp // num_heads} copies of each: give "
-                "at most that (vLLM 0.33.0, config/model.py:1591; SGLang 0.5.23, arg_groups/attention_hook.py:67)"
+                f"{self.tp} GPUs hold {name}'s {num_heads} KV heads; dcp is at most {max(1, self.tp // num_heads)} "
+                "(vLLM 0.33.0, config/model.py:1591; SGLang 0.5.23, arg_groups/attention_hook.py:67)"
             )
         elif attention.num_window_layers:
             at = "vLLM 0.33.0, v1/kv_cache_interface.py:950; SGLang 0.5.23, layers/attention/triton_backend.py:2013"

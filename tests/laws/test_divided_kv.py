@@ -172,8 +172,8 @@ def test_host_memory_keeps_each_gpus_share(dcp, page):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"decode__dcp": 3}, "dcp 3: it does not divide tp 8"),
-        ({"model": "qwen3-32b"}, "qwen3-32b has 8 KV heads, so tp 8 makes 1 copies"),
+        ({"decode__dcp": 3}, "dcp 3: it does not divide the 8 GPUs"),
+        ({"model": "qwen3-32b"}, "8 GPUs hold qwen3-32b's 8 KV heads; dcp is at most 1"),
         ({"model": "qwen3-235b-a22b"}, "no latents.*common/conn.py:1412"),
         ({"model": "qwen3-235b-a22b", **HOST}, "divided KV of dense latents only"),
         ({"model": "deepseek-v3.2", **HOST}, "divided KV of dense latents only"),

@@ -91,7 +91,17 @@ def test_vllm_has_blocks_of_16_tokens_unless_told(given_tokens, page_size):
 def test_each_rank_of_vllm_has_a_batch_of_its_own():
     scenario = of_vllm(prefill={"gpu": "h100", "tp": 4, "dp": 4})
     assert scenario.prefill.rank_chunk_tokens == 8192
-    assert scenario.prefill.max_running_requests == 1024
+    assert scenario.prefill.resolved_max_running == 1024
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("given", [None, 4, 9])
+def test_what_is_resolved_resolves_to_itself(engine, given):
+    """A kept scenario gives the numbers of its run."""
+    servers = {"gpu": "h200", "tp": 2, "dp": 2, "max_running_requests": given}
+    once = resolve(small_aggregated(engine=engine, page_size=16, aggregated=servers))
+    assert resolve(once) == once
+    assert given is None or once.aggregated.resolved_max_running == given // 2
 
 
 def test_a_workload_has_requests():

@@ -98,10 +98,9 @@ def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Rol
     if scenario.engine != "sglang" or not layout.state_bytes or settings.host_cache is not None or returns_kv:
         return None
     assert settings.mem_fraction is not None
-    assert settings.max_running_requests is not None
     slots = slots_of_request(scenario, settings)
     own_slots = slots - CACHED_SLOTS + 1
-    num_places = settings.max_running_requests
+    num_places = settings.resolved_max_running
     if isinstance(settings, DecodeSettings):
         num_places += settings.extra_slots or 0
     num_slots = layout.states(settings.mem_fraction, state_rule(scenario, settings, layout, role)).num_slots

@@ -250,7 +250,7 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
 def _resolved_memory(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, fraction: float, role: memory.Role
 ) -> dict[str, Any]:
-    """Pool and running requests of one data-parallel rank, limited by the state slots of linear-attention layers.
+    """Pool of one data-parallel rank and running requests of all, limited by state slots of linear-attention layers.
 
     fraction: share of GPU memory that SGLang would use for weights and KV.
     """
@@ -280,7 +280,8 @@ def _resolved_memory(
         raise ConfigError(f"{role}.host_cache: SGLang copies divided KV of dense latents only ({at}); leave it out")
     if host == "auto":
         host = HOST_RATIO * pool * layout.kv_token_bytes
-    return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running, "host_cache": host}
+    all_ranks = running * settings.dp
+    return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": all_ranks, "host_cache": host}
 
 
 def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:

@@ -179,8 +179,9 @@ class ServerSettings(Section):
 
     @property
     def resolved_max_running(self) -> int:
+        """Maximum number of running requests of one data-parallel rank, in resolved settings."""
         assert self.max_running_requests is not None, "the scenario is not resolved"
-        return self.max_running_requests
+        return max(1, self.max_running_requests // self.dp)
 
     @property
     def host_cache_bytes(self) -> int | None:

@@ -93,7 +93,7 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
         page_size=spec.scenario.page_size,
         allocate=None if transport is None else transport.allocate,
         layer_groups=spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0,
-        max_running_requests=0 if spec.role == "prefill" else settings.max_running_requests or 0,
+        max_running_requests=0 if spec.role == "prefill" else settings.resolved_max_running,
         num_host_pages=_num_host_pages(spec),
         prefills=spec.role != "decode",
         kv_dtype=torch.float8_e4m3fn if spec.options.kv_cache_dtype == "fp8" else None,
