@@ -121,7 +121,7 @@ class Beyond(NamedTuple):
     spread: float = 1
     """Factor of uncertainty of the slowness."""
     undivided: float = 1
-    """Factor on the time of a token that GPUs do not divide."""
+    """Factor on the experts' fixed time per token, which more GPUs do not shorten."""
 
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.5)

@@ -131,8 +131,9 @@ def _allocation(value: Any, scenario: Scenario) -> str | None:
         "tp above dp": any(servers.tp != servers.dp for servers in scenario.pair),
         "prefill.pp or prefill.cp": prefill.split.pp > 1 or prefill.split.cp > 1,
         "decode.radix_cache": decode.radix_cache,
-        "prefill.host_cache but with write_back, and storage": prefill.host_cache is not None
-        and (prefill.host_cache_write != "write_back" or scenario.storage is not None),
+        "prefill.host_cache with a host_cache_write other than write_back": prefill.host_cache is not None
+        and prefill.host_cache_write != "write_back",
+        "prefill.host_cache together with storage": prefill.host_cache is not None and scenario.storage is not None,
         "network.staging": scenario.network.staging is not None,
     }
     found = [name for name, is_given in beside.items() if is_given]

@@ -47,7 +47,7 @@ class TokenBytes(NamedTuple):
 
 
 class DcpRules(NamedTuple):
-    """Rules of an engine for KV that GPUs divide."""
+    """An engine's rules for decode context parallelism (DCP): GPUs divide each request's KV between them."""
 
     num_exchanges: int
     """Number of collectives per layer in which the GPUs exchange queries and outputs."""

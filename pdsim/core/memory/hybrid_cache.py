@@ -28,7 +28,7 @@ class StateLimits:
     has_buffer: bool = True
     """False: the state is kept where a chunk or request ends, at any token (no_buffer)."""
     computes_prompts: bool = True
-    """False: states of prompts arrive from elsewhere and are not kept as they come."""
+    """True: chunks of prompts leave states in the cache. False: another instance computes the prompts."""
 
 
 class HybridLease(Lease):

@@ -68,12 +68,12 @@ def count_of(value: Value) -> int:
 
 
 def of_server(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
-    """Reader of a field of the server's role."""
+    """Returns a reader that stores a flag's value in the server's field `name`. convert: from text to the value."""
     return lambda read, value: read.server.__setitem__(name, convert(value))
 
 
 def of_common(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
-    """Reader of a field of the scenario."""
+    """Returns a reader that stores a flag's value in the scenario's field `name`."""
     return lambda read, value: read.common.__setitem__(name, convert(value))
 
 

@@ -24,7 +24,7 @@ class Tries(NamedTuple):
     """Two ways to try clusters, which call the same clusters failing."""
 
     first: Evaluate
-    """Judges clusters by few runs. A cluster that misses the SLO misses it for certain."""
+    """Judges clusters by few runs. A cluster that misses the SLO in these runs misses the SLO in all runs, too."""
     final: Evaluate
     """Judges clusters by all of their runs, one per seed."""
 

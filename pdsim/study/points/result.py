@@ -78,7 +78,7 @@ class PointResult:
         return band(found[0], [read(run) for run in self.repeats]) if self.repeats else estimate(found)
 
     def repeated(self, points: "Sequence[PointResult]") -> "PointResult":
-        """The point with repetitions of its run, which are given as points. Unchanged if a repetition has no result."""
+        """A copy of this point with repetitions of its run, one in each of `points`. This point, if one has failed."""
         if self.error or any(point.error for point in points):
             return self
         return replace(self, repeats=[point.replications[0] for point in points])
