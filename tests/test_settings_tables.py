@@ -8,6 +8,7 @@ import pytest
 from docs.fields import reference
 from pdsim.scenario.sections.component import BUILT_IN
 from pdsim.scenario.sections.fields import DURATION, RATE, SIZE
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.reference import COMPONENTS, REQUIRED, default_in, entries, entry
 from pdsim.study.sweeping.sweep_file import Sample, SearchSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import SHIPPED, load_transport
@@ -29,6 +30,12 @@ def test_every_field_setting_and_column_has_a_meaning(name):
 def test_every_component_has_a_place():
     assert set(COMPONENTS) == set(BUILT_IN)
     assert all(entry(use).rows[0][0] == use for built_in in BUILT_IN.values() for use in built_in)
+
+
+def test_a_field_has_an_entry_and_its_bare_name_leads_to_it():
+    assert entry("decode.dcp").rows == [row for row in entry("decode").rows if row[0] == "dcp"]
+    with pytest.raises(ConfigError, match=r"'dcp' is the name of a field: say decode\.dcp or aggregated\.dcp"):
+        entry("dcp")
 
 
 def test_defaults_are_written_as_files_have_them():

@@ -88,13 +88,18 @@ def _by_name() -> dict[str, ReferenceEntry]:
 
 
 def entry(name: str) -> ReferenceEntry:
-    """The reference entry of this name, or of one component. Raises ConfigError."""
+    """The reference entry of a section, a table, a component, or one field such as "decode.tp". Raises ConfigError."""
     known = _by_name()
     if name in known:
         return known[name]
+    section, _, field = name.rpartition(".")
+    if section in known and (rows := [row for row in known[section].rows if row[0] == field]):
+        return ReferenceEntry(name, "", known[section].columns, rows)
     for seam, title in COMPONENTS.items():
         if name in BUILT_IN[seam]:
             return ReferenceEntry(f"{title}: {name}", "", known[title].columns, _component(seam, name))
+    if fields := [f"{found.name}.{name}" for found in known.values() if any(row[0] == name for row in found.rows)]:
+        raise ConfigError(f"{name!r} is the name of a field: say {' or '.join(fields)}")
     every = [*known, *(use for built_in in BUILT_IN.values() for use in built_in)]
     raise ConfigError(
         f"no section, component or table {name!r}{did_you_mean(name, every)}; there are {', '.join(known)}"

@@ -60,8 +60,11 @@ CHANGES = [
         "decode={gpu: h100, radix_cache: true, speculative_draft_tokens: 4, speculative_accept_length: 2, speculative_draft_layers: 0}",  # noqa: E501
         "decode: radix_cache: true and speculative_draft_layers: 0 exclude each other: with a radix cache SGLang's",
     ),
-    ("decode.pool_tokens=12", "request 0 grows to 14 tokens; a decode instance holds 12"),
-    ("prefill.pool_tokens=12", "request 0 has a prompt of 10 tokens; a prefill instance has room for 7"),
+    ("decode.pool_tokens=12", "request 0 grows to 14 tokens; with decode.pool_tokens 12 an instance has room for 12"),
+    (
+        "prefill.pool_tokens=12",
+        "request 0 has a prompt of 10 tokens; with prefill.pool_tokens 12 an instance has room for 7",
+    ),
     ("decode.pool_tokens=3", "decode: pool_tokens 3 is less than a page of 4 tokens"),
     ("prefill.chunked_prefill_tokens=2", "chunked_prefill_tokens 2 is less than a page of 4 tokens"),
     ("kv_dtype=int4", "kv_dtype: Input should be 'fp32', 'bf16', 'fp8' or 'fp4', found 'int4'"),
@@ -337,7 +340,10 @@ AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggreg
         ("aggregated.schedule_conservativeness=0", "aggregated.schedule_conservativeness: Input should be greater tha"),
         ("aggregated.preemption=fcfs", "aggregated.preemption: no PreemptionPolicy 'fcfs'"),
         ("workload.input_tokens=41000", "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a"),
-        ("aggregated.pool_tokens=20", "request 0 grows to 17 tokens; an aggregated instance has room for 15"),
+        (
+            "aggregated.pool_tokens=20",
+            "request 0 grows to 17 tokens; with aggregated.pool_tokens 20 an instance has room for 15",
+        ),
         (
             "prefill={gpu: h100}",
             "a cluster has aggregated instances, or prefill and decode: leave out aggregated, or prefill",

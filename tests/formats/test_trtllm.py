@@ -3,6 +3,7 @@
 import pytest
 
 from pdsim.formats.deployments.importing import import_deployment
+from pdsim.inputs import InputError
 from pdsim.scenario.schema import Scenario
 
 SCRIPT = """
@@ -122,3 +123,37 @@ def test_a_script_may_write_the_options_itself(tmp_path):
     assert (aggregated["tp"], aggregated["dp"], found.data["kv_dtype"]) == (4, 4, "fp8")
     assert "aggregated.mem_fraction: 0.85 of what the weights leave" in found.assumed
     assert any("--max-num-tokens $MOST: the file does not set it" in line for line in found.aside)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        ("disagg.yaml", "context_servers: 3", "disagg.yaml: context_servers: expected fields such as num_instances"),
+        ("disagg.yaml", "context_servers: {num_instances: two}", "num_instances: expected a whole number, found 'two'"),
+        ("disagg.yaml", "context_servers: {num_instances: 2, urls: [a:1]}", "expected as many urls as num_instances 2"),
+        ("ctx.yaml", "max_batch_size: many", "ctx.yaml: --max-batch-size many: expected a whole number"),
+    ],
+)
+def test_a_wrong_file_is_named(folder, file, text, complaint):
+    (folder / file).write_text(text)
+    with pytest.raises(InputError, match=complaint):
+        import_deployment([folder / "run.sh"])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("disagg.yaml", "", "disagg.yaml: there is no such file beside the command, so roles of servers are not known"),
+        ("gen.yaml", "", "decode: options of gen.yaml: there is no such file beside the command; defaults count"),
+        (
+            "disagg.yaml",
+            'context_servers: {num_instances: 2, urls: ["a:8001", "a:8009"]}',
+            "prefill at port 8009: the files do not start it",
+        ),
+    ],
+)
+def test_what_is_missing_is_told(folder, file, text, told):
+    (folder / file).unlink()
+    if text:
+        (folder / file).write_text(text)
+    assert any(line.endswith(told) for line in import_deployment([folder / "run.sh"]).aside)

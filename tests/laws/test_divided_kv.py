@@ -43,10 +43,9 @@ def test_the_pool_has_the_rows_of_one_gpu_times_dcp(model, dcp, engine, page):
     row_bytes = whole.read_token_bytes + (index * dcp if engine == "sglang" else index // dcp * dcp)
     room = whole.gpu.memory_bytes * 0.9 - whole.weight_bytes_per_rank - 2e9
     assert divided.pool_tokens(0.9, page * dcp) == int(room // row_bytes) // page * page * dcp
-    assert (
-        resolve(of(dcp, model=model, engine=engine, network=NIXL, page_size=page)).decode.pool_tokens % (page * dcp)
-        == 0
-    )
+    alone = {"prefill": None, "decode": None, "aggregated": {"gpu": "h200", "tp": 8, "dcp": dcp}}
+    resolved = resolve(of(dcp, model=model, engine=engine, page_size=page, **alone))
+    assert resolved.aggregated.pool_tokens % (page * dcp) == 0
 
 
 @pytest.mark.parametrize("dcp", SIZES)

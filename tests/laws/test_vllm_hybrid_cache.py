@@ -1,5 +1,6 @@
 """Laws of vLLM's prefix caches whose models have layers of linear attention, beside a naive twin that lists them."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance
 from pdsim.policy.pages import FreePages, LastAdmittedFirst, LeastRecentlyUsed
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.states import block_tokens, state_blocks
 from tests.support import examples, request, run, run_both_ways, small_aggregated
 
@@ -185,3 +187,15 @@ def steps_of(traced):
 def loads_of(traced):
     all_commands = [entry.returned[1] for entry in traced.journal if entry.call == "next_step"]
     return [one for commands in all_commands for one in commands if isinstance(one, m.LoadBack)]
+
+
+@pytest.mark.parametrize("num_blocks", [6, 7, 9])
+def test_a_pool_without_room_for_a_requests_states_is_refused_before_the_run(num_blocks):
+    """The states of a request, and of its last forward, take three blocks each, and room for a step stays free."""
+    settings = {"gpu": "h100", "tp": 4, "pool_tokens": num_blocks * BLOCK}
+    one = small_aggregated(request(0, 500, 5), model="qwen3-next-80b-a3b", engine="vllm", aggregated=settings)
+    if num_blocks == 9:
+        assert [found.outcome for found in run(one).records.requests] == ["finished"]
+        return
+    with pytest.raises(ConfigError, match=f"aggregated.pool_tokens {num_blocks * BLOCK} an instance has room for 0"):
+        run(one)

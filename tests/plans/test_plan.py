@@ -299,6 +299,7 @@ def test_unequal_tensor_parallelism_is_staged_unless_somebody_chose(scenario, tm
 
 WRONG = [
     (["--slo", "ttf p99 < 2 s"], "no latency 'ttf' (did you mean 'ttft'?); there are ttft, tpot, e2e"),
+    (["--slo", "itl_p99<50ms"], "say for how many requests, as 'itl_p99 p95 < 50ms'"),
     (["--slo", "ttft < 2 s"], "'ttft < 2 s' has no percentile: write"),
     (["--slo", "ttft < 2 s and ttft < 3 s for 9 %"], "has two limits of one metric"),
     (

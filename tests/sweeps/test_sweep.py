@@ -209,7 +209,7 @@ def test_an_impossible_point_is_a_row(tmp_path):
     good, layout, pool = result.points
     assert not good.error
     assert layout.error == "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"
-    assert "a decode instance holds 12" in pool.error
+    assert "with decode.pool_tokens 12 an instance has room for 12" in pool.error
     assert pdsim.sweep(tmp_path / "sweep.yaml", out=tmp_path / "out").num_computed == 0
 
 

@@ -60,6 +60,7 @@ class _Server:
     read: Read
     model: str
     role: str | None
+    port: str
 
 
 def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: str | None = None) -> Imported:
@@ -72,6 +73,10 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
     told = trtllm.roles_of(processes)
     found.aside += told.aside
     servers = [_read(process, told.of_ports) for process in _chosen(merged(processes), found)]
+    started = {one.port for one in servers}
+    if any(port in told.of_ports for port in started) or not any(one.role for one in servers):
+        unknown = (f"{role} at port {port}" for port, role in told.of_ports.items() if port not in started)
+        found.aside += [f"{server}: the files do not start it" for server in unknown]
     if not servers:
         raise ConfigError(f"{', '.join(map(str, paths))}: the files start no server of SGLang, vLLM or TensorRT-LLM")
     _take_model(found, servers, model)
@@ -167,8 +172,9 @@ def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
     except ValueError as wrong:
         raise ConfigError(f"{process.where}: {wrong}") from None
     named = _model_of(alone, flags)
-    role = read.server.pop("role", None) or of_ports.get(str(flags.get("port"))) or process.role
-    return _Server(process, read, named, role if role in ("prefill", "decode") else None)
+    port = str(flags.get("port", ""))
+    role = read.server.pop("role", None) or of_ports.get(port) or process.role
+    return _Server(process, read, named, role if role in ("prefill", "decode") else None, port)
 
 
 def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> str:

@@ -64,7 +64,10 @@ def text_of(value: Value) -> str:
 
 def count_of(value: Value) -> int:
     """One whole number."""
-    return whole(text_of(value))
+    try:
+        return whole(text_of(value))
+    except ValueError:
+        raise ValueError("a whole number") from None
 
 
 def of_server(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
@@ -79,7 +82,10 @@ def of_common(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
 
 def number_of(value: Value) -> float:
     """One number."""
-    return finite(text_of(value))
+    try:
+        return finite(text_of(value))
+    except ValueError:
+        raise ValueError("a number") from None
 
 
 def is_flag(found: bool) -> Callable[[Value], bool]:
@@ -125,4 +131,4 @@ def dtype_of(read: Read, value: Value) -> None:
 def sizes_of(value: Value) -> list[int]:
     """Several whole numbers."""
     words = value if isinstance(value, list) else text_of(value).replace(",", " ").split()
-    return [whole(word) for word in words]
+    return [count_of(word) for word in words]

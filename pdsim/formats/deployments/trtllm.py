@@ -10,13 +10,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdsim.formats.deployments.flags import read_flags
 from pdsim.formats.deployments.processes import Process
-from pdsim.formats.deployments.readers import Read
-from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, read_text, whole
+from pdsim.formats.deployments.readers import Read, parsed
+from pdsim.formats.deployments.trtllm_flags import OPTION_FILES
+from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, read_text, shown, whole
 
 PROGRAMS = ("trtllm", "dynamo.trtllm")
 _ORCHESTRATORS = ("disaggregated", "disaggregated_mpi_worker")
-_OPTIONS = ("--config", "--extra_llm_api_options", "--extra-llm-api-options", "--extra-engine-args")
+_OPTIONS = (*(f"--{name}" for name in OPTION_FILES), "--extra_llm_api_options")
 _SECTIONS = {"context_servers": "prefill", "generation_servers": "decode"}
 _NO_SETTINGS = {"num_instances", "urls", "router", "hostname", "port"}
 _ROUTERS = {"round_robin": "round_robin", "load_balancing": "least_loaded", "kv_cache_aware": "cache_aware"}
@@ -48,15 +50,27 @@ def expanded(process: Process, folder: Path) -> list[Process]:
     words = words[1:] if words[:1] == ["serve"] else words
     if words[:1] and words[0] in _ORCHESTRATORS:
         name = next((value for flag, value in pairwise(words) if flag in ("-c", "--config_file")), "")
-        config = _options_of(process, folder, name) or {}
-        servers = list(_servers_of(process, config))
-        return [*servers, replace(process, program="trtllm-orchestrator", words=[], variables=_texts(config))]
+        config = _options_of(process, folder, name)
+        if config is None:
+            lack = {f"aside {name}: there is no such file beside the command, so roles of servers are not known": ""}
+            return [replace(process, program="trtllm-orchestrator", words=[], variables=lack)]
+        return _described(replace(process, where=f"{process.where}: {name}"), config)
     for flag, name in list(pairwise(words)):
         if flag in _OPTIONS and (options := _options_of(process, folder, name)) is not None:
             at = words.index(flag)
             words[at : at + 2] = []
-            words += _flags_of(options)  # the file overwrites flags before it
+            more = list(_flags_of(options))
+            _check(more, name)
+            words += more  # the file overwrites flags before it
     return [replace(process, words=words)]
+
+
+def _check(words: Sequence[str], where: str) -> None:
+    """Raises InputError with the name of the file whose options are wrong."""
+    try:
+        read_flags("trtllm", parsed(words)[1])
+    except ValueError as wrong:
+        raise InputError(f"{where}: {wrong}") from None
 
 
 def _parts(word: str) -> list[str]:
@@ -80,8 +94,30 @@ def of_orchestrator_file(config: Any, where: str) -> list[Process]:
     """Servers that a file of `trtllm-serve disaggregated` describes with their settings. Empty: it is no such file."""
     if not isinstance(config, dict) or not _SECTIONS.keys() & config.keys():
         return []
-    process = Process(where, "trtllm", [])
-    return [*_servers_of(process, config), replace(process, program="trtllm-orchestrator", variables=_texts(config))]
+    return _described(Process(where, "trtllm", []), config)
+
+
+def _described(process: Process, config: Mapping[str, Any]) -> list[Process]:
+    """Servers of an orchestrator's file, and the orchestrator. Raises InputError."""
+    for section in _SECTIONS:
+        _check_section(config.get(section), f"{process.where}: {section}")
+    orchestrator = replace(process, program="trtllm-orchestrator", words=[], variables=_texts(config))
+    return [*_servers_of(process, config), orchestrator]
+
+
+def _check_section(servers: Any, where: str) -> None:
+    """Raises InputError for a section that TensorRT-LLM refuses (llmapi/disagg_utils.py, extract_ctx_gen_cfgs)."""
+    if servers is None:
+        return
+    if not isinstance(servers, dict):
+        raise InputError(f"{where}: expected fields such as num_instances and urls, found {shown(servers)}")
+    count, urls = servers.get("num_instances", 1), servers.get("urls")
+    try:
+        count = whole(count)
+    except ValueError:
+        raise InputError(f"{where}.num_instances: expected a whole number, found {shown(count)}") from None
+    if urls is not None and (not isinstance(urls, list) or len(urls) != count):
+        raise InputError(f"{where}: expected as many urls as num_instances {count}, found {shown(urls)}")
 
 
 def _servers_of(process: Process, config: Mapping[str, Any]) -> Iterator[Process]:

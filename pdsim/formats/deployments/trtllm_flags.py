@@ -30,6 +30,14 @@ def _draft_tokens(read: Read, value: Value) -> None:
     read.server["speculative_draft_tokens"] = count_of(value) + 1
 
 
+def _missing_options(read: Read, value: Value) -> None:
+    """Tells that the flag's file was not found. Options of files that exist stand among the flags instead."""
+    read.aside.append(f"options of {text_of(value)}: there is no such file beside the command; defaults count")
+
+
+OPTION_FILES = ("config", "extra-llm-api-options", "extra-engine-args")
+"""Flags that name a YAML file of options."""
+
 _ROLES_OF_TRTLLM = {"CONTEXT": "prefill", "GENERATION": "decode", "prefill": "prefill", "decode": "decode"}
 _DTYPES_OF_TRTLLM = {"fp8": "fp8", "nvfp4": "fp4", "bfloat16": "bf16", "auto": None}
 
@@ -72,6 +80,7 @@ TRTLLM: dict[str, Reader] = {
     "server-role": of_server("role", one_of(_ROLES_OF_TRTLLM)),
     "disaggregation-mode": of_server("role", one_of({**_ROLES_OF_TRTLLM, "prefill_and_decode": ""})),
     "dtype": dtype_of,
+    **dict.fromkeys(OPTION_FILES, _missing_options),
     **dict.fromkeys(
         ("backend", "print-iter-log", "cuda-graph-config.enable-padding", "gpus-per-node", "num-postprocess-workers"),
         nothing,

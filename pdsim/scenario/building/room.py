@@ -19,6 +19,7 @@ from pdsim.scenario.building.wiring import planner
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.fields import SIZE
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.memory import Role
 from pdsim.workload.request_spec import RequestSpec
 from pdsim.workload.trace_file import InputWarning
 
@@ -84,12 +85,13 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
         raise ConfigError("the workload has no requests")
     prompts, outputs = [len(spec.prompt) for spec in requests], [len(spec.output) for spec in requests]
 
-    def require(sizes: list[int], room: int, what: str, where: str) -> None:
-        if (most := max(sizes)) > room:
+    def require(sizes: list[int], role: Role, spare_tokens: int, what: str) -> None:
+        pool = scenario.roles[role].pool_tokens or 0
+        if (most := max(sizes)) > (room := max(0, pool - spare_tokens - _state_tokens(scenario, role))):
             request_id = requests[sizes.index(most)].request_id
             raise ConfigError(
-                f"request {request_id} {what} {most} tokens; {where} {room}: give it a larger GPU, tp or mem_fraction, "
-                "or leave the request out"
+                f"request {request_id} {what} {most} tokens; with {role}.pool_tokens {pool} an instance has room for "
+                f"{room}: give it a larger GPU, tp, mem_fraction or pool_tokens, or leave the request out"
             )
 
     totals = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
@@ -106,15 +108,22 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
         page = scenario.page_tokens("aggregated")
         # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
         grown = [-(-prompt // page) * page + output for prompt, output in zip(prompts, outputs, strict=True)]
-        room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens(page)
-        require(grown, room, "grows to", "an aggregated instance has room for")
+        require(grown, "aggregated", page + aggregated.num_ahead_tokens(page), "grows to")
         return
-    (prefill, decode), page = scenario.pair, scenario.page_size
-    require(prompts, (prefill.pool_tokens or 0) - 1 - page, "has a prompt of", "a prefill instance has room for")
-    grown = [total - 2 + decode.num_ahead_tokens(page) for total in totals]
-    require(grown, decode.pool_tokens or 0, "grows to", "a decode instance holds")
+    page = scenario.page_size
+    require(prompts, "prefill", 1 + page, "has a prompt of")
+    grown = [total - 2 + scenario.pair.decode.num_ahead_tokens(page) for total in totals]
+    require(grown, "decode", 0, "grows to")
     _check_grants(scenario, requests)
     _check_ring(scenario, min(prompts))
+
+
+def _state_tokens(scenario: Scenario, role: Role) -> int:
+    """Tokens of the pool whose pages vLLM gives to one request's state and to the state of its last forward."""
+    layout = layout_of(scenario, role)
+    if scenario.engine != "vllm" or not layout.state_bytes:
+        return 0
+    return 2 * layout.state_blocks.pages_per_state * scenario.page_tokens(role)
 
 
 @dataclass(frozen=True)

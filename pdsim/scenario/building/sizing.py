@@ -177,6 +177,7 @@ def resolve(scenario: Scenario) -> Scenario:
     if (aggregated := scenario.aggregated) is not None:
         update["aggregated"] = aggregated.model_copy(update=_resolved_computing(scenario, aggregated, "aggregated"))
     else:
+        _check_divided_kv(scenario)
         prefill, decode = scenario.pair
         attempts = {"optimistic_attempts": _optimistic_attempts(prefill, decode)}
         update["prefill"] = prefill.model_copy(update={**_resolved_computing(scenario, prefill, "prefill"), **attempts})
@@ -208,6 +209,28 @@ def _check_lmcache(scenario: Scenario) -> None:
     for role, servers in scenario.roles.items():
         if wrong and servers.host_cache is not None and servers.host_cache_connector == "lmcache":
             raise ConfigError(f"{role}.host_cache_connector: lmcache: {wrong}; say offloading")
+
+
+def _check_divided_kv(scenario: Scenario) -> None:
+    """Raises ConfigError if the engine's prefill does not send KV to GPUs that divide it."""
+    layout = layout_of(scenario, "decode")
+    if layout.dcp == 1:
+        return
+    attention, tp = layout.model.attention, layout.tp
+    if not isinstance(attention, LatentAttention):
+        at = "SGLang 0.5.23, disaggregation/common/conn.py:1412; vLLM 0.33.0, config/vllm.py:1587"
+        wrong = f"{scenario.model} has no latents, and prefill sends nothing else divided ({at})"
+    elif scenario.engine == "sglang" and attention.index_token_bytes:
+        at = "0.5.23, arg_groups/model_overrides/deepseek_v2.py:23"
+        wrong = f"SGLang divides no KV of sparse attention that prefill sends ({at})"
+    elif scenario.engine == "vllm" and layout.dcp != tp:
+        wrong = f"vLLM divides the KV that prefill sends over all {tp} GPUs (0.33.0, config/vllm.py:1582)"
+    elif scenario.engine == "vllm" and layout.model.state is not None:
+        at = "0.33.0, nixl/base_worker.py:2714"
+        wrong = f"vLLM needs the same on prefill for models with linear attention ({at})"
+    else:
+        return
+    raise ConfigError(f"decode.dcp {layout.dcp}: {wrong}")
 
 
 def _resolved_front_end(scenario: Scenario) -> FrontEndSettings:

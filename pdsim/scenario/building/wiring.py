@@ -82,11 +82,7 @@ def wire_of(scenario: Scenario) -> RankPairLayout:
 
 
 def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engine: str = "sglang") -> RankPairLayout:
-    """Layout of KV between two instances' ranks. Raises ConfigError if their ranks are not multiples, or if decode
-    divides KV that engines do not send divided.
-    """
-    if decode.dcp > 1 and (wrong := _wrong_division(decode, engine)):
-        raise ConfigError(f"decode.dcp {decode.dcp}: {wrong}")
+    """Layout of KV between two instances' ranks. Raises ConfigError if their ranks are not multiples."""
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
@@ -123,24 +119,6 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engin
         num_window_planes=planes_per_layer * num_windows,
         num_state_planes=0 if prefill.model.state is None else 2 * prefill.model.state.num_layers,
     )
-
-
-def _wrong_division(decode: Layout, engine: str) -> str:
-    """Reason why an engine's prefill does not send KV to GPUs that divide it. Empty: it does."""
-    attention = decode.model.attention
-    if not isinstance(attention, LatentAttention):
-        at = "SGLang 0.5.23, disaggregation/common/conn.py:1412; vLLM 0.33.0, config/vllm.py:1587"
-        return f"{decode.model.name} has no latents, and prefill sends nothing else divided ({at})"
-    if engine == "sglang":
-        at = "0.5.23, arg_groups/model_overrides/deepseek_v2.py:23"
-        return (
-            f"SGLang divides no KV of sparse attention that prefill sends ({at})" if attention.index_token_bytes else ""
-        )
-    if decode.dcp != decode.tp:
-        return f"vLLM divides the KV that prefill sends over all {decode.tp} GPUs (0.33.0, config/vllm.py:1582)"
-    if decode.model.state is not None:
-        return "vLLM needs the same on prefill for models with linear attention (0.33.0, nixl/base_worker.py:2714)"
-    return ""
 
 
 def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:

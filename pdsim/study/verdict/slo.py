@@ -366,6 +366,7 @@ class Slo:
 _PERCENTILE = re.compile(r"(?P<metric>\w+?)(?:\s+|_)p(?P<percentile>[\d.]+)\s*<=?\s*(?P<limit>.+)", re.IGNORECASE)
 _PERCENTILE_FIRST = re.compile(r"p(?P<percentile>[\d.]+)\s+(?P<metric>\w+)\s*<=?\s*(?P<limit>.+)", re.IGNORECASE)
 _SHARE = re.compile(r"(?P<limits>.+?)\s+for\s+(?P<percentile>[\d.]+)\s*%")
+_OWN_GAPS = re.compile(r"(?P<metric>itl[ _](p50|p90|p95|p99|max))\s*<=?\s*(?P<limit>.+)", re.IGNORECASE)
 _LIMIT = re.compile(r"(?P<metric>\w+)\s*<=?\s*(?P<limit>.+)")
 _FORMS = "'ttft p99 < 2 s', or 'ttft < 2 s and tpot < 50 ms for 95 %'"
 
@@ -375,21 +376,37 @@ def _terms(group: str) -> list[Term]:
     name, colon, terms = group.partition(":") if ":" in group else ("", "", group)
     if colon and not name.strip():
         raise ValueError(f"{group.strip()!r} has no class before its colon")
-    return [replace(_term(part.strip()), request_class=name.strip()) for part in terms.split(",")]
+    found = (term for part in terms.split(",") for term in _terms_of_part(part.strip()))
+    return [replace(term, request_class=name.strip()) for term in found]
 
 
-def _term(part: str) -> Term:
-    if one := _PERCENTILE.fullmatch(part) or _PERCENTILE_FIRST.fullmatch(part):
-        return Term((_limit(one),), _percentile(one))
-    share = _SHARE.fullmatch(part)
-    limits = [_LIMIT.fullmatch(limit.strip()) for limit in share["limits"].split(" and ")] if share else [None]
-    if share is None or None in limits:
-        lack = "has no percentile" if share is None and _LIMIT.fullmatch(part) else "is no limit"
-        raise ValueError(f"{part!r} {lack}: write {_FORMS}")
+def _terms_of_part(part: str) -> list[Term]:
+    """Terms of a text without commas: a count of requests, or percentiles joined with "and"."""
+    if count := _SHARE.fullmatch(part):
+        return [_count(part, count)]
+    return [_percentile_term(piece.strip()) for piece in part.split(" and ")]
+
+
+def _count(part: str, count: re.Match[str]) -> Term:
+    limits = [_LIMIT.fullmatch(limit.strip()) for limit in count["limits"].split(" and ")]
+    if None in limits:
+        raise ValueError(f"{part!r} is no limit: write {_FORMS}")
     found = [_limit(limit) for limit in limits if limit is not None]
     if len(dict(found)) < len(found):
         raise ValueError(f"{part!r} has two limits of one metric")
-    return Term(tuple(found), _percentile(share), is_share=True)
+    return Term(tuple(found), _percentile(count), is_share=True)
+
+
+def _percentile_term(part: str) -> Term:
+    if own := _OWN_GAPS.fullmatch(part):
+        metric = own["metric"].lower().replace(" ", "_")
+        raise ValueError(
+            f"{part!r} limits the gaps of each request: say for how many requests, as '{metric} p95 < {own['limit']}'"
+        )
+    if found := _PERCENTILE.fullmatch(part) or _PERCENTILE_FIRST.fullmatch(part):
+        return Term((_limit(found),), _percentile(found))
+    lack = "has no percentile" if _LIMIT.fullmatch(part) else "is no limit"
+    raise ValueError(f"{part!r} {lack}: write {_FORMS}")
 
 
 def _percentile(found: re.Match[str]) -> float:
