@@ -14,6 +14,7 @@ from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.loading import Changes, apply_change, load_scenario, parse_scenario, set_field
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.cost import ENDS, GROUPS, Group
+from pdsim.scenario.sections.servers import DecodeSettings, PrefillSettings
 from pdsim.scenario.starter import starting_point, workload_of_trace
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.sim.uncertainty.noise import JITTERS
@@ -72,6 +73,10 @@ class Base:
     scenario: Scenario
     is_sample: bool
     """True: the requests are a recorded trace with its own times, so all seeds give the same load."""
+    own_aggregated: Changes | None = None
+    """Fields of the user's aggregated servers, for which `scenario` has prefill and decode servers with the same
+    settings. None: the user's cluster has prefill and decode servers.
+    """
     of_starter: tuple[str, ...] | None = None
     """Changes in the notation of --set that make this scenario from the starter. None: the scenario has a file."""
 
@@ -168,7 +173,7 @@ class Base:
 
     def names(self, path: str) -> bool:
         """True if the scenario's file or --set names the field."""
-        section: Any = self._data()
+        section: Any = self._data() | ({"aggregated": self.own_aggregated} if self.own_aggregated else {})
         for name in path.split("."):
             if not isinstance(section, dict) or name not in section:
                 return False
@@ -177,7 +182,11 @@ class Base:
 
     @property
     def aggregated(self) -> Changes:
-        """An aggregated cluster on the same GPUs: servers as large as decode's, with prefill's chunk size."""
+        """The user's aggregated cluster. If there is none, one on the same GPUs: servers as large as decode's, with
+        prefill's chunk size.
+        """
+        if self.own_aggregated is not None:
+            return {"prefill": None, "decode": None, "aggregated": self.own_aggregated}
         prefill, decode = self.scenario.pair
         settings = {
             "gpu": decode.gpu,
@@ -211,11 +220,7 @@ class Base:
         return parse_scenario(data, base=self.path.parent, where=str(self.path))
 
     def _data(self) -> dict[str, Any]:
-        """Plain data of the scenario file with the --set changes, without defaults."""
-        data: dict[str, Any] = read_yaml(self.path)
-        for change in self.changes:
-            apply_change(data, change)
-        return data
+        return _with_changes(self.path, self.changes)
 
 
 def warm_up_text(client: Client, num_requests: int) -> str:
@@ -236,8 +241,18 @@ def is_sample(scenario: Scenario) -> bool:
     return is_trace and times is None and not isinstance(scenario.client, ClosedLoop)
 
 
-def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, folder: Path, starter: Changes) -> Base:
+def base_of(
+    path: Path | None,
+    options: AskOptions,
+    changes: Sequence[str],
+    *,
+    folder: Path,
+    starter: Changes,
+    takes_aggregated: bool = False,
+) -> Base:
     """Reads the scenario; without a file, writes the starter with the question's own changes into the folder.
+
+    takes_aggregated: False refuses a scenario with aggregated servers.
 
     Raises ConfigError.
     """
@@ -253,11 +268,40 @@ def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, f
         write_yaml(data, path)
     else:
         scenario = load_scenario(path, changes)
+    own_aggregated = None
     if scenario.aggregated is not None:
-        raise ConfigError(f"{path}: questions are about prefill and decode instances; this cluster is aggregated")
+        if not takes_aggregated:
+            raise ConfigError(
+                f"{path}: questions are about prefill and decode instances, and this cluster is aggregated; "
+                "`pdsim plan` compares it with clusters of prefill and decode instances"
+            )
+        own_aggregated = _with_changes(path, changes)["aggregated"]
+        changes = (*changes, *(f"{field}={json.dumps(value)}" for field, value in _pair_of(own_aggregated).items()))
+        scenario = load_scenario(path, changes)
     if hasattr(scenario.workload, "path"):
         requests_of(scenario)  # so that its own mistakes are named as such
-    return Base(path, changes, scenario, is_sample(scenario), of_starter)
+    return Base(path, changes, scenario, is_sample(scenario), own_aggregated, of_starter)
+
+
+def _pair_of(aggregated: Changes) -> Changes:
+    """Changes that replace aggregated servers by a prefill and a decode server with the same settings. Prefixes are
+    cached on prefill, as pdsim's decode servers do by default.
+    """
+    fields = {name: value for name, value in aggregated.items() if name != "instances"}
+    of_decode = {name: value for name, value in fields.items() if not name.startswith(("radix_cache", "host_cache"))}
+    return {
+        "aggregated": None,
+        "prefill": {name: value for name, value in fields.items() if name in PrefillSettings.model_fields},
+        "decode": {name: value for name, value in of_decode.items() if name in DecodeSettings.model_fields},
+    }
+
+
+def _with_changes(path: Path, changes: Sequence[str]) -> dict[str, Any]:
+    """Plain data of a scenario file with changes in the notation of --set, without defaults."""
+    data: dict[str, Any] = read_yaml(path)
+    for change in changes:
+        apply_change(data, change)
+    return data
 
 
 def _trace_changes(path: Path | None) -> list[str]:

@@ -116,14 +116,15 @@ class Space:
 
     def own(self, base: Base) -> CandidateCluster | None:
         """The scenario's own cluster. None: one of its GPUs has no price."""
-        pair = base.scenario.pair
-        servers = tuple(Server(one.gpu, one.split) for one in pair)
-        counts = tuple(one.instances for one in pair)
+        given = base.scenario if base.own_aggregated is None else base.changed(base.aggregated)
+        servers = tuple(Server(one.gpu, one.split) for one in given.roles.values())
+        counts = tuple(one.instances for one in given.roles.values())
         if any(server.gpu not in self.prices for server in servers):
             return None
         label = label_of(servers, counts, names_gpu=len(self.prices) > 1)
         price = price_per_h(self.prices, servers, counts)
-        return CandidateCluster(label, label, servers, counts, base.scenario.num_gpus, price, {})
+        changes = {} if base.own_aggregated is None else base.aggregated
+        return CandidateCluster(label, label, servers, counts, given.num_gpus, price, changes)
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
         """Candidates with these servers, within the maximum number of GPUs."""
@@ -247,8 +248,12 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
 
 
 def _own_split(base: Base, role: str) -> Split:
-    """The split of the scenario's servers of a role. Aggregated servers, which it does not have, have no sizes."""
-    return Split(1) if role == "aggregated" else getattr(base.scenario, role).split
+    """The split of the scenario's servers of a role. Aggregated servers that the user does not have have no sizes."""
+    if role != "aggregated":
+        split: Split = getattr(base.scenario, role).split
+        return split
+    own = base.changed(base.aggregated).aggregated if base.own_aggregated else None
+    return Split(1) if own is None else own.split
 
 
 def _new_sizes(base: Base, role: str, split: Split) -> dict[str, int]:

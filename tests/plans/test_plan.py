@@ -16,6 +16,7 @@ from markupsafe import escape
 from pdsim import ConfigError, load_scenario, simulate
 from pdsim.cli import main
 from pdsim.metrics.summary import e2e_ms, ttft_ms
+from pdsim.policy.prefill import LongestPrefixFirst
 from pdsim.scenario.building.sizing import resolve
 from pdsim.show.html.page import render
 from pdsim.show.html.plan import plan_page
@@ -115,6 +116,26 @@ def test_the_cluster_that_a_scenario_has_is_told_beside(scenario):
 
 
 @pytest.mark.usefixtures("no_limits")
+def test_an_aggregated_cluster_is_compared_with_prefill_and_decode_instances(scenario, tmp_path):
+    servers = {"gpu": "h100", "instances": 2, "policy": "lpm", "max_running_requests": 24, "radix_cache": False}
+    changes = ["prefill=null", "decode=null", f"aggregated={json.dumps(servers)}"]
+    base = base_of(scenario, AskOptions(), changes, folder=tmp_path, starter={}, takes_aggregated=True)
+    space = Space({"h100": 1.0}, 2, {})
+    own = space.own(base)
+    assert (own.label, own.counts, own.price_per_h) == ("2 aggregated of TP1", (2,), 2)
+    assert base.changed(own.changes) == load_scenario(scenario, changes)
+    by_label = {one.label: base.changed(one.changes) for one in space.candidates(base)}
+    pair = by_label["1P1D of TP1"].pair
+    assert (pair.prefill.policy, pair.prefill.radix_cache, pair.decode.max_running_requests) == (
+        LongestPrefixFirst(),
+        False,
+        24,
+    )
+    assert base.names("aggregated.max_running_requests")
+    with pytest.raises(ConfigError, match="`pdsim plan` compares it"):
+        base_of(scenario, AskOptions(), changes, folder=tmp_path, starter={})
+
+
 def test_prices_decide(scenario):
     dear = plan(scenario, slo=SLO, prices={"h100": 9.0, "h200": 1.0}, max_gpus=2, seeds=1, engine="here")
     assert dear.chosen is not None

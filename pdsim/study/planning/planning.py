@@ -110,7 +110,7 @@ def _require_folder(out: Path, given: Path | None) -> None:
 
 def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
     """The scenario to plan for. Raises ConfigError if its requests lack a class that the SLO names."""
-    base = base_of(path, options, changes, folder=folder, starter={})
+    base = base_of(path, options, changes, folder=folder, starter={}, takes_aggregated=True)
     slo.require_classes(requests_of(base.scenario))
     return base
 

@@ -83,7 +83,8 @@ class Screen:
             f"{counted(count, name)} of {counted(server.num_gpus, server.gpu.upper() + ' GPU')}"
             for count, name, server in zip(one.counts, names, one.servers, strict=True)
         ]
-        kind = " that prefill and decode" if one.is_aggregated else ""
+        verbs = "prefills and decodes" if one.counts == (1,) else "prefill and decode"
+        kind = f" that {verbs}" if one.is_aggregated else ""
         power = "" if one.kw is None else f", at most {one.kw:.1f} kW"
         return f"{' and '.join(parts)}{kind}: {one.label}{power}."
 
