@@ -1,15 +1,13 @@
 """Life of a request in an aggregated instance, which computes prompts and decodes on one GPU group, one step at a time.
 
-state     meaning                                               left by
-waiting   NewRequest came, or the request was retracted         next_step: the policy picks the request
-begun     chunks are computed; one prompt may be incomplete     next_step -> PrefillStep, on_step_done -> FirstToken
-running   one token per step                                    next_step -> DecodeStep, on_step_done
-gone      prompt and output are cached                          -> Finished
+state meaning left by waiting NewRequest came, or the request was retracted next_step: the policy picks the request
+begun chunks are computed; one prompt may be incomplete next_step -> PrefillStep, on_step_done -> FirstToken running one
+token per step next_step -> DecodeStep, on_step_done gone prompt and output are cached -> Finished
 
-A request that is given up (Cancel, or not begun in time) goes at once. A running one gets one more token first, and its
-KV is cached.
-Prompts come first: the batch decodes only when no prompt can be begun or continued. A retracted request goes to the end
-of the queue; its prompt and its outputs so far are computed again.
+A waiting or begun request that is cancelled, or that waited too long, is dropped at once. A running request that is
+cancelled first gets one more token, and its KV is cached. Prompts come first: the batch decodes only when no prompt can
+be begun or continued. A retracted request goes to the end of the queue. A later forward computes its prompt and its
+outputs so far again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -67,22 +65,22 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             shares_late=True,
         )
         self._ends: SimulatedEnds | None = None
-        """Simulated ends of running requests, for the forward that is being filled."""
+        """Expected ends of running requests. Computed at most once for each forward."""
         self._asked: AskedOutputs[AggregatedRequest] = AskedOutputs(instance_id, self.batch, cache)
         self._gave_way: list[AggregatedRequest] = []
-        """Requests that were preempted for the forward that is being filled."""
+        """Requests that were preempted for prompts of the next forward."""
         self._retracted: dict[int, AggregatedRequest] = {}
-        """Retracted requests whose KV is not recomputed yet."""
+        """Retracted requests whose KV has not been recomputed yet."""
         self._preemption_policy = preemption_policy
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
         self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns, "waiting_timeout")
         self._num_prefill_steps = 0
         self._may_give_way = False
-        """True: running requests of lower priority may be preempted, because the waiting request has not enough
-        room."""
+        """True: running requests of lower priority exist, but preempting all of them would not make enough room for the
+        waiting request."""
         self._blocked_by = ""
-        """Resource that the first blocked prompt lacked. No prompt is tried again before a request leaves the batch
-        (SGLang's batch_is_full)."""
+        """Resource that the first blocked prompt lacked. The instance tries no prompt again until a request leaves the
+        batch (SGLang's batch_is_full)."""
 
     # What a preemption policy sees.
 
@@ -160,7 +158,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _tries_anew(self) -> bool:
-        """True if a prompt that lacks pages is tried again at each step (SGLang resets batch_is_full to preempt)."""
+        """True if each step tries again to begin a prompt that lacked pages (SGLang resets batch_is_full to
+        preempt).
+        """
         return self.limits.preemption_threshold is not None and self._blocked_by == "pages"
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
@@ -172,8 +172,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self._on_decoded(result.ended)
 
     def _on_mixed_done(self, step: m.MixedStep, outputs: dict[int, TokenSequence]) -> list[m.Command]:
-        """Handles prompts before running requests, and puts them before these into the batch: SGLang makes it of the
-        forward's requests, and forgets that it was full (managers/scheduler.py, 0.5.23, :3959).
+        """Handles the results of a step with prompts and running requests. SGLang rebuilds the batch in the forward's
+        order, so finished prompts come before running requests (managers/scheduler.py, 0.5.23, :3959).
         """
         self._ratio.on_mixed_step()
         running = [request.request_id for request in self.batch.requests()]
@@ -236,10 +236,11 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return step
 
     def look(self, commands: list[m.Command]) -> m.Step | m.Wait | None:
-        """Runs an iteration of SGLang's loop. None: no step; the next iteration, which takes no time, may have one.
+        """Runs an iteration of SGLang's loop. Returns None if this iteration has no step but the next iteration may
+        have a step. The next iteration takes no time.
 
-        0.5.12 spends such an iteration when a batch has ended (managers/scheduler.py:2588, 2904): it drops the batch,
-        and tries prompts in the next one.
+        SGLang 0.5.12 spends one iteration on dropping a batch that has ended (managers/scheduler.py:2588, 2904), and
+        tries prompts in the next iteration.
         """
         if not self.limits.overlap:
             self._look_at_arrived()
@@ -261,7 +262,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self.batch.step(FOREVER) if self.batch.num_requests else None
 
     def _prefill_step(self, forward: Forward) -> m.PrefillStep | m.MixedStep:
-        """The step of a forward, in which running requests take part if there are pages for all of them
+        """Returns the step that computes a forward. Running requests take part if there are pages for all of them
         (managers/scheduler.py, 0.5.23, :4377).
         """
         self._num_prefill_steps += 1
@@ -274,15 +275,15 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return m.MixedStep(replace(prefill, num_decode_tokens=decode.num_requests), decode)
 
     def _be_idle(self) -> None:
-        """Resets the expected share of longest outputs to its initial value, if no request runs or waits."""
+        """If no request runs or waits, resets new_token_ratio to its initial value."""
         if not self._builder.has_work and not self._arrived:
             self._ratio.on_idle(self.batch.num_steps)
 
     def _give_way(self, waiting: AggregatedRequest, num_free_tokens: float) -> float:
         """Preempts running requests of lower priority if that makes room for a waiting request.
 
-        num_free_tokens: tokens that the forward may still take. Returns the tokens that were reserved for the victims'
-        growth, or -1.
+        num_free_tokens: number of tokens that the forward may still take. Returns the number of tokens that were
+        reserved for outputs of the preempted requests; -1: no request was preempted.
         """
         threshold, running = self.limits.preemption_threshold, self.batch.requests()
         assert threshold is not None
@@ -301,7 +302,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return num_reserved - self._expected_growth(self.running)
 
     def _expected_growth(self, running: list[AggregatedRequest]) -> float:
-        """Number of tokens that running requests are expected to still take."""
+        """Number of output tokens that running requests are still expected to produce."""
         ratio = self._ratio.at(self.batch.num_steps)
         if not self.limits.rules.expects_fixed_outputs:
             return sum([request.num_growth_tokens * ratio for request in running])
@@ -313,7 +314,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self._ends.allow(request, begun, num_free_tokens)
 
     def _fill_forward(self, commands: list[m.Command]) -> Forward:
-        """Fills the next forward. No prompt is begun behind a blocked prompt, or without a slot."""
+        """Fills the next forward. Begins no prompt if a prompt was blocked before, or if all slots are taken."""
         num_slots, reserved_tokens, may_preempt = None, 0.0, self.limits.preemption_threshold is not None
         num_decode_tokens = len(self.running) if self.limits.mixed_chunk else 0
         self._ends = None
@@ -345,7 +346,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self.limits.max_running_requests - self.num_active - len(self.batch.ended) - len(self._builder.begun)
 
     def _make_room(self, commands: list[m.Command]) -> None:
-        """Allocates the pages of the next step. If there are too few, other requests are retracted."""
+        """Allocates the pages that the next step needs. Retracts requests if there are too few pages."""
         lacked = False
         for request in self.batch.make_room(self._preemption_policy, self):
             lacked = True
@@ -362,7 +363,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
     # Giving up.
 
     def _give_up(self, request_id: int) -> None:
-        """Drops a request; its computed pages stay cached. The request may be unknown after a restart."""
+        """Drops a request, and keeps its computed pages cached. An unknown id has no effect: the instance may have
+        restarted.
+        """
         self.cache.stop_prefetch(request_id)
         if request := self._builder.begun.get(request_id):
             request.is_aborted = True
@@ -375,7 +378,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self._retracted.pop(request_id, None)
 
     def _stop(self, request: AggregatedRequest) -> None:
-        """Drops a begun request."""
+        """Drops a request whose prompt is partly computed."""
         del self._builder.begun[request.request_id]
         self._builder.stop(request)
         self.cache.drop(request.lease)
@@ -405,7 +408,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return commands
 
     def _on_token(self, request: AggregatedRequest, output: TokenSequence | None) -> list[m.Command]:
-        """Handles the token of a completed prompt: the first token, or the next token after a retraction."""
+        """Handles the token that a request gets when its prompt is complete: the first token, or the next token after a
+        retraction.
+        """
         is_first = not request.num_output_tokens
         request.num_output_tokens += 1
         if request.is_aborted:

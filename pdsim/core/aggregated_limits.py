@@ -1,4 +1,4 @@
-"""Limits of an aggregated instance, and a request in it."""
+"""Limits of an aggregated instance, and the state of a request in it."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,8 @@ from pdsim.core.decode.running_batch import Drafts, RunningRequest
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 
 MAX_ESTIMATED_TOKENS = 4096
-"""Maximum output that a request is expected to still produce (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
+"""The scheduler expects a request to produce at most this many further output tokens
+(SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,24 +20,28 @@ class AggregatedLimits:
     max_prefill_tokens: int
     """Maximum uncached tokens of one forward. The first prompt of a batch may exceed the limit."""
     schedule_conservativeness: float = 1.0
-    """Factor on the expected growth of running requests. Above 1, fewer requests are begun beside them."""
+    """Factor on the expected output of running requests (--schedule-conservativeness). Above 1, the instance begins
+    fewer requests beside running ones."""
     overlap: bool = True
-    """True: a step is chosen when the step before begins (SGLang's overlap schedule). Messages that arrive meanwhile
-    wait for one more step. A driver that itself chooses steps early must switch this off."""
+    """True: the instance chooses a step while the previous step runs (SGLang's overlap schedule). Messages that arrive
+    during a step wait for one more step. A driver that itself chooses steps early must set False."""
     drafts: Drafts | None = None
-    """Tokens of each request that a step verifies. None: each step gives each request one token."""
+    """Number of draft tokens per request and step. None: no speculative decoding; each step gives each request one
+    token."""
     wave_requests: float | None = None
-    """Number of requests whose attention runs at the same time, and reads shared KV once. None: all."""
+    """Number of requests whose attention runs at the same time and therefore reads shared KV once. None: all requests
+    of the batch."""
     waiting_timeout_ns: int | None = None
-    """Maximum time from a request's arrival until it is begun (SGLANG_REQ_WAITING_TIMEOUT)."""
+    """Maximum time in ns from a request's arrival until a forward begins it (SGLANG_REQ_WAITING_TIMEOUT). None: no
+    limit."""
     preemption_threshold: int | None = None
-    """A request without a slot preempts a running request whose priority is lower by more than this
-    (--priority-scheduling-preemption-threshold). None: no preemption."""
+    """If all slots are taken, a waiting request preempts a running request whose priority is lower by more than this
+    number (--priority-scheduling-preemption-threshold). None: no preemption."""
     prefill_max_requests: int | None = None
-    """Maximum number of prompts of one forward. None: no limit."""
+    """Maximum number of prompts in one forward. None: no limit."""
     mixed_chunk: bool = False
-    """True: a forward with prompts also gives each running request a token, if there are pages for it
-    (--enable-mixed-chunk)."""
+    """True: a forward with prompts also decodes one token of each running request, if there are pages for all these
+    tokens (--enable-mixed-chunk)."""
     rules: EngineRules = SGLANG_0_5_23
 
 
@@ -50,7 +55,9 @@ class AggregatedRequest(RunningRequest):
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Tokens reserved for the request's longest output. Outputs before a retraction are not subtracted."""
+        """Number of tokens reserved for the request's longest output. Outputs produced before a retraction are not
+        subtracted.
+        """
         return min(self.max_output_tokens, MAX_ESTIMATED_TOKENS)
 
     @property

@@ -1,13 +1,12 @@
-"""The autoscaler: gives servers their roles, starts and stops them, as a policy decides.
+"""The autoscaler: starts servers, stops them and changes their roles, as a scaling policy decides.
 
-state      meaning                                        left when
-off        the server holds no GPUs                       the policy wants more servers -> starting
-starting   it holds GPUs, and serves no requests yet      its start-up time is over -> Serve
-serving    the router sends it requests                   the policy wants fewer of its role -> Drain
-draining   it finishes its requests                       it is empty -> FlushCache; then off, or starting again
+state meaning left when off the server holds no GPUs the policy wants more servers -> starting starting it holds GPUs,
+and serves no requests yet its start-up time is over -> Serve serving the router sends it requests the policy wants
+fewer of its role -> Drain draining it finishes its requests it is empty -> FlushCache; then off, or starting again
 
-Server k is the instance prefill-k or decode-k. A server that is not empty in time goes on serving in its old role, as
-with SGLang's mini_lb (pull request 28403): a switch drains first, keeps weights and pool, and drops the prefix cache.
+Server k is the instance prefill-k or decode-k. As in SGLang's mini_lb (pull request 28403), a server drains before it
+changes its role, keeps weights and KV pool, and drops its prefix cache. A server that is not empty in time goes on
+serving in its old role.
 """
 
 from collections.abc import Sequence
@@ -29,13 +28,14 @@ NOTHING = InstanceSeen("", 0, 0, 0.0, True)
 @dataclass(frozen=True, kw_only=True)
 class ScalingTimes:
     interval_ns: int
-    """Time in ns from one decision to the next."""
+    """Time in ns between two decisions."""
     start_up_ns: int
-    """Time in ns from the decision to start a server until it serves."""
+    """Time in ns that a server needs to start, from the decision until it serves."""
     switch_ns: int
-    """Time in ns from the moment when a server is empty until it serves in its new role."""
+    """Time in ns that an empty server needs to change its role, until it serves again."""
     drain_timeout_ns: int | None = None
-    """Maximum time in ns to drain. A server that is not empty by then keeps its old role. None: no limit."""
+    """Maximum time in ns that a server drains. A server that still has requests then keeps its old role. None: no
+    limit."""
     poll_ns: int = 1_000_000_000
     """Time in ns between two checks of draining servers."""
 
@@ -44,12 +44,12 @@ class ScalingTimes:
 class ElasticServer:
     index: int
     role: str
-    """Role of the server. Empty: the server is off."""
+    """Role of the server: prefill or decode. Empty: the server is off."""
     state: str
     next_role: str = ""
     """The role that a draining server takes next. Empty: the server stops."""
     due_ns: int = 0
-    """Time in ns when a starting server begins to serve, or by which a draining server must be empty."""
+    """Time in ns at which a starting server begins to serve, or until which a draining server may become empty."""
 
     @property
     def instance_id(self) -> str:
@@ -96,7 +96,9 @@ class Autoscaler:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        """Handles a view of the cluster, and returns commands. The last command sets the time of the next view."""
+        """Handles a ClusterSeen message, and returns commands. The last command asks for the next message at a time.
+        Raises TypeError for other messages.
+        """
         if not isinstance(message, ClusterSeen):
             raise TypeError(f"an autoscaler does not take {message}")
         self.now_ns = now_ns
@@ -165,8 +167,8 @@ class Autoscaler:
                 self._begin(server, role, self._times.start_up_ns)
 
     def _spare(self, role: str, count: int, seen: dict[str, InstanceSeen]) -> Sequence[ElasticServer]:
-        """The serving servers of a role with the fewest requests, up to `count`. At least one server of the role
-        remains.
+        """Returns at most `count` serving servers of a role, those with the fewest requests first. At least one server
+        keeps serving in the role.
         """
         serving = [server for server in self.servers if server.state == SERVING and server.role == role]
         serving.sort(key=lambda server: (seen[server.instance_id].num_requests, -server.index))

@@ -1,5 +1,5 @@
-"""Requests that are kept for a time: until a message must arrive, or until no message about them can arrive any
-more.
+"""Requests that are remembered for a limited time: until a timeout, or until messages about an ended request can no
+longer arrive.
 """
 
 from collections import deque
@@ -12,18 +12,20 @@ KEPT_NS = 120_000_000_000
 
 
 class Deadlines:
-    """Requests with the same timeout, in order of their deadlines. `add` returns a request to be woken; `expired`
+    """Requests with one common timeout, in order of their deadlines. `add` starts a request's timeout. `expired`
     returns overdue requests.
     """
 
     def __init__(self, owner: str, timeout_ns: int | None, name: str = "timeout") -> None:
-        """Sets the timeout and its name. None: no request expires."""
+        """owner: instance to wake at a deadline. timeout_ns: None: requests never expire. name: name of the timeout in
+        messages.
+        """
         self._owner = owner
         self._timeout_ns = timeout_ns
         self._name = name
         self._due: deque[tuple[int, int]] = deque()
         self._woken_ns = -1
-        """Time of the last alarm that was set."""
+        """Time in ns of the last alarm."""
 
     @property
     def limit(self) -> str:
@@ -38,8 +40,8 @@ class Deadlines:
         return self._alarm(now_ns)
 
     def expired(self, now_ns: int, commands: list[Command], is_live: Callable[[int], bool]) -> list[int]:
-        """Overdue requests that are still live, in order. The call forgets them and sets an alarm for the next
-        deadline.
+        """Removes and returns overdue requests that are still live, in order. Adds an alarm for the next deadline to
+        the commands.
         """
         if self._woken_ns > now_ns:
             return []
@@ -52,7 +54,9 @@ class Deadlines:
         return found
 
     def _alarm(self, now_ns: int) -> list[Command]:
-        """Command to wake the owner at the first deadline, unless an earlier alarm is still pending."""
+        """Returns a command to wake the owner at the first deadline. Returns no command if an earlier alarm is still
+        pending.
+        """
         if self._woken_ns > now_ns or not self._due:
             return []
         self._woken_ns = self._due[0][0]
@@ -60,23 +64,23 @@ class Deadlines:
 
 
 class LateRequests:
-    """Requests that ended or never arrived at this instance, each with the reason. Messages about them may still be on
-    the way.
+    """Requests that ended at this instance, or that never arrived, each with the reason. Messages about these requests
+    may still arrive.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[int, str]] = {}
-        """Time until which a request is kept, and the reason; ordered by time."""
+        """Per request: the time in ns until which it is remembered, and the reason. Ordered by time."""
         self._now_ns = 0
 
     def at(self, now_ns: int) -> None:
-        """Sets the present time, and forgets requests older than KEPT_NS."""
+        """Sets the present time in ns. Forgets requests that were added KEPT_NS ago or earlier."""
         self._now_ns = now_ns
         while self._kept and next(iter(self._kept.values()))[0] <= now_ns:
             del self._kept[next(iter(self._kept))]
 
     def add(self, request_id: int, why: str = "") -> None:
-        """Remembers a request with its reason. A request that is remembered already keeps its first reason."""
+        """Remembers a request with a reason. A request that is already remembered keeps its first reason."""
         self._kept.setdefault(request_id, (self._now_ns + KEPT_NS, why))
 
     def discard(self, request_id: int) -> None:

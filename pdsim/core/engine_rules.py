@@ -1,4 +1,4 @@
-"""Rules in which engines, and releases of one engine, differ. docs/behaviour has the source of each rule."""
+"""Rules that differ between engines and between releases of one engine. docs/behaviour has the source of each rule."""
 
 from dataclasses import dataclass, replace
 
@@ -8,44 +8,48 @@ class EngineRules:
     """Rules of one release of an engine. The defaults are SGLang 0.5.23's."""
 
     tries_when_spent: bool = False
-    """True: the first waiting prompt is tried even if a begun prompt takes the whole forward. Its cached prefix then
-    counts as used. If the prompt does not fit, no prompt is tried before a request leaves. Where nothing is cached, a
-    prompt that ignores EOS begins although max_prefill_tokens is spent."""
+    """True: the scheduler tries the first waiting prompt even if a partly computed prompt takes the whole forward. The
+    try counts as a use of the waiting prompt's cached prefix. If the waiting prompt does not fit, the scheduler tries
+    no prompt until a request leaves. A prompt that ignores EOS and has no cached tokens begins although
+    max_prefill_tokens is spent."""
     caps_chunked_prompts: bool = False
-    """True: a prompt that needs more tokens than max_prefill_tokens still allows in a forward is not begun, although it
-    could be cut into chunks."""
+    """True: a prompt does not begin if it needs more tokens than max_prefill_tokens leaves in a forward, although the
+    prompt could be cut into chunks."""
     expects_fixed_outputs: bool = True
-    """True: running requests that ignore EOS are expected to reach their longest output, and a request that is begun
-    needs a further page."""
+    """True: the scheduler expects running requests that ignore EOS to reach their longest output, and reserves one
+    further page for each request that it begins."""
     resumes_by_tokens: bool = False
-    """Pages of a retracted request that resumes. True: for its number of tokens. False: for that number, rounded up to
-    whole pages."""
+    """Number of tokens that must be free before a retracted request resumes. True: the request's number of tokens.
+    False: this number, rounded up to whole pages."""
     counts_every_insert: bool = False
-    """Uses of a cached node. True: each insert counts. False: each request counts once."""
+    """Number of uses that a cached node counts. True: one for each insert. False: one for each request."""
     refreshes_waiting: bool = True
-    """True: every 32nd choice of prompts marks the cached prefixes of waiting prompts as used, unless the policy does
-    so itself."""
+    """True: every 32nd time that the scheduler chooses prompts, it marks the cached prefixes of all waiting prompts as
+    used. A policy that sorts prompts by cached tokens marks them itself."""
     computes_last_token: bool = True
-    """True: policies that rank prompts by cached tokens count the last prompt token as uncached."""
+    """True: a policy that sorts prompts by cached tokens counts the last token of each prompt as uncached."""
     splits_at_prompt: bool = True
-    """True: a prompt and its outputs are cached as separate nodes, so that the outputs may be evicted alone."""
+    """True: the prefix cache stores a prompt and its outputs as separate nodes, so that it can evict the outputs alone.
+    """
     filters_ended: bool = True
-    """True: an aggregated instance without overlap does not count ended requests when it chooses its next step."""
+    """True: an aggregated instance without overlap removes ended requests before it chooses its next step."""
     computes_aborted_prompts: bool = False
-    """True: a prompt that is aborted after its first chunk is computed to its end."""
+    """True: a prompt that is aborted after its first chunk is still computed completely."""
     keeps_ranks: bool = False
-    """Rank of a retracted request among those of its priority. True: the request keeps its first rank. False:
-    retraction gives a new rank."""
+    """Place of a retracted request in the queue, among requests of equal priority. True: the request keeps its first
+    place. False: the request moves behind all earlier requests."""
     keeps_aborted_places: bool = False
-    """True: an aborted request keeps its place in decode's queue until it would get pages, or another request
-    arrives."""
+    """True: an aborted request keeps its place in the decode queue until its turn to get pages comes, or another
+    request arrives."""
     runs_aborted_on: bool = True
-    """True: a running request that is aborted gets one more token, and its KV is cached."""
+    """True: a running request that is aborted still gets one more token, and the prefix cache keeps its KV."""
     sorts_at_retraction: bool = True
-    """True: a retraction sorts the batch: requests with the most outputs first, and of these the shortest prompts."""
+    """True: a retraction sorts the batch by number of output tokens, highest first; equal requests are sorted by prompt
+    length, shortest first."""
 
     caches_unseen: bool = False
-    """True: outputs are cached as their pages fill, so that a request that loses its pages finds them again."""
+    """True: the prefix cache takes outputs as soon as they fill a page, so that a request that lost its pages finds
+    these outputs again."""
 
 
 SGLANG_0_5_23 = EngineRules()
@@ -76,4 +80,4 @@ RELEASES: dict[str, dict[str, EngineRules]] = {
     "sglang": {"0.5.23": SGLANG_0_5_23, "0.5.12": SGLANG_0_5_12},
     "vllm": {"0.33.0": VLLM_0_33},
 }
-"""Releases of each engine, the newest first."""
+"""Rules of each engine's releases, the newest release first."""

@@ -1,17 +1,17 @@
-"""Tests whether a prompt that ignores EOS fits, if the instance has no prefix cache (SGLang's add_one_req_ignore_eos).
-The test simulates the ends of all running requests: at each end, every request that still runs needs one free token.
+"""Tests whether a prompt that ignores EOS fits, for instances without a prefix cache (SGLang's add_one_req_ignore_eos).
+The test simulates when the running requests end: at each end, every request that still runs must have one free token.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 INITIAL_RATIO = 0.7
-"""Share of its longest output that a request with EOS is expected to produce, before the instance has experience
+"""Share of its longest output that a request is expected to produce if it may stop at EOS, before any request has run
 (SGLANG_INIT_NEW_TOKEN_RATIO)."""
 
 
 class Growing(Protocol):
-    """A request with a longest output, and its tokens so far."""
+    """A request with a maximum output length and the number of tokens that it has so far."""
 
     @property
     def ignores_eos(self) -> bool: ...
@@ -28,23 +28,24 @@ class Growing(Protocol):
 
 class _End(NamedTuple):
     tokens_left: float
-    """Number of tokens that the request is expected to still produce."""
+    """Number of output tokens that the request is expected to produce until its end."""
     num_tokens: int
-    """Number of tokens that the request's end frees."""
+    """Number of tokens that become free when the request ends."""
 
 
 class SimulatedEnds:
-    """Ends of the running requests and of the requests that one forward begins, soonest first."""
+    """Expected ends of running requests and of requests that one forward begins, soonest first."""
 
     def __init__(self, running: Iterable[Growing], ratio: float) -> None:
-        """ratio: expected share of their longest outputs, for requests that may end sooner."""
+        """ratio: share of its longest output that a request is expected to produce if it may stop at EOS."""
         self._running = running
         self._ratio = ratio
         self._ends: list[_End] | None = None
 
     def allow(self, request: Growing, begun: Iterable[Growing], num_free_tokens: int) -> bool:
-        """True if the request fits beside the running ones. num_free_tokens: free tokens without the request's prompt.
-        begun: requests that this forward already had at the first call; requests of later calls are added.
+        """Returns True if the request fits beside running requests. num_free_tokens: free tokens after the request has
+        its prompt's tokens. begun: requests that the forward has begun already; only the first call reads them, and
+        later calls add their own request.
         """
         if self._ends is None:
             others = [self._end_of(other) for other in (request, *self._running, *begun)]
@@ -64,7 +65,7 @@ class SimulatedEnds:
         return _End(request.max_output_tokens * ratio - request.num_output_tokens, request.num_tokens)
 
     def _insert(self, new: _End) -> None:
-        """Inserts an end. As in SGLang, an end later than all others is put before the last one."""
+        """Inserts an expected end in order. As in SGLang, an end later than all others is put before the last end."""
         assert self._ends is not None
         if new.tokens_left > 0:
             last = max(0, len(self._ends) - 1)

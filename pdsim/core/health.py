@@ -1,7 +1,8 @@
 """The health monitor: decides from heartbeats which instances are down, and tells the instances that depend on them.
 
-SGLang's decode ranks ask each prefill server for its health every 5 s, and give it up after two failures
-(common/conn.py: _start_heartbeat_checker_thread); its gateway asks all servers. Here one monitor does both.
+SGLang's decode ranks ask each prefill server for its health every 5 s, and count a server as down after two failures
+(common/conn.py: _start_heartbeat_checker_thread); SGLang's gateway asks all servers. pdsim has one monitor for the
+decode ranks and the gateway.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,9 @@ class HealthMonitor:
     instance_id: ClassVar[str] = "health"
 
     def __init__(self, peers: Mapping[str, Sequence[str]], *, max_failures: int) -> None:
-        """peers: for each instance, the instances that are told when it fails."""
+        """peers: maps each instance to the instances that hear of its failure. max_failures: number of missed
+        heartbeats after which an instance is down.
+        """
         self._peers = peers
         self._max_failures = max_failures
         self._failures = dict.fromkeys(peers, 0)

@@ -1,5 +1,5 @@
-"""The contract between an instance, which is a pure state machine, and its driver; and the control loop of both
-modes.
+"""The contract between an instance, which is a pure state machine, and its driver. Also the control loop that
+simulation and real mode share.
 """
 
 from collections import deque
@@ -13,12 +13,12 @@ from pdsim.policy.views import TokenSequence
 
 
 class PolicyError(ValueError):
-    """Raised if a policy proposes an action that the instance cannot do."""
+    """Raised if a policy proposes an action that the instance cannot execute."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A request in an instance, with its number of computed tokens."""
+    """A request in an instance, with the numbers of its cached, scheduled and computed tokens."""
 
     request_id: int
     arrival_ns: int
@@ -27,40 +27,43 @@ class Request:
     priority: int = 0
     lease: Lease = NO_LEASE
     num_cached_tokens: int = 0
-    """Number of tokens that the prefix cache had when the request was begun."""
+    """Number of the request's tokens that the prefix cache had when a forward first took the request."""
     num_scheduled_tokens: int = 0
-    """Number of tokens that were cached or that forwards have taken so far."""
+    """Number of the request's tokens that were cached or that forwards have taken so far."""
     num_computed_tokens: int = 0
     num_tried_tokens: int = 0
-    """Number of tokens to compute when the queue last tried to begin the request; 0: never tried."""
+    """Number of uncached tokens when the queue last tried to begin the request; 0: the queue has not tried."""
     entry: int = 0
-    """Place in the order in which requests last joined the queue of an instance, or on decode became ready to run."""
+    """Sequence number that the request got when it last joined the instance's queue or, on decode, became ready to run.
+    """
     num_taken_before: int = 0
-    """Number of prompt tokens that the instance's forwards had taken when the request joined the queue."""
+    """Total number of prompt tokens that the instance had computed when the request joined the queue."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens to compute or to find in the cache: the prompt, and outputs whose KV was lost."""
+        """Number of tokens that the cache must hold or a forward must compute: the prompt, and outputs whose KV was
+        lost.
+        """
         return self.num_prompt_tokens
 
     @property
     def sequence(self) -> TokenSequence:
-        """The tokens to compute, as far as their ids are known."""
+        """Tokens that the cache must hold or a forward must compute, as far as the instance knows their ids."""
         return self.prompt
 
     @property
     def num_growth_tokens(self) -> int:
-        """Number of further tokens that the request may hold until its end."""
+        """Number of further tokens that the request may need until its end."""
         return 1
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Number of tokens that the forward completing this prompt reserves for its growth."""
+        """Number of tokens that a forward reserves for the request's outputs when it completes the prompt."""
         return 1
 
     @property
     def num_asked_tokens(self) -> int:
-        """Longest output that the instance sees."""
+        """Maximum output in tokens that the instance knows for the request."""
         return 1
 
     @property
@@ -69,27 +72,29 @@ class Request:
 
 
 class Levels(NamedTuple):
-    """Occupancy of an instance, and numbers of its waiting requests."""
+    """Numbers of an instance's pages and requests, by state."""
 
     num_used_pages: int
-    """Pages that requests hold, alone or through the prefix cache."""
+    """Number of pages that requests hold, including cached pages that they share."""
     num_evictable_pages: int
-    """Cached pages that no request uses."""
+    """Number of cached pages that no request uses."""
     num_free_pages: int
-    """Pages that hold no KV."""
+    """Number of pages that hold no KV."""
     num_queued: int = 0
-    """Number of waiting requests. Prefill: granted by decode, not begun. Decode: not admitted. Aggregated: not
-    begun."""
+    """Number of waiting requests. Prefill: decode has granted pages, and no forward has begun the prompt. Decode: the
+    request has no pages. Aggregated: no forward has begun the prompt."""
     num_transferring: int = 0
-    """Number of requests in transfer. Prefill: computed, not sent. Decode: KV on its way."""
+    """Number of requests in transfer. Prefill: computed, but not sent completely. Decode: pages are granted, but KV has
+    not arrived completely."""
     num_ready: int = 0
-    """Number of decode requests with complete KV, but without a place in the batch."""
+    """Number of decode requests whose KV is complete, and that wait for a place in the batch."""
     num_running: int = 0
-    """Number of running requests. Prefill: begun, not complete. Decode: in the batch. Aggregated: both kinds."""
+    """Number of running requests. Prefill: partly computed prompts. Decode: requests in the batch. Aggregated: the sum.
+    """
     num_retracted: int = 0
-    """Requests that lost their pages and wait for new pages."""
+    """Number of requests that lost their pages and wait for new pages."""
     blocked_by: str = ""
-    """Resource that the head of the queue lacks: "slots", "pages", or empty."""
+    """Resource that the first queued request lacks: "slots" or "pages". Empty: the request lacks nothing."""
 
 
 LACKS = {
@@ -97,7 +102,7 @@ LACKS = {
     "slots": ": max_running_requests was reached",
     "pages": ": its KV pool was full",
 }
-"""Text for each value of Levels.blocked_by. The failure reason of a request that waited too long contains the text."""
+"""Maps Levels.blocked_by to words for the failure message of a request that waited too long."""
 
 
 class Instance(Protocol):
@@ -110,8 +115,8 @@ class Instance(Protocol):
 
     @property
     def max_steps_in_flight(self) -> int:
-        """Maximum number of steps under way. Above 1, the instance chooses a step before it has seen the last
-        result.
+        """Maximum number of steps under way. Above 1, the instance chooses a step before it has the result of the
+        previous step.
         """
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]: ...
@@ -123,7 +128,9 @@ class Instance(Protocol):
     def levels(self) -> Levels: ...
 
     def waiting_for(self) -> list[str]:
-        """Lines of the stall report: each waiting request, and the resource or message that it waits for."""
+        """Lines for the report of a stalled run: each waiting request, and the resource or message that it waits
+        for.
+        """
 
 
 _PAUSE = Pause()
@@ -137,18 +144,17 @@ def instance_loop(
     now_ns: Callable[[], int],
     pauses: bool = False,
 ) -> Generator[Step | Wait | Pause, Result | None, None]:
-    """The control loop of an instance: takes messages, chooses a step by the present state, then sees the result of the
-    oldest step under way.
+    """The control loop of an instance: takes messages, yields the next step, and handles the result of the oldest step
+    under way.
 
-    The driver begins each step behind the steps under way, and then answers. If as many steps are under way as the
-    instance allows, or the instance wants to wait, the answer is the result of the oldest step, as soon as it is done.
-    The answer is None if another step may be begun, or if a wait is over because a message came or the time was
-    reached.
+    The driver starts each yielded step behind the steps under way, and sends a result or None. The driver sends the
+    result of the oldest step when that step is done, if the instance allows no further step under way, or if the loop
+    yielded a Wait. The driver sends None if another step may begin, or if a Wait ended because a message came or its
+    time was reached.
 
-    An instance with several steps under way has the next step begun before it sees the result of the first, so that its
-    executor never idles. The driver continues only when all messages due at that instant have been delivered. With
-    `pauses` the loop also stops after it has handed on the consequences of a result, for a driver whose host takes
-    time.
+    If several steps may be under way, the next step starts before the result of the first is handled, so that the
+    executor never idles. The driver continues only when all messages due at that instant are delivered. With `pauses`
+    the loop also yields a Pause after the commands that follow a result, for a driver that models host time.
     """
     begun: deque[Step] = deque()
     while True:

@@ -37,8 +37,8 @@ def check(instance: AnyInstance) -> None:
 
 
 def check_idle(instance: AnyInstance) -> None:
-    """Checks that an instance holds nothing after the last request: every page is free or evictable. Cheap enough for
-    the end of every run.
+    """Checks that an instance holds nothing after the last request: every page is free or evictable. Raises
+    InvariantError. The check is fast enough for the end of every run.
     """
     pool = instance.cache.pool
     _require(not held_leases(instance), "LEAK-1", "leases after the last request", held_leases(instance), instance)
@@ -53,7 +53,9 @@ def check_idle(instance: AnyInstance) -> None:
 
 
 def check_all_idle(machines: Iterable[Any]) -> None:
-    """Checks a whole cluster after its last request: instances, senders, receivers and the router."""
+    """Checks that a whole cluster holds nothing after its last request: instances, senders, receivers and the router.
+    Raises InvariantError.
+    """
     for machine in machines:
         if isinstance(machine, AnyInstance):
             check_idle(machine)
@@ -121,7 +123,7 @@ def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
 
 
 def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | None) -> None:
-    """Checks the nodes on the GPU that are also in host memory."""
+    """Checks the GPU's tree nodes that have a copy in host memory, and the host's tree."""
     written = [(node, node.host) for node in nodes if node.host is not None]
     in_host = list(_nodes(host.tree.root))
     held = [page for pages in host.retracted.values() for page in pages]
@@ -147,7 +149,7 @@ def _check_offload(offload: OffloadCache) -> None:
 
 
 def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | None], *, has_gaps: bool = False) -> None:
-    """Checks the radix tree. locked: the end of each locked path. has_gaps: locked nodes may have no pages."""
+    """Checks the radix tree. locked: last node of each locked path. has_gaps: locked nodes may lack pages."""
     locks = Counter(id(node) for end in locked for node in path_to(end))
     for node in nodes:
         _require(node.locks == locks[id(node)], "TREE-2", "locks", node.locks, (node.start, node.stop))
@@ -163,7 +165,7 @@ def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | Non
 
 
 def _pages_of(node: Node, lease: Lease) -> Sequence[int]:
-    """Pages of a node, or the separate pages of the lease's holder for this node."""
+    """Returns the pages that a lease uses for a node: the lease's own copies if it has any, else the node's pages."""
     return next((pages for holder, pages in node.twins if holder is lease), node.pages)
 
 

@@ -11,7 +11,7 @@ from pdsim.core.messages import Message, Result, Step
 
 
 class Entry(NamedTuple):
-    """A recorded call into an instance: its arguments (the last is now_ns) and its result."""
+    """A recorded call into an instance: its name, its arguments (the last is now_ns) and its result."""
 
     instance_id: str
     call: str
@@ -20,12 +20,12 @@ class Entry(NamedTuple):
 
 
 KILLED = "killed"
-"""Name of the journal entry that records an instance's death at args[0] ns. Later entries are calls of a new
+"""Name of the journal entry that records that an instance died at args[0] ns. Later entries are calls of the restarted
 instance."""
 
 
 class Recorded:
-    """An instance or a router that also records its calls and their results."""
+    """Wraps an instance or a router, and records its calls and their results."""
 
     def __init__(self, inner: Any, record: Callable[[Entry], None]) -> None:
         self.instance_id: str = inner.instance_id
@@ -54,8 +54,8 @@ class Recorded:
 
 
 def digest(entries: Iterable[Entry]) -> str:
-    """Digest of a journal. Equal journals have equal digests in every process, on every platform, with any
-    PYTHONHASHSEED.
+    """Returns the digest of a journal. Equal journals have equal digests in every process, on every platform, and with
+    any PYTHONHASHSEED.
     """
     h = blake2b(digest_size=16)
     for entry in entries:
@@ -64,7 +64,7 @@ def digest(entries: Iterable[Entry]) -> str:
 
 
 def to_line(entry: Entry) -> str:
-    """The entry as a line of a journal: a JSON array."""
+    """Returns the entry as one line of a journal: a JSON array."""
     instance_id, call, args, returned = entry
     name = encode_basestring_ascii(instance_id)
     return f'[{name},"{call}",{sequence_text(args)},{to_text(returned)}]\n'

@@ -1,1 +1,1 @@
-"""Decode instances: their queue for pages, their batch, and the states of a request."""
+"""Decode instances: the queue for pages, the batch, and the states of a request."""

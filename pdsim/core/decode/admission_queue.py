@@ -1,4 +1,5 @@
-"""Requests that wait for pages of a decode instance, and pages of failed requests that senders may still write to.
+"""Requests that wait for pages of a decode instance. Also pages of failed requests into which a prefill instance may
+still write.
 
 state         meaning                                                  left by
 uncomputed    NewRequest came, and pages are granted to computed       on_computed
@@ -39,7 +40,7 @@ def decode_request(new: NewRequest) -> DecodeRequest:
 
 
 class AdmissionQueue:
-    """Requests of one decode instance that wait for pages."""
+    """Requests that wait for pages of one decode instance."""
 
     def __init__(
         self,
@@ -56,11 +57,11 @@ class AdmissionQueue:
         self.blocked_by = ""
         """Resource that the head of the queue lacked at its last test: "slots", "pages", or empty."""
         self.ask_again_steps = FOREVER
-        """Number of steps after which the answer may change if nothing else happens."""
+        """Number of steps after which the admission policy may answer differently, if nothing else happens."""
         self._computed_early = LateRequests()
         """Requests for which PromptComputed came before NewRequest."""
         self._refused = LateRequests()
-        """Requests that one side refuses to serve, with the reason."""
+        """Requests that this or a prefill instance refuses to serve, each with the reason."""
         self._down: set[str] = set()
         """Prefill instances that are down."""
         self._decode_id = decode_id
@@ -99,8 +100,8 @@ class AdmissionQueue:
         return []
 
     def on_computed(self, request_id: int) -> None:
-        """Handles the message that prefill has computed a prompt. No effect if pages are granted before prefill
-        computes.
+        """Handles the message that prefill has computed a prompt. The message has no effect if decode grants pages
+        before prefill computes.
         """
         if request := self.uncomputed.pop(request_id, None):
             self._enqueue(request)
@@ -108,8 +109,8 @@ class AdmissionQueue:
             self._computed_early.add(request_id)
 
     def _enqueue(self, request: DecodeRequest) -> None:
-        """Puts a request behind all requests of the same or a higher priority. Aborted requests leave the queue at
-        this time.
+        """Puts a request behind all requests of the same or a higher priority, and removes aborted requests from the
+        queue.
         """
         if self._num_aborted:
             self.queued = deque([queued for queued in self.queued if not queued.is_aborted])
@@ -122,8 +123,9 @@ class AdmissionQueue:
     # Getting pages.
 
     def admit_next(self, view: DecodeView, num_slots: int, num_buffers: int = FOREVER) -> DecodeRequest | None:
-        """Admits the first request of the queue if the pool has its pages. Later requests never overtake the first.
-        num_buffers: number of further requests whose KV may be on its way.
+        """Admits and returns the first queued request if the pool has enough pages for it. None: no request was
+        admitted. A later request never overtakes the first. num_slots: number of free slots. num_buffers: number of
+        free metadata buffers.
         """
         self.blocked_by, self.ask_again_steps = "", FOREVER
         if not self.queued:
@@ -149,8 +151,8 @@ class AdmissionQueue:
         return self.queued.popleft()
 
     def resume_next(self, view: DecodeView, num_slots: int) -> DecodeRequest | None:
-        """Admits the first retracted request if the pool has pages for all its KV. The prefix cache is not searched
-        again.
+        """Resumes and returns the first retracted request if the pool has pages for all its KV. None: no request was
+        resumed. A resumed request does not use the prefix cache.
         """
         self.ask_again_steps = FOREVER
         if not self.retracted or view.num_active >= num_slots or not self._cache.makes_room_for_states():
@@ -178,11 +180,11 @@ class AdmissionQueue:
     # Giving up.
 
     def refuse(self, request_id: int, reason: str) -> None:
-        """Refuses a request. A request that has not arrived yet is refused at its arrival."""
+        """Refuses a request with a reason. A request that has not arrived yet is refused when it arrives."""
         self._refused.add(request_id, reason)
 
     def give_up(self, request_id: int) -> bool:
-        """Drops an aborted request that has no pages. Returns False if the request is not in this queue."""
+        """Drops an aborted request that has no pages yet. Returns False if the queue does not hold the request."""
         if not self._keeps_aborted_places:
             return self.withdraw(request_id) is not None
         for request in self.queued:
@@ -193,11 +195,11 @@ class AdmissionQueue:
         return self.uncomputed.pop(request_id, None) is not None
 
     def has_aborted(self, request_id: int) -> bool:
-        """True if an aborted request keeps its place in the queue."""
+        """True if the request is aborted but still keeps its place in the queue."""
         return self._num_aborted > 0 and any(r.request_id == request_id and r.is_aborted for r in self.queued)
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
-        """Removes a request that never had pages, and returns it. None: the request is not in this queue."""
+        """Removes and returns a request that never had pages. None: the queue does not hold the request."""
         request = next((r for r in self.queued if r.request_id == request_id), None)
         if request is None:
             return self.uncomputed.pop(request_id, None)
@@ -218,22 +220,24 @@ class AdmissionQueue:
 
 
 class Releases:
-    """Pages of a decode instance's failed requests into which a sender may still write.
+    """Pages of failed requests of one decode instance, into which a prefill instance may still write.
 
-    Pages are held when a request fails before its KV has arrived: its sender is told to stop, or has lost track of the
-    transfer. They are given back when Abort or all KV arrives, the sender has died, or a time limit is over (30 s in
-    SGLang's deferred release, disaggregation/decode.py).
+    A request that fails before all its KV has arrived keeps its pages here: its sender was told to stop, or lost track
+    of the transfer. The pages become free when Abort or all KV arrives, when the sender is down, or after a timeout (30
+    s in SGLang's deferred release, disaggregation/decode.py).
     """
 
     def __init__(self, decode_id: str, cache: KvCache, *, timeout_ns: int | None, staged: bool) -> None:
-        """timeout_ns: maximum wait for an answer of the sender. staged: written KV may be in a staging ring."""
+        """timeout_ns: maximum wait for the sender's answer; None: no limit. staged: KV may still wait in a staging
+        ring.
+        """
         self._decode_id = decode_id
         self._cache = cache
         self._staged = staged
         self.held: dict[int, DecodeRequest] = {}
         self.unseen: set[int] = set()
-        """Held requests that failed since decode last looked at transfers. Until then SGLang counts them as active
-        (disaggregation/decode.py, 0.5.23, :2048; pop_transferred, :2861)."""
+        """Held requests that failed since decode last checked its transfers. Until this check SGLang counts the
+        requests as active (disaggregation/decode.py, 0.5.23, :2048; pop_transferred, :2861)."""
         self._deadlines = Deadlines(decode_id, timeout_ns)
 
     def hold(self, request: DecodeRequest, now_ns: int) -> list[Command]:
@@ -242,8 +246,8 @@ class Releases:
         return self._deadlines.add(request.request_id, now_ns)
 
     def give_back(self, request_id: int) -> bool:
-        """Frees a failed request's pages, because no sender and no scatter writes into them any more. Returns False if
-        the request held none.
+        """Frees a failed request's pages, which no sender and no scatter writes into any more. Returns False if the
+        request held no pages.
         """
         request = self.held.pop(request_id, None)
         if request is None:
@@ -261,7 +265,9 @@ class Releases:
             commands += self._stop_waiting(request_id)
 
     def _stop_waiting(self, request_id: int) -> list[Command]:
-        """Stops waiting for the sender. With staging, the receiver decides when no scatter is under way."""
+        """Stops waiting for a request's sender. With staging, asks the receiver to report when its scatters have
+        ended.
+        """
         if self._staged:
             abort = Abort(request_id, "nobody writes any more", retryable=True)
             return [Tell(receiver_of(self._decode_id), abort)]

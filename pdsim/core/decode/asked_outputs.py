@@ -1,8 +1,8 @@
-"""Requests whose outputs an instance asks the driver for, so that the prefix cache can hold the outputs' KV.
+"""Requests whose output tokens an instance asks the driver for. The prefix cache needs the tokens to store the KV of
+outputs.
 
-state       meaning                                    on_put_out
-retracted   asked when the request lost its pages      the outputs are cached when the request has its KV again
-closing     aborted, and its last step has run         all its KV is cached, and its pages are given up
+state meaning on_put_out retracted asked when the request lost its pages the outputs are cached when the request has its
+KV again closing aborted, and its last step has run all its KV is cached, and its pages are given up
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class AskedOutputs(Generic[RequestT]):
         self._cache = cache
 
     def ask(self, request: RequestT) -> list[Command]:
-        """Asks the driver for the outputs so far of a request that left the batch. Returns no command if the instance
+        """Asks the driver for the output tokens of a request that left the batch. Returns no command if the instance
         has no prefix cache.
         """
         if self._cache.prefix_cache is None:
@@ -29,7 +29,7 @@ class AskedOutputs(Generic[RequestT]):
         return [AskOutput(self._instance_id, request.request_id, request.num_output_tokens)]
 
     def close(self, request: RequestT) -> list[Command]:
-        """Caches the KV of an aborted request as soon as its outputs are known."""
+        """Puts the KV of an aborted request into the prefix cache as soon as the driver sends its output tokens."""
         if self._cache.prefix_cache is None:
             self._cache.drop(request.lease)
             return []

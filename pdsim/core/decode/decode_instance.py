@@ -1,16 +1,13 @@
 """Life of a request in a decode instance.
 
-state         meaning                                                  left by
-queued        NewRequest came                                          next_step: matched, locked, granted pages
-transferring  pages reserved, KV on its way                            on_message(KvArrived), seen by the next next_step
-ready         KV complete                                              next_step -> FirstToken; the prompt is cached
-running       one token per step                                       next_step -> DecodeStep, on_step_done
-retracted     lost its pages, its KV is in host memory                 next_step: ready again when its pages fit
-gone          prompt and output are cached                             -> Finished
+state meaning left by queued NewRequest came next_step: matched, locked, granted pages transferring pages reserved, KV
+on its way on_message(KvArrived), seen by the next next_step ready KV complete next_step -> FirstToken; the prompt is
+cached running one token per step next_step -> DecodeStep, on_step_done retracted lost its pages, its KV is in host
+memory next_step: ready again when its pages fit gone prompt and output are cached -> Finished
 
-Queued and retracted requests wait for pages: admission_queue.py.
-A request that is given up before its KV has arrived (Cancel, KvLost, PeerDown of its prefill instance, a timeout) keeps
-its pages while a sender may still write into them: Releases, in admission_queue.py.
+Queued and retracted requests wait for pages: admission_queue.py. A request may fail before its KV has arrived (Cancel,
+KvLost, PeerDown of its prefill instance, a timeout). Its pages stay reserved while a sender may still write into them:
+Releases, in admission_queue.py.
 """
 
 from collections.abc import Collection, Sequence
@@ -47,7 +44,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         staged: bool = False,
         giver: KvGiver | None = None,
     ) -> None:
-        """staged: a receiver stands between the senders and this instance. giver: sends KV back to prefill."""
+        """staged: KV arrives through a staging ring. giver: sends KV back to prefill; None: no KV returns."""
         self.instance_id = instance_id
         self.cache = cache
         self.limits = limits
@@ -135,7 +132,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        """Acts in SGLang's order: resume, admit, see arrivals, merge, make room. Retracted requests block new ones."""
+        """Follows SGLang's order: resume, admit, see arrivals, merge, make room. Retracted requests block admission."""
         self.now_ns = now_ns
         commands: list[m.Command] = []
         if self._times_out:
@@ -146,7 +143,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return step, commands
 
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
-        """Runs an iteration of SGLang's loop. None: no step; the next iteration, which takes no time, may have one."""
+        """Runs an iteration of SGLang's loop, in no time. None: no step yet; the next iteration may have a step."""
         frees_places = bool(self.batch.ended)
         ask_again_steps, changed = self._change(commands)
         self._copy(commands)
@@ -159,7 +156,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return None if changed else _WAIT
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
-        """Updates queue and batch. Returns the number of steps until the next look, and whether the batch changed."""
+        """Updates queue and batch. Returns the number of steps until the next update, and whether the batch changed."""
         has_unseen = bool(self._releases.unseen)
         ask_again_steps = self._take_in(commands)
         changed = has_unseen and not self._releases.unseen
@@ -194,7 +191,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return (self.transferring.get(request_id) or ready[request_id]).lease.table
 
     def holding(self) -> list[DecodeRequest | Returning]:
-        """Requests that hold pages."""
+        """All requests that hold pages."""
         returning = [] if self._giver is None else self._giver.held.values()
         return [*self.active, *self._asked.closing.values(), *self._releases.held.values(), *returning]
 
@@ -229,7 +226,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     # Admission.
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Resumes and admits requests. Returns the number of steps until the next try, if nothing else happens."""
+        """Resumes and admits requests. Returns the number of steps until the next try, if no message arrives before."""
         if self.queue.retracted:
             self._resume(commands)
             if self.queue.retracted:
@@ -275,7 +272,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self.cache.drop(self.transferring.pop(request.request_id).lease)
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """Adds copies to host memory. They precede commands that let others write into the copied pages."""
+        """Adds copies to host memory to the commands, before commands after which others may write into the pages."""
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
 
@@ -285,13 +282,13 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _num_places(self) -> int:
-        """Number of places in the batch. Ended requests still take a place."""
+        """Number of places in the batch. A request that has just ended still takes a place."""
         return self.limits.max_running_requests - len(self.batch.ended)
 
     # Giving up.
 
     def _on_abort(self, message: m.Abort) -> list[m.Command]:
-        """Releases an aborted request: nothing writes into its pages, now or later."""
+        """Handles a prefill instance's Abort: the request fails, and nothing writes into its pages any more."""
         request_id, reason = message.request_id, message.reason
         if self._releases.give_back(request_id) or request_id in self._arrived or self.queue.has_aborted(request_id):
             return []
@@ -305,14 +302,14 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return [m.Failed(request_id, reason, message.retryable)]
 
     def _on_lost(self, lost: m.KvLost, now_ns: int) -> list[m.Command]:
-        """Holds the pages of a lost transfer, unless the request was cancelled and its pages are held already."""
+        """Fails a request whose transfer was lost, and holds its pages. No effect if the request has failed already."""
         if not self._is_due(lost.request_id):
             return []
         held = self._releases.hold(self.transferring.pop(lost.request_id), now_ns)
         return [m.Failed(lost.request_id, lost.reason, retryable=True), *held]
 
     def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:
-        """Drops a cancelled request. The router has told the client already."""
+        """Drops a request that the router has cancelled. The router has already told the client."""
         request_id = cancel.request_id
         if self._is_due(request_id):
             return self._releases.hold(self.transferring.pop(request_id), now_ns)
@@ -333,7 +330,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Fails requests that a dead prefill instance has not sent. If restarted, it may be sending new requests."""
+        """Fails requests that a dead prefill instance has not sent. If restarted, it may already send new ones."""
         reason = f"{down.instance_id} was lost"
         commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
         due = [r for r in self.transferring.values() if r.prefill_id == down.instance_id and self._is_due(r.request_id)]
@@ -367,7 +364,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def _collect_arrived(self, commands: list[m.Command]) -> None:
-        """Makes arrived requests ready, in order of admission. Spans of the staging ring are returned only now."""
+        """Makes arrived requests ready, in order of admission, and frees their cells of the staging ring."""
         if self._scattered:
             commands.append(m.Tell(receiver_of(self.instance_id), m.FreeCells(tuple(self._scattered))))
             self._scattered = []
@@ -377,7 +374,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self._arrived.remove(request_id)
 
     def _merge(self, commands: list[m.Command]) -> bool:
-        """Fills the batch from ready requests. Returns True if requests joined, so that the queue may have room now."""
+        """Moves ready requests into the batch. Returns True if requests joined: the queue may then have room."""
         taken = self.ready.take(self._num_places - self.batch.num_requests)  # each takes a place, if it ends, too
         for request in taken:  # all are cached before one of them ends
             self._cache_arrived(request)
@@ -400,7 +397,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.batch.join(request)
 
     def _make_room(self, commands: list[m.Command]) -> bool:
-        """Allocates the pages of the next step. Returns True if requests were retracted for them."""
+        """Allocates pages for the next step. Returns True if requests were retracted to free pages."""
         lacked = False
         for request in self.batch.make_room(self._preemption_policy, self, keeps_last=self._is_returning):
             lacked = True
@@ -416,14 +413,14 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _awaits_return(self) -> bool:
-        """True if the only running request lacks pages, and KV that returns to prefill will free some."""
+        """True if the only running request lacks pages that will be free when KV has returned to prefill."""
         if not self._is_returning or self.batch.num_requests != 1:
             return False
         (request,) = self.batch.requests()
         return len(request.lease.table) * self.page_size < request.num_kv_tokens + self.batch.num_ahead_tokens
 
     def _retract(self, request: DecodeRequest) -> list[m.Command]:
-        """Saves the KV of a retracted request, because others will write into its pages."""
+        """Queues a retracted request, and saves its KV to host memory before other requests overwrite its pages."""
         if request.is_aborted:
             return []
         request_id, num_pages = request.request_id, -(-request.num_kv_tokens // self.page_size)
@@ -441,7 +438,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return self.cache.host if self.limits.retracts_to_host_cache else None
 
     def _outgrown(self, request: DecodeRequest) -> str:
-        """Reason why the last request of the batch does not fit alone."""
+        """Error message for a request that lacks pages although it is the only request of the batch."""
         num_tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
         if num_tokens > (capacity := self.cache.capacity_tokens):
             return f"{num_tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"

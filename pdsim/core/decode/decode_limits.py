@@ -12,25 +12,32 @@ class DecodeLimits:
 
     max_running_requests: int
     extra_slots: int = 0
-    """Number of requests that may wait for their KV beyond the running ones (--disaggregation-decode-extra-slots)."""
+    """Number of requests that may wait for their KV in addition to max_running_requests
+    (--disaggregation-decode-extra-slots)."""
     waiting_timeout_ns: int | None = None
-    """Maximum time from the grant until all KV has arrived (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
+    """Maximum time in ns from the grant of pages until all KV has arrived (SGLANG_DISAGGREGATION_WAITING_TIMEOUT).
+    None: no limit."""
     release_timeout_ns: int | None = None
-    """Time in ns for which pages are kept while a sender does not confirm that it has stopped writing."""
+    """Maximum time in ns that a failed request keeps its pages while its sender does not confirm that it stopped
+    writing. None: no limit."""
     polling_interval_steps: int = 1
-    """Number of steps between checks of queue and transfers while requests run
+    """The instance checks its queue and its transfers once in this number of steps while requests run
     (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
-    """True: report which pages are copied to host memory and back. A driver with real KV needs the report."""
+    """True: SaveKv and LoadKv tell the driver which pages to copy to host memory and back. A driver with real KV needs
+    True."""
     retracts_to_host_cache: bool = False
-    """True: retracted KV goes into pages of the host cache (--disaggregation-decode-retraction-backup host_pool)."""
+    """True: KV of retracted requests is stored in pages of the host cache (--disaggregation-decode-retraction-backup
+    host_pool)."""
     drafts: Drafts | None = None
-    """Numbers of drafted tokens per request and step. None: no speculative decoding; each step gives each request one
+    """Numbers of draft tokens per request and step. None: no speculative decoding; each step gives each request one
     token."""
     wave_requests: float | None = None
-    """Number of requests whose attention runs at the same time, and reads shared KV once. None: all."""
+    """Number of requests whose attention runs at the same time and therefore reads shared KV once. None: all requests
+    of the batch."""
     grants_computed_only: bool = False
-    """True: pages are granted when prefill has computed the prompt (--disaggregation-decode-allocation-policy)."""
+    """True: decode grants pages only when prefill has computed the prompt
+    (--disaggregation-decode-allocation-policy)."""
     rules: EngineRules = SGLANG_0_5_23
 
     @property
@@ -39,5 +46,7 @@ class DecodeLimits:
 
     @property
     def max_transferring(self) -> int:
-        """Maximum number of requests whose KV is on its way: each has a metadata buffer for its first token."""
+        """Maximum number of requests in transfer. Each request in transfer has a metadata buffer for its first
+        token.
+        """
         return 2 * self.max_running_requests

@@ -1,8 +1,8 @@
-"""Requests of a decode instance whose KV is complete, and that wait for a place in the batch.
+"""Requests of a decode instance that wait for a place in the batch. Their KV is complete.
 
-They leave in the order in which they became ready. With priorities, the highest goes first, as in SGLang's
-get_new_prebuilt_batch. By the engine's rules, a resumed request keeps its first rank, or has the rank of its
-retraction.
+Requests leave in the order in which they became ready. The highest priority goes first, as in SGLang's
+get_new_prebuilt_batch. A resumed request keeps its first rank, or gets a new rank at its retraction
+(EngineRules.keeps_ranks).
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class ReadyQueue:
         self.requests: list[DecodeRequest] = []
         """Requests in order of arrival, or by priority as of the last call of `take`."""
         self._num_entries = 0
-        """Number of ranks that were given."""
+        """Number of ranks that the queue has given so far."""
         self._has_priorities = False
 
     def __iter__(self) -> Iterator[DecodeRequest]:
@@ -30,13 +30,13 @@ class ReadyQueue:
         self.requests.append(request)
 
     def on_retraction(self, request: DecodeRequest) -> None:
-        """Ranks a retracted request behind all earlier requests, unless the engine's rules keep first ranks."""
+        """Ranks a retracted request behind all earlier requests, unless EngineRules.keeps_ranks is True."""
         if not self._keeps_ranks:
             self._num_entries += 1
             request.entry = self._num_entries
 
     def take(self, num_places: int) -> list[DecodeRequest]:
-        """Removes and returns the first requests, at most num_places."""
+        """Removes and returns the first requests of the queue, at most num_places."""
         if self._has_priorities:
             self.requests.sort(key=lambda request: (-request.priority, request.entry))
         num_places = max(num_places, 0)
@@ -45,7 +45,7 @@ class ReadyQueue:
         return taken
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
-        """Removes and returns a request. None: the request is not in this queue."""
+        """Removes and returns a request. None: the queue does not hold the request."""
         for i, request in enumerate(self.requests):
             if request.request_id == request_id:
                 return self.requests.pop(i)

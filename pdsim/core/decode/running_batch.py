@@ -1,9 +1,9 @@
-"""The requests that one instance decodes, one or many steps at a time, and the pages that they allocate.
+"""The requests that one instance decodes, and the pages that they allocate. One call can count many steps.
 
-All requests run the same number of steps, so nothing is updated per request and step. A request keeps its length when
-it joined, and its phase, which tells the steps in which it needs a new page:
+All requests run the same number of steps, so no step updates single requests. A request keeps the length that it had
+when it joined. Its phase tells in which steps it needs a new page:
 
-  it needs a page before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase
+  a request needs a page before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase
 
 Law: tests/laws/test_decode_steps.py.
 """
@@ -22,11 +22,11 @@ from pdsim.policy.protocols import PreemptionPolicy
 from pdsim.policy.views import DecodeView, TokenSequence
 
 RETRACT_STEPS = 20
-"""SGLANG_RETRACT_DECODE_STEPS: steps for which free pages should last after a retraction."""
+"""After a retraction, free pages should last for this number of steps (SGLANG_RETRACT_DECODE_STEPS)."""
 FOREVER = 1 << 62
-"""A number of steps that no run reaches."""
+"""A number of steps that is higher than any run's."""
 _ROUNDING = 1e-9
-"""Rounding error of a whole number of requests."""
+"""Tolerance in requests for rounding errors of wave_requests."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,23 +35,24 @@ class RunningRequest(Request):
 
     max_output_tokens: int
     num_output_tokens: int = 0
-    """Number of output tokens, updated when the request leaves the batch, and before a policy reads it."""
+    """Number of output tokens. The batch updates this number when the request leaves and before a policy reads it."""
     joined_at_step: int = 0
     output: TokenSequence | None = None
-    """Output tokens that the request had when it was last retracted, if the prefix cache may have them."""
+    """Output tokens that the request had when it was last retracted. None: the tokens are unknown, or there is no
+    prefix cache."""
     unseen: UnseenOutput | None = None
-    """Prompt and outputs as placeholders, for an instance that does not learn the output tokens."""
+    """Placeholders for prompt and outputs. Used if the instance does not learn the output tokens."""
     is_aborted: bool = False
     """True: the client has aborted the request. Its next token is its last."""
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens with KV. The last output token has none: the next step computes it."""
+        """Number of tokens with KV. The last output token has no KV until the next step computes it."""
         return self.num_prompt_tokens + (self.num_output_tokens - 1 if self.num_output_tokens else 0)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens to compute if the KV is lost, including the last output token."""
+        """Number of tokens to compute again if the KV is lost, including the last output token."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
@@ -66,30 +67,32 @@ RequestT = TypeVar("RequestT", bound=RunningRequest)
 
 class RunningBatch(Generic[RequestT]):
     def __init__(self, cache: KvCache, wave_requests: float | None = None) -> None:
-        """wave_requests: number of requests whose attention runs at the same time. None: all."""
+        """wave_requests: number of requests whose attention runs at the same time. None: all requests of the batch."""
         self.num_steps = 0
         self.num_requests = 0
         self.num_kv_tokens = 0
-        """KV tokens of all requests together."""
+        """Sum of the KV tokens of all requests."""
         self.num_written_tokens = 1
         """Number of KV tokens that each request writes in one step."""
         self.num_ahead_tokens = 1
-        """Number of tokens beyond its KV for which a request needs pages before a step."""
+        """Number of tokens beyond its present KV for which each request needs pages before a step."""
         self._cache = cache
         self._page_size = cache.page_size
         self._wave_requests = wave_requests
         self._num_shared_pages = 0
-        """Number of prefix cache pages that requests read, counted once per request."""
+        """Sum over all requests of the prefix cache pages that the request reads."""
         self._num_repeated: int | None = None
-        """Tokens that each step reads more than once. None: not known since a request joined or left."""
+        """Number of tokens that each step reads more than once. None: must be counted again, because a request joined
+        or left."""
         self._requests: dict[int, RequestT] = {}
         self._by_phase: list[dict[int, Lease]] = [{} for _ in range(cache.page_size)]
-        """Leases by phase and request, in the order in which requests joined."""
+        """Leases by phase and request id, in the order in which requests joined."""
         self._joined: list[int] = []
-        """Requests that joined since the last step. _left: requests that left without an end."""
+        """Ids of requests that joined since the last step. `_left` has ids of requests that left without having
+        ended."""
         self._left: list[int] = []
         self.ended: list[RequestT] = []
-        """Ended requests, which SGLang counts until it has chosen the next step."""
+        """Ended requests. SGLang counts these requests as running until it has chosen the next step."""
         self.counts_ended = True
         self.sorts_at_retraction = True
         self.caches_unseen = False
@@ -97,7 +100,7 @@ class RunningBatch(Generic[RequestT]):
         """Number of running requests that are aborted."""
 
     def requests(self) -> list[RequestT]:
-        """Requests in the order in which they joined, with current lengths."""
+        """All requests, in the order in which they joined, with up-to-date lengths."""
         for request in self._requests.values():
             self._update(request)
         return list(self._requests.values())
@@ -131,7 +134,9 @@ class RunningBatch(Generic[RequestT]):
         return request
 
     def close(self, request: RequestT, output: TokenSequence) -> None:
-        """Caches prompt and output of a request outside the batch. The last token has no KV."""
+        """Puts the KV of prompt and outputs into the prefix cache, for a request that is not in the batch. The last
+        output token has no KV.
+        """
         if self._cache.prefix_cache is None:
             self._cache.drop(request.lease)
         else:
@@ -144,15 +149,15 @@ class RunningBatch(Generic[RequestT]):
         return len(self._due(0, 1)) * self._cache.pages_per_growth
 
     def fits_a_step(self) -> bool:
-        """True if there are pages for the next step. Evicts what is lacking."""
+        """True if there are pages for the next step. Evicts cached pages if too few are free."""
         num_pages = self.num_opening_pages
         self._cache.make_free(num_pages)
         return num_pages <= self._cache.pool.num_free
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
-        """Allocates the pages of the next step. Yields each request that is retracted to free pages, before the request
-        loses its pages. The only request left is retracted if it does not fit alone. keeps_last: the only request left
-        is not retracted, and no pages are allocated.
+        """Allocates the pages of the next step, and retracts requests if there are too few. Yields each retracted
+        request before its pages are freed. A request that lacks pages although it is the only one is retracted, too.
+        keeps_last: the only request left is not retracted, and gets no pages.
         """
         while len(leases := self._due(0, 1)) * self._cache.pages_per_growth > self._cache.num_available_pages:
             if keeps_last and self.num_requests == 1:
@@ -178,8 +183,8 @@ class RunningBatch(Generic[RequestT]):
         return step
 
     def _num_repeated_tokens(self) -> int:
-        """Number of cached tokens that a step reads again within a wave of attention. Waves follow the order of
-        joining.
+        """Number of tokens that attention reads again in a step, although an earlier request of the same wave has read
+        them. Requests form waves in the order in which they joined.
         """
         size = self._wave_requests
         num_repeated = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
@@ -190,7 +195,7 @@ class RunningBatch(Generic[RequestT]):
         return sum([self._cache.num_repeated_tokens(nodes[start:end]) for start, end in pairwise(ends)])
 
     def advance(self, result: Result) -> None:
-        """Counts steps that have run. The pages of the first of these steps were allocated before."""
+        """Counts steps that have run, and allocates the pages that all steps but the first needed."""
         assert isinstance(result, StepResult)
         num_steps = result.num_steps
         if num_steps > 1:
@@ -199,7 +204,7 @@ class RunningBatch(Generic[RequestT]):
         self.num_kv_tokens += num_steps * self.num_requests
 
     def _max_steps(self) -> int:
-        """Number of steps for which the free pages last: in page_size steps each request needs one page."""
+        """Number of steps for which free pages surely last. Every page_size steps, each request needs one page."""
         cache = self._cache
         num_pages = cache.num_available_pages if cache.host is None else cache.num_unblocked_pages
         if cache.frees_ahead and cache.host is not None:
@@ -220,8 +225,9 @@ class RunningBatch(Generic[RequestT]):
         self._give_back(request)
 
     def _give_back(self, request: RequestT) -> None:
-        """Frees the pages of a request, and some more, so that the other requests can run for some steps. Ended
-        requests that still count are among the others (managers/schedule_policy.py, 0.5.12, :1019).
+        """Frees the pages of a retracted request, and evicts cached pages so that the other requests can run for
+        RETRACT_STEPS. Ended requests that still count are among the others (managers/schedule_policy.py, 0.5.12,
+        :1019).
         """
         self._drop(request)
         if self._cache.evicts_early:
@@ -229,17 +235,19 @@ class RunningBatch(Generic[RequestT]):
             self._cache.make_free(-(-num_others * RETRACT_STEPS // self._page_size))
 
     def _sort(self) -> None:
-        """Sorts requests: most outputs first, and of these the shortest prompts (SGLang's retract_decode)."""
+        """Sorts requests by number of outputs, highest first, then by prompt length, shortest first (SGLang's
+        retract_decode).
+        """
         kept = sorted(self.requests(), key=lambda r: (-r.num_output_tokens, r.num_prompt_tokens))
         self._requests = {request.request_id: request for request in kept}
 
     def put_last(self, request_ids: Iterable[int]) -> None:
-        """Moves requests to the end of the batch, in this order."""
+        """Moves these requests to the end of the batch, in the given order."""
         for request_id in request_ids:
             self._requests[request_id] = self._requests.pop(request_id)
 
     def retract(self, request_id: int) -> RequestT:
-        """Removes a running request that is preempted for a waiting request. The preempted request loses its pages."""
+        """Removes a running request that gives way to a waiting request of higher priority, and frees its pages."""
         request = self._take_out(request_id)
         self._give_back(request)
         return request
@@ -251,7 +259,7 @@ class RunningBatch(Generic[RequestT]):
         request.is_aborted = True
 
     def take_aborted(self) -> list[RequestT]:
-        """Removes aborted requests whose last step has run. They keep their pages."""
+        """Removes and returns aborted requests whose last step has run. These requests still hold their pages."""
         aborted = [request for request in self._requests.values() if request.is_aborted]
         for request in aborted:
             self._take_out(request.request_id)
@@ -260,11 +268,13 @@ class RunningBatch(Generic[RequestT]):
         return aborted
 
     def remove(self, request_id: int) -> None:
-        """Removes a request that has not ended. The request loses its pages."""
+        """Removes a request that has not ended, and frees its pages."""
         self._drop(self._take_out(request_id))
 
     def _drop(self, request: RequestT) -> None:
-        """Frees the pages of a request that left. Outputs stay cached if they are cached as their pages fill."""
+        """Frees the pages of a request that has left the batch. If caches_unseen is set, the prefix cache keeps the KV
+        of its outputs.
+        """
         if self.caches_unseen and self._cache.prefix_cache is not None:
             request.unseen = UnseenOutput(request.prompt, request.request_id, request.num_output_tokens)
             self._cache.close(request.lease, request.unseen, request.num_kv_tokens)
@@ -292,7 +302,9 @@ class RunningBatch(Generic[RequestT]):
         return request
 
     def _due(self, skip_steps: int, num_steps: int) -> list[Lease]:
-        """Leases that need a page, in order, in num_steps <= page_size steps after the next skip_steps."""
+        """Leases that need a page in the steps [skip_steps, skip_steps + num_steps), counted from the next step.
+        Ordered by step. num_steps is at most page_size.
+        """
         start = self.num_steps + skip_steps
         leases: list[Lease] = []
         for step in range(start, start + num_steps):
@@ -316,7 +328,9 @@ class RunningBatch(Generic[RequestT]):
                 self._cache.grow_all(list(due.values()), len(due))
 
     def _phase(self, request: RequestT) -> int:
-        """Phase of a request. It stays the same while joined_at_step and num_output_tokens belong together."""
+        """Step number modulo page_size at which a request needs a new page. The phase stays the same while the request
+        runs.
+        """
         return (request.joined_at_step - request.num_kv_tokens) % self._page_size
 
     def _update(self, request: RequestT) -> None:
@@ -325,17 +339,18 @@ class RunningBatch(Generic[RequestT]):
 
 
 class Drafts(NamedTuple):
-    """Numbers of tokens of one request in one speculative step."""
+    """Numbers of tokens per request in one speculative step."""
 
     num_verified: int
-    """Tokens that a step computes, including the request's last token (--speculative-num-draft-tokens)."""
+    """Number of tokens that the target model computes per request, including the last output token
+    (--speculative-num-draft-tokens)."""
     num_reserved: int
-    """Tokens that may need pages: more than the verified tokens if drafts are a tree."""
+    """Number of tokens per request for which a step needs pages. Draft trees need more tokens than num_verified."""
 
 
 class SpeculativeBatch(RunningBatch[RequestT]):
-    """Batch that verifies drafts in each step. Each request holds pages for two steps, because SGLang begins a step
-    before it knows the tokens of the last one.
+    """A batch that verifies draft tokens in each step. Each request holds pages for two steps, because SGLang begins a
+    step before it knows how many drafts the previous step accepted.
     """
 
     def __init__(self, cache: KvCache, drafts: Drafts, wave_requests: float | None = None) -> None:
@@ -363,7 +378,7 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         self.num_kv_tokens += sum(result.num_tokens)
 
     def _lacking_pages(self) -> list[int]:
-        """Number of further pages that each request needs for the next step, in order."""
+        """Number of further pages that each request needs for the next step, in batch order."""
         return [
             max(0, -(-(request.num_kv_tokens + self.num_ahead_tokens) // self._page_size) - len(request.lease.table))
             for request in self._requests.values()
@@ -373,14 +388,14 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         return 1
 
     def _sort(self) -> None:
-        """Does nothing: Verified has the tokens of requests in batch order."""
+        """Does nothing: Verified lists tokens in batch order, so the order must not change."""
 
     def _phase(self, request: RequestT) -> int:
-        """0 for all requests: accepted drafts vary, so requests do not allocate pages at regular steps."""
+        """0 for all requests: the number of accepted drafts varies, so requests do not need pages at regular steps."""
         return 0
 
     def _update(self, request: RequestT) -> None:
-        """Does nothing: lengths are always current."""
+        """Does nothing: each step updates all lengths."""
 
 
 def running_batch(cache: KvCache, drafts: Drafts | None, wave_requests: float | None) -> RunningBatch[RequestT]:
@@ -390,7 +405,7 @@ def running_batch(cache: KvCache, drafts: Drafts | None, wave_requests: float | 
 
 
 class DecodingInstance(Generic[RequestT]):
-    """Common view of decode and aggregated instances for policies."""
+    """The part of decode and aggregated instances that preemption and admission policies see."""
 
     cache: KvCache
     batch: RunningBatch[RequestT]

@@ -1,1 +1,1 @@
-"""Prefill instances: their queues, the forwards that they build, and the states of a request."""
+"""Prefill instances: queues, forwards, and the states of a request."""

@@ -1,9 +1,8 @@
-"""Prefill requests, and the queue in which they wait until decode has granted them pages.
+"""The requests of a prefill instance, and the queue in which requests wait until decode has granted pages.
 
-state       begins when                          ends when
-ungranted   NewRequest came                      its grant comes, its timeout is over, or the request is given up
-early       KvGranted came first                 NewRequest comes, or its timeout is over
-refused     one side will not serve the request  its late messages, which are ignored, can no longer come
+state begins when ends when ungranted NewRequest came its grant comes, its timeout is over, or the request is given up
+early KvGranted came first NewRequest comes, or its timeout is over refused one side will not serve the request its late
+messages, which are ignored, can no longer come
 """
 
 from dataclasses import dataclass
@@ -20,11 +19,13 @@ class PrefillRequest(Request):
     cursor: SendCursor = UNGRANTED
     given_up: bool = False
     gives_way: bool = False
-    """True if granted prompts displace the prompt as soon as no forward computes it."""
+    """True: the prompt was begun without a grant, and loses its pages to granted prompts when its present forward
+    ends."""
     num_attempts: int = 0
-    """Number of attempts to compute the prompt before its grant, including the current attempt."""
+    """Number of attempts to compute the prompt before decode has granted pages, including the current attempt. 0: the
+    prompt waits for its grant."""
     ends_with_first_token: bool = False
-    """True if a computed prompt that waits for its grant ends with its first token."""
+    """True: the first token of the computed prompt is also its last token. Set while the prompt waits for its grant."""
     has_fixed_output: bool = False
 
     @property
@@ -33,7 +34,7 @@ class PrefillRequest(Request):
 
     @property
     def max_output_tokens(self) -> int:
-        """Maximum number of tokens that the request generates on prefill: only the first."""
+        """Maximum number of output tokens on prefill: 1, the first token."""
         return 1
 
     @property
@@ -42,7 +43,7 @@ class PrefillRequest(Request):
 
     @property
     def is_optimistic(self) -> bool:
-        """True if prefill may begin the prompt, or began it, before its grant."""
+        """True if prefill may begin the prompt, or has begun it, before decode has granted pages."""
         return self.num_attempts > 0
 
     @property
@@ -59,12 +60,12 @@ class PrefillRequest(Request):
 
 
 class BootstrapQueue:
-    """The requests of one prefill instance that wait for grants, and grants that wait for their request."""
+    """Requests of one prefill instance that wait for a grant of pages, and grants that came before their requests."""
 
     def __init__(self, prefill_id: str, *, timeout_ns: int | None) -> None:
-        """timeout_ns: maximum wait of a request for its grant, and of a grant for its request."""
+        """timeout_ns: maximum wait of a request for its grant, and of a grant for its request. None: no limit."""
         self.ungranted: dict[int, PrefillRequest] = {}
-        """Requests without a grant, in any state: optimistic ones may be computed."""
+        """Requests without a grant. Optimistic requests among them may be computed already."""
         self.early: dict[int, KvGranted] = {}
         self.refused = LateRequests()
         self._deadlines = Deadlines(prefill_id, timeout_ns, "bootstrap_timeout")
@@ -76,7 +77,7 @@ class BootstrapQueue:
 
     @property
     def bootstrapping(self) -> list[PrefillRequest]:
-        """Requests that prefill does not begin before their grant."""
+        """Requests that prefill begins only after their grant."""
         return [request for request in self.ungranted.values() if not request.is_optimistic]
 
     def expect(self, request: PrefillRequest, now_ns: int) -> list[Command]:
@@ -91,14 +92,14 @@ class BootstrapQueue:
         return self._deadlines.add(grant.request_id, now_ns)
 
     def refuse(self, request_id: int) -> PrefillRequest | None:
-        """Refuses a request. Returns the request if it has no grant yet."""
+        """Refuses a request. Returns the request if it has no grant yet; else None."""
         self.refused.add(request_id)
         self.early.pop(request_id, None)
         return self.ungranted.pop(request_id, None)
 
     def expired(self, now_ns: int, commands: list[Command]) -> list[PrefillRequest]:
-        """Requests whose grant did not come within the timeout. The call refuses them, and drops grants whose request
-        did not come in time.
+        """Refuses and returns requests whose grant did not come within the timeout. Drops grants whose request did not
+        come within the timeout.
         """
         overdue = self._deadlines.expired(now_ns, commands, self._is_live)
         return [request for request_id in overdue if (request := self.refuse(request_id))]

@@ -1,21 +1,21 @@
-"""Sizes of the chunks of a long prompt, for pipeline stages."""
+"""Chunk sizes of a long prompt on an instance with pipeline stages."""
 
 from dataclasses import dataclass
 from math import sqrt
 
 SMOOTHNESS = 0.75
-"""Weight of the chunk size that keeps times equal; the first chunk's size has the rest
+"""A chunk's size is this share of the size that keeps chunk times equal, plus the rest of the first chunk's size
 (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
 LEAST_SHARE = 4
-"""Divisor of the first chunk's size that gives the minimum size of a chunk."""
+"""A chunk has at least the first chunk's size divided by this number."""
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 
 @dataclass(frozen=True)
 class ChunkSizer:
     """Sizes the chunks of a long prompt so that each chunk takes equally long in a pipeline stage (SGLang's
-    DynamicChunkSizer). Modelled time of a prompt of n tokens: quadratic n^2 + linear n + a constant, which does not
-    affect sizes.
+    DynamicChunkSizer). The model of a prompt's time is quadratic n^2 + linear n for n tokens. A constant would not
+    change sizes.
     """
 
     quadratic: float
@@ -23,11 +23,13 @@ class ChunkSizer:
     first_tokens: int
     max_tokens: int
     context_tokens: int
-    """The model's context in tokens."""
+    """Context length of the model in tokens."""
     page_size: int
 
     def num_tokens(self, num_before: int) -> int:
-        """Number of tokens of the next forward, above 0. num_before: computed tokens of the prompt, above 0."""
+        """Number of tokens of a prompt's next chunk, above 0. num_before: tokens of the prompt that are computed, above
+        0.
+        """
         if self.quadratic <= 0:
             return self.first_tokens
         alignment = max(self.page_size, LEAST_ALIGNMENT)
@@ -38,7 +40,7 @@ class ChunkSizer:
         return found if found > 0 else self.first_tokens
 
     def equal_tokens(self, num_before: int) -> float:
-        """Number of tokens after num_before that take as long as the first chunk."""
+        """Size in tokens at which the chunk after num_before tokens takes as long as the first chunk."""
         first, slope = self.first_tokens, 2 * self.quadratic * num_before + self.linear
         target = self.quadratic * first * first + self.linear * first
         return (sqrt(slope * slope + 4 * self.quadratic * target) - slope) / (2 * self.quadratic)

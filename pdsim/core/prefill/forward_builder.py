@@ -1,4 +1,4 @@
-"""Fills prefill forwards from waiting prompts, as SGLang's PrefillAdder does."""
+"""Fills prefill forwards with waiting prompts, as SGLang's PrefillAdder does."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
@@ -24,30 +24,31 @@ as used (WAITING_PREFIX_REFRESH_INTERVAL, WAITING_QUEUE_PREFIX_MATCH_MAX)."""
 RequestT = TypeVar("RequestT", bound=Request)
 
 GiveWay = Callable[[RequestT, float], float]
-"""Function that preempts requests to free slots for a prompt. Second argument: number of free tokens. Returns the
-number of tokens that were reserved for the preempted requests, or -1 if none was preempted."""
+"""Function that preempts running requests to free a slot for a prompt. Arguments: the prompt's request, and the number
+of free tokens. Returns the number of tokens that were reserved for the preempted requests; -1: no request was
+preempted."""
 Fits = Callable[[RequestT, list[RequestT], int], bool]
-"""Function that tells whether a request that ignores EOS fits together with the other requests of its forward. Last
-argument: number of free tokens after its prompt."""
+"""Function that tells whether a request that ignores EOS fits into a forward. Arguments: the request, requests that the
+forward has begun already, and the number of free tokens after the request's prompt."""
 
 
 @dataclass(slots=True)
 class Forward:
-    """A forward that is being filled, and the limits for further prompts."""
+    """A forward that is being filled, and its limits for further prompts."""
 
     chunk_tokens: int = 0
     prefill_tokens: int = 0
     num_slots: int = 0
     reserved_tokens: float = 0
-    """Tokens that further prompts may not take: the growth of other requests, and all tokens chosen for this
-    forward."""
+    """Number of tokens of the pool that further prompts may not take: reserved for outputs of other requests, and for
+    all chunks of this forward."""
     taken_tokens: int = 0
-    """Tokens chosen for this forward, without the growth of its requests."""
+    """Number of tokens of the pool that chunks of this forward take, without tokens reserved for outputs."""
     chunks: list[PrefillChunk] = field(default_factory=list)
     hold_until_ns: int | None = None
-    """Time before which the policy begins no prompt."""
+    """Time in ns before which the policy begins no prompt. None: the policy does not hold prompts back."""
     blocked_by: str = ""
-    """Resource that the first prompt that was not begun lacks: "slots", "pages", or empty."""
+    """Resource that the first blocked prompt lacks: "slots" or "pages". Empty: no prompt is blocked."""
 
     @property
     def is_spent(self) -> bool:
@@ -55,7 +56,7 @@ class Forward:
 
 
 class ForwardBuilder(Generic[RequestT]):
-    """The waiting and the begun prompts of one instance, from which forwards are filled. A prefill policy sees this
+    """Fills the forwards of one instance. Holds the waiting prompts and the begun prompts. Prefill policies see this
     object.
     """
 
@@ -73,24 +74,25 @@ class ForwardBuilder(Generic[RequestT]):
         allows_fixed: Fits[RequestT] | None = None,
         shares_late: bool = False,
     ) -> None:
-        """chunk_tokens: of one forward, None for any number; max_prefill_tokens: its first prompt may exceed it.
+        """chunk_tokens: maximum tokens of one forward; None: no limit. max_prefill_tokens: maximum uncached tokens of
+        one forward; its first prompt may exceed the limit.
 
-        sizer: of forwards that go on with a prompt.
-        allows_fixed: whether a prompt fits that ignores the end of sequence, if nothing is cached.
-        shares_late: a chunk is cached when the next forward is chosen, although it may still be computed, and not if
-        its prompt is given up by then (managers/scheduler.py, 0.5.23, :3772; disaggregation/prefill.py, :666).
+        sizer: sizes each forward that continues a prompt; None: such a forward has chunk_tokens. give_way: None: no
+        request is preempted. allows_fixed: tells whether a prompt that ignores EOS fits, on an instance without prefix
+        cache. shares_late: a chunk is cached when the next forward is chosen, even while the chunk is still computed,
+        unless its prompt was given up (managers/scheduler.py, 0.5.23, :3772; disaggregation/prefill.py, :666).
         """
         self.now_ns = 0
         self.page_size = cache.page_size
         self.begun: dict[int, RequestT] = {}
         self._waiting: OrderedDict[int, RequestT] = OrderedDict()
         self.partial: RequestT | None = None
-        """The begun prompt that has tokens in no forward yet."""
+        """The begun prompt that no forward has taken completely yet. None: there is no such prompt."""
         self._shares_late = shares_late
         self._unshared: RequestT | None = None
         """The partial prompt, if its last chunk is not cached yet."""
         self._writer: RequestT | None = None
-        """The prompt whose chunk was last cached, perhaps before it is computed."""
+        """The prompt whose chunk was cached last. A forward may still compute the chunk."""
         self._cache = cache
         self._prefetcher = cache.prefetcher
         self._policy = policy
@@ -106,14 +108,16 @@ class ForwardBuilder(Generic[RequestT]):
         if isinstance(policy, CacheAwareOrder) and tree is None:
             self._policy = FirstComeFirstServed()
         self._sorts = isinstance(self._policy, CacheAwareOrder)
-        """The policy uses what is cached of all that wait, at each choice, though none may begin."""
+        """True: the policy sorts prompts by cached tokens. Each sort counts as a use of the cached prefixes, even if no
+        prompt can begin."""
         self._shortest = self._policy if isinstance(self._policy, ShortestPrefillFirst) else None
         self._refreshes = rules.refreshes_waiting and not self._sorts and tree is not None and tree.evicts_by_recency
         self._num_choices = 0
         self._num_entries = self._num_taken_tokens = 0
-        """Number of prompt tokens that forwards have taken."""
+        """_num_entries: number of calls of `enqueue`. _num_taken_tokens: number of prompt tokens that forwards have
+        taken."""
         self.spare_tokens = 1
-        """Number of tokens that must stay free when a prompt is begun."""
+        """Number of tokens that must stay free when a prompt begins."""
 
     # What a prefill policy sees.
 
@@ -123,7 +127,7 @@ class ForwardBuilder(Generic[RequestT]):
 
     @property
     def unbegun(self) -> list[RequestT]:
-        """Prompts that were not begun: waiting prompts, and prompts whose cached KV is being loaded."""
+        """Prompts that no forward has taken: waiting prompts and, in a subclass, prompts whose KV is being loaded."""
         return list(self._waiting.values())
 
     @property
@@ -153,7 +157,9 @@ class ForwardBuilder(Generic[RequestT]):
 
     @property
     def is_midway(self) -> bool:
-        """True if a begun prompt has tokens left. mypy would keep a compared `partial` narrowed after calls."""
+        """True if a begun prompt has tokens that no forward has taken. A property, because mypy would keep `partial`
+        narrowed after calls.
+        """
         return self.partial is not None
 
     @property
@@ -173,10 +179,11 @@ class ForwardBuilder(Generic[RequestT]):
     def fill(
         self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
-        """The next forward: prompts that continue, and prompts that the policy picks, unless num_slots is None.
+        """Returns the next forward. It continues begun prompts, and begins prompts that the policy picks.
 
-        reserved_tokens: tokens that may not be taken, for the growth of other requests. num_decode_tokens: tokens of
-        the forward that running requests take.
+        num_slots: number of free slots for prompts that begin; None: no prompt may begin. reserved_tokens: number of
+        tokens of the pool that are reserved for outputs of other requests. num_decode_tokens: number of tokens of the
+        forward that running requests take.
         """
         self.now_ns = now_ns
         if (unshared := self._unshared) is not None:
@@ -215,7 +222,9 @@ class ForwardBuilder(Generic[RequestT]):
         return forward
 
     def _select(self) -> Iterable[Pick] | HoldUntil:
-        """The policy's order. SGLang's cache-aware orders sort the queue itself: they stay for the next choice."""
+        """Returns the prompts in the policy's order. Policies that sort by cached tokens also change the order of the
+        queue, as in SGLang.
+        """
         picks = self._policy.select(self)
         if self._sorts and not isinstance(picks, HoldUntil):
             picks = list(picks)
@@ -227,7 +236,9 @@ class ForwardBuilder(Generic[RequestT]):
         return num_slots is not None and (num_slots > 0 or self._give_way is not None)
 
     def _refresh(self) -> list[Pick] | HoldUntil | None:
-        """At every 32nd choice, use the cached prefixes of what waits: that of the first prompt last. Returns all."""
+        """Every 32nd call marks the cached prefixes of waiting prompts as used, the first prompt's last. Returns the
+        policy's picks, or None on other calls.
+        """
         self._num_choices += 1
         if self._num_choices % REFRESH_CHOICES != 1:
             return None
@@ -258,12 +269,12 @@ class ForwardBuilder(Generic[RequestT]):
             self._waiting.pop(chunk.request_id, None)
 
     def withdraw(self, request_id: int) -> RequestT | None:
-        """Removes a prompt that was not begun. None: the prompt does not wait here."""
+        """Removes and returns a prompt that no forward has taken. None: the prompt does not wait here."""
         return self._waiting.pop(request_id, None)
 
     def stop(self, request: RequestT, *, caches: bool = False) -> None:
-        """Stops a prompt: tokens that no forward has yet are not computed. caches: the last chunk under way is
-        cached.
+        """Stops a prompt: no further forward takes its tokens. caches: True: the prefix cache takes the prompt's last
+        chunk.
         """
         if caches and self._unshared is request:
             self._share(request, request.num_computed_tokens, is_chunk=True)
@@ -271,8 +282,8 @@ class ForwardBuilder(Generic[RequestT]):
             self.partial = self._unshared = None
 
     def reads_unwritten(self, request: RequestT) -> bool:
-        """True if a forward under way still computes the cached prefix of a request that begins. SGLang sends it when
-        the forward has ended (disaggregation/prefill.py, 0.5.23, :1495).
+        """True if a request begins on a cached prefix that a forward still computes. SGLang sends this prefix to decode
+        when the forward has ended (disaggregation/prefill.py, 0.5.23, :1495).
         """
         writer, num_shared = self._writer, request.lease.num_shared
         if writer is None or writer is request or writer.num_computed_tokens >= num_shared * self.page_size:
@@ -280,7 +291,7 @@ class ForwardBuilder(Generic[RequestT]):
         return request.lease.table[num_shared - 1 : num_shared] == writer.lease.table[num_shared - 1 : num_shared]
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Counts a computed chunk, and caches the whole pages of the prompt so far."""
+        """Counts a computed chunk, and caches the whole pages of the prompt's computed tokens."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
         if self._writer is request and request.num_computed_tokens == request.num_scheduled_tokens:
@@ -290,7 +301,7 @@ class ForwardBuilder(Generic[RequestT]):
         return request
 
     def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
-        """Caches the whole pages of the first num_tokens, as far as the tokens are known."""
+        """Caches the whole pages of the request's first num_tokens, as far as the token ids are known."""
         sequence = request.sequence
         num_known = request.num_prompt_tokens if sequence is request.prompt else len(sequence)
         num_tokens = min(num_tokens, num_known)
@@ -299,7 +310,7 @@ class ForwardBuilder(Generic[RequestT]):
     # Filling.
 
     def _is_full(self, forward: Forward) -> bool:
-        """True if no further prompt is begun in this forward."""
+        """True if no further prompt may begin in this forward."""
         return forward.is_spent
 
     def _go_on(self, forward: Forward) -> None:
@@ -313,14 +324,18 @@ class ForwardBuilder(Generic[RequestT]):
         self._compute(partial, most, forward)
 
     def _room_of(self, partial: RequestT, forward: Forward) -> int:
-        """Tokens for which a begun prompt has pages, or can have them: any, if what runs is expected to take all."""
+        """Number of tokens for which a begun prompt has or can get pages. If reserved tokens leave no room, the prompt
+        may take all available pages.
+        """
         room = int(self._room_tokens(forward))
         if room <= 0:
             room = self.num_available_pages * self.page_size
         return len(partial.lease.table) * self.page_size + room - partial.num_scheduled_tokens
 
     def _take(self, pick: Pick, forward: Forward) -> str | None:
-        """Locks the prompt's cached prefix and adds the tokens that fit. Returns the lacking resource if none fits."""
+        """Locks the prompt's cached prefix, and adds its first chunk to the forward. Returns the resource that the
+        prompt lacks; empty: the forward has no room; None: the next prompt may be tried.
+        """
         request = self._waiting.get(pick.request_id)
         if request is None or pick.request_id in self.begun:
             raise PolicyError(f"{self._policy}: picked request {pick.request_id}, which does not wait")
@@ -357,7 +372,7 @@ class ForwardBuilder(Generic[RequestT]):
         return None
 
     def _free_slots(self, request: RequestT, forward: Forward) -> bool:
-        """True if others gave way to a prompt that found no slot."""
+        """Preempts running requests to free a slot for a prompt. Returns False if no slot was freed."""
         if self._give_way is None:
             return False
         num_reserved = self._give_way(request, self._room_tokens(forward))
@@ -368,7 +383,7 @@ class ForwardBuilder(Generic[RequestT]):
         return True
 
     def _fits(self, request: RequestT, num_new: int, forward: Forward, lease: Lease) -> bool:
-        """True if there is room for num_new tokens of a prompt and for its growth."""
+        """True if there is room for num_new tokens of a prompt and for its expected outputs."""
         room = self._room_tokens(forward)
         if self._allows_fixed is not None and self._is_fixed(request):
             whole_pages = -(-num_new // self.page_size) * self.page_size
@@ -380,18 +395,18 @@ class ForwardBuilder(Generic[RequestT]):
         return num_new + request.num_growth_tokens + self.page_size + self.spare_tokens < room + 1
 
     def _is_capped(self, request: RequestT) -> bool:
-        """True if max_prefill_tokens keeps a prompt out of a forward that has others."""
+        """True if max_prefill_tokens also limits a prompt that is not the first of a forward."""
         if self._is_fixed(request):
             return False
         return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED
 
     def _is_fixed(self, request: RequestT) -> bool:
-        """True for a prompt that ignores EOS, where nothing is cached (SGLang's add_one_req_ignore_eos)."""
+        """True if the request ignores EOS and the instance has no prefix cache (SGLang's add_one_req_ignore_eos)."""
         return self._allows_fixed is not None and request.ignores_eos
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
-        """Adds a chunk of at most limit tokens, if any. A prompt that the chunk does not complete becomes the partial
-        prompt. A prompt that begins needs room for whole pages.
+        """Adds a chunk of at most limit tokens to the forward. Returns False if the chunk would be empty. If the chunk
+        does not complete the prompt, the prompt becomes `partial`. The first chunk of a prompt has whole pages.
         """
         num_tokens = request.num_tokens - request.num_scheduled_tokens
         unit = 1 if self.partial is request or self._is_fixed(request) else self.page_size
@@ -419,7 +434,7 @@ class ForwardBuilder(Generic[RequestT]):
         return self.num_available_pages * self.page_size - forward.reserved_tokens
 
     def _open_pages(self, chunks: list[PrefillChunk]) -> None:
-        """Allocates the pages of the chunks. All their cached prefixes are locked by now."""
+        """Allocates pages for the chunks. The cached prefixes of all chunks' prompts are already locked."""
         size = self.page_size
         if self._cache.frees_ahead:
             num_tokens = sum([chunk.num_tokens for chunk in chunks])

@@ -1,21 +1,19 @@
 """Life of a request in a prefill instance.
 
-state          meaning                                                left by
-bootstrapping  NewRequest came; decode has not granted pages yet      on_message(KvGranted), or optimistic: at once
-granted        decode waits for its KV                                next_step, when a slot for its first token is free
-waiting        the prompt waits until the policy picks it             next_step -> PrefillStep
-begun          chunks are computed; one prompt may be incomplete      next_step, on_step_done -> TransferUnit per chunk
-parked         computed before decode has granted pages               -> PromptComputed, on_message(KvGranted)
-sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
-gone           its whole pages stay in the prefix cache               -> PrefillDone
+state meaning left by bootstrapping NewRequest came; decode has not granted pages yet on_message(KvGranted), or
+optimistic: at once granted decode waits for its KV next_step, when a slot for its first token is free waiting the
+prompt waits until the policy picks it next_step -> PrefillStep begun chunks are computed; one prompt may be incomplete
+next_step, on_step_done -> TransferUnit per chunk parked computed before decode has granted pages -> PromptComputed,
+on_message(KvGranted) sending computed; pages and slot stay held on_message(KvSent), seen by the next next_step gone its
+whole pages stay in the prefix cache -> PrefillDone
 
 Late, early and missing grants: bootstrap_queue.py.
 
-A request that is given up (Cancel, Abort, PeerDown of its decode instance, no grant in time) goes at once if it was not
-begun. Otherwise nothing further is computed or sent, and the request goes when forwards and transfers under way end.
+A request may be given up: Cancel, Abort, PeerDown of its decode instance, or no grant in time. A request that no
+forward has taken is dropped at once. Other requests are dropped when their present forward and transfer end.
 
-Optimistic prompts are begun before decode has granted them pages. They give way to granted prompts: a partly
-computed prompt at the end of a chunk, parked prompts when no other progress is possible. Their KV stays cached.
+Optimistic prompts begin before decode has granted pages. They give their pages and slots to granted prompts: partly
+computed prompts at the end of a chunk, parked prompts if no other request can proceed. Their KV stays cached.
 """
 
 from bisect import insort
@@ -45,28 +43,29 @@ class PrefillLimits:
     """Limits of one forward and of the whole instance, by SGLang's names."""
 
     max_running_requests: int
-    """Maximum number of requests between their first chunk and the end of their transfer."""
+    """Maximum number of requests that have begun and whose transfer has not ended."""
     chunked_prefill_tokens: int | None
     """Maximum tokens of one forward. None: every prompt is computed in one piece."""
     max_prefill_tokens: int
-    """Maximum new tokens of one forward. The first prompt of a batch may exceed it."""
+    """Maximum uncached tokens of one forward. The first prompt of a forward may exceed the limit."""
     overlap: bool = True
-    """True: the next forward is chosen while one runs, and results are seen one forward late (SGLang's overlap
-    schedule)."""
+    """True: the instance chooses the next forward while one runs, and handles results one forward late (SGLang's
+    overlap schedule)."""
     bootstrap_timeout_ns: int | None = None
-    """Maximum time from a request's arrival until decode has granted pages
-    (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
+    """Maximum time in ns from a request's arrival until decode has granted pages
+    (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT). None: no limit."""
     optimistic_attempts: int = 0
-    """Number of attempts to compute a prompt before decode has granted pages (--optimistic-prefill-attempts)."""
+    """Maximum number of attempts to compute a prompt before decode has granted pages (--optimistic-prefill-attempts).
+    0: a prompt waits for its grant."""
     num_stages: int = 1
-    """Number of pipeline stages. With several, as many forwards are under way, and overlap has no effect."""
+    """Number of pipeline stages, and of forwards under way. Above 1, overlap has no effect."""
     prefill_max_requests: int | None = None
-    """Maximum number of prompts of one forward. None: no limit."""
+    """Maximum number of prompts in one forward. None: no limit."""
     rules: EngineRules = SGLANG_0_5_23
 
     @property
     def max_first_tokens(self) -> int:
-        """Number of slots that hold a first token until it is sent: SGLang's metadata buffers."""
+        """Number of slots for first tokens: SGLang's metadata buffers. A first token holds a slot until it is sent."""
         return 2 * self.max_running_requests
 
     @property
@@ -86,14 +85,14 @@ class PrefillInstance:
         taker: KvTaker | None = None,
         sizer: ChunkSizer | None = None,
     ) -> None:
-        """taker: takes KV that decode sends back. sizer: of chunks after a prompt's first."""
+        """taker: receives KV that decode sends back. sizer: sizes the later chunks of long prompts."""
         self.instance_id = instance_id
         self.cache = cache
         self.limits = limits
         self.page_size = cache.page_size
         self.max_steps_in_flight = limits.max_steps_in_flight
         self.granted: list[PrefillRequest] = []
-        """Requests with a grant and without a slot, by arrival."""
+        """Requests that have a grant, and wait for a slot for their first token, by arrival."""
         self.sending: dict[int, PrefillRequest] = {}
         by_layer = limits.overlap and planner.sends_layers  # from pages that a cached chunk may give up
         self._builder: ForwardBuilder[PrefillRequest] = ForwardBuilder(
@@ -110,7 +109,7 @@ class PrefillInstance:
         self._ends = SimulatedEnds((), INITIAL_RATIO)  # of the prompts of the forward that is being filled
         self._bootstrap = BootstrapQueue(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
         self._set_aside: dict[int, PrefillRequest] = {}
-        """Optimistic requests that have given way: they wait for their grant without slot and pages."""
+        """Optimistic requests that gave up their slot and pages, and now wait for their grant."""
         self._down: set[str] = set()
         """Decode instances that are down."""
         self._sent: list[int] = []
@@ -128,7 +127,7 @@ class PrefillInstance:
 
     @property
     def num_slots_sending(self) -> int:
-        """Number of requests that are computed and not sent yet, each with a slot."""
+        """Number of slots held by computed requests whose transfer has not ended."""
         return len(self.sending)
 
     # What a driver calls.
@@ -204,7 +203,7 @@ class PrefillInstance:
         return step, commands
 
     def _begin_sending(self, request: PrefillRequest, now_ns: int) -> list[m.Command]:
-        """Asks for the ring, and sends the cached prefix, unless a forward under way still computes it."""
+        """Asks for staging cells, and sends the cached prefix unless a forward under way still computes it."""
         asked, cached = self._planner.ask_staging(request), self._planner.with_cached(request, now_ns)
         if cached and self._builder.reads_unwritten(request):
             self._unwritten, cached = self._unwritten + cached, []
@@ -254,7 +253,7 @@ class PrefillInstance:
         return [*(request.request_id for request in queued), *self._bootstrap.early, *held]
 
     def holding(self) -> list[PrefillRequest | Returning]:
-        """Requests that hold pages."""
+        """All requests that hold pages."""
         taking = [] if self._taker is None else self._taker.held.values()
         return [*self._builder.begun.values(), *self.sending.values(), *taking]
 
@@ -309,7 +308,7 @@ class PrefillInstance:
         return self._bootstrap.expect(request, now_ns)
 
     def _grant(self, request: PrefillRequest, grant: m.KvGranted, now_ns: int) -> list[m.Command]:
-        """Handles a grant. An optimistic request may be begun or computed already."""
+        """Handles a grant of pages. An optimistic prompt may be begun or computed already."""
         cursor = self._planner.cursor(grant)
         if cursor is None:
             reason = f"its KV does not fit the staging ring of {request.decode_id}"
@@ -325,7 +324,7 @@ class PrefillInstance:
         return commands
 
     def _enqueue_granted(self) -> None:
-        """Enqueues requests by arrival, including optimistic ones, up to the number of slots for first tokens."""
+        """Queues granted and optimistic requests, by arrival, while slots for first tokens are free."""
         held = self._builder.num_unbegun + len(self._builder.begun) + self.num_slots_sending
         num_free = self.limits.max_first_tokens - held
         if num_free < len(self.granted):
@@ -361,9 +360,7 @@ class PrefillInstance:
             self._give_way(partial, again=True)
 
     def _in_the_way(self) -> int | None:
-        """The youngest parked request, if no request can proceed until one gives way. SGLang would wait for a
-        timeout.
-        """
+        """Latest parked request, if parked ones hold all slots and granted ones wait. SGLang waits for a timeout."""
         ungranted = self._bootstrap.ungranted.keys()
         all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= ungranted
         return next(reversed(self.sending)) if all_parked and self._granted_wait() else None
@@ -372,7 +369,7 @@ class PrefillInstance:
         return any(request.is_granted for request in (*self._builder.waiting, *self.granted))
 
     def _give_way(self, request: PrefillRequest, *, again: bool) -> None:
-        """Frees a request's pages and slot. again: it may be begun anew before its grant, if attempts are left."""
+        """Frees a request's pages and slot. again: the prompt may begin anew before its grant, if attempts are left."""
         self.cache.drop(request.lease)
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = 0
         request.gives_way = False
@@ -385,7 +382,9 @@ class PrefillInstance:
     # Giving up.
 
     def _give_up(self, request_id: int) -> list[m.Command]:
-        """Gives a request up; its computed pages stay cached. Slot and pages are held while anything reads them."""
+        """Gives a request up. Its computed pages stay cached. Forwards and transfers keep slot and pages until they
+        end.
+        """
         self.cache.stop_prefetch(request_id)
         ungranted = self._bootstrap.refuse(request_id)
         if request := self._builder.begun.get(request_id):
@@ -398,11 +397,11 @@ class PrefillInstance:
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
     def _give_up_ungranted(self, request: PrefillRequest) -> list[m.Command]:
-        """Gives up a request without a grant. Only an optimistic request has anything to stop."""
+        """Gives up a request without a grant. A request that is not optimistic has nothing to stop."""
         return self._give_up(request.request_id) if request.is_optimistic else []
 
     def _forget(self, request_id: int) -> PrefillRequest | None:
-        """Drops a request that was not begun."""
+        """Removes and returns a request that no forward computes. None: there is no such request."""
         if request := self._builder.withdraw(request_id):
             return request
         if request := self.sending.get(request_id) or self._set_aside.pop(request_id, None):
@@ -413,7 +412,7 @@ class PrefillInstance:
         return None
 
     def _stop_sending(self, request: PrefillRequest) -> list[m.Command]:
-        """Stops sending as soon as no forward computes the request."""
+        """Stops sending a request's KV. If a forward still computes the request, sending stops after the forward."""
         if request.is_in_forward:
             return []
         self._builder.begun.pop(request.request_id, None)

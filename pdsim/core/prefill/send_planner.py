@@ -1,4 +1,4 @@
-"""Makes transfer units of a prompt's KV: whole pages, slices, staged cells, or layer by layer."""
+"""Plans the transfer units that send a prompt's KV: whole pages, slices of pages, staged cells, or groups of layers."""
 
 from dataclasses import dataclass
 
@@ -14,15 +14,16 @@ class StagingPlan:
     """Sizes of staging memory (SGLang 0.5.23, staging_handler.py)."""
 
     cell_pages: int
-    """Maximum pages of a cell: as many as one forward can compute."""
+    """Maximum pages of a staging cell: the number of pages that one forward can compute."""
     buffer_bytes: int | None
-    """Buffer of one prefill worker. A request with a larger cell is sent as slices. None: every cell fits."""
+    """Size in bytes of a prefill worker's staging buffer. A request whose cells are larger is sent as slices of pages.
+    None: every cell fits."""
     ring_bytes: int
-    """Ring of one decode rank. A request with a larger cell fails."""
+    """Size in bytes of a decode rank's ring. A request whose cells are larger fails."""
 
 
 class SendPlanner:
-    """Makes the transfer units of one prefill instance."""
+    """Plans the transfer units of one prefill instance."""
 
     def __init__(
         self,
@@ -33,8 +34,8 @@ class SendPlanner:
         staging: StagingPlan | None = None,
         layer_groups: int = 0,
     ) -> None:
-        """layer_groups: number of layer groups whose KV is sent while the forward computes the others. 0: KV is sent
-        after the forward.
+        """layer_groups: number of groups of layers. The KV of a group is sent while the forward computes later groups.
+        0: KV is sent after the forward.
         """
         self._prefill_id = prefill_id
         self._layout = layout
@@ -44,8 +45,8 @@ class SendPlanner:
         self.sends_layers = layer_groups > 0
 
     def cursor(self, grant: KvGranted) -> SendCursor | None:
-        """A cursor for the granted pages. None: the KV cannot be sent, because a staged cell is larger than the whole
-        ring.
+        """Returns a cursor over the granted pages. None: the KV cannot be sent, because a staged cell is larger than
+        the whole ring.
         """
         cell_pages = None
         if self._staging is not None and self._layout.slices:
@@ -59,24 +60,28 @@ class SendPlanner:
         return SendCursor(grant.num_cached_tokens, grant.pages, layout.page_size, cell_pages, layout.num_shares)
 
     def ring_bytes(self, num_pages: int) -> int:
-        """Bytes of one decode rank's ring that the largest cell of these pages takes; 0 without staging."""
+        """Size in bytes of the largest staging cell for num_pages pages, in one decode rank's ring. 0: KV is not
+        staged.
+        """
         if self._staging is None or not self._layout.slices:
             return 0
         return min(self._staging.cell_pages, num_pages) * self._layout.page_bytes * self._layout.num_writers
 
     def with_cached(self, request: PrefillRequest, now_ns: int) -> list[Command]:
-        """Units of the cached prefix of a prompt whose first chunk is begun."""
+        """Returns units that send a prompt's cached prefix when its first chunk begins."""
         if request.num_cached_tokens <= request.cursor.num_sent_tokens:
             return []
         num_loading_tokens = request.lease.num_loaded * self._layout.page_size
         return self._units(request, self._send_until(request) - num_loading_tokens, now_ns)
 
     def with_chunk(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """Units to send when a chunk is begun: with layer groups the chunk's KV."""
+        """Returns units that send a chunk's KV while the chunk is computed. Empty without layer groups."""
         return self._layers(request, chunk, step_id, now_ns) if self._layer_groups else []
 
     def ask_staging(self, request: PrefillRequest) -> list[Command]:
-        """Asks for a span of the ring for each cell. Empty if the request is not staged."""
+        """Returns a message that asks for the request's staging cells in the ring. Empty if the request is not
+        staged.
+        """
         if not request.cursor.is_staged:
             return []
         page_bytes = self._layout.page_bytes * self._layout.num_writers
@@ -91,7 +96,9 @@ class SendPlanner:
         return end
 
     def after_chunk(self, request: PrefillRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
-        """Units to send after a computed chunk. With layer groups only the first token is left to send."""
+        """Returns units that send KV after a computed chunk. With layer groups, only the first token remains to be
+        sent.
+        """
         end = request.num_prompt_tokens if is_last else self._send_until(request)
         return self._units(request, end, now_ns, is_last=is_last, first_token_ends=first_token_ends)
 
@@ -112,7 +119,9 @@ class SendPlanner:
     def _cells(
         self, request: PrefillRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
     ) -> list[Command]:
-        """Units of staged cells, each with one descriptor. State is not staged: it is sent with the first token."""
+        """Returns one unit with one descriptor for each staged cell. Linear-attention state is not staged: the unit of
+        the first token carries it.
+        """
         whole = [piece for piece in pieces if piece.source]
         units: list[Command] = [
             self._unit(
@@ -127,7 +136,7 @@ class SendPlanner:
         return units
 
     def _layers(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """A unit for each layer group of a chunk, to be sent when the group is computed."""
+        """Returns one unit for each layer group of a chunk. A unit may be sent when its group is computed."""
         units: list[Command] = []
         end = chunk.num_context_tokens + chunk.num_tokens
         for piece in request.cursor.advance(end, request.lease.table, is_last=chunk.is_last):
@@ -153,5 +162,5 @@ class SendPlanner:
 
 
 def _sent(request: PrefillRequest) -> range:
-    """Tokens of a prompt that decode had not cached."""
+    """Range of the prompt's tokens that decode had not cached."""
     return range(request.cursor.start_tokens, request.num_prompt_tokens)

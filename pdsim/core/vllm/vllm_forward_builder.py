@@ -1,4 +1,4 @@
-"""Fills steps as vLLM's scheduler does: prompts get the part of a token budget that running requests leave."""
+"""Fills steps as vLLM's scheduler does: running requests take tokens of a budget first, then prompts take the rest."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,45 +20,46 @@ class TokenBudget:
     """Limits of the tokens of one step."""
 
     step_tokens: int | None
-    """Maximum tokens of all requests in a step (max_num_batched_tokens). Running requests come first. None: no
-    limit."""
+    """Maximum tokens of all requests in one step (max_num_batched_tokens). Running requests take their tokens first.
+    None: no limit."""
     prompt_tokens: int | None = None
-    """Maximum tokens of one prompt in a step (long_prefill_token_threshold). None: the rest of the step's budget."""
+    """Maximum tokens of one prompt in one step (long_prefill_token_threshold). None: a prompt may take the rest of the
+    step's budget."""
     has_fair_shares: bool = False
-    """True: prompt_tokens is at least step_tokens divided by the number of requests
+    """True: if step_tokens divided by the number of requests exceeds prompt_tokens, this quotient is the maximum
     (long_prefill_token_threshold_adaptive; vLLM 0.33.0, v1/core/sched/scheduler.py:764)."""
     prefill_interval_steps: int = 1
-    """While requests decode, a prompt is computed in one of so many steps."""
+    """While requests decode, one of this number of steps may compute prompts."""
 
 
 class VllmForwardBuilder(ForwardBuilder[RequestT]):
-    """Continues begun prompts in their order, then begins waiting prompts.
+    """Fills steps as vLLM's scheduler does: continues begun prompts in order, then begins waiting prompts.
 
-    A prompt may take all that is left of the budget, up to a limit of its own, so several prompts may be partly
-    computed. A prompt is begun if all of it fits, but no pages are kept for its rest. KV of a step can be shared as
-    soon as the step is chosen, also by prompts of the same step.
+    A prompt may take the rest of the token budget, up to TokenBudget.prompt_tokens, so several prompts may be partly
+    computed. A prompt begins if the pool has pages for the whole prompt, but only pages of its next chunk are reserved.
+    As soon as a step is chosen, other prompts may share the KV that it will compute, also in the same step.
 
-    A prompt that continues in host memory gets pages for what is there, and none of its tokens is computed until the
-    load has ended. It then goes before prompts that wait. Meanwhile it takes no slot, and cannot be preempted. With
-    LMCache such a prompt is begun in the step that waits for its load.
+    If host memory continues a prompt's cached prefix, the prompt gets pages for this KV, and no step computes the
+    prompt until the load has ended. During the load the prompt takes no slot, and cannot be preempted. After the load
+    it goes before waiting prompts. With LMCache such a prompt begins in the step that waits for its load.
     """
 
     def __init__(self, *, cache: KvCache, policy: PrefillPolicy, budget: TokenBudget) -> None:
         super().__init__(cache=cache, policy=policy, chunk_tokens=budget.step_tokens, max_prefill_tokens=UNLIMITED)
         self.spare_tokens = 0
         self.is_held = False
-        """True: the step that is being chosen computes no prompt."""
+        """True: the next step computes no prompt."""
         self._prompt_tokens = UNLIMITED if budget.prompt_tokens is None else budget.prompt_tokens
         self._has_fair_shares = budget.has_fair_shares
         self._step_prompt_tokens = self._prompt_tokens
         """Maximum tokens of one prompt in the step that is being filled."""
         self._partials: dict[int, RequestT] = {}
-        """Begun prompts that have tokens in no step yet, in the order in which they began."""
+        """Begun prompts that steps have not taken completely yet, in the order in which they began."""
         self._loading: dict[int, RequestT] = {}
         self._loaded: dict[int, RequestT] = {}
-        """Prompts whose load has ended, and that no step has taken yet."""
+        """Prompts whose load from host memory has ended, and whose tokens no step has taken yet."""
         self._dropped: dict[int, RequestT] = {}
-        """Prompts that were given up while they were loaded: their pages are still written."""
+        """Prompts that were given up during their load. The load still writes into their pages."""
 
     @property
     def is_midway(self) -> bool:
@@ -66,7 +67,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def partials(self) -> list[RequestT]:
-        """Prompts that the next step continues, in their order."""
+        """Partly computed prompts that the next step continues, in the order in which they began."""
         return list(self._partials.values())
 
     @property
@@ -83,17 +84,17 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def keeps_order(self) -> bool:
-        """True: decode steps alone do not change which prompt is next. Others must be asked in each step."""
+        """True: decode steps do not change the policy's order. Other policies must be asked in each step."""
         return isinstance(self._policy, _FIXED_ORDERS)
 
     @property
     def num_ready(self) -> int:
-        """Number of prompts that could be begun now: those that wait for nothing but their turn."""
+        """Number of prompts that could begin now, because they wait for no load."""
         return len(self._waiting) + len(self._loaded)
 
     @property
     def loads(self) -> list[RequestT]:
-        """Prompts that hold pages for KV from host memory, and of which no forward has a token yet."""
+        """Prompts that hold pages for KV from host memory, and whose tokens no step has taken."""
         return [*self._loading.values(), *self._loaded.values(), *self._dropped.values()]
 
     def withdraw(self, request_id: int) -> RequestT | None:
@@ -106,8 +107,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return super().withdraw(request_id)
 
     def on_loaded(self, request_id: int) -> None:
-        """Handles the end of a prompt's load from host memory: its KV is cached, and the prompt becomes the last of the
-        begun prompts.
+        """Handles the end of a prompt's load from host memory. The loaded KV is cached, and the next step may begin the
+        prompt.
         """
         assert self._cache.offload is not None
         self._cache.offload.on_loaded(request_id)
@@ -121,13 +122,13 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self._partials.pop(request.request_id, None)
 
     def give_up(self, request: RequestT) -> None:
-        """Drops a begun prompt, which loses its pages. Its tokens that earlier steps computed stay cached."""
+        """Drops a begun prompt, and frees its pages. Tokens that earlier steps computed stay cached."""
         self.stop(request)
         del self.begun[request.request_id]
         self._cache.close(request.lease, request.sequence, 0)
 
     def preempt(self, request: RequestT) -> None:
-        """Preempts a begun prompt: it loses its pages, and waits first in the queue."""
+        """Preempts a begun prompt: frees its pages, and puts it first in the queue."""
         self.give_up(request)
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = 0
         self.enqueue(request, first=True)
@@ -135,7 +136,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def fill(
         self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
-        """Fills the next step with prompts. num_decode_tokens: tokens of the step for running requests, one each."""
+        """Fills the next step with prompts. num_decode_tokens: number of running requests, which take one token
+        each.
+        """
         self._step_prompt_tokens = self._limit_beside(num_decode_tokens)
         begun = set(self._partials)
         forward = super().fill(now_ns, num_slots, reserved_tokens=reserved_tokens, num_decode_tokens=num_decode_tokens)
@@ -144,9 +147,10 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return forward
 
     def _save_chunks(self, host: ChunkCache, chunks: list[PrefillChunk], begun: set[int]) -> None:
-        """Saves what a step completes of prompts without outputs, those that begin in the step first.
+        """Saves the chunks that a step completes to host memory: chunks of prompts that begin in the step first.
+        Requests with outputs save no chunks.
 
-        A prompt that begins also saves what the GPU has and host memory lacks (LMCache 0.5.6, vllm_v1_adapter.py:204).
+        A prompt that begins also saves cached chunks that host memory lacks (LMCache 0.5.6, vllm_v1_adapter.py:204).
         """
         saves = []
         for chunk in sorted(chunks, key=lambda chunk: chunk.request_id in begun):
@@ -161,8 +165,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             host.save(request.prompt, found, num_tokens, request.lease.table)
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Counts a computed chunk. Its whole pages are cached already; they are stored in host memory, if there
-        is any.
+        """Counts a computed chunk. If there is host memory, stores the prompt's whole pages there. The GPU has them
+        cached already.
         """
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
@@ -174,22 +178,24 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return request
 
     def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
-        """Caches prompt and outputs so far. Other requests may share the prompt, but not the outputs."""
+        """Caches the request's first num_tokens. Other requests may share prompt tokens, but not outputs."""
         num_prompt = min(num_tokens, request.num_prompt_tokens)
         self._cache.checkpoint(request.lease, request.prompt, num_prompt, is_chunk=is_chunk)
         if num_tokens > num_prompt:
             super()._share(request, num_tokens, is_chunk=is_chunk)
 
     def num_opening_pages(self, num_decode_tokens: int) -> int:
-        """Number of pages that begun prompts need in the next step."""
+        """Number of new pages that partly computed prompts need in the next step."""
         return self._goes_on(num_decode_tokens)[0]
 
     def leaves_tokens(self, num_decode_tokens: int) -> bool:
-        """True if running requests and begun prompts leave a part of the next step's token budget."""
+        """True if running requests and partly computed prompts leave tokens of the next step's budget."""
         return self._goes_on(num_decode_tokens)[1] > 0
 
     def _goes_on(self, num_decode_tokens: int) -> tuple[int, int]:
-        """Number of pages that begun prompts need in the next step, and of budget tokens that they leave."""
+        """Returns two numbers for the next step: pages that partly computed prompts need, and budget tokens that they
+        leave.
+        """
         num_pages, num_left = 0, self._chunk_tokens - num_decode_tokens
         if self.is_held:
             return num_pages, num_left
@@ -203,7 +209,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return num_pages, num_left
 
     def _num_chunk_tokens(self, request: RequestT, limit: int) -> int:
-        """Number of tokens of the next chunk of a request. limit: tokens that the step has for it."""
+        """Number of tokens of a request's next chunk. limit: maximum tokens that the step has for the request."""
         start, num_left = request.num_scheduled_tokens, request.num_tokens - request.num_scheduled_tokens
         if limit <= 0:
             return 0
@@ -211,13 +217,15 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return self._cache.chunk_tokens(request.lease, start, min(num_left, limit), _prefill_end(request), most)
 
     def _num_lacking_pages(self, request: RequestT, num_tokens: int) -> int:
-        """Number of further pages that num_tokens tokens of a request need."""
+        """Number of further pages that a request needs for its next num_tokens tokens."""
         start = request.num_scheduled_tokens
         num_pages = -(-(start + num_tokens) // self.page_size) - len(request.lease.table)
         return num_pages + self._cache.num_state_pages(start, start + num_tokens, _prefill_end(request))
 
     def _limit_beside(self, num_running: int) -> int:
-        """Maximum tokens of one prompt in a step. A request that is alone has no such limit."""
+        """Maximum tokens of one prompt in a step with num_running decoding requests. A request that is alone has no
+        limit.
+        """
         if self._prompt_tokens == UNLIMITED:
             return UNLIMITED
         num_requests = num_running + len(self.begun) + self.num_unbegun
@@ -244,7 +252,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             self._waiting.pop(request_id, None)
 
     def _take(self, pick: Pick, forward: Forward) -> str | None:
-        """Begins a prompt, or its load if it continues in host memory."""
+        """Begins a prompt or, if host memory continues its cached prefix, the load of this KV."""
         if not self._cache.makes_room_for_states():
             return "pages"
         request, offload = self._waiting.get(pick.request_id), self._cache.offload
@@ -277,7 +285,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def _num_promised_pages(self) -> int:
-        """Number of pages that begun prompts and loads still need. A load begins beside these only."""
+        """Number of pages that begun prompts and loads still need. A new load may not take these pages."""
         promised = [*self._partials.values(), *self._loading.values(), *self._loaded.values()]
         return sum([-(-one.num_tokens // self.page_size) - len(one.lease.table) for one in promised])
 
@@ -289,11 +297,13 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return -(-num_new // self.page_size) + num_pages <= self.num_available_pages
 
     def _room_tokens(self, forward: Forward) -> int:
-        """No limit: a prompt that does not fit ends the choice, and has no other effect."""
+        """Returns UNLIMITED: vLLM reserves no tokens for outputs. A prompt that lacks pages ends the choice of
+        prompts.
+        """
         return UNLIMITED
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
-        """Adds a chunk of at most limit tokens, if any, and allocates its pages before the next prompt is tried."""
+        """Adds a chunk of at most limit tokens to the step, and allocates its pages. Returns False if no token fits."""
         start = request.num_scheduled_tokens
         num_tokens = self._num_chunk_tokens(request, min(limit, self._step_prompt_tokens))
         if num_tokens <= 0 or self._num_lacking_pages(request, num_tokens) > self.num_available_pages:
@@ -314,9 +324,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return True
 
     def _open_pages(self, chunks: list[PrefillChunk]) -> None:
-        """Does nothing: the pages are allocated already."""
+        """Does nothing: `_compute` has allocated the pages."""
 
 
 def _prefill_end(request: Request) -> int:
-    """Number of tokens that are computed as a prompt: all but the last output of a preempted request."""
+    """Number of tokens that are computed as a prompt: all tokens but the last output of a preempted request."""
     return max(request.num_prompt_tokens, request.num_tokens - 1)

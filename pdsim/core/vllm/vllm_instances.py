@@ -1,6 +1,7 @@
-"""vLLM's instances: prefill, whose KV decode pulls with NixlConnector, and decode, which also serves as aggregated one.
+"""vLLM's prefill and decode instances. Decode pulls KV from prefill with NixlConnector. A decode instance also serves
+as aggregated instance.
 
-States of a request, and how it leaves each.
+States of a request, and the event that ends each state.
 
 Prefill: decode reads computed KV, and prefill waits for the end of the read.
   parked      computed: pages are held, a slot is not               -> PromptComputed; on_message(KvGranted)
@@ -13,7 +14,7 @@ Decode:
   running     the last chunk gave the next token                      as in decode_instance.py
 
 A step decodes all running requests, and spends the rest of the token budget on prompts. A prompt that decode computes
-is treated as a request that has lost its KV: its last chunk gives the first token.
+is treated like a request that has lost its KV. Its last chunk gives the first token.
 """
 
 from collections.abc import Collection, Sequence
@@ -41,7 +42,7 @@ from pdsim.policy.views import TokenSequence
 
 
 def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], offload: OffloadCache) -> bool:
-    """Handles a message on a copy from or to host memory. Returns False for all other messages."""
+    """Handles a message that a copy from or to host memory has ended. Returns False for all other messages."""
     if isinstance(message, m.LoadedBack):
         builder.on_loaded(message.request_id)
     elif isinstance(message, m.Offloaded):
@@ -52,7 +53,7 @@ def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], offload
 
 
 class VllmPrefillInstance(PrefillInstance):
-    """vLLM's prefill instance. Only its KV pool limits the number of computed prompts that wait to be read."""
+    """vLLM's prefill instance. Any number of computed prompts may wait to be read, as long as the KV pool has room."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class VllmPrefillInstance(PrefillInstance):
         budget: TokenBudget,
         hold_timeout_ns: int | None,
     ) -> None:
-        """hold_timeout_ns: maximum time from a prompt's last forward until decode begins to read it; None: no limit."""
+        """hold_timeout_ns: maximum time from a prompt's last forward until decode reads its KV; None: no limit."""
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
         self._builder = self._prompts = VllmForwardBuilder[PrefillRequest](cache=cache, policy=policy, budget=budget)
         cache.evict_as_vllm()
@@ -95,7 +96,7 @@ class VllmPrefillInstance(PrefillInstance):
         return super()._fill(now_ns)
 
     def _make_room(self) -> None:
-        """Preempts begun prompts, the last one first, until the others have pages for the next step."""
+        """Preempts partly computed prompts, the last one first, until the others have pages for the next step."""
         prompts = self._prompts
         while prompts.num_opening_pages(0) > self.num_available_pages:
             resting = [partial for partial in prompts.partials if not partial.is_in_forward]
@@ -125,7 +126,7 @@ class VllmPrefillInstance(PrefillInstance):
 
 
 def was_preempted(request: DecodeRequest) -> bool:
-    """True for a waiting request that was preempted: it already has outputs."""
+    """True if a waiting request was preempted, which shows in its output tokens."""
     return request.num_output_tokens > 0
 
 
@@ -142,7 +143,7 @@ class VllmDecodeInstance(DecodeInstance):
         policy: PrefillPolicy | None = None,
         giver: KvGiver | None = None,
     ) -> None:
-        """policy: picks the prompts that are computed here. None: first come, first served."""
+        """policy: picks prompts that this instance computes itself. None: first come, first served."""
         super().__init__(
             instance_id,
             cache=cache,
@@ -161,9 +162,9 @@ class VllmDecodeInstance(DecodeInstance):
         self._cadence = PrefillCadence(budget.prefill_interval_steps)
         self._num_forwards = self._num_admitted = 0
         self._preempts = False
-        """True: a request was preempted for the step that is being chosen, which therefore begins none."""
+        """True: a request was preempted for the next step, so this step begins no request."""
         self._blocked_by = ""
-        """Resource that the first prompt that could not be begun lacked."""
+        """Resource that the first blocked prompt lacks: "slots" or "pages". Empty: no prompt is blocked."""
 
     @property
     def retracted(self) -> Collection[DecodeRequest]:
@@ -254,7 +255,7 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def _num_slots(self) -> int:
-        """Number of slots. Requests whose KV is on its way hold pages, but no slot."""
+        """Number of slots for admission. Requests whose KV is on its way hold pages, but take no slot."""
         num_slotless = len(self.transferring) + len(self.ready.requests) + len(self._releases.unseen)
         return self._num_places + num_slotless
 
@@ -263,7 +264,7 @@ class VllmDecodeInstance(DecodeInstance):
         return self.limits.max_running_requests - len(self._builder.begun)
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Admits requests, unless a preempted request or an earlier prompt to compute here waits."""
+        """Admits queued requests, unless a preempted request or an earlier prompt waits to be computed here."""
         if not self._builder.waiting:
             return super()._take_in(commands)
         first = next(iter(self._builder.waiting))
@@ -272,8 +273,9 @@ class VllmDecodeInstance(DecodeInstance):
         return FOREVER
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
-        """Gives running requests pages for the next step. If none is preempted, arrived requests join and others are
-        admitted.
+        """Gives running requests pages for the next step. If no request is preempted, arrived requests join the batch
+        and queued requests are admitted. Returns the number of steps until the next call, and whether the batch
+        changed.
         """
         self._preempts = joined = False
         num_available_pages = self.num_available_pages
@@ -292,7 +294,9 @@ class VllmDecodeInstance(DecodeInstance):
         return ask_again_steps, joined
 
     def _join(self, commands: list[m.Command]) -> bool:
-        """Adds arrived requests in order, until there is no place or no page for one."""
+        """Moves arrived requests into the batch, in order, until places or pages run out. Returns True if a request
+        joined.
+        """
         ready, joined = self.ready.requests, False
         ready.sort(key=lambda request: (-request.priority, request.entry))
         while ready and self.batch.num_requests < self._num_places and not self._preempts:
@@ -304,14 +308,14 @@ class VllmDecodeInstance(DecodeInstance):
         return joined
 
     def _admit(self, commands: list[m.Command]) -> None:
-        """Admits requests, and ranks them in the order of admission."""
+        """Admits requests, and gives them ranks in the order of admission."""
         super()._admit(commands)
         for request in self.transferring.values():
             if not request.entry:
                 self._rank(request)
 
     def _rank(self, request: DecodeRequest) -> None:
-        """Ranks a request after all requests that were admitted or began to run earlier."""
+        """Gives a request the next rank, behind all requests that were admitted or began to run earlier."""
         self._num_admitted += 1
         request.entry = self._num_admitted
 
@@ -335,11 +339,11 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def running(self) -> list[DecodeRequest]:
-        """Requests that decode or are partly computed, in the order in which they began to run."""
+        """Decoding requests and partly computed prompts, in the order in which they began to run."""
         return sorted([*self.batch.requests(), *self._builder.partials], key=lambda request: request.entry)
 
     def _make_way(self, commands: list[m.Command]) -> None:
-        """Preempts running requests until the others have pages for the next step."""
+        """Preempts running requests until the remaining requests have pages for the next step."""
         while self._lacks_pages:
             self._preempts = True
             self._preempt(self._preemption_policy.victim(self), commands)
@@ -350,7 +354,9 @@ class VllmDecodeInstance(DecodeInstance):
         return self.batch.num_opening_pages + num_partials > self.num_available_pages
 
     def _preempt(self, request_id: int, commands: list[m.Command]) -> None:
-        """Preempts a request: it loses its pages and waits first. If it does not fit alone, it fails."""
+        """Preempts a request: frees its pages, and puts it first in the queue. A request that lacks pages although it
+        is alone fails.
+        """
         builder = self._builder
         if begun := builder.begun.get(request_id):
             builder.preempt(begun)
@@ -367,7 +373,9 @@ class VllmDecodeInstance(DecodeInstance):
     # Computing.
 
     def _fill(self, now_ns: int, num_decode_tokens: int, commands: list[m.Command]) -> Forward:
-        """The next chunks, as far as there is room. Reads that waited behind the last waiting prompt are admitted."""
+        """Returns the next step's chunks, as many as fit. Also admits queued requests if all prompts before them have
+        begun.
+        """
         num_slots = None if self._preempts else self._num_places - self.batch.num_requests
         partials = {partial.request_id for partial in self._builder.partials}
         forward = self._builder.fill(now_ns, num_slots, num_decode_tokens=num_decode_tokens)
@@ -387,7 +395,9 @@ class VllmDecodeInstance(DecodeInstance):
         return m.PrefillStep(self._num_forwards, tuple(forward.chunks), num_decode_tokens)
 
     def _compute_alone(self, now_ns: int, commands: list[m.Command]) -> m.PrefillStep | m.Wait:
-        """Computes prompts while no request runs. A prompt without room although no other request holds pages fails."""
+        """Computes prompts while no request decodes. A prompt fails if it does not fit although no request holds
+        pages.
+        """
         forward = self._fill(now_ns, 0, commands)
         while not forward.chunks and forward.blocked_by and self._builder.waiting and not self.holding():
             largest = max(self._builder.waiting, key=lambda waiting: waiting.num_tokens)
