@@ -1,9 +1,9 @@
-"""Messages as JSON and as text, for journals and for the channel of real mode.
+"""Writes and reads messages as JSON and as text, for journals and for the channel between processes of real mode.
 
-Messages and sequences are objects of one key, the name of their type. Ids of tokens are the hexadecimal digits of
-32-bit integers, because prompts cross several times and lists of integers take far longer. Long sequences of integers,
-such as page ids, are written as runs where runs are shorter: {"Runs": [95, 88, 400, 7]} is 95 to 182, then 400 to 406.
-Text of earlier releases, which has lists in place of both, is read, too.
+A message or sequence is an object of one key, which names its type. Token ids are hexadecimal digits of 32-bit
+integers, because lists of integers take far longer to read and write. Long sequences of integers, such as page ids, are
+runs if runs are shorter: {"Runs": [95, 88, 400, 7]} is 95 to 182, then 400 to 406. Text of earlier releases, which has
+plain lists, can also be read.
 """
 
 import json
@@ -27,11 +27,12 @@ _TYPES: dict[str, Any] = {
 
 
 _LATER = {messages.Arrival: 2, messages.NewRequest: 1, messages.PrefillStep: 1}
-"""Number of last fields that are left out if they have their defaults, because older journals lack them."""
+"""Number of last fields of a message that may be missing. A field with its default value is not written, because older
+journals lack the field."""
 
 
 def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Function that takes the fields of a message in order. Named tuples are their own fields."""
+    """Returns a function that returns a message's fields in order. A named tuple already is such a sequence."""
     if issubclass(kind, tuple):
         return tuple
     names = [field.name for field in fields(kind)]
@@ -56,11 +57,11 @@ _VALUES = {kind: _values_in(kind) for kind in _TYPES.values()}
 _PLAIN = frozenset({int, str, bool, float, type(None)})
 _INT = frozenset({int})
 _LONG = 12
-"""Minimum length of sequences that may be written as runs."""
+"""Minimum length of sequences that are written as runs."""
 _LEAST_MEAN = 4
-"""Minimum mean length of runs, so that their text is shorter than that of their integers."""
+"""Minimum mean length of runs. Shorter runs would have longer text than their integers."""
 _MOST_IDS = 1 << 24
-"""Maximum length of a sequence that is read from runs, so that a damaged journal does not fill the memory."""
+"""Maximum length of a sequence that is read from runs. The limit keeps a damaged journal from filling the memory."""
 
 
 def _are_ids(values: Sequence[Any]) -> bool:
@@ -69,7 +70,9 @@ def _are_ids(values: Sequence[Any]) -> bool:
 
 
 def _runs_of(ids: Sequence[int]) -> list[int] | None:
-    """First integer and length of each run of consecutive integers. None: the runs are no shorter than the integers."""
+    """Returns the first integer and the length of each run of consecutive integers. None: the text of runs would not be
+    shorter.
+    """
     most = 2 * len(ids) // _LEAST_MEAN
     first = following = ids[0]
     runs: list[int] = []
@@ -84,7 +87,9 @@ def _runs_of(ids: Sequence[int]) -> list[int] | None:
 
 
 def _ids_in(runs: Sequence[int]) -> tuple[int, ...]:
-    """The integers of runs. Raises ValueError or TypeError for anything but runs."""
+    """Returns the integers that runs stand for. Raises ValueError or TypeError if the sequence does not consist of
+    runs.
+    """
     pairs = list(zip(runs[::2], runs[1::2], strict=True))
     counts = [count for _, count in pairs]
     if min(counts) < 1 or sum(counts) > _MOST_IDS:
@@ -129,7 +134,7 @@ def from_json(value: Any) -> Any:
 
 
 def to_text(value: Any) -> str:
-    """The same text as json.dumps(to_json(value)) without spaces, but several times faster."""
+    """Returns the same text as json.dumps(to_json(value)) without spaces, but several times faster."""
     return _TEXT[type(value)](value)
 
 
@@ -143,13 +148,13 @@ def sequence_text(values: Sequence[Any]) -> str:
 
 
 def _integers_text(values: list[Any]) -> str:
-    """Text of a list of integers, or of a list of such lists."""
+    """Returns the text of a list of integers, or of a list of lists of integers."""
     return str(values).replace(" ", "")
 
 
 def _named_text(kind: Any) -> Callable[[Any], str]:
-    """Function that writes messages of this kind. Its source is made from the names of the fields, as a dataclass makes
-    its methods, because a loop over fields takes three times as long.
+    """Returns a function that writes messages of one kind. Its source code is generated from the field names, as
+    dataclasses do, because a loop over the fields takes three times as long.
     """
     name, hints = kind.__name__, get_type_hints(kind)
     if kind in _LATER:
@@ -166,12 +171,12 @@ def _named_text(kind: Any) -> Callable[[Any], str]:
 
 
 _SEEN_AGAIN = (messages.NewRequest, KvGranted, messages.PrefillStep, messages.DecodeStep, TransferUnit)
-"""Messages that several calls take or return. The most recent ones keep their texts."""
+"""Kinds of messages that appear in several calls. The texts of the most recent messages are kept."""
 _NUM_REMEMBERED = 256
 
 
 class _Remembered:
-    """Writes immutable objects, and reuses the texts of the most recent ones."""
+    """Writes immutable objects as text, and reuses the texts of the most recent objects."""
 
     def __init__(self, text: Callable[[Any], str]) -> None:
         self._text = text

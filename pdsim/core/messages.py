@@ -1,8 +1,8 @@
-"""Everything that crosses an instance's boundary: immutable, and made of ids and numbers, so that it can cross
-processes.
+"""Messages, commands and steps that go into or out of an instance. They are immutable and consist of ids and numbers,
+so that they can cross processes.
 
-Messages go to an instance. Commands come from an instance, and its driver carries them out. Steps are what an instance
-asks its executor to run.
+Messages go to an instance. Commands come from an instance, and its driver carries them out. A step is work that an
+instance asks its executor to run.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class Arrival:
     prompt: TokenSequence
     max_output_tokens: int
     priority: int = 0
-    """Requests with a higher number are served first."""
+    """Requests with a higher priority are served first."""
     ignores_eos: bool = False
-    """True if only the longest output ends the request (ignore_eos)."""
+    """True: the request ends only at its longest output (ignore_eos)."""
     session: int = -1
-    """The session that its client names, for a router that asks. -1: none."""
+    """Session that the client names. Only some routing policies read it. -1: no session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class NewRequest:
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
-        """Ids of the request's instances: decode first; an aggregated instance once."""
+        """Ids of the instances that serve the request, decode first. An aggregated instance appears once."""
         return tuple(dict.fromkeys((self.decode_id, self.prefill_id)))
 
 
 @dataclass(frozen=True, slots=True)
 class KvGranted:
-    """Decode to prefill: these pages wait for the KV of tokens [num_cached_tokens, prompt end)."""
+    """Decode to prefill: these pages are reserved for the KV of tokens [num_cached_tokens, prompt end)."""
 
     request_id: int
     num_cached_tokens: int
@@ -58,14 +58,14 @@ class KvGranted:
 
 @dataclass(frozen=True, slots=True)
 class PromptComputed:
-    """Prefill to decode: all KV of this prompt is computed, and waits on prefill until pages are granted."""
+    """Prefill to decode: all KV of this prompt is computed, and waits on prefill for decode's grant of pages."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class KvArrived:
-    """Transport to decode: all KV and the first token have arrived."""
+    """Transport to decode: all KV and the first token of a request have arrived."""
 
     request_id: int
     first_token_ends: bool
@@ -73,7 +73,7 @@ class KvArrived:
 
 @dataclass(frozen=True, slots=True)
 class KvOffered:
-    """Decode to prefill: a request ended, and decode offers the cached KV of these tokens of its prompt and output."""
+    """Decode to prefill: a request has ended, and decode offers cached KV of its prompt and output."""
 
     request_id: int
     decode_id: str
@@ -83,8 +83,8 @@ class KvOffered:
 
 @dataclass(frozen=True, slots=True)
 class KvWanted:
-    """Prefill to decode: these pages wait for the offered KV after the first cached tokens. No pages: prefill wants no
-    KV.
+    """Prefill to decode: these pages are reserved for the offered KV after the first num_cached_tokens. No pages:
+    prefill wants no KV.
     """
 
     request_id: int
@@ -101,48 +101,46 @@ class KvReturned:
 
 @dataclass(frozen=True, slots=True)
 class LoadedBack:
-    """Host link to instance: the part of this prompt that host memory had is loaded."""
+    """Host link to instance: the copy of a prompt's KV from host memory to the GPU has ended."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """Host link to a vLLM instance: the copy with this number to host memory is done."""
+    """Host link to a vLLM instance: the copy with number `store` to host memory has ended."""
 
     store: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """Storage to instance: storage has num_found pages of a prefetch, and the first num_read of these have been
-    read.
-    """
+    """Storage to instance: storage has num_found pages of a prefetch, and has read the first num_read of them."""
 
     request_id: int
     num_found: int
     num_read: int
     is_over: bool
-    """True: no further page is read, because the prefetch was stopped or all found pages have been read."""
+    """True: storage reads no further page, because the prefetch was stopped or all found pages were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvSent:
-    """Transport to prefill: no transfer reads pages of this request any more."""
+    """Transport to prefill: no transfer reads the request's pages any more."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class UnitSent:
-    """Transport to sender: the bytes of this unit have arrived."""
+    """Transport to sender: all bytes of this unit have arrived."""
 
     unit: TransferUnit
 
 
 @dataclass(frozen=True, slots=True)
 class LayersComputed:
-    """Executor to sender: this number of layer groups of the step is computed."""
+    """Executor to sender: the given number of the step's layer groups is computed."""
 
     step_id: int
     num_groups: int
@@ -150,17 +148,19 @@ class LayersComputed:
 
 @dataclass(frozen=True, slots=True)
 class AskStaging:
-    """Prefill to receiver, before the first forward of a prompt: request a span of the ring for each cell."""
+    """Prefill to receiver, before the first forward of a prompt: asks for a span of the ring for each cell."""
 
     request_id: int
     prefill_id: str
     cell_bytes: tuple[int, ...]
-    """Bytes of each cell, over all ranks that write into one decode rank."""
+    """Bytes of each cell, summed over all prefill ranks that write to one decode rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingLent:
-    """Receiver to sender: the span of each cell. A span may be written once the watermark has passed."""
+    """Receiver to sender: the span of each cell. The sender may write to a span as soon as the watermark has passed the
+    span.
+    """
 
     request_id: int
     spans: tuple[Span, ...]
@@ -168,7 +168,7 @@ class StagingLent:
 
 @dataclass(frozen=True, slots=True)
 class StagingWatermark:
-    """Receiver to every sender: the ring is free before this position."""
+    """Receiver to every sender: the ring is free up to this watermark."""
 
     decode_id: str
     watermark: Watermark
@@ -176,7 +176,7 @@ class StagingWatermark:
 
 @dataclass(frozen=True, slots=True)
 class CellWritten:
-    """Sender to receiver: a cell's KV is in the ring. num_bytes: of one writer."""
+    """Sender to receiver: the KV of a cell is in the ring. num_bytes: bytes that one prefill rank wrote."""
 
     request_id: int
     cell: int
@@ -185,25 +185,28 @@ class CellWritten:
 
 @dataclass(frozen=True, slots=True)
 class CellScattered:
-    """Executor to receiver, which passes the message to the decode instance: a cell's KV is in its pages."""
+    """Executor to receiver: the KV of a cell is in its pages. The receiver passes the message to the decode
+    instance.
+    """
 
     request_id: int
     cell: int
     completes: KvArrived | None = None
-    """Message that the receiver passes to the decode instance with the last cell."""
+    """Message that the receiver adds for the decode instance if the cell is the request's last. None: other cells are
+    missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeCells:
-    """Decode instance to receiver: its loop has seen that these spans are scattered."""
+    """Decode instance to receiver: these cells are scattered, and their spans may be lent again."""
 
     cells: tuple[CellScattered, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """One side of a pair to the other: the sender of this message will not serve the request. No KV of the request is
-    or will be under way.
+    """Prefill to decode or decode to prefill: the side that sends this message will not serve the request. No KV of the
+    request is under way, now or later.
     """
 
     request_id: int
@@ -213,9 +216,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Client to router, router to both instances, decode to prefill: drop the request, whatever is under way.
+    """Client to router, router to both instances, decode to prefill: drop the request in any state.
 
-    A decode instance keeps granted pages until the sender's Abort says that nothing writes to them.
+    Decode keeps granted pages until the sender's Abort says that nothing writes to the pages.
     """
 
     request_id: int
@@ -224,7 +227,9 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class StopSending:
-    """Prefill to sender: finish transfers under way, send no more, and tell both sides when nothing is under way."""
+    """Prefill to sender: send no more of this request. When its transfer under way has ended, the sender tells both
+    instances.
+    """
 
     request_id: int
     decode_id: str
@@ -241,7 +246,7 @@ class TransferFailed:
 
 @dataclass(frozen=True, slots=True)
 class TransferLost:
-    """Transport to sender: the outcome of this unit's transfer is unknown, and its bytes may still arrive."""
+    """Transport to sender: nobody knows whether this unit was transferred. Its bytes may still arrive."""
 
     unit: TransferUnit
     reason: str
@@ -249,7 +254,7 @@ class TransferLost:
 
 @dataclass(frozen=True, slots=True)
 class KvLost:
-    """Sender to decode: prefill will not serve this request, but its bytes may still arrive."""
+    """Sender to decode: prefill will not serve this request, but some of its bytes may still arrive."""
 
     request_id: int
     reason: str
@@ -257,7 +262,7 @@ class KvLost:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Instance to health monitor: the number of the instance's life, which each restart raises. None: the instance does
+    """Instance to health monitor: the number of times that the instance has restarted (`life`). None: the instance does
     not answer.
     """
 
@@ -276,28 +281,29 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Health monitor: this instance answers again, with empty memory."""
+    """Health monitor to instances and routers: this instance answers again. Its memory is empty."""
 
     instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """Driver to instance or router: the time of a WakeAt has come."""
+    """Driver to instance or router: the time that a WakeAt asked for has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSeen:
-    """The state of an instance as the autoscaler knows it."""
+    """State of an instance, as the autoscaler sees it."""
 
     instance_id: str
     num_requests: int
     """Number of requests that were routed to the instance and have not ended."""
     num_queued: int
     page_use: float
-    """Share of the instance's pages that requests hold. On decode, shared pages count once per request."""
+    """Share of the instance's pages that requests hold. A decode page that several requests share counts once per
+    request."""
     is_empty: bool
-    """True: the instance holds nothing of any request, and nothing is on its way to it."""
+    """True: the instance holds no request, and no message or KV is on its way to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,36 +312,36 @@ class InstanceMetrics:
 
     instance_id: str
     num_queued: int
-    """Number of waiting requests, including retracted ones."""
+    """Number of waiting requests, including retracted requests."""
     page_use: float
     """Share of the instance's pages that requests hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSeen:
-    """Driver to a router whose policies read metrics: the metrics of living instances."""
+    """Driver to router: the metrics of all living instances. Sent only if a routing policy reads metrics."""
 
     instances: tuple[InstanceMetrics, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """The instances, and counts since the run began, for the autoscaler."""
+    """Driver to autoscaler: the state of all instances, and totals since the run began."""
 
     instances: tuple[InstanceSeen, ...]
     num_arrived: int
     num_arrived_tokens: int
-    """Prompt tokens of all arrived requests."""
+    """Number of prompt tokens of all arrived requests."""
     num_finished: int
     num_output_tokens: int
-    """Output tokens of finished requests. ttft_ns and tpot_ns are sums over finished requests, too."""
+    """Number of output tokens of all finished requests. ttft_ns and tpot_ns are also sums over finished requests."""
     ttft_ns: int
     tpot_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Autoscaler to router: this instance takes requests from now on. Its caches are empty."""
+    """Autoscaler to router: this instance accepts requests from now on. Its caches are empty."""
 
     instance_id: str
 
@@ -349,12 +355,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class FlushCache:
-    """Client to router, router to every instance: drop cached KV that no request uses."""
+    """Client to router, then router to every instance: drop cached KV that no request uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutOut:
-    """Driver to instance: the output tokens that the instance asked for (AskOutput)."""
+    """Driver to instance: output tokens for which the instance asked with AskOutput."""
 
     request_id: int
     output: TokenSequence
@@ -362,22 +368,22 @@ class PutOut:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first token is streamed: by decode, or by the aggregated instance."""
+    """The decode or aggregated instance streams a request's first token."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Retracted:
-    """A request lost its pages. Its KV waits in host memory, or will be recomputed."""
+    """A request has lost its pages. Its KV waits in host memory, or will be recomputed."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskOutput:
-    """Asks the driver for the first output tokens of a request before the next step, because their KV will be
-    cached.
+    """Asks the driver, before the next step, for the first output tokens of a request. The prefix cache needs the
+    tokens.
     """
 
     instance_id: str
@@ -387,8 +393,8 @@ class AskOutput:
 
 @dataclass(frozen=True, slots=True)
 class SaveKv:
-    """Copy these pages of a retracted request to host memory before the next step, because other requests will write
-    into the pages. The copy is kept until LoadKv, or until the request is cancelled.
+    """Copy these pages of a retracted request to host memory before the next step overwrites the pages. Host memory
+    keeps the copy until LoadKv, or until the request is cancelled.
     """
 
     request_id: int
@@ -397,7 +403,7 @@ class SaveKv:
 
 @dataclass(frozen=True, slots=True)
 class LoadKv:
-    """Copy the request's KV from host memory into these pages before the next step begins."""
+    """Copy the request's KV from host memory into these pages before the next step."""
 
     request_id: int
     pages: tuple[int, ...]
@@ -405,22 +411,22 @@ class LoadKv:
 
 @dataclass(frozen=True, slots=True)
 class WriteBackup:
-    """Copy these pages to the given pages of host memory, after all earlier copies of this kind.
+    """Copy these GPU pages to the given host pages, after all earlier copies of this kind.
 
-    The instance's host cache counts the pages as present from now on.
+    The instance already counts the KV as present in host memory.
     """
 
     pages: tuple[int, ...]
     host_pages: tuple[int, ...]
     blocks: bool
-    """True: the loop waits for the copy, because the pages go to other requests."""
+    """True: the instance's loop waits for the copy, because other requests will overwrite the pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBack:
-    """Copy these pages of host memory into pages of the GPU, for a prompt that continues with their KV. SGLang's
-    prefill may begin the forward at once; each layer waits until its own KV is loaded. Decode, and vLLM's instances,
-    wait for LoadedBack.
+    """Copy these host pages into GPU pages, for a prompt whose cached prefix they continue. SGLang's prefill may begin
+    the forward at once: each layer waits only for its own KV. Decode instances and vLLM's instances wait for
+    LoadedBack.
     """
 
     request_id: int
@@ -430,18 +436,18 @@ class LoadBack:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Copy these pages to the given pages of host memory, after all earlier copies of this kind, and send Offloaded."""
+    """Copy these GPU pages to the given host pages, after all earlier copies of this kind. Then send Offloaded."""
 
     store: int
-    """Number of the copy, unique in its instance."""
+    """Number of the copy. Each copy of an instance has its own number."""
     pages: tuple[int, ...]
     host_pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadChunks:
-    """Copy these chunks of host memory into these pages of the GPU, after all earlier copies of this kind. The step
-    that is chosen with the copy begins when the copy has ended.
+    """Copy these chunks from host memory into GPU pages, after all earlier copies of this kind. The step that the
+    instance chooses next begins when the copy has ended.
     """
 
     request_id: int
@@ -451,8 +457,8 @@ class LoadChunks:
 
 @dataclass(frozen=True, slots=True)
 class SaveChunks:
-    """Copy these pages to the given chunks of host memory when the step that is chosen with the copy is computed. The
-    step ends when the copy has ended.
+    """Copy these GPU pages to chunks of host memory when the step that the instance chooses next is computed. The step
+    ends when the copy has ended.
     """
 
     pages: tuple[int, ...]
@@ -461,9 +467,7 @@ class SaveChunks:
 
 @dataclass(frozen=True, slots=True)
 class LoadRetracted:
-    """Copy the KV of a retracted request from these pages of host memory back to the GPU. The loop waits for
-    the copy.
-    """
+    """Copy the KV of a retracted request from host pages back to the GPU. The instance's loop waits for the copy."""
 
     request_id: int
     host_pages: tuple[int, ...]
@@ -472,9 +476,9 @@ class LoadRetracted:
 
 @dataclass(frozen=True, slots=True)
 class StoreKv:
-    """Copy these pages of host memory, with the KV of tokens from start_tokens on, to storage.
+    """Copy these host pages to storage when earlier copies have ended.
 
-    The copy begins when earlier copies are done.
+    The pages hold KV of tokens from start_tokens on.
     """
 
     sequence: TokenSequence
@@ -484,35 +488,33 @@ class StoreKv:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchKv:
-    """Read the KV that storage has of a prompt after the first start_tokens into these pages of host memory."""
+    """Read a prompt's KV from storage into these host pages, for tokens from start_tokens on."""
 
     request_id: int
     prompt: TokenSequence
     start_tokens: int
     host_pages: tuple[int, ...]
     least_pages: int
-    """Minimum number of pages. If storage has fewer, none is read."""
+    """Minimum number of pages to read. If storage has fewer pages, it reads none."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopPrefetch:
-    """Finish the reads that are under way for this prompt, begin no further read, and report the end."""
+    """Storage begins no further read for this prompt, and reports when reads under way have ended."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """Prefill has seen the end of the request's transfer, and holds neither pages nor a slot of the request any
-    more.
-    """
+    """The prefill instance has seen that the request's transfer has ended, and has freed its pages and its slot."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last token is streamed, and all memory of the request is free."""
+    """The last token of a request is streamed, and the instance has freed all its memory."""
 
     request_id: int
 
@@ -522,7 +524,7 @@ class Failed:
     request_id: int
     reason: str
     retryable: bool = False
-    """True if another attempt may succeed, because an instance or a transfer failed and not the request itself."""
+    """True: another attempt may succeed, because an instance or a transfer failed."""
 
 
 Outcome = PrefillDone | Finished | Failed
@@ -545,7 +547,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send a message without latency to another state machine of the same instance."""
+    """Send a message without latency to another state machine on the same server."""
 
     to: str
     message: Message
@@ -553,8 +555,8 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """Start the transfer of this unit: its worker is free, and its layers are computed. A staged unit is gathered
-    first.
+    """Start the transfer of this unit. A queue is free, and the unit's layers are computed. KV of a staged unit is
+    gathered first.
     """
 
     unit: TransferUnit
@@ -563,14 +565,14 @@ class StartTransfer:
 
 @dataclass(frozen=True, slots=True)
 class ReturnKv:
-    """Move this KV from decode to prefill, without the transfer workers."""
+    """Send this KV from decode to prefill. The transfer does not use the sender's queues."""
 
     unit: TransferUnit
 
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Copy a cell from this offset of the ring into its pages. num_bytes: of one writer."""
+    """Copy a cell from the ring, at this offset, into its pages. num_bytes: bytes that one prefill rank wrote."""
 
     decode_id: str
     request_id: int
@@ -581,7 +583,7 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send Woken to this instance, or to the router, at this time."""
+    """Send Woken to this instance or router at this time."""
 
     who: str
     time_ns: int
@@ -597,7 +599,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Compute num_tokens of a prompt after num_context_tokens whose KV exists."""
+    """Compute num_tokens tokens of a prompt. The num_context_tokens tokens before them have KV."""
 
     request_id: int
     num_context_tokens: int
@@ -610,20 +612,20 @@ class PrefillStep:
     step_id: int
     chunks: tuple[PrefillChunk, ...]
     num_decode_tokens: int = 0
-    """Number of tokens of running requests that the same forward computes."""
+    """Number of tokens of running requests that the forward also computes."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the forward computes."""
+        """Number of tokens that the forward computes, of prompts and of running requests."""
         return sum([chunk.num_tokens for chunk in self.chunks]) + self.num_decode_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One token for every running request, up to max_steps times before the instance must be asked again.
+    """Decode one token of every running request, up to max_steps times, before the instance is asked again.
 
-    With speculative decoding: one step, which gives each request one or more tokens. The batch is the previous step's,
-    without requests that ended or are in `left`, plus `joined`.
+    With speculative decoding: one step, which gives each request at least one token. The batch is that of the previous
+    step, without requests that ended or are in `left`, and with requests in `joined`.
     """
 
     step_id: int
@@ -631,16 +633,16 @@ class DecodeStep:
     left: tuple[int, ...]
     num_requests: int
     num_context_tokens: int
-    """KV tokens that the first step reads: for each request all its KV, including the tokens that the step writes."""
+    """Sum over all requests of the KV tokens that the first step reads, including tokens that the step writes."""
     num_distinct_tokens: int
-    """As num_context_tokens, but a cached prefix that several requests share counts once, or once per wave of
-    attention."""
+    """Number of KV tokens that the first step reads, where a cached prefix that several requests share counts once, or
+    once per wave of attention."""
     max_steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class MixedStep:
-    """A forward over chunks of prompts and one token of every running request."""
+    """A forward that computes chunks of prompts and decodes one token of every running request."""
 
     prefill: PrefillStep
     decode: DecodeStep
@@ -652,10 +654,10 @@ Step = PureStep | MixedStep
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of steps, from the executor.
+    """Result of one or more steps.
 
-    `ended` has (request_id, output) for each sequence that stopped, with its whole output. A prefill step reports
-    sequences that stop with their first token.
+    `ended` has (request_id, output) for each request that ended, with all its output tokens. A prefill step has the
+    requests that end with their first token.
     """
 
     num_steps: int = 1
@@ -664,10 +666,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Result of a decode step that verified drafts. `ended` as in StepResult."""
+    """Result of a decode step that verified draft tokens. `ended` is as in StepResult."""
 
     num_tokens: tuple[int, ...]
-    """Number of tokens that each request gained, at least 1, in batch order."""
+    """Number of tokens that the step gave to each request, at least 1, in batch order."""
     ended: tuple[tuple[int, Any], ...] = ()
 
     @property
@@ -680,12 +682,12 @@ Result = StepResult | Verified
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The loop waits until the host has handled the messages that a result led to."""
+    """The instance's loop waits until the host has handled the messages that followed from a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The instance has nothing to do until a message arrives, or until until_ns if that is sooner."""
+    """The instance waits for a message, but not longer than until_ns. None: no limit."""
 
     until_ns: int | None = None
 

@@ -18,10 +18,10 @@ class ReplayError(AssertionError):
 def replay(
     entries: Iterable[Entry], instances: Mapping[str, Any], restarted: Callable[[str], Any] | None = None
 ) -> int:
-    """Makes the recorded calls on new instances. Returns the number of calls. Raises ReplayError at the first
-    difference.
+    """Makes the recorded calls on new instances, and returns the number of calls. Raises ReplayError at the first call
+    whose result differs.
 
-    restarted: makes the replacement of a machine that died in the recorded run.
+    restarted: function that makes a new instance in place of an instance that died in the recorded run.
     """
     machines, count = dict(instances), 0
     for entry in entries:
@@ -44,12 +44,12 @@ def replay(
 
 
 def _are_same(got: Any, recorded: Any) -> bool:
-    """True if both results are equal, directly or as JSON, which is slower."""
+    """True if both results are equal, either as objects or as JSON. The comparison as JSON is slower."""
     return bool(_as_read(got) == recorded or to_json(got) == to_json(recorded))
 
 
 def _as_read(returned: Any) -> Any:
-    """The result of a call with tuples in place of lists, as in a journal that was read from a file."""
+    """Returns a call's result with tuples in place of lists, because a journal that is read from a file has lists."""
     if type(returned) is list:
         return tuple(returned)
     if type(returned) is tuple:

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 
 class StreamSpan(NamedTuple):
-    """Tokens [offset, offset + length) of a stream. Tokens are equal if their stream and offset are equal."""
+    """Tokens [offset, offset + length) of a stream. Two tokens are equal if their streams and their offsets are
+    equal.
+    """
 
     stream: int
     offset: int
@@ -20,7 +22,7 @@ class StreamSpan(NamedTuple):
 class Spans:
     """A sequence made of spans, so that a 55,000-token prompt needs only a few objects.
 
-    Adjoining spans are joined, so equal sequences have equal spans.
+    Adjoining spans are joined, so that equal sequences have equal spans.
     """
 
     __slots__ = ("_ends", "_length", "spans")
@@ -41,12 +43,13 @@ class Spans:
                 ends.append(length)
         self.spans = tuple(joined)
         self._ends = tuple(ends) if len(ends) > 1 else ()
-        """Ends of the spans. Empty for a single span, the most frequent case."""
+        """End of each span, in tokens from the beginning of the sequence. Empty for a single span, the most frequent
+        case."""
         self._length = length
 
     @classmethod
     def of(cls, stream: int, length: int) -> "Spans":
-        """The first `length` tokens of a stream."""
+        """Returns the first `length` tokens of a stream."""
         return cls(((stream, 0, length),))
 
     def __len__(self) -> int:
@@ -107,7 +110,9 @@ class Spans:
 
 
 class TokenIds:
-    """A sequence of real token ids, kept as the bytes of 32-bit integers, so that slices compare at memory speed."""
+    """A sequence of real token ids, stored as bytes of 32-bit integers, so that comparing slices is as fast as
+    comparing memory.
+    """
 
     __slots__ = ("_bytes",)
 
@@ -156,7 +161,9 @@ class TokenIds:
 
 
 class UnseenOutput:
-    """A prompt with the first outputs of one request, which equal no other request's outputs."""
+    """A prompt, followed by placeholders for the outputs of one request. Placeholders of different requests are never
+    equal.
+    """
 
     __slots__ = ("_length", "_num_prompt_tokens", "_prompt", "_request_id")
 
@@ -176,7 +183,9 @@ class UnseenOutput:
         return ("unseen", self._request_id, start)
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """Number of common tokens from these starts on. The first pages are equal."""
+        """Number of equal tokens, counted from `start` here and from other_start in the other sequence. The caller
+        knows that the first pages are equal.
+        """
         if isinstance(other, UnseenOutput):
             return min(self._length - start, other._length - other_start)
         num_tokens: int = self._prompt.common_prefix(start, other, other_start)

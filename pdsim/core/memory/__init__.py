@@ -1,1 +1,1 @@
-"""The KV of an instance: pages, the radix tree over them, and the storage tiers behind the GPU."""
+"""The KV memory of an instance: pages, the radix tree that owns cached pages, host memory and storage."""

@@ -1,11 +1,11 @@
-"""Host memory behind the prefix cache of one vLLM instance (LMCacheConnectorV1): a flat cache of chunks of tokens.
+"""Host memory of one vLLM instance (LMCacheConnectorV1): a flat cache of KV in chunks of tokens.
 
-A chunk is known by its tokens and all tokens before it. A prompt finds chunks up to the first gap. Chunks leave one by
-one, least recently used first. A lookup uses the last chunk first, so chunks before it stay longer; a store puts the
-first chunk first, which therefore also leaves first. Copies stop the step:
+The key of a chunk is a hash of its tokens and of all tokens before. A prompt finds consecutive chunks from its
+beginning. Single chunks are evicted, least recently used first. A lookup marks the last chunk first, so earlier chunks
+are evicted later. A store adds the first chunk first, so the first chunk is evicted first. Copies extend the step:
 
   load    before the forward, for the prompts that begin in the step
-  save    behind the forward, before its result: chunks that the step completes, whether host memory has them or not
+  save    after the forward, before its result: chunks that the step completes, whether host memory has them or not
 
 LMCache 0.5.6: vllm_v1_adapter.py, cache_engine.py, local_cpu_backend.py. Law: tests/laws/test_lmcache.py.
 """
@@ -19,40 +19,45 @@ from pdsim.policy.views import TokenSequence
 
 class ChunkCache:
     def __init__(self, pool: PagePool, page_size: int, chunk_tokens: int) -> None:
-        """pool: places for chunks. page_size: tokens of the GPU's pages; divides chunk_tokens."""
+        """pool: pool of host memory; each of its pages holds one chunk. page_size: tokens of a GPU page. chunk_tokens:
+        tokens of a chunk, a multiple of page_size.
+        """
         self.pool = pool
         self.chunk_tokens = chunk_tokens
         self.places: OrderedDict[int, int] = OrderedDict()
-        """Place of each chunk by its key, least recently used first."""
+        """Page id in the host pool of each chunk, by the chunk's key. Least recently used first."""
         self._chunk_pages = chunk_tokens // page_size
         self._copies: list[m.HostCopy] = []
 
     def take_copies(self) -> list[m.HostCopy]:
-        """Returns the copies that were decided since the last call, in order."""
+        """Returns the copies that were decided since the last call, in order, and forgets them."""
         copies, self._copies = self._copies, []
         return copies
 
     def num_chunks(self, sequence: TokenSequence, num_tokens: int) -> int:
-        """Number of chunks, up to the first gap, that are here of the first num_tokens."""
+        """Number of consecutive chunks in host memory from the sequence's beginning, within the first num_tokens."""
         return len(self._found(sequence, num_tokens))
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
-        """Number of pages that continue the first num_shared pages of a sequence. The chunks count as used."""
+        """Number of GPU pages that host memory can load after the first num_shared pages of a sequence. The call counts
+        as a use of the chunks.
+        """
         found = self._found(sequence, num_tokens)
         for key in reversed(found):
             self.places.move_to_end(key)
         return max(0, len(found) * self._chunk_pages - num_shared)
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Loads what continues the first num_shared pages of a sequence into these GPU pages."""
+        """Decides a copy of chunks to these GPU pages. The chunks follow the first num_shared pages of the sequence."""
         num_chunks = (num_shared + len(pages)) // self._chunk_pages
         keys = self._found(sequence, num_chunks * self.chunk_tokens)[num_shared // self._chunk_pages :]
         self._copies.append(m.LoadChunks(request_id, tuple([self.places[key] for key in keys]), tuple(pages)))
 
     def save(self, prompt: TokenSequence, first: int, num_tokens: int, table: list[int]) -> None:
-        """Saves the whole chunks of the first num_tokens, from chunk number `first` on, as far as others can leave.
+        """Decides a copy of the whole chunks of the first num_tokens, from chunk number `first` on, to host memory.
+        Evicts other chunks if needed.
 
-        A chunk that is here already is copied all the same, into a place that is free again afterwards.
+        A chunk that host memory already has is copied again, and its second copy is freed at once.
         """
         keys = self._keys(prompt, num_tokens)[first:]
         places = self._make_places(len(keys))
@@ -73,7 +78,7 @@ class ChunkCache:
         self.places.clear()
 
     def _make_places(self, num_chunks: int) -> list[int]:
-        """Places for so many chunks, or for fewer if there are no more. Least recently used chunks leave."""
+        """Allocates host memory for at most num_chunks chunks, and evicts least recently used chunks if needed."""
         places: list[int] = []
         while len(places) < num_chunks and (self.pool.num_free or self.places):
             if not self.pool.num_free:
@@ -83,7 +88,7 @@ class ChunkCache:
         return places
 
     def _found(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
-        """Keys of the chunks that are here, up to the first gap."""
+        """Keys of consecutive chunks in host memory, from the sequence's beginning."""
         found: list[int] = []
         key = 0
         for start in range(0, num_tokens - self.chunk_tokens + 1, self.chunk_tokens):
@@ -100,5 +105,5 @@ class ChunkCache:
         return keys[1:]
 
     def _key_behind(self, key: int, sequence: TokenSequence, start: int) -> int:
-        """Key of the chunk from `start` on, behind a chunk with this key."""
+        """Key of the chunk that begins at token `start`. key: key of the chunk before; 0 at the beginning."""
         return hash((key, sequence.page_key(start, self.chunk_tokens)))

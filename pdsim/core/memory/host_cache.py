@@ -1,12 +1,12 @@
-"""Host memory behind the prefix cache of one instance (SGLang's HiCache, L2): a second prefix cache over its own pages.
+"""Host memory of one instance (SGLang's HiCache, L2): a second prefix cache with its own pages.
 
 KV of a whole prompt or output is written to host memory
   write_through             when it is first inserted
   write_through_selective   when it is inserted again
   write_back                when it is evicted; tokens before it that only the GPU has are a node without pages
-A prompt loads KV that continues it and that only host memory has, all or nothing. Host nodes that the GPU also has are
-locked; others are evicted, leaves first. Storage may stand behind host memory: Prefetcher. Law:
-tests/laws/test_host_cache.py.
+If host memory continues a prompt's cached prefix, the prompt loads all of this KV or nothing. Host nodes that the GPU
+also has are locked. Other host nodes can be evicted, leaves first. Host memory may in turn read from storage:
+Prefetcher. Law: tests/laws/test_host_cache.py.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ from pdsim.policy.views import TokenSequence
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
 LEAST_TOKENS = 10
-"""Minimum number of tokens to load from host memory. Fewer are recomputed (SGLang 0.5.12, hiradix_cache.py,
+"""Minimum number of tokens to load from host memory. Prefill recomputes fewer tokens (SGLang 0.5.12, hiradix_cache.py,
 load_back_threshold)."""
 _NEVER = 1 << 62
 _INSERTS: dict[WritePolicy, int] = {"write_through": 1, "write_through_selective": 2, "write_back": _NEVER}
-"""Number of inserts after which a node is written to host memory, by policy (same file, write_through_threshold)."""
+"""Number of inserts after which a node is written to host memory, for each write policy (same file,
+write_through_threshold)."""
 
 
 PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
@@ -34,7 +35,8 @@ PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
 TIMEOUT_BASE_NS = 2_000_000_000
 TIMEOUT_PER_KI_TOKEN_NS = 100_000_000
 TIMEOUT_MAX_NS = 30_000_000_000
-"""Maximum wait for a prefetch in ns (SGLang 0.5.12, hicache_storage.py, PrefetchTimeoutConfig)."""
+"""Upper limit in ns for the time that a prompt waits for its prefetch (SGLang 0.5.12, hicache_storage.py,
+PrefetchTimeoutConfig)."""
 _NEVER_NS = 1 << 62
 
 
@@ -49,7 +51,9 @@ class HostCache:
         least_tokens: int = LEAST_TOKENS,
         stores: bool = False,
     ) -> None:
-        """prefix_cache: of the GPU. stores: pages written to host memory are also written to storage."""
+        """prefix_cache: the GPU's prefix cache. stores: True: pages that are written to host memory are also written to
+        storage.
+        """
         self.pool = pool
         self.tree = RadixCache(pool, prefix_cache.page_size, eviction, has_drafts=prefix_cache.has_drafts)
         self.writes_back = write == "write_back"
@@ -61,9 +65,9 @@ class HostCache:
         self.retracted: dict[int, list[int]] = {}
         """Host pages of requests that decode has retracted, by request."""
         self.copies: list[m.HostCopy] = []
-        """Copies that were decided since they were last taken, in order."""
+        """Copies that were decided since the last call of `take_copies`, in order."""
         self._leaving: list[Node] = []
-        """Host nodes of leaves that the GPU is about to evict, still locked."""
+        """Host nodes of leaves that the GPU is about to evict. These host nodes are still locked."""
 
     def take_copies(self) -> list[m.HostCopy]:
         copies, self.copies = self.copies, []
@@ -72,14 +76,16 @@ class HostCache:
     # Reading from storage.
 
     def reserve(self, num_pages: int) -> list[int]:
-        """Reserves host pages for KV that will be read. Returns fewer pages if host memory has no room for all."""
+        """Reserves at most num_pages host pages for KV from storage, and evicts unlocked nodes if needed. Returns fewer
+        pages if the rest is locked.
+        """
         if num_pages > self.pool.num_free:
             self.tree.evict(num_pages)
         return self.pool.allocate(min(num_pages, self.pool.num_free))
 
     def take(self, sequence: TokenSequence, below: Node, pages: list[int]) -> None:
-        """Adds pages that were read from storage, behind a locked node. Pages that the host cache already has are
-        freed.
+        """Adds pages that were read from storage to the tree, after a locked node. Frees pages whose KV the host cache
+        already has.
         """
         start, stop = below.stop, below.stop + len(pages) * self._page_size
         end, _ = self.tree.lock_path(sequence, stop)
@@ -98,8 +104,8 @@ class HostCache:
     # Loading.
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
-        """Number of host pages that continue the first num_shared pages of a prompt, within max_tokens; 0 if too few to
-        load.
+        """Number of host pages that a prompt can load after its first num_shared pages, within max_tokens. 0 if there
+        are fewer than LEAST_TOKENS tokens.
         """
         self.tree.num_accesses = self._prefix_cache.num_accesses - 2  # one access, of what is here and what is there
         end, _ = self.tree.match(sequence, max_tokens)
@@ -108,12 +114,12 @@ class HostCache:
         return num_pages if num_pages * self._page_size >= self._least_tokens else 0
 
     def path_behind(self, end: Node, num_tokens: int) -> list[Node]:
-        """The nodes on the path to a node, without nodes that end within the first num_tokens."""
+        """Nodes on the path to a node that end after the first num_tokens."""
         return [node for node in path_to(end) if node.stop > num_tokens]
 
     def keep(self, node: Node, end: Node) -> None:
-        """Links a new node of the GPU's tree to the host node with the same end, locks the host node, and copies its
-        history.
+        """Links a new node of the GPU's tree to the host node with the same end. Locks the host node, and copies its
+        use history to the GPU node.
         """
         self.tree.lock(end)
         node.host = end
@@ -122,8 +128,8 @@ class HostCache:
     # Retracted requests.
 
     def retract(self, request_id: int, pages: Sequence[int]) -> bool:
-        """Copies all pages of a request to host memory, where they stay until it resumes. Returns False if there is no
-        room.
+        """Copies all pages of a retracted request to host memory, which keeps them until the request resumes. Returns
+        False if host memory has no room.
         """
         host_pages = self.reserve(len(pages))
         if len(host_pages) < len(pages):
@@ -139,13 +145,15 @@ class HostCache:
         self.copies.append(m.LoadRetracted(request_id, tuple(host_pages), tuple(pages)))
 
     def forget(self, request_id: int) -> None:
-        """Frees the host pages of a retracted request, if it has any."""
+        """Frees the host pages of a retracted request. No effect if the request has none."""
         self.pool.free(self.retracted.pop(request_id, []))
 
     # Writing.
 
     def on_insert(self, node: Node, *, is_whole: bool = True) -> None:
-        """Handles KV inserted up to a node of the GPU's tree. is_whole: a whole prompt or output, not a chunk."""
+        """Handles an insert into the GPU's tree that ends at a node. is_whole: True for a whole prompt or output, False
+        for a chunk.
+        """
         if node.host is None and node.parent is not None:
             self._find(node)
         if is_whole:
@@ -155,7 +163,9 @@ class HostCache:
                     self._write(step)
 
     def on_evict(self, node: Node) -> None:
-        """Handles the eviction of a leaf of the GPU's tree: with write-back, its pages are copied to host memory."""
+        """Handles the eviction of a leaf of the GPU's tree. With write_back, decides a copy of its pages to host
+        memory.
+        """
         if self.writes_back:
             for step in path_to(node):
                 if step.host is None:
@@ -165,8 +175,8 @@ class HostCache:
         self.release(node)
 
     def release(self, node: Node) -> None:
-        """Unlocks the host node of an evicted leaf. Called after all evictions; the host node takes over the leaf's
-        history.
+        """Unlocks the host node of an evicted leaf, which takes over the leaf's use history. Called when all evictions
+        are done.
         """
         end = node.host
         if end is None:
@@ -179,7 +189,7 @@ class HostCache:
         self._leaving.append(end)
 
     def settle(self) -> None:
-        """Unlocks the host nodes of all leaves that have been evicted."""
+        """Unlocks the host nodes of all leaves that the GPU has just evicted."""
         for end in self._leaving:
             self.tree.unlock(end)
             if not end.pages:
@@ -187,19 +197,23 @@ class HostCache:
         self._leaving.clear()
 
     def flush(self) -> None:
-        """Evicts all host pages of which the GPU has no copy."""
+        """Evicts all host pages that the GPU does not have."""
         self.settle()
         self.tree.evict(self.tree.num_evictable_pages)
 
     def _find(self, node: Node) -> None:
-        """Links a new node of the GPU's tree to host nodes with the same tokens, and splits it where they end."""
+        """Links a new node of the GPU's tree to host nodes with the same tokens. Splits the GPU node where host nodes
+        end.
+        """
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         for part in self.path_behind(end, node.start):
             self.keep(node if part.stop == node.stop else self._prefix_cache.split(node, part.stop), part)
         self.tree.unlock(end)
 
     def _write(self, node: Node, *, pages: bool = True) -> None:
-        """Makes a locked host node for a node of the GPU's tree. pages: copy its pages, if there is room."""
+        """Makes a locked host node for a node of the GPU's tree. pages: True: also copies its pages, if host memory has
+        room.
+        """
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         if end.stop < node.stop:
             host_pages = self._copy(node) if pages else []
@@ -212,7 +226,9 @@ class HostCache:
         node.host = end
 
     def _copy(self, node: Node) -> list[int] | None:
-        """Copies the pages of a node of the GPU's tree to host memory. None: there is no room."""
+        """Decides a copy of a GPU node's pages to host memory. Returns the host pages. None: host memory has no
+        room.
+        """
         pool, num_pages = self.pool, len(node.pages)
         if num_pages > pool.num_free:
             self.tree.evict(num_pages)
@@ -226,7 +242,9 @@ class HostCache:
 
 
 def _follows_host(node: Node) -> bool:
-    """True if all ancestors of a node are in host memory, so that there are no gaps (SGLang's backup invariant)."""
+    """True if host memory has all ancestors of a node, so that the node would leave no gap (SGLang's backup
+    invariant).
+    """
     parent = node.parent
     return parent is not None and (parent.parent is None or parent.host is not None)
 
@@ -235,9 +253,9 @@ def _follows_host(node: Node) -> bool:
 class PrefetchLimits:
     policy: PrefetchPolicy
     least_tokens: int
-    """Minimum number of tokens worth reading from storage (prefetch_threshold)."""
+    """Minimum number of tokens for which a prefetch begins (prefetch_threshold)."""
     max_tokens: int
-    """Number of tokens held by prefetches above which no further prefetch begins (prefetch_capacity_limit)."""
+    """If prefetches hold more than this number of tokens, no further prefetch begins (prefetch_capacity_limit)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -245,28 +263,28 @@ class Prefetch:
     request_id: int
     prompt: TokenSequence
     end: Node
-    """Node of the host cache's tree where the cached beginning of the prompt ends; locked."""
+    """Node of the host cache's tree at which the prompt's cached prefix ends. The prefetch locks this node."""
     pages: list[int]
-    """Host pages reserved for the prefetch, in order. The first of them go to the host cache."""
+    """Host pages reserved for the prefetch, in order of the prompt. The host cache takes the first pages."""
     begun_ns: int
     num_found: int = 0
     num_read: int = 0
     num_kept: int = 0
-    """Number of pages that the host cache has taken or freed."""
+    """Number of first pages that the host cache has taken or freed so far."""
     is_stopped: bool = False
 
 
 class Prefetcher:
     """Reads KV from storage into host memory while a prompt queues (SGLang's HiCache, L3).
 
-    state     begins when
-    begun     a prompt came, and storage may continue its cached prefix    -> PrefetchKv
-    stopped   the prompt will be computed, or was given up                 -> StopPrefetch
-    over      storage writes into the prefetch's pages no more             on_prefetched
+    state begins when begun a prompt came, and storage may continue its cached prefix -> PrefetchKv stopped the prompt
+    will be computed, or was given up -> StopPrefetch over storage writes into the prefetch's pages no more
+    on_prefetched
 
-    When a prefetch is stopped or over, the host cache takes the pages that were read, and the others are freed. A
-    policy says how long a prompt waits: best_effort not at all, wait_complete until all found pages are read, timeout
-    until then or for a time that grows with the number of found pages. Law: tests/laws/test_storage.py.
+    When a prefetch is stopped or over, the host cache takes the pages that were read, and the other pages are freed.
+    The policy decides how long a prompt waits. best_effort: not at all. wait_complete: until all found pages are read.
+    timeout: also until then, but not longer than a time that grows with the number of found pages. Law:
+    tests/laws/test_storage.py.
     """
 
     def __init__(self, host: HostCache, page_size: int, limits: PrefetchLimits) -> None:
@@ -277,7 +295,9 @@ class Prefetcher:
         self._least_pages = max(1, -(-limits.least_tokens // page_size))
 
     def begin(self, request_id: int, prompt: TokenSequence, num_gpu_tokens: int, now_ns: int) -> None:
-        """Begins to prefetch KV that continues a prompt. num_gpu_tokens: tokens of the prompt that the GPU has."""
+        """Begins to prefetch KV for a new prompt. num_gpu_tokens: number of the prompt's first tokens that the GPU has
+        cached.
+        """
         size, (end, _) = self._page_size, self._host.tree.match(prompt, len(prompt))
         num_pages = (len(prompt) - end.stop) // size
         has_all = end.stop >= num_gpu_tokens and all(node.pages for node in path_to(end))  # none on the GPU alone
@@ -292,7 +312,9 @@ class Prefetcher:
         self._host.tree.unlock(end)
 
     def awaits(self, request_id: int, now_ns: int) -> bool:
-        """True if a prompt must still wait for its prefetch. If the answer is False, the prefetch is stopped."""
+        """True if a prompt must still wait for its prefetch. Otherwise the call stops the prefetch and returns
+        False.
+        """
         prefetch = self.under_way.get(request_id)
         if prefetch is None or prefetch.is_stopped:
             return False
@@ -302,18 +324,18 @@ class Prefetcher:
         return False
 
     def next_due_ns(self, now_ns: int) -> int | None:
-        """Next time at which a prompt's maximum wait ends. None: no prompt has a maximum wait."""
+        """Next time in ns at which a prompt's wait ends. None: no wait has a limit."""
         due = [self._due_ns(prefetch) for prefetch in self.under_way.values() if not prefetch.is_stopped]
         return min([time_ns for time_ns in due if now_ns < time_ns < _NEVER_NS], default=None)
 
     def stop(self, request_id: int) -> None:
-        """Stops the prefetch of a prompt that was given up."""
+        """Stops the prefetch of a prompt that was given up. No effect if there is none."""
         prefetch = self.under_way.get(request_id)
         if prefetch is not None and not prefetch.is_stopped:
             self._stop(prefetch)
 
     def on_prefetched(self, message: m.Prefetched) -> None:
-        """Handles a report of storage. Reports on prefetches from before an instance's restart are ignored."""
+        """Handles a report from storage. Ignores reports on prefetches that began before the instance restarted."""
         prefetch = self.under_way.get(message.request_id)
         if prefetch is None:
             return
@@ -328,7 +350,7 @@ class Prefetcher:
             del self.under_way[message.request_id]
 
     def held_pages(self) -> list[int]:
-        """Host pages that are reserved for prefetches and not yet in the host cache."""
+        """Host pages that are reserved for prefetches and that the host cache has not taken yet."""
         return [page for prefetch in self.under_way.values() for page in prefetch.pages[prefetch.num_kept :]]
 
     def _due_ns(self, prefetch: Prefetch) -> int:
@@ -351,6 +373,6 @@ class Prefetcher:
             self._host.take(prefetch.prompt, prefetch.end, prefetch.pages[: prefetch.num_read])
 
     def _free(self, prefetch: Prefetch, num_pages: int) -> None:
-        """Frees the pages of a prefetch after the first num_pages."""
+        """Frees a prefetch's pages after its first num_pages."""
         self._host.pool.free(prefetch.pages[num_pages:])
         prefetch.pages = prefetch.pages[:num_pages]

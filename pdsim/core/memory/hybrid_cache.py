@@ -1,8 +1,8 @@
-"""The KV memory of one instance whose model has layers of linear attention.
+"""The KV memory of one SGLang instance whose model has layers of linear attention.
 
-Such a layer has one state of all tokens so far, in place of KV of each token. A request can continue from a cached page
-only if the state of its last token was kept, too. Nodes of the prefix cache keep states at their ends. A cached prefix
-is one that ends at a node with a state. Law: tests/laws/test_hybrid_cache.py.
+A layer of linear attention has one state for all tokens so far, in place of KV of each token. A request can continue a
+cached prefix only where a state was kept. A node of the prefix cache may keep the state of its last token, so every
+usable prefix ends at a node with a state. Law: tests/laws/test_hybrid_cache.py.
 """
 
 from collections import OrderedDict
@@ -16,45 +16,48 @@ from pdsim.policy.views import TokenSequence
 
 @dataclass(frozen=True, kw_only=True)
 class StateLimits:
-    """How many states an instance keeps, and at which tokens."""
+    """Number of states that an instance keeps, and the tokens at which it keeps them."""
 
     num_slots: int
     slots_per_request: int
-    """Number of slots that a request holds while it has a lease: its own state, and states on the way to the cache."""
+    """Number of slots that a request holds while it has a lease: for its own state, and for states that will be
+    cached."""
     chunk_tokens: int
-    """States of a prompt are kept at multiples of this many tokens behind the beginning of a chunk."""
+    """A chunk of a prompt keeps states at multiples of this number of tokens, counted from the chunk's beginning."""
     interval_tokens: int
-    """States of outputs are kept at multiples of this many tokens."""
+    """States of outputs are kept at multiples of this number of tokens."""
     has_buffer: bool = True
-    """False: the state is kept where a chunk or request ends, at any token (no_buffer)."""
+    """False: a state is kept where a chunk or request ends, at any token (no_buffer)."""
     computes_prompts: bool = True
-    """True: chunks of prompts leave states in the cache. False: another instance computes the prompts."""
+    """True: chunks of prompts leave states in the cache. False: another instance computes prompts."""
 
 
 class HybridLease(Lease):
-    """A lease of a request that also holds slots for states."""
+    """A lease that also holds slots for linear-attention states."""
 
     def __init__(self, node: Node, pages: list[int], num_slots: int, branch_tokens: int) -> None:
-        """branch_tokens: number of cached tokens, in whole chunks, if a state was kept only before the last. Else 0."""
+        """branch_tokens: number of cached tokens, in whole chunks, if the cached prefix continues after its last state;
+        else 0.
+        """
         super().__init__(node, pages, len(pages))
         self.num_slots = num_slots
         self.branch_tokens = branch_tokens
         self.num_extended_tokens = node.stop
-        """Number of tokens behind which the next chunk begins."""
+        """Number of tokens after which the request's next chunk begins."""
 
 
 class KeptStates:
-    """Slots for states: those at nodes of the prefix cache, and how many are free for requests."""
+    """Slots for states. A slot belongs to a node of the prefix cache or to a request, or is free."""
 
     def __init__(self, tree: RadixCache, num_slots: int) -> None:
         self.num_slots = self.num_free = num_slots
-        """num_free is negative if requests and the states that they continue from take more slots than there are."""
+        """num_free is negative if requests and the states from which they continue take more slots than there are."""
         self.kept: OrderedDict[Node, int] = OrderedDict()
-        """Nodes with a state, the least recently used first. Values: number of leases on the node."""
+        """Number of leases on each node with a state. The least recently used node comes first."""
         self._tree = tree
 
     def deepest(self, node: Node) -> Node:
-        """The last node with a state on the path to this one. The root, if there is none."""
+        """Last node with a state on the path to the given node. The root: no node on the path has a state."""
         while node.parent is not None and node not in self.kept:
             node = node.parent
         return node
@@ -72,8 +75,8 @@ class KeptStates:
             self.kept[node] -= 1
 
     def keep(self, node: Node) -> bool:
-        """Keeps a state at a node, in a slot that the caller took. Returns False if the slot is still the caller's,
-        because the node has a state, or is the root.
+        """Keeps a state at a node, in a slot that the caller has taken. Returns False, and leaves the slot to the
+        caller, if the node already has a state or is the root.
         """
         is_new = node.parent is not None and node not in self.kept
         if is_new:
@@ -82,8 +85,8 @@ class KeptStates:
         return is_new
 
     def make_free(self, num_slots: int) -> bool:
-        """Evicts states that no lease continues from until slots are free. A node that would then have no use is
-        evicted with its pages. Returns False if too few slots are free.
+        """Evicts states until num_slots slots are free. States from which a lease continues stay. A leaf that no
+        request uses is evicted with its state. Returns False if too few slots are free.
         """
         while self.num_free < num_slots and (node := self._least_recent()) is not None:
             self.forget(node)
@@ -92,7 +95,7 @@ class KeptStates:
         return self.num_free >= num_slots
 
     def take(self, num_slots: int) -> None:
-        """Takes slots, and evicts states as far as none are free."""
+        """Takes slots. Evicts states if too few slots are free."""
         self.make_free(num_slots)
         self.num_free -= num_slots
 
@@ -100,7 +103,7 @@ class KeptStates:
         self.num_free += num_slots
 
     def forget(self, node: Node) -> None:
-        """Frees the slot of a node's state, if it has any."""
+        """Frees the slot of a node's state. No effect if the node has no state."""
         if self.kept.pop(node, None) is not None:
             self.num_free += 1
 
@@ -112,7 +115,7 @@ class KeptStates:
 
 
 class HybridKvCache(KvCache):
-    """Leases that continue from kept states. SGLang's unified radix cache with its Mamba component."""
+    """Leases that continue from cached states, as in SGLang's unified radix cache with its Mamba component."""
 
     def __init__(
         self,
@@ -144,7 +147,9 @@ class HybridKvCache(KvCache):
         return self.states.make_free(self._limits.slots_per_request)
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """Opens a lease on the longest cached prefix of at most max_tokens that has a state, and locks the prefix."""
+        """Opens a lease on the longest cached prefix that has a state and at most max_tokens tokens. Locks the
+        prefix.
+        """
         limits, end = self._limits, self._tree.split_at_match(sequence, max_tokens)
         node = self.states.deepest(end)
         self._tree.lock(node)
@@ -164,7 +169,7 @@ class HybridKvCache(KvCache):
         *,
         is_chunk: bool = False,
     ) -> None:
-        """Shares the pages up to the last state of the computed chunk, and keeps the state there."""
+        """Caches the pages up to the last state that the computed chunk leaves, and keeps this state."""
         assert isinstance(lease, HybridLease)
         assert lease.node is not None
         tracked = self._last_of_chunk(lease, num_tokens)
@@ -183,7 +188,9 @@ class HybridKvCache(KvCache):
         self._tree.touch(node, self._hits_behind(lease, node, is_chunk=is_chunk))
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
-        """Shares the pages up to the last state since the prompt, which the request hands over; ends the lease."""
+        """Caches the pages up to the last state of the outputs, which the request leaves to the cache. Ends the
+        lease.
+        """
         assert isinstance(lease, HybridLease)
         tracked = num_tokens
         if self._limits.has_buffer:
@@ -214,9 +221,11 @@ class HybridKvCache(KvCache):
         self.states.use(node)
 
     def _last_of_chunk(self, lease: HybridLease, num_tokens: int) -> int:
-        """Number of tokens behind which a chunk that ends behind num_tokens leaves a state. 0: the chunk leaves none.
+        """Number of tokens after which a chunk leaves a state, if the chunk ends after num_tokens. 0: the chunk leaves
+        no state.
 
-        Where cached pages without a state end, prompts have parted before. The chunk prefers to leave its state there.
+        If cached pages continue after the last state, another prompt parted from this prompt where these pages end. The
+        chunk then leaves its state there.
         """
         limits, start = self._limits, lease.num_extended_tokens
         if not limits.has_buffer:

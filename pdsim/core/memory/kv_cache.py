@@ -1,4 +1,4 @@
-"""The KV memory of one instance: a page pool, and a prefix cache over it unless that is switched off.
+"""The KV memory of one instance: a page pool and, unless it is switched off, a prefix cache.
 
 A request holds a `Lease` from its admission to its end. Owners of the pages in its page table:
   [0, num_shared)      the prefix cache, which locks them for the request
@@ -26,23 +26,26 @@ class Lease:
     table: list[int] = field(default_factory=list)
     num_shared: int = 0
     replaced: list[int] = field(default_factory=list)
-    """Pages of the request whose KV the prefix cache has in other pages. Other requests may still read them."""
+    """Pages of this request whose KV the prefix cache has in other pages. Other requests may still read the replaced
+    pages."""
     has_twins: bool = False
-    """True: the request holds its own copies of some pages that the prefix cache also has."""
+    """True: this request holds its own copies of pages that the prefix cache also has."""
     read_node: Node | None = None
-    """Last node of the cached path that decode steps read for this request."""
+    """Last node of the cached prefix that decode steps read for this request."""
     num_loaded: int = 0
-    """Number of pages that were loaded from host memory for this request when it was admitted."""
+    """Number of pages that were loaded from host memory when this request was admitted."""
     num_counted_tokens: int = 0
-    """Number of leading tokens whose nodes have already counted a hit of this request."""
+    """Number of first tokens whose nodes have already counted a use by this request."""
 
 
 NO_LEASE = Lease()
-"""The lease of a request that has not been admitted. This object never changes."""
+"""The lease of a request that has no pages yet. This object never changes."""
 
 
 class KvCache:
-    """Leases of one instance: open, grow, checkpoint, and close or drop."""
+    """Leases of one instance's requests. A lease is opened, grows, checkpoints computed KV, and is closed or
+    dropped.
+    """
 
     def __init__(
         self,
@@ -58,11 +61,11 @@ class KvCache:
         counts_every_insert: bool = False,
         splits_at_prompt: bool = False,
     ) -> None:
-        """host: memory behind the prefix cache; prefetcher: reads into it from storage. offload, chunks: host
-        memory of vLLM's OffloadingConnector or LMCacheConnectorV1.
+        """host: SGLang's host memory; None: no host memory. prefetcher: reads KV from storage into host memory.
+        offload, chunks: host memory of vLLM's OffloadingConnector and of LMCacheConnectorV1.
 
-        keeps_replaced: a page whose tokens the prefix cache holds already is freed when its lease ends, not at once.
-        counts_every_insert, splits_at_prompt: as in EngineRules.
+        keeps_replaced: True: if the prefix cache already has a page's tokens, the page is freed when its lease ends.
+        False: at once. counts_every_insert, splits_at_prompt: as in EngineRules.
         """
         self.pool = pool
         self.page_size = page_size
@@ -73,21 +76,23 @@ class KvCache:
         self.chunks = chunks
         self._keeps_replaced = keeps_replaced
         self._keeps_twins = False
-        """True: a request that recomputes a cached page uses its own copy."""
+        """True: a request that has computed a page that is also cached keeps using its own copy."""
         self._counts_every_insert = counts_every_insert
         self._splits_at_prompt = splits_at_prompt
         self.num_left_pages = 0
-        """Number of pages of states that running requests read in the step under way, and then no more."""
+        """Number of pages with states that running requests read in the present step for the last time."""
         self.pages_per_growth = 1
-        """Number of pages that the next page of a running request needs at once."""
+        """Number of pages that a running request needs when its KV needs one more page."""
         self.evicts_early = prefix_cache is not None
-        """True: eviction frees more pages than are lacking, as in SGLang."""
+        """True: evictions free more pages than are lacking, as in SGLang."""
         self.frees_ahead = self.evicts_early and page_size > 1
-        """True: before pages are allocated, one further page per request must be free (alloc_paged_token_slots_extend,
-        _decode)."""
+        """True: before pages are allocated, each request must have one further free page (SGLang's
+        alloc_paged_token_slots_extend and _decode)."""
 
     def evict_as_vllm(self) -> None:
-        """Switches to vLLM's eviction: only lacking pages, page by page, in the order in which they became unused."""
+        """Switches to vLLM's eviction: single pages, only as many as are lacking, in the order in which they became
+        unused.
+        """
         self.evicts_early = self.frees_ahead = False
         self._keeps_twins = True
         if self.prefix_cache is not None:
@@ -108,12 +113,12 @@ class KvCache:
 
     @property
     def num_unblocked_pages(self) -> int:
-        """Number of available pages that the loop can get without waiting for a copy to host memory."""
+        """Number of available pages that an instance can get without waiting for a copy to host memory."""
         assert self.host is not None
         return self.pool.num_free if self.host.writes_back else self.num_available_pages
 
     def levels(self) -> tuple[int, int, int]:
-        """Pages in use, evictable and free. Their sum is all pages."""
+        """Returns three numbers of pages: used, evictable and free. Their sum is the size of the pool."""
         free, available = self.pool.num_free, self.num_available_pages
         return self.pool.num_pages - available, available - free, free
 
@@ -121,7 +126,7 @@ class KvCache:
         return 0 if self.prefix_cache is None else self.prefix_cache.peek(sequence)
 
     def use(self, sequence: TokenSequence) -> int:
-        """Number of tokens of the longest cached prefix. The call counts as a use of the prefix."""
+        """Number of tokens of the longest cached prefix. The call marks the prefix as used."""
         if self.prefix_cache is None:
             return 0
         node, _ = self.prefix_cache.match(sequence, len(sequence))
@@ -129,29 +134,31 @@ class KvCache:
         return node.stop
 
     def makes_room_for_states(self) -> bool:
-        """Evicts states of linear-attention layers until a request's slots are free. False: they are not."""
+        """Evicts linear-attention states until a new request has slots. Returns False if too few slots are free."""
         return True
 
     def begin_step(self) -> None:
-        """Begins the choice of a step."""
+        """Called before an instance chooses a step."""
 
     def waits(self, lease: Lease) -> bool:
-        """True if a lease that was just opened continues from what the step that is being chosen will compute."""
+        """True if a newly opened lease continues from KV or state that the step being chosen will compute."""
         return False
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
-        """Number of tokens of a chunk that may have num_tokens."""
+        """Number of tokens of a prompt's next chunk, at most num_tokens. Models with states end chunks at certain
+        tokens.
+        """
         return num_tokens
 
     def num_state_pages(self, start: int, end: int, prefill_end: int) -> int:
-        """Number of pages that a chunk of the tokens from start to end needs beside its KV."""
+        """Number of pages for states that a chunk of the tokens [start, end) needs in addition to its KV."""
         return 0
 
     def begin_chunk(self, lease: Lease, prompt: TokenSequence, start: int, end: int, prefill_end: int) -> None:
-        """Takes what a chunk needs beside its KV, which is cached."""
+        """Allocates pages for states of a chunk. The chunk's KV is in the prefix cache already."""
 
     def end_chunk(self, lease: Lease) -> None:
-        """Gives back what only a chunk that is now computed needed."""
+        """Frees pages for states that only the chunk needed. The chunk is computed."""
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
         """Opens a lease on the longest cached prefix of at most max_tokens, and locks the prefix."""
@@ -161,28 +168,28 @@ class KvCache:
         return Lease(node, pages, len(pages))
 
     def open_for_load(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """Opens a lease on the longest prefix of at most max_tokens whose KV is cached, for a load that continues
-        it.
+        """Opens a lease on the longest cached prefix of at most max_tokens. A load will continue this prefix, so it
+        need not end at a state.
         """
         return self.open(sequence, max_tokens)
 
     def take_state(self, lease: Lease) -> list[int]:
-        """Takes pages for the state that a load brings, if the model has states. Returns them."""
+        """Allocates and returns the pages for the state that a load brings. Empty if the model has no states."""
         return []
 
     def kept_states(self, lease: Lease) -> list[tuple[int, list[int]]]:
-        """States that a computed chunk has kept: number of tokens and pages of each."""
+        """States that a computed chunk has left: number of tokens and pages of each state."""
         return []
 
     def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int) -> int:
-        """Number of host-memory pages that continue the cached prefix of a lease that was just opened."""
+        """Number of pages that host memory can load after the cached prefix of a newly opened lease."""
         if self.chunks is not None:  # a whole prompt too: its last token is computed again
             return self.chunks.num_loadable_pages(sequence, lease.num_shared, max_tokens + 1)
         return 0 if self.host is None else self.host.num_loadable_pages(sequence, lease.num_shared, max_tokens)
 
     def load(self, lease: Lease, sequence: TokenSequence, num_pages: int, request_id: int) -> None:
-        """Loads pages from host memory into a lease that was just opened, and caches them; chunks are cached with the
-        prompt's first forward. The caller has checked that the pages fit.
+        """Loads num_pages pages from host memory into a newly opened lease, and caches them. With LMCache the prompt's
+        first forward caches them. The caller has checked that the pages fit.
         """
         if self.chunks is not None:
             self.grow(lease, num_pages)
@@ -210,7 +217,7 @@ class KvCache:
         lease.num_shared += num_pages
 
     def prefetch(self, request_id: int, prompt: TokenSequence, now_ns: int) -> None:
-        """Begins to read a new prompt's KV from storage, if there is storage."""
+        """Begins to read a new prompt's KV from storage. No effect without storage."""
         if self.prefetcher is not None:
             lease = self.open(prompt, len(prompt))
             num_tokens = lease.num_shared * self.page_size
@@ -223,12 +230,12 @@ class KvCache:
             self.prefetcher.stop(request_id)
 
     def grow(self, lease: Lease, num_pages: int) -> None:
-        """Lengthens the page table of a lease. The caller has checked num_available_pages."""
+        """Adds num_pages pages to a lease. The caller has checked num_available_pages."""
         if num_pages:
             lease.table += self.allocate(num_pages)
 
     def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
-        """Gives num_pages to the leases in turn, one page at a time."""
+        """Allocates num_pages pages, and gives them to the leases in turn, one page at a time."""
         pages = self.allocate(num_pages)
         if num_pages == len(leases):
             for lease, page in zip(leases, pages, strict=True):
@@ -238,12 +245,12 @@ class KvCache:
                 lease.table += pages[i :: len(leases)]
 
     def make_free(self, num_pages: int) -> None:
-        """Evicts cached pages until num_pages are free, or no page is evictable."""
+        """Evicts cached pages until num_pages pages are free, or no page is evictable."""
         if num_pages > self.pool.num_free and self.prefix_cache is not None:
             self._evict(self.prefix_cache, num_pages - self.pool.num_free)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Allocates pages, and evicts leaves of the prefix cache as needed."""
+        """Allocates pages, and evicts cached pages if needed. Raises RuntimeError if there are too few."""
         pool = self.pool
         if num_pages > pool.num_free:
             if self.prefix_cache is None or num_pages > self.num_available_pages:
@@ -268,8 +275,9 @@ class KvCache:
         *,
         is_chunk: bool = False,
     ) -> None:
-        """Puts the whole pages of the first num_tokens into the prefix cache, and keeps them locked. The KV of these
-        tokens is complete. num_prompt_tokens: tokens after these are outputs. is_chunk: the prompt has further chunks.
+        """Caches the whole pages of the first num_tokens, whose KV is complete, and keeps them locked.
+        num_prompt_tokens: number of these tokens that belong to the prompt. is_chunk: True: further chunks of the
+        prompt follow.
         """
         if self.prefix_cache is not None:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
@@ -287,7 +295,7 @@ class KvCache:
                 self._split(node, num_prompt_tokens, self.prefix_cache)
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
-        """Ends the lease. The whole pages of the first num_tokens (prompt and outputs) go to the prefix cache."""
+        """Caches the whole pages of the first num_tokens of prompt and outputs, and ends the lease."""
         if self.prefix_cache is not None:
             assert lease.node is not None
             self.prefix_cache.see(lease.node, sequence)
@@ -300,12 +308,14 @@ class KvCache:
         self.drop(lease)
 
     def _split(self, node: Node, num_prompt_tokens: int, cache: RadixCache) -> None:
-        """Splits the path to a node at the end of the prompt."""
+        """Splits the path to a node at the end of the prompt, so that prompt and outputs are separate nodes."""
         if self._splits_at_prompt and num_prompt_tokens:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
     def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
-        """Number of tokens behind which an insert that ends in this node counts as a hit. None: nowhere."""
+        """Number of tokens after which an insert that ends at this node counts as a use of nodes. None: the insert does
+        not count.
+        """
         if self._counts_every_insert:
             return None if is_chunk else 0
         counted, lease.num_counted_tokens = lease.num_counted_tokens, node.stop
@@ -337,13 +347,13 @@ class KvCache:
                 connected.flush()
 
     def take_connector_copies(self) -> list[HostCopy]:
-        """Returns the copies that vLLM's connector decided since the last call, in order."""
+        """Returns the copies that vLLM's connector decided since the last call, in order, and forgets them."""
         if self.chunks is not None:
             return self.chunks.take_copies()
         return [] if self.offload is None else self.offload.take_copies()
 
     def add_reader(self, lease: Lease) -> None:
-        """Counts the request as a reader of its cached prefix in each decode step."""
+        """Notes that each decode step reads this request's cached prefix."""
         if self.prefix_cache is not None and lease.node is not None:
             lease.read_node = lease.node
             self.prefix_cache.add_reader(lease.node)
@@ -359,13 +369,15 @@ class KvCache:
         return 0 if self.prefix_cache is None else self.prefix_cache.num_read_pages * self.page_size
 
     def num_repeated_tokens(self, read_nodes: Iterable[Node | None]) -> int:
-        """Number of cached tokens that decode steps read again for further requests among these readers. The first
-        reading of a token does not count.
+        """Number of cached tokens that a decode step reads again, because several of these requests share them. The
+        first read of a token does not count.
         """
         return 0 if self.prefix_cache is None else self.prefix_cache.num_repeated_tokens(read_nodes)
 
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
-        """Gives whole pages to the prefix cache. Pages that the cache already has are replaced in the table."""
+        """Gives the whole pages of the first num_tokens to the prefix cache. Where the cache already has the tokens,
+        the page table gets the cached pages.
+        """
         assert lease.node is not None
         shared, whole = lease.num_shared, cache.num_cacheable(num_tokens) // self.page_size
         if whole <= shared:

@@ -1,9 +1,11 @@
-"""Host memory behind the prefix cache of one vLLM instance (OffloadingConnector).
+"""Host memory of one vLLM instance (OffloadingConnector): a second prefix cache of blocks.
 
-A block of a prompt is stored when a step has computed it, unless host memory has it already. The least recently used
-blocks make room for others. A prompt loads the blocks that continue those on the GPU. Both copies run beside steps:
+A block of a prompt is stored when a step has computed it, unless host memory already has the block. The least recently
+used blocks are evicted first. A prompt loads the blocks that continue its cached prefix. Stores and loads run while
+steps run.
 
-With linear attention, states are stored where the GPU keeps them, and a load ends at one (offloading/scheduler.py:805).
+With linear attention, host memory also stores the states that the GPU keeps, and a load ends at a state
+(offloading/scheduler.py:805). While a copy is under way, other prompts may have to wait:
 
   stored    from Offload to on_stored: a prompt that finds one of the blocks waits
   loaded    from LoadBack to on_loaded: another prompt that finds one of the blocks waits
@@ -21,41 +23,42 @@ from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 
 MUST_WAIT = -1
-"""Number of loadable pages that says: the prompt must wait, because some of its blocks are being copied."""
+"""Returned in place of a number of loadable pages: the prompt must wait, because some of its blocks are being
+copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A running copy of a request's pages, from or to host memory."""
+    """A copy of a request's pages from or to host memory that is under way."""
 
     request_id: int
     end: Node
-    """Last node of the prefix tree's path to the copied pages. The copy locks it."""
+    """Last node of the host tree's path to the copied pages. The copy locks this node."""
     host_pages: tuple[int, ...]
 
 
 class OffloadCache:
     def __init__(self, pool: PagePool, page_size: int, pages_per_state: int = 0) -> None:
-        """pages_per_state: 0 if the model has no layers of linear attention."""
+        """pages_per_state: number of pages of one linear-attention state. 0: the model has none."""
         self.pool = pool
         self.states: dict[Node, list[int]] = {}
-        """Pages of the state at the end of a node."""
+        """Host pages of the states at the ends of nodes."""
         self._pages_per_state = pages_per_state
         self.tree = RadixCache(pool, page_size, LeastRecentlyUsed())
         self.tree.uses_whole_nodes = False
         self.tree.evicts_pages = True
         self.stores: dict[int, BlockCopy] = {}
-        """Stores under way, by their numbers."""
+        """Stores under way, by their numbers (Offload.store)."""
         self.loads: dict[int, BlockCopy] = {}
-        """Loads under way, by request."""
+        """Loads under way, by request id."""
         self._page_size = page_size
         self._under_way: set[int] = set()
-        """Host pages of copies under way."""
+        """Host pages that copies under way read or write."""
         self._num_stores = 0
         self._copies: list[m.HostCopy] = []
 
     def take_copies(self) -> list[m.HostCopy]:
-        """Returns the copies that were decided since the last call, in order."""
+        """Returns the copies that were decided since the last call, in order, and forgets them."""
         copies, self._copies = self._copies, []
         return copies
 
@@ -67,10 +70,11 @@ class OffloadCache:
         table: list[int],
         states: Sequence[tuple[int, list[int]]] = (),
     ) -> None:
-        """Stores the whole pages of the first num_tokens, which are computed, and states of fewer tokens. Stores
-        nothing if what is missing has no room. The call counts as a use of the pages.
+        """Decides a copy of computed pages to host memory: the whole pages of the prompt's first num_tokens, and the
+        given states. Copies nothing if host memory has no room for all missing pages. The call counts as a use of the
+        pages.
 
-        table: the request's pages. states: number of tokens and pages of each.
+        table: the request's GPU pages. states: number of tokens and GPU pages of each state.
         """
         stop = num_tokens - num_tokens % self._page_size
         end, _ = self.tree.lock_path(prompt, stop)
@@ -98,22 +102,22 @@ class OffloadCache:
         self._copies.append(m.Offload(self._num_stores, tuple(pages), tuple(host_pages)))
 
     def _node_at(self, node: Node, num_tokens: int) -> Node:
-        """The node on the path to this one that ends behind num_tokens."""
+        """Returns the node on the path to the given node that ends after num_tokens. Splits a node if needed."""
         self.tree.split_path(node, num_tokens)
         while node.stop > num_tokens and node.parent is not None:
             node = node.parent
         return node
 
     def _leave(self, node: Node) -> None:
-        """Frees the pages of the state at a node that is evicted."""
+        """Frees the host pages of an evicted node's state."""
         self.pool.free(self.states.pop(node, []))
 
     def on_stored(self, store: int) -> None:
         self._end(self.stores.pop(store))
 
     def num_loadable_pages(self, request_id: int, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
-        """Number of host-memory pages that continue the first num_shared pages of a sequence. MUST_WAIT: some are being
-        copied, or pages of the request are still being stored.
+        """Number of pages that host memory can load after the first num_shared pages of a sequence. MUST_WAIT: some of
+        these pages are being copied, or pages of the request are still being stored.
         """
         if self._pages_per_state:
             num_tokens -= 1
@@ -133,8 +137,8 @@ class OffloadCache:
         return node
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Loads the host-memory pages that continue the first num_shared pages of a sequence, and the state behind
-        them, into these GPU pages.
+        """Decides a copy of host pages into these GPU pages. The host pages follow the first num_shared pages of the
+        sequence. Their last token's state, if the model has states, is copied, too.
         """
         num_pages = len(pages) - self._pages_per_state
         end, found = self.tree.lock_path(sequence, (num_shared + num_pages) * self._page_size)
@@ -148,7 +152,7 @@ class OffloadCache:
         self._end(self.loads.pop(request_id))
 
     def flush(self) -> None:
-        """Drops all blocks that no running copy reads or writes."""
+        """Drops all blocks that no copy under way reads or writes."""
         self.tree.evict(self.tree.num_evictable_pages, self._leave)
 
     def _end(self, copy: BlockCopy) -> None:

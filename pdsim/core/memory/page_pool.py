@@ -6,9 +6,9 @@ from collections.abc import Sequence
 class PagePool:
     """Allocates page ids in the order of its free list.
 
-    Freed pages are kept aside until the list is too short for an allocation, and are then sorted into it (SGLang's
-    allocators with need_sort). So page tables are contiguous on a fresh server and fragment over time. Page 0 is
-    reserved for padding.
+    Freed pages are kept aside. When the free list is too short for an allocation, they are sorted into the list
+    (SGLang's allocators with need_sort). Therefore page tables are contiguous on a fresh server, and fragment over
+    time. Page 0 is reserved for padding.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -20,11 +20,13 @@ class PagePool:
 
     @property
     def num_listed(self) -> int:
-        """Number of pages in the free list. Allocating them one by one or all at once gives the same order."""
+        """Number of pages in the free list. Up to this number, allocating pages one by one gives the same order as all
+        at once.
+        """
         return len(self._list) - self._next
 
     def allocate(self, num_pages: int) -> list[int]:
-        """The next num_pages free pages. The caller has checked num_free; more is an error."""
+        """Returns the next num_pages free pages. The caller has checked num_free."""
         if num_pages > self.num_free:
             raise RuntimeError(f"asked for {num_pages} pages, {self.num_free} of {self.num_pages} are free")
         stop = self._next + num_pages

@@ -1,7 +1,7 @@
-"""KV pages outside the instances, found by their prefix of tokens (SGLang's HiCache, L3).
+"""Storage for KV pages outside the instances (SGLang's HiCache, L3).
 
-Storage names a page by a hash of all tokens up to its end, so instances share pages of equal prompts. A page is never
-kept without the pages before it: the least recently used leaves are evicted first. Law: tests/laws/test_storage.py.
+Storage names a page by a hash of all tokens up to its end, so instances share pages of equal prompts. Storage that has
+a page also has all pages before it: the least recently used leaves are evicted first. Law: tests/laws/test_storage.py.
 """
 
 from pdsim.core.memory.radix_cache import RadixCache
@@ -20,20 +20,20 @@ class PageStore:
         return self._tree.num_evictable_pages
 
     def num_found(self, sequence: TokenSequence, start_tokens: int) -> int:
-        """Number of consecutive stored pages after the first start_tokens of a sequence. The call counts as an
-        access.
+        """Number of consecutive pages that storage has after the first start_tokens of a sequence. The call counts as
+        an access.
         """
         node, _ = self._tree.match(sequence, len(sequence))
         self._tree.unlock(node)
         return max(0, node.stop - start_tokens) // self._page_size
 
     def num_missing(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Number of these tokens' pages that storage lacks; 0 if it also lacks a page before them."""
+        """Number of pages after start_tokens that storage lacks. 0 if storage also lacks a page before start_tokens."""
         end = min(self._tree.peek(sequence), stop_tokens)
         return 0 if end < start_tokens else (stop_tokens - end) // self._page_size
 
     def write(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Stores the missing pages, if all of them have room. Returns the number of pages that were stored."""
+        """Stores missing pages, if storage has room for all of them. Returns the number of pages that were stored."""
         num_pages = self.num_missing(sequence, start_tokens, stop_tokens)
         if not num_pages:
             return 0

@@ -1,4 +1,4 @@
-"""The prefix cache of one instance: a compressed trie over whole pages, whose nodes own KV pages.
+"""The prefix cache of one instance: a radix tree over whole pages of tokens, whose nodes own KV pages.
 
 A node is
   protected   if requests lock the node or a node below it
@@ -32,18 +32,18 @@ class Node:
     last_access: int
     num_hits: int = 0
     num_inserts: int = 0
-    """Number of whole prompts and outputs that were inserted through the node. Used with host memory only."""
+    """Number of whole prompts and outputs that were inserted through this node. Counted only with host memory."""
     locks: int = 0
     readers: int = 0
     walk: int = 0
-    """Number of the last call of `num_repeated_tokens` that visited the node."""
+    """Number of the last call of `num_repeated_tokens` that visited this node."""
     heap_serial: int = 0
     num_twins: int = 0
-    """Number of locks whose requests hold their own copies of the node's pages, in `twins`."""
+    """Number of locks whose holders have their own copies of this node's pages. `twins` has the copies."""
     twins: list[tuple[object, Sequence[int]]] = field(default_factory=list)
     host: "Node | None" = None
-    """Node of the host cache that ends at the same token, locked for this node. None: not known to be in host
-    memory."""
+    """Node of the host cache that ends at the same token, locked for this node. None: host memory is not known to have
+    this node."""
     children: dict[Hashable, "Node"] = field(default_factory=dict)
 
     @property
@@ -52,15 +52,15 @@ class Node:
 
 
 Match = tuple[Node, list[int]]
-"""A cached prefix: its deepest node, and its pages in order."""
+"""A cached prefix: its last node, and its pages in order."""
 
 
 class RadixCache:
-    """A prefix cache that owns the pages of its nodes, and frees them to the pool at eviction. Without a pool no pages
-    are owned.
+    """A radix tree whose nodes own KV pages. Eviction gives pages back to the pool. Without a pool, nodes own no pages.
 
-    With drafts (`has_drafts`) a token's KV includes the draft's KV, which depends on the next token. The key of a token
-    is then the pair of both tokens, and the last token of a sequence has no key (SGLang's bigram keys).
+    With speculative decoding (`has_drafts`), a token's KV includes the draft model's KV, which depends on the next
+    token. The key of a token is then the pair of this and the next token, so the last token of a sequence has no key
+    (SGLang's bigram keys).
     """
 
     def __init__(
@@ -69,20 +69,22 @@ class RadixCache:
         self.page_size = page_size
         self.has_drafts = has_drafts
         self._num_next = int(has_drafts)
-        """Number of tokens after a page that belong to its key."""
+        """Number of tokens after a page that are part of the page's key."""
         self.uses_whole_nodes = True
         """True: a match that ends inside a node counts as an access of the whole node, as in SGLang."""
         self.evicts_pages = False
-        """True: a leaf loses only as many of its last pages as are lacking, and a match is no access, as in vLLM."""
+        """True: a leaf loses only as many of its last pages as are lacking, and a match does not count as an access, as
+        in vLLM."""
         self.evicts_by_recency = isinstance(eviction, LeastRecentlyUsed)
         self.num_evictable_pages = 0
         self.num_read_pages = 0
-        """Number of pages that decode steps read, each counted once."""
+        """Number of distinct pages that decode steps read."""
         self.root = Node(None, None, None, 0, 0, [], 0, 0)
         self._pool = pool
         self._eviction = eviction
         self.num_accesses = 0
-        """Even; the odd ones between them are of what was split off behind a match."""
+        """Number of the last access. Accesses have even numbers; odd numbers mark nodes that were split off after a
+        match."""
         self._num_walks = 0
         self._heap: list[tuple[Any, int, Node]] = []
         self._serial = 0
@@ -97,7 +99,7 @@ class RadixCache:
         return end
 
     def whole_nodes(self, sequence: TokenSequence) -> list[Node]:
-        """The nodes, from the first, whose tokens the sequence has completely. The call changes nothing."""
+        """Nodes whose tokens are all in the sequence, from the first node on. The call changes nothing."""
         nodes: list[Node] = []
         stop = self.num_cacheable(len(sequence))
         child, end = self._next(self.root, sequence, stop)
@@ -107,13 +109,13 @@ class RadixCache:
         return nodes
 
     def places(self, sequence: TokenSequence) -> tuple[int, ...]:
-        """Path of the longest cached prefix: the place of each node among its siblings, by age."""
+        """Path of the longest cached prefix. Each number is a node's place among its siblings, oldest first."""
         siblings = [(node, node.parent.children.values()) for node in self.whole_nodes(sequence) if node.parent]
         return tuple([list(among).index(node) for node, among in siblings])
 
     def split_at_match(self, sequence: TokenSequence, max_tokens: int) -> Node:
-        """The node that ends where the longest cached prefix of at most max_tokens ends, in whole pages. A node that
-        matches in part is split there, and both parts count as accessed.
+        """Returns the node at which the longest cached prefix of at most max_tokens ends. A node that matches partly is
+        split, and both halves count as accessed.
         """
         stop = self.num_cacheable(min(max_tokens, len(sequence)))
         node = self.root
@@ -129,7 +131,9 @@ class RadixCache:
         return head
 
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
-        """The longest cached prefix of at most max_tokens, in whole pages, locked. A partly matching node is split."""
+        """Returns the longest cached prefix of at most max_tokens, in whole pages, and locks it. A node that matches
+        partly is split.
+        """
         node, pages = self._descend(self.root, sequence, self.num_cacheable(min(max_tokens, len(sequence))))
         self.lock(node)
         if not self.evicts_pages:
@@ -137,19 +141,20 @@ class RadixCache:
         return node, pages
 
     def lock_path(self, sequence: TokenSequence, num_tokens: int) -> Match:
-        """Locks and returns the cached prefix of at most num_tokens, in whole pages. The call does not count as an
-        access.
+        """Locks and returns the longest cached prefix of at most num_tokens, in whole pages. The call does not count as
+        an access.
         """
         node, pages = self._descend(self.root, sequence, num_tokens)
         self.lock(node)
         return node, pages
 
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
-        """Caches the first num_tokens (a result of num_cacheable), of which `below` already covers the beginning.
+        """Caches the first num_tokens of a sequence. num_tokens: a result of num_cacheable. pages: pages of the tokens
+        after `below`, a node at which the cached beginning ends.
 
-        `pages` hold the tokens after `below`. The tree takes the pages of tokens that it had not cached; the first
-        pages, of tokens that it had, stay the caller's. Returns the last node, and the tree's pages in place of the
-        caller's. The caller calls `touch`.
+        The tree takes pages of tokens that it had not cached. If it had the first of these tokens cached, the caller
+        keeps their pages. Returns the last node, and the tree's pages for the tokens whose pages the caller keeps. The
+        caller then calls `touch`.
         """
         node, found = self._descend(below, sequence, num_tokens)
         if node.stop < num_tokens:
@@ -164,8 +169,8 @@ class RadixCache:
         return node, found
 
     def touch(self, node: Node, hits_behind: int | None = None) -> None:
-        """Counts an access to the path that ends in node, and a hit of each node on it that ends after hits_behind
-        tokens. None: no hits, because the lookup may be repeated or have no effect.
+        """Counts an access to the path that ends at node. Nodes that end after hits_behind tokens also count a hit.
+        None: no node counts a hit, because the same lookup may be repeated.
         """
         self.num_accesses += 2
         step: Node | None = node
@@ -177,7 +182,7 @@ class RadixCache:
         self._offer(node)
 
     def lock(self, node: Node, below: Node | None = None) -> None:
-        """Locks the path to node, or its part after `below`."""
+        """Locks the nodes on the path to node. below: locks only nodes after this node of the path."""
         step: Node | None = node
         while step is not below and step is not None:
             if step.locks == step.num_twins:
@@ -197,7 +202,9 @@ class RadixCache:
             step = step.parent
 
     def keep_twins(self, node: Node, below: Node, holder: object, pages: Sequence[int]) -> None:
-        """Records that the holder of a lock has its own copies of the pages of the first nodes after `below`."""
+        """Notes that a lock's holder has its own copies of pages. The pages belong to the first nodes of the path after
+        `below`.
+        """
         path = path_to(node)
         start = 0
         for step in path[path.index(below) + 1 if below.parent is not None else 0 :]:
@@ -211,7 +218,7 @@ class RadixCache:
                 self._offer(step)
 
     def drop_twins(self, node: Node, holder: object) -> None:
-        """Frees the page copies that a lock's holder has of nodes on the path to node."""
+        """Frees a lock holder's own copies of pages of nodes on the path to node."""
         step: Node | None = node
         while step is not None:
             for twin in step.twins:
@@ -227,7 +234,7 @@ class RadixCache:
             step = step.parent
 
     def add_reader(self, node: Node) -> None:
-        """Counts one more request whose decode steps read the path to node."""
+        """Notes that one more request reads the path to node in each decode step."""
         step: Node | None = node
         while step is not None:
             step.readers += 1
@@ -244,8 +251,8 @@ class RadixCache:
             step = step.parent
 
     def num_repeated_tokens(self, nodes: Iterable[Node | None]) -> int:
-        """Number of tokens on the paths to these nodes that several requests read, counted once per reading after the
-        first.
+        """Number of tokens that these requests read more than once. nodes: last node that each request reads. A token
+        that k requests read counts k - 1 times.
         """
         self._num_walks += 1
         walk = self.root.walk = self._num_walks
@@ -261,8 +268,9 @@ class RadixCache:
         return num_tokens
 
     def evict(self, num_pages: int, leaving: Callable[[Node], None] | None = None) -> int:
-        """Evicts leaves until num_pages are freed or all nodes are locked. Returns the number of freed pages. With
-        evicts_pages the last leaf may be evicted in part. leaving: called with each leaf before its eviction.
+        """Evicts leaves until num_pages pages are freed or all nodes are locked. Returns the number of freed pages.
+        With evicts_pages, the last leaf may lose only some of its pages. leaving: called with each leaf before its
+        eviction.
         """
         freed = 0
         while freed < num_pages and self._heap:
@@ -288,17 +296,17 @@ class RadixCache:
         return freed
 
     def next_access(self) -> int | None:
-        """The last access of the leaf that is evicted next. None: no leaf is evictable."""
+        """Number of the last access to the leaf that would be evicted next. None: no leaf is evictable."""
         while self._heap and self._heap[0][1] != self._heap[0][2].heap_serial:
             heappop(self._heap)
         return self._heap[0][2].last_access if self._heap else None
 
     def _cut(self, node: Node, num_pages: int) -> None:
-        """Splits a node, which keeps its last num_pages. The pages before can be evicted later."""
+        """Splits a node so that it keeps its last num_pages pages. Its first pages can be evicted later."""
         self._offer(self.split(node, node.stop - num_pages * self.page_size))
 
     def _replace(self, node: Node) -> int:
-        """Frees the pages of a node, which takes over the pages of its first twin. Returns their number."""
+        """Frees a node's pages, and gives the node the copies of its first twin. Returns the number of freed pages."""
         if self._pool is not None:
             self._pool.free(node.pages)
         (_, node.pages), *node.twins = node.twins
@@ -307,7 +315,7 @@ class RadixCache:
         return len(node.pages)
 
     def remove(self, node: Node) -> None:
-        """Frees an unused node, with all nodes below it."""
+        """Frees an unused node and all nodes below it."""
         parent = node.parent
         assert parent is not None
         del parent.children[node.key]
@@ -322,16 +330,18 @@ class RadixCache:
         self._offer(parent)
 
     def num_cacheable(self, num_tokens: int) -> int:
-        """Number of cacheable tokens among the first num_tokens: those that have a key, in whole pages."""
+        """Number of tokens among the first num_tokens that can be cached: whole pages of tokens that have a key."""
         num_keys = max(0, num_tokens - self._num_next)
         return num_keys - num_keys % self.page_size
 
     def _key(self, sequence: TokenSequence, start: int) -> Hashable:
-        """Key of the page at `start`."""
+        """Key of the page that begins at token `start`."""
         return sequence.page_key(start, self.page_size + self._num_next)
 
     def _descend(self, node: Node, sequence: TokenSequence, stop: int) -> Match:
-        """Walks down from a node as far as the sequence matches, up to stop (whole pages), and collects the pages."""
+        """Walks down from a node as far as the sequence matches, up to token `stop`, a multiple of the page size.
+        Collects the pages.
+        """
         pages: list[int] = []
         child, end = self._next(node, sequence, stop)
         while child is not None:
@@ -348,9 +358,10 @@ class RadixCache:
         return node, pages
 
     def _next(self, node: Node, sequence: TokenSequence, stop: int) -> tuple[Node | None, int]:
-        """The child that begins with the next page of the sequence, and the end of their common whole pages.
+        """Returns the child that begins with the sequence's next page, and the token at which their common whole pages
+        end.
 
-        None, and the end of the node: there is no such child.
+        (None, end of the node): there is no such child.
         """
         start = node.stop
         if start == stop or not node.children:
@@ -362,7 +373,7 @@ class RadixCache:
         return child, end - end % self.page_size if end < stop else stop
 
     def see(self, node: Node, sequence: Any) -> None:
-        """Replaces placeholders of unknown outputs on the path to node by the given tokens."""
+        """Replaces placeholders of unknown outputs on the path to node by the sequence's tokens."""
         step = node
         while isinstance(step.sequence, UnseenOutput):
             parent, key = step.parent, self._key(sequence, step.start)
@@ -375,7 +386,7 @@ class RadixCache:
             step = parent
 
     def split_path(self, node: Node, middle: int) -> None:
-        """Splits the node on the path to `node` that contains token `middle`, a multiple of the page size."""
+        """Splits the node that contains token `middle`, on the path to `node`. middle: a multiple of the page size."""
         step: Node | None = node
         while step is not None and step.start >= middle:
             step = step.parent
@@ -383,8 +394,8 @@ class RadixCache:
             self._offer(self.split(step, middle))
 
     def split(self, node: Node, middle: int) -> Node:
-        """Splits a node at token `middle`. A new parent gets the tokens before; `node`, which requests may hold, keeps
-        the rest.
+        """Splits a node at token `middle`. A new parent gets the tokens before `middle`. `node` keeps the rest, because
+        requests may hold it.
         """
         parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None
@@ -405,7 +416,9 @@ class RadixCache:
         return head
 
     def _offer(self, node: Node) -> None:
-        """Puts an evictable node into the heap, again if its key changed. Older entries of the node become invalid."""
+        """Puts an evictable node into the heap. A node whose key changed is put again, and its older entries become
+        invalid.
+        """
         if node.locks != node.num_twins or (node.children and not node.num_twins) or node.parent is None:
             return
         self._serial += 1
@@ -418,7 +431,7 @@ class RadixCache:
 
 
 def path_to(node: Node | None) -> list[Node]:
-    """The nodes from the root (excluded) to this node."""
+    """Nodes from below the root to this node, in this order."""
     path: list[Node] = []
     while node is not None and node.parent is not None:
         path.append(node)

@@ -1,9 +1,9 @@
 """The memory of one vLLM instance whose model has layers of linear attention.
 
-States are blocks of the same pool as KV: a state takes one block of each group of layers. A computing instance keeps
-the state of a prompt at its last block boundary, and where a cached prefix goes on behind its last state, because
-prompts have parted there before (mamba_cache_mode align, prefix_cache_retention_interval 0). A cached prefix ends at
-such a state. Unused states and KV are evicted in the order in which they became unused.
+States and KV share one pool of blocks. A state takes one block for each group of layers. An instance that computes a
+prompt keeps the state at the prompt's last block boundary. It also keeps a state where a cached prefix without a state
+ends, because another prompt parted there (mamba_cache_mode align, prefix_cache_retention_interval 0). Every usable
+cached prefix ends at such a state. Unused states and KV are evicted in the order in which they became unused.
 
 Source: vLLM 0.33.0, v1/core/single_type_kv_cache_manager.py:1428 (MambaManager), v1/core/kv_cache_coordinator.py:805,
 v1/core/sched/scheduler.py:546. Law: tests/laws/test_vllm_hybrid_cache.py.
@@ -21,30 +21,32 @@ from pdsim.policy.views import TokenSequence
 
 
 class State:
-    """The pages of a state, and the node of the prefix cache at whose end it is kept."""
+    """The pages of a linear-attention state. `node`: the node of the prefix cache at whose end the state is kept; None:
+    not kept.
+    """
 
     def __init__(self, pages: list[int]) -> None:
         self.pages = pages
         self.num_users = 1
         self.node: Node | None = None
         self.order = (0, 0)
-        """When the last user left: after how many accesses of the tree, and a serial number."""
+        """When the last user released the state: number of the tree's last access, and a serial number."""
 
 
 class HybridBlocksLease(Lease):
-    """A lease that also holds states."""
+    """A lease that also holds linear-attention states."""
 
     def __init__(self, node: Node | None, pages: list[int]) -> None:
         super().__init__(node, pages, len(pages))
         self.running: State | None = None
-        """State that the request's last forward leaves."""
+        """State after the request's last computed or scheduled token."""
         self.passed: list[State] = []
-        """States that a forward under way reads, or keeps for others."""
+        """States that a forward under way reads, or that it leaves for other requests."""
         self.parting_tokens = 0
-        """Number of cached tokens, if a state was kept only before the last of them. Else 0."""
+        """Number of cached tokens, if the cached prefix continues after its last state; else 0."""
         self.has_begun = False
         self.kept: list[tuple[int, State]] = []
-        """States of a forward under way that others may continue from, by their number of tokens."""
+        """States that a forward under way leaves for other requests, each with its number of tokens."""
 
     @property
     def states(self) -> list[State]:
@@ -52,7 +54,7 @@ class HybridBlocksLease(Lease):
 
 
 class VllmHybridCache(KvCache):
-    """Leases whose states take pages of the pool, and that continue from kept states."""
+    """Leases that continue from cached states. The states take pages of the KV pool."""
 
     def __init__(
         self,
@@ -65,25 +67,27 @@ class VllmHybridCache(KvCache):
         offload: OffloadCache | None = None,
         chunks: ChunkCache | None = None,
     ) -> None:
-        """computes: False on decode, where the state of a prompt comes with its KV and no states are kept: a cached
-        prefix continues from any page (kv_cache_manager.py:330).
+        """pages_per_state: number of pages of one state. computes: False on decode: a prompt's state arrives with its
+        KV, no state is cached, and a cached prefix continues from any page (kv_cache_manager.py:330).
         """
         super().__init__(pool, page_size, prefix_cache, offload=offload, chunks=chunks)
         self.pages_per_state = pages_per_state
         self.unused: set[State] = set()
-        """Kept states without users."""
+        """Cached states that no request uses."""
         self._order: list[tuple[tuple[int, int], State]] = []
-        """A heap of unused states. Entries of states that were used again are stale."""
+        """Heap of unused states. An entry is invalid if its state was used again."""
         self._serial = 0
         self._kept: dict[Node, State] = {}
         self._fresh: set[Node] = set()
-        """Nodes whose states the step that is being chosen will compute."""
+        """Nodes whose states the step being chosen will compute."""
         self.keeps_states = computes and prefix_cache is not None
         self.pages_per_growth = 1 + pages_per_state * self.keeps_states
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens of the longest request: its state, and one that its last forward keeps, take pages, too."""
+        """Number of tokens of the longest possible request. Its state and a state that its last forward leaves also
+        take pages.
+        """
         return max(0, self.pool.num_pages - 2 * self.pages_per_state) * self.page_size
 
     @property
@@ -104,8 +108,8 @@ class VllmHybridCache(KvCache):
         return self.num_cached_tokens(sequence)
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """Opens a lease on the longest cached prefix of at most max_tokens that has a state, and locks both. Where no
-        states are kept, on the longest cached prefix, with pages for the request's state.
+        """Opens a lease on the longest cached prefix that has a state and at most max_tokens tokens. Locks prefix and
+        state. If no states are cached, the prefix may end anywhere, and the request gets pages for a state.
         """
         tree = self.prefix_cache
         if not self.keeps_states or tree is None:
@@ -125,7 +129,9 @@ class VllmHybridCache(KvCache):
         return lease
 
     def open_for_load(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """Opens a lease behind whose KV a load continues, and brings the state (kv_cache_manager.py:330)."""
+        """Opens a lease whose cached prefix a load will continue. The load also brings a state, so the prefix needs
+        none (kv_cache_manager.py:330).
+        """
         if not self.keeps_states:
             return self.open(sequence, max_tokens)
         whole = super().open(sequence, max_tokens)
@@ -145,17 +151,18 @@ class VllmHybridCache(KvCache):
     # Forwards.
 
     def begin_step(self) -> None:
-        """Begins the choice of a step. The steps before are computed when it runs."""
+        """Called before an instance chooses a step. All earlier steps will be computed before this step runs."""
         self._fresh.clear()
         self.num_left_pages = 0
 
     def waits(self, lease: Lease) -> bool:
-        """True if a lease that was just opened continues from a state of the step that is being chosen."""
+        """True if a newly opened lease continues from a state that the step being chosen will compute."""
         return lease.node in self._fresh
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
-        """Number of tokens of a chunk that may have num_tokens behind start: it ends at a block unless it reaches
-        prefill_end, and where prompts have parted. limit: of one step, in tokens.
+        """Number of tokens of the chunk that begins at `start`, at most num_tokens. The chunk ends at a block boundary
+        unless it reaches prefill_end. It also ends where a cached prefix without a state ends. limit: maximum tokens of
+        one step.
         """
         if not self.keeps_states or start >= prefill_end:
             return num_tokens
@@ -175,14 +182,16 @@ class VllmHybridCache(KvCache):
         return min([stop for stop in stops if start < stop < end], default=end) - start
 
     def num_state_pages(self, start: int, end: int, prefill_end: int) -> int:
-        """Number of pages that a chunk of the tokens from start to end needs for states."""
+        """Number of pages for states that a chunk of the tokens [start, end) needs."""
         if not self.keeps_states:
             return 0
         begins_block = -(-end // self.page_size) > -(-start // self.page_size)
         return self.pages_per_state * (begins_block + self._exports(start, end, prefill_end))
 
     def begin_chunk(self, lease: Lease, prompt: TokenSequence, start: int, end: int, prefill_end: int) -> None:
-        """Takes pages for the states of a chunk whose KV is cached, and keeps states of the prompt."""
+        """Allocates pages for the states of a chunk, and caches states of the prompt. The chunk's KV is in the prefix
+        cache already.
+        """
         if not self.keeps_states:
             return
         assert isinstance(lease, HybridBlocksLease)
@@ -201,15 +210,15 @@ class VllmHybridCache(KvCache):
             self._keep(lease, lease.running, end)
 
     def end_chunk(self, lease: Lease) -> None:
-        """Releases the states that a computed chunk has read, or has kept."""
+        """Releases the states that a computed chunk has read or left."""
         if isinstance(lease, HybridBlocksLease):
             for state in lease.passed:
                 self._release(state, 1)
             lease.passed, lease.kept = [], []
 
     def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
-        """Gives running requests pages. Behind the end of a block a step reads a state and writes it to new pages:
-        pages for both are taken from the others, until the next step.
+        """Gives running requests pages. A step that begins a new block reads the old state and writes a new one, so
+        other requests cannot use the pages of the old states until the next step.
         """
         self.num_left_pages = 0
         super().grow_all(leases, num_pages)
@@ -236,20 +245,22 @@ class VllmHybridCache(KvCache):
     # States.
 
     def _exports(self, start: int, end: int, prefill_end: int) -> bool:
-        """True if a forward leaves a state at the last block boundary before its end (v1/kv_cache_interface.py:1189,
-        as kernels of FlashInfer and Mamba2 do), besides its last.
+        """True if a forward also leaves a state at the last block boundary before its end
+        (v1/kv_cache_interface.py:1189, as kernels of FlashInfer and Mamba2 do).
         """
         size = self.page_size
         return end >= prefill_end and start % size == 0 and (end - 1) // size > start // size
 
     def _last_kept(self, node: Node) -> Node:
-        """The last node with a state on the path to this one. The root, if there is none."""
+        """Last node with a cached state on the path to the given node. The root: no node on the path has a state."""
         while node.parent is not None and node not in self._kept:
             node = node.parent
         return node
 
     def _keep(self, lease: Lease, state: State, num_tokens: int) -> None:
-        """Keeps a state of the first num_tokens for others, unless one is kept there. Their KV is cached."""
+        """Caches the state after the first num_tokens, unless the cache has it. The KV of these tokens is in the
+        cache.
+        """
         assert isinstance(lease, HybridBlocksLease)
         lease.kept.append((num_tokens, state))
         tree, node = self.prefix_cache, lease.node
@@ -271,8 +282,8 @@ class VllmHybridCache(KvCache):
         state.num_users += 1
 
     def _release(self, state: State, shift: int | None) -> None:
-        """Ends a use of a state. shift: 1 puts it behind KV that became unused with the last access of the tree, -1
-        before; None: where it was, because the use was no use.
+        """Notes that one user no longer uses a state. shift: place of the state in the order of eviction, relative to
+        KV that became unused at the tree's last access. 1: after; -1: before; None: the place stays the same.
         """
         state.num_users -= 1
         if state.num_users:
@@ -302,7 +313,7 @@ class VllmHybridCache(KvCache):
         self.pool.free(state.pages)
 
     def _leave(self, node: Node) -> None:
-        """Handles the eviction of a node. Nobody can continue from its state."""
+        """Handles the eviction of a node. No request can continue from its state any more."""
         state = self._kept.get(node)
         if state is not None and state in self.unused:
             self._forget(state)
@@ -311,7 +322,7 @@ class VllmHybridCache(KvCache):
             state.node = None
 
     def _evict(self, prefix_cache: RadixCache, num_pages: int) -> None:
-        """Frees pages of states and of KV, what became unused first."""
+        """Frees num_pages pages of unused states and KV, in the order in which they became unused."""
         enough = self.pool.num_free + num_pages
         while (lacking := enough - self.pool.num_free) > 0:
             last_access = prefix_cache.next_access()
@@ -324,9 +335,9 @@ class VllmHybridCache(KvCache):
                 prefix_cache.evict(1 if self.unused else lacking, self._leave)
 
     def held_states(self, leases: Sequence[Lease]) -> set[State]:
-        """States in use."""
+        """States that leases hold."""
         return {state for lease in leases if isinstance(lease, HybridBlocksLease) for state in lease.states}
 
     def state_pages(self, leases: Sequence[Lease]) -> list[int]:
-        """Pages of all states that leases hold or that are kept, each once."""
+        """Pages of all states that leases hold or that the cache keeps. Each page appears once."""
         return [page for state in [*self.held_states(leases), *self.unused] for page in state.pages]

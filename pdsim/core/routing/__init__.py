@@ -1,1 +1,1 @@
-"""The router, and its knowledge of the instances of each role: loads, prompts, and answers to policies' questions."""
+"""The router, and the data that it keeps about the instances of each role: loads, prompts and sessions."""

@@ -1,4 +1,6 @@
-"""The prompts that a router sent to the instances of one role: an estimate of the content of their caches."""
+"""Remembers which prompts a router sent to each instance of one role. Routing policies estimate cached tokens from this
+memory.
+"""
 
 from collections.abc import Collection, Hashable, Iterable
 
@@ -7,14 +9,14 @@ from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 
 PAGE_SIZE = 64
-"""Page size in tokens for remembered prompts, unless the page size of the instances is known."""
+"""Page size in tokens of remembered prompts, if the instances' page size is unknown."""
 _NOBODY: frozenset[str] = frozenset()
 
 
 class PromptMemory:
-    """The prompts that were sent to one instance.
+    """The prompts that a router sent to one instance.
 
-    The least recently sent prompts are forgotten first. A prompt that is larger than the memory is not remembered.
+    The memory forgets the least recently sent prompts first. A prompt that is larger than the memory is not remembered.
     """
 
     def __init__(self, num_tokens: int, page_size: int = PAGE_SIZE) -> None:
@@ -24,15 +26,15 @@ class PromptMemory:
         self._prefixes.uses_whole_nodes = False
 
     def takes(self, prompt: TokenSequence) -> bool:
-        """True if the memory is large enough to hold the prompt."""
+        """True if the prompt is not larger than the memory."""
         return 0 < len(prompt) // self._page_size <= self._num_pages
 
     def num_tokens(self, prompt: TokenSequence) -> int:
-        """Number of leading prompt tokens that were sent to the instance before."""
+        """Number of the prompt's first tokens that were sent to the instance before."""
         return self._prefixes.peek(prompt)
 
     def add(self, prompt: TokenSequence) -> list[Hashable]:
-        """Adds a prompt. Returns the keys of first pages with which no remembered prompt begins any more."""
+        """Adds a prompt. Returns the keys of all first pages that the memory forgot to make room."""
         forgotten: list[Hashable] = []
         if not self.takes(prompt):
             return forgotten
@@ -50,10 +52,10 @@ class PromptMemory:
 
 
 class PromptMemories:
-    """The memory of each instance, with an index of instances by the first page of their prompts."""
+    """The memories of all instances, with an index: instances by the first page of their prompts."""
 
     def __init__(self, instance_ids: Iterable[str], num_tokens: int, page_size: int = PAGE_SIZE) -> None:
-        """num_tokens: size of each memory."""
+        """num_tokens: size of each memory in tokens."""
         self._num_tokens, self._page_size = num_tokens, page_size
         self._memories = {instance_id: PromptMemory(num_tokens, page_size) for instance_id in instance_ids}
         self._holders: dict[Hashable, set[str]] = {}
@@ -63,7 +65,7 @@ class PromptMemories:
         return self._memories[instance_id].num_tokens(prompt)
 
     def holders(self, prompt: TokenSequence) -> Collection[str]:
-        """Instances that may know a beginning of this prompt."""
+        """Instances that may have got a prompt with the same first page before."""
         page = self._page_size
         return self._holders.get(prompt.page_key(0, page), _NOBODY) if len(prompt) >= page else _NOBODY
 
@@ -75,7 +77,7 @@ class PromptMemories:
             self._leave(first_page, instance_id)
 
     def forget(self, instance_id: str) -> None:
-        """Forgets all prompts of an instance, because its cache is empty."""
+        """Forgets all prompts that were sent to an instance, because its cache is empty."""
         self._memories[instance_id] = PromptMemory(self._num_tokens, self._page_size)
         for first_page in [page for page, holders in self._holders.items() if instance_id in holders]:
             self._leave(first_page, instance_id)

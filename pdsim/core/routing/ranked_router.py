@@ -1,4 +1,4 @@
-"""Routing to servers that pick one of their data-parallel ranks themselves."""
+"""Routes requests to servers that choose among their own data-parallel ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,9 @@ from pdsim.policy.views import InstanceLoad, TokenSequence
 
 
 class RankedRouter(RoleRouter):
-    """The servers of one role. The routing policy sees servers; each server picks a rank by its own policy."""
+    """The servers of one role. The routing policy chooses a server, and the server's own policy chooses one of its
+    ranks.
+    """
 
     def __init__(
         self,
@@ -20,13 +22,15 @@ class RankedRouter(RoleRouter):
         role: str = "aggregated",
         memory: MemorySize = REMEMBERED,
     ) -> None:
-        """ranks: the instances of each server. rank_policies: the policy of each server."""
+        """ranks: the instances (ranks) of each server. rank_policies: the policy by which each server chooses a
+        rank.
+        """
         super().__init__(list(ranks), policy, role, memory)
         self._ranks = {server: RoleRouter(ids, rank_policies[server]) for server, ids in ranks.items()}
         self._server_of = {instance_id: server for server, ids in ranks.items() for instance_id in ids}
 
     def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0, session: int = -1) -> str:
-        """Picks a server, and one of the server's ranks that is not down."""
+        """Picks a server, then one of the server's ranks that is not down. Returns the rank's instance id."""
         server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""), request_id, session)
         return self._ranks[server].pick(prompt, now_ns, avoid)
 
@@ -42,7 +46,9 @@ class RankedRouter(RoleRouter):
         return self._ranks[self._server_of[instance_id]].load_of(instance_id)
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
-        """Marks a rank as offered or not. A server is offered while at least one of its ranks is."""
+        """Handles a message that a rank accepts requests or no longer accepts any. A server accepts requests as long as
+        one of its ranks does.
+        """
         server = self._server_of.get(message.instance_id)
         if server is None:
             return
@@ -53,7 +59,7 @@ class RankedRouter(RoleRouter):
             super().note(replace(message, instance_id=server))
 
     def read(self, metrics: Sequence[m.InstanceMetrics]) -> None:
-        """Reads metrics of ranks. A server's metrics are the sum of its ranks' queues, and their mean page use."""
+        """Reads metrics of ranks. A server's queue is the sum of its ranks' queues; its page use is their mean."""
         of_servers: dict[str, list[m.InstanceMetrics]] = {}
         for one in metrics:
             if (server := self._server_of.get(one.instance_id)) is not None:

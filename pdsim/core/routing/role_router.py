@@ -1,4 +1,4 @@
-"""Chooses an instance of one role for a request by a routing policy, and keeps the data that the policy sees."""
+"""Chooses an instance of one role for each request, by a routing policy. Keeps the data that the policy sees."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pdsim.policy.views import InstanceLoad, TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class MemorySize:
-    """Size of a router's memory of each instance: pages of page_size tokens, up to num_tokens."""
+    """Size of a router's memory of prompts, per instance: at most num_tokens tokens, in pages of page_size tokens."""
 
     page_size: int = PAGE_SIZE
     num_tokens: int = 1 << 24
@@ -25,7 +25,7 @@ REMEMBERED = MemorySize()
 
 @dataclass(slots=True)
 class RoutedLoad:
-    """Unfinished requests that were routed to one instance, and their prompt tokens."""
+    """Numbers of unfinished requests of one instance and of their prompt tokens, as the router counts them."""
 
     instance_id: str
     num_requests: int = 0
@@ -40,7 +40,7 @@ class RoutedLoad:
 
 
 class RoleRouter:
-    """The instances of one role, and their loads."""
+    """The instances of one role, and their loads as the router counts them."""
 
     def __init__(
         self,
@@ -51,16 +51,17 @@ class RoleRouter:
     ) -> None:
         self.now_ns = 0
         self.session = -1
-        """Session of the request that an instance is picked for."""
+        """Session of the request for which an instance is being chosen. -1: the request has no session."""
         self.role = role
         self.page_size = memory.page_size
         self._policy = policy
         self._loads = {instance_id: RoutedLoad(instance_id) for instance_id in instance_ids}
         self.loads = list(self._loads.values())
         self.instances = self.loads
-        """Loads that the policy sees."""
+        """Loads of the instances from which the policy may choose."""
         self.counts_streams = False
-        """True: loads count requests whose clients receive tokens (`count`). False: loads count routed requests."""
+        """True: loads count only requests whose clients receive tokens, by calls of `count`. False: loads count all
+        routed requests."""
         self._down: set[str] = set()
         self._memory = memory
         self._remembered: PromptMemories | None = None
@@ -69,11 +70,12 @@ class RoleRouter:
         self.reads_sessions: bool = getattr(policy, "reads_sessions", False)
         self._sessions = SessionBindings() if self.reads_sessions else None
         self.num_picked_cached_tokens: int | None = None
-        """Tokens of the last prompt that its instance had seen. None: not needed."""
+        """Number of tokens of the last routed prompt that were sent to the same instance before. None: no policy needs
+        the number."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of leading prompt tokens that were sent to an instance before. The router remembers prompts from the
-        first call on.
+        """Number of the prompt's first tokens that were sent to the instance before. The router begins to remember
+        prompts at the first call.
         """
         return self._memories().num_tokens(prompt, instance_id)
 
@@ -98,8 +100,8 @@ class RoleRouter:
 
     @property
     def hears_first_tokens(self) -> bool:
-        """True if the router learns from a first token that a prompt is computed. On a prefill instance it learns this
-        from the prompt's end.
+        """True if the router must hear of first tokens, to know that a prompt is computed. PrefillDone tells the same
+        about prefill instances.
         """
         return self._work is not None and self.role == "aggregated"
 
@@ -107,7 +109,9 @@ class RoleRouter:
         return "" if self._sessions is None else self._sessions.instance_of(self.session, ttl_ns, self.now_ns)
 
     def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0, session: int = -1) -> str:
-        """Picks an instance that is not down. The instance to avoid is picked only if no other is left."""
+        """Picks an instance that is not down, and returns its id. The instance `avoid` is picked only if no other is
+        up. Raises PolicyError if the policy returns an unknown id.
+        """
         self.now_ns, self.session = now_ns, session
         self.instances = self._offered(avoid) if self._down or avoid else self.loads
         instance_id = self._policy.pick(prompt, self)
@@ -136,11 +140,11 @@ class RoleRouter:
             self._sessions.remove(request_id, now_ns)
 
     def count(self, instance_id: str, num_requests: int, num_tokens: int) -> None:
-        """Adds requests and tokens to the load of an instance."""
+        """Adds requests and prompt tokens to an instance's load. Negative numbers subtract."""
         self._loads[instance_id].add(num_requests, num_tokens)
 
     def on_computed(self, request_id: int) -> None:
-        """Handles the news that the prompt of a request is computed."""
+        """Handles the message that a request's prompt is computed."""
         if self._work is not None:
             self._work.on_computed(request_id)
 
@@ -152,8 +156,8 @@ class RoleRouter:
         return len(self._down) == len(self._loads)
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
-        """Offers an instance to the policy from now on, or stops offering it. The cache of a restarted instance counts
-        as empty.
+        """Handles a message that an instance accepts requests or no longer accepts any. A restarted instance has an
+        empty cache.
         """
         instance_id = message.instance_id
         if instance_id not in self._loads:
@@ -166,15 +170,13 @@ class RoleRouter:
             self._remembered.forget(instance_id)
 
     def read(self, metrics: Sequence[m.InstanceMetrics]) -> None:
-        """Reads the metrics of this role's instances. metrics: of all roles."""
+        """Reads metrics of this role's instances. metrics: metrics of the instances of all roles."""
         for one in metrics:
             if (load := self._loads.get(one.instance_id)) is not None:
                 load.num_queued, load.page_use = one.num_queued, one.page_use
 
     def forget(self) -> list[m.Command]:
-        """Forgets the content of the instances' caches, and returns messages that tell the instances to drop their
-        caches.
-        """
+        """Forgets all prompts, and returns messages that tell the instances to drop their caches."""
         self._remembered = None
         return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
 

@@ -1,4 +1,4 @@
-"""Work of routed requests at their instances: tokens to compute, and pages in use."""
+"""What unfinished requests cost their instances: prompt tokens to compute, and pages in use."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from pdsim.policy.views import TokenSequence
 
 
 class ActivePages:
-    """Whole pages of the unfinished prompts of one instance. A page that prompts share counts once."""
+    """Whole pages of all unfinished prompts of one instance. A page that several prompts share counts once."""
 
     def __init__(self, page_size: int) -> None:
         self.num_pages = 0
         self._prefixes = RadixCache(None, page_size, LeastRecentlyUsed())
 
     def num_shared(self, prompt: TokenSequence) -> int:
-        """Number of leading pages of a prompt that other unfinished prompts of the instance have."""
+        """Number of a prompt's first pages that other unfinished prompts of the instance also have."""
         return self._prefixes.peek(prompt) // self._prefixes.page_size
 
     def add(self, prompt: TokenSequence) -> Node:
-        """Adds a prompt. Returns the node to pass to `remove`."""
+        """Adds a prompt. Returns a node; `remove` takes it when the request ends."""
         num_pages, prefixes = len(prompt) // self._prefixes.page_size, self._prefixes
         end, found = prefixes.insert(prompt, num_pages * prefixes.page_size, range(num_pages), prefixes.root)
         prefixes.lock(end)
@@ -34,16 +34,16 @@ class ActivePages:
 
 @dataclass(slots=True)
 class _Work:
-    """A request at an instance."""
+    """An unfinished request, its instance and its uncached prompt tokens."""
 
     instance_id: str
     num_uncached_tokens: int
-    """Number of prompt tokens to compute; 0 after the prompt is computed."""
+    """Number of prompt tokens to compute; 0 as soon as the prompt is computed."""
     end: Node
 
 
 class RoutedWork:
-    """The requests of one role that are routed and have not ended."""
+    """The routed and unfinished requests of one role."""
 
     def __init__(self, instance_ids: Iterable[str], page_size: int) -> None:
         ids = list(instance_ids)
@@ -52,11 +52,13 @@ class RoutedWork:
         self._requests: dict[int, _Work] = {}
 
     def num_uncached_tokens(self, instance_id: str) -> int:
-        """Number of prompt tokens that the instance still has to compute."""
+        """Number of prompt tokens of all routed requests that the instance still has to compute."""
         return self._num_uncached_tokens[instance_id]
 
     def num_pages_with(self, prompt: TokenSequence, num_pages: int, instance_id: str) -> int:
-        """Number of distinct whole pages of this prompt (num_pages) and of the instance's unfinished prompts."""
+        """Number of distinct whole pages that the instance's unfinished prompts have if this prompt joins them.
+        num_pages: whole pages of this prompt.
+        """
         active = self._pages[instance_id]
         return active.num_pages + num_pages - active.num_shared(prompt)
 

@@ -1,14 +1,13 @@
-"""The router: chooses a prefill and a decode instance for each request, and tries failed requests again on others.
+"""The router: chooses a prefill and a decode instance for each request, and retries failed requests on other instances.
 
-state       meaning                                            begins with
-routed      an attempt is under way                            Arrival, or Woken for a retry -> NewRequest to a pair
-waiting     backoff before the next attempt                    Failed (retryable), PeerDown of decode, none healthy
-gone        the client has been told the end                   the attempt finished, or no attempt is left
+state meaning begins with routed an attempt is under way Arrival, or Woken for a retry -> NewRequest to a pair waiting
+backoff before the next attempt Failed (retryable), PeerDown of decode, none healthy gone the client has been told the
+end the attempt finished, or no attempt is left
 
-A retry has a new id, so that no instance confuses late messages of an old attempt with the new one: the first attempt
-has the client's id, the second retry of request 17 is 2000000017 in every journal. A request whose first token was
-streamed is not tried again: the client has part of the answer (SGLang's gateway retries by HTTP status, which the
-client has by then).
+Each retry has a new id, so that no instance confuses late messages of an old attempt with the new attempt. The first
+attempt has the client's id; the second retry of request 17 has id 2000000017. A request whose first token was streamed
+is not retried, because the client has a part of the answer. SGLang's gateway retries by HTTP status, which the client
+also has by then.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import DisaggregationPolicy, SheddingPolicy
 
 _RETRY = 1_000_000_000
-"""First id of retries. Clients' ids are smaller."""
+"""Id of the first retry of request 0. Clients' ids are smaller."""
 _FINE = 1 << 30
 
 
@@ -32,7 +31,7 @@ def attempt_id(request_id: int, num_retries: int) -> int:
 
 
 def request_of(attempt: int) -> int:
-    """The client's id of a request, from the id of an attempt."""
+    """Returns the client's id of a request, from the id of one of its attempts."""
     return attempt % _RETRY
 
 
@@ -49,7 +48,7 @@ class RetryLimits:
     backoff_multiplier: float = 1.5
     max_backoff_ns: int = 30_000_000_000
     backoff_jitter: float = 0.2
-    """Maximum share of a backoff by which it is randomly lengthened or shortened."""
+    """Maximum random change of a backoff, as a share of the backoff."""
     seed: int = 0
 
 
@@ -58,7 +57,9 @@ NO_RETRIES = RetryLimits(max_retries=0)
 
 @dataclass(slots=True)
 class _Pair:
-    """A prompt whose decode instance is chosen, as a disaggregation policy sees it."""
+    """A decode instance that was chosen for a prompt, and the loads of the prefill instances, as a disaggregation
+    policy sees them.
+    """
 
     num_decode_cached_tokens: int
     decode: RoutedLoad
@@ -67,19 +68,19 @@ class _Pair:
 
 @dataclass(slots=True)
 class _Request:
-    """A request that its client waits for, or whose prefill instance has not answered."""
+    """A request that has not ended at the client, or to which its prefill instance has not answered yet."""
 
     arrival: m.Arrival
     num_tokens: int
     """Length of the prompt in tokens."""
     num_retries: int = 0
     attempt: m.NewRequest | None = None
-    """The last attempt. at_prefill and at_decode tell where it is under way."""
+    """The last attempt. at_prefill and at_decode tell which instances still work on it."""
     at_prefill: bool = False
     at_decode: bool = False
     streamed: bool = False
     is_counted: bool = False
-    """True: the loads of both instances count the request, with counts_streams."""
+    """True: the loads of both instances include this request. Used with counts_streams only."""
 
     @property
     def request_id(self) -> int:
@@ -87,7 +88,7 @@ class _Request:
 
     @property
     def counted(self) -> tuple[int, int]:
-        """Prompt tokens and id, for the loads."""
+        """Number of prompt tokens and request id: the arguments of RoleRouter.release after the instance id."""
         return self.num_tokens, self.arrival.request_id
 
     @property
@@ -96,9 +97,9 @@ class _Request:
 
 
 class Router:
-    """The router of prefill and decode instances or, with one role, of aggregated instances. Calls return messages to
-    send, and requests whose end the router decides. Finished, PrefillDone and FirstToken go to the client unchanged, if
-    they belong to the attempt under way: `client_of`.
+    """Routes requests to pairs of prefill and decode instances, or to aggregated instances. on_message returns messages
+    to send, and Failed for requests that the router ends. Finished, PrefillDone and FirstToken of the present attempt
+    go to the client unchanged: `client_of`.
     """
 
     instance_id: ClassVar[str] = "router"
@@ -115,14 +116,14 @@ class Router:
     ) -> None:
         """decode: None if the instances are aggregated. shedding: None refuses no request.
 
-        disaggregation: None computes every prompt on a prefill instance. counts_streams: loads count a request at both
-        instances from when prefill has answered and its client receives tokens, until its end.
+        disaggregation: None computes every prompt on a prefill instance. counts_streams: True: both instances' loads
+        count a request only while its client receives tokens, that is after prefill has answered.
         """
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}
-        """Requests by the client's id, in the order in which they were routed."""
+        """Unfinished requests by the client's id, in the order in which they were routed."""
         self._waiting: dict[int, _Request] = {}
-        """Requests that are under way and whose clients have no token yet."""
+        """Routed requests whose clients have no token yet, by the client's id."""
         self._prefill = prefill
         self._decode = prefill if decode is None else decode
         self._is_aggregated = decode is None
@@ -134,17 +135,17 @@ class Router:
         self._counts_streams = prefill.counts_streams = self._decode.counts_streams = counts_streams
         self.hears_first_tokens = counts_streams or limits.max_retries > 0 or shedding is not None
         self.hears_first_tokens |= prefill.hears_first_tokens
-        """True if the router must be told of first tokens."""
+        """True if the driver must send first tokens to the router."""
         self.metrics_interval_ns = min((i for one in self.roles.values() if (i := one.metrics_interval_ns)), default=0)
-        """Interval in ns at which the router must be told of metrics. 0: never."""
+        """Interval in ns at which the driver must send MetricsSeen to the router. 0: never."""
         self.reads_sessions = any(one.reads_sessions for one in self.roles.values())
         self._backing_off: list[tuple[int, int, int]] = []
-        """Heap of (time, request, retry). Entries of cancelled requests are stale."""
+        """Heap of (time in ns, request id, number of the retry). An entry whose request was cancelled has no effect."""
         self._draws = Draws()
         self._now_ns = 0
 
     def client_of(self, attempt: int) -> int | None:
-        """The client's id of a request, if this is the id of the attempt under way; otherwise None."""
+        """Returns the client's id of a request, if `attempt` is the id of its present attempt. Otherwise None."""
         request = self._under_way(attempt)
         return None if request is None else request.arrival.request_id
 
@@ -250,7 +251,7 @@ class Router:
         return _Pair(self._decode.num_picked_cached_tokens, decode, self._prefill.loads)
 
     def _try_later(self, request: _Request, reason: str, now_ns: int) -> list[m.Command]:
-        """Schedules another attempt after a backoff. Fails the request if retries are used up."""
+        """Schedules another attempt after a backoff. If no retry is left, ends the request with Failed."""
         request_id, limits = request.arrival.request_id, self._limits
         if request.streamed or request.num_retries == limits.max_retries:
             del self.live[request_id]
@@ -288,7 +289,7 @@ class Router:
         return [] if was_finished else [replace(failed, request_id=request.arrival.request_id)]
 
     def _cancel(self, cancel: m.Cancel) -> list[m.Command]:
-        """Drops a cancelled request. Has no effect if the request has ended and its outcome is on the way."""
+        """Drops a request that its client has cancelled. No effect if the request has ended at decode."""
         request = self.live.get(cancel.request_id)
         if request is None or (request.at_prefill and not request.at_decode):
             return []
@@ -297,8 +298,8 @@ class Router:
         return [*commands, m.Failed(cancel.request_id, cancel.reason)]
 
     def _give_up(self, request: _Request, reason: str) -> list[m.Command]:
-        """Cancels the attempt at both instances, as a gateway drops both connections. The request may be tried
-        again.
+        """Cancels a request's attempt at both instances, as a gateway drops both connections. The caller may retry the
+        request.
         """
         assert request.attempt is not None
         self._leave_prefill(request)
@@ -339,8 +340,8 @@ class Router:
             del self.live[request.arrival.request_id]
 
     def _on_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Handles a failed instance. Decode instances report what a prefill instance lost; only the router reports for
-        decode.
+        """Handles the failure of an instance. The router itself retries requests of a dead decode instance. For a dead
+        prefill instance, decode instances report lost requests as Failed.
         """
         instance_id = down.instance_id
         for instances in self.roles.values():

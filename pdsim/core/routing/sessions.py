@@ -1,4 +1,6 @@
-"""The instance of each session. Requests of a session go to it while each follows the last within a time limit."""
+"""Binds sessions to instances. All requests of a session go to one instance while pauses between requests are shorter
+than a limit.
+"""
 
 from dataclasses import dataclass
 
@@ -8,23 +10,25 @@ class _Binding:
     session: int
     instance_id: str
     num_requests: int = 0
-    """Routed there and not done."""
+    """Number of the session's unfinished requests at the instance."""
     idle_since_ns: int = 0
 
 
 class SessionBindings:
-    """Instances of sessions. A session is bound to an instance while its requests are there, and for ttl_ns after the
-    last.
+    """The instance of each session. A binding lasts while the session has requests at the instance, and for ttl_ns
+    after the last request has ended.
     """
 
     def __init__(self) -> None:
         self._sessions: dict[int, _Binding] = {}
         self._requests: dict[int, _Binding] = {}
         self._idle: dict[int, _Binding] = {}
-        """Those of `_sessions` without requests, in the order in which their last requests ended."""
+        """Bindings of sessions without unfinished requests, in the order in which their last requests ended."""
 
     def instance_of(self, session: int, ttl_ns: int, now_ns: int) -> str:
-        """The instance that a session is bound to. Empty: none, or the session was idle for `ttl_ns`."""
+        """Returns the instance to which a session is bound. Empty: the session is new, or was idle for at least
+        `ttl_ns`.
+        """
         while self._idle:
             first = next(iter(self._idle.values()))
             if now_ns < first.idle_since_ns + ttl_ns:
@@ -34,7 +38,7 @@ class SessionBindings:
         return "" if binding is None else binding.instance_id
 
     def add(self, request_id: int, session: int, instance_id: str) -> None:
-        """Binds a session to an instance, because a request of the session goes there."""
+        """Binds a session to the instance to which one of its requests goes."""
         binding = self._sessions.get(session)
         if binding is None or binding.instance_id != instance_id:
             binding = self._sessions[session] = _Binding(session, instance_id)
@@ -43,7 +47,7 @@ class SessionBindings:
         self._requests[request_id] = binding
 
     def remove(self, request_id: int, now_ns: int) -> None:
-        """Counts the end of a request of a session. No effect if the request has no session."""
+        """Notes that a request has ended. No effect if the request has no session."""
         binding = self._requests.pop(request_id, None)
         if binding is None:
             return

@@ -1,9 +1,9 @@
-"""KV that goes back from decode to prefill when a request ends, for the next turn of its conversation.
+"""Sends KV of outputs back from decode to prefill when a request ends. The next request of the conversation finds this
+KV in prefill's cache.
 
-state      meaning                                                     message
-offered    decode has prompt and output in its prefix cache, locked    -> KvOffered to the prefill instance
-wanted     prefill lacks enough of this KV, and has pages for it       -> KvWanted; the decode instance sends the KV
-returned   prefill caches the KV, decode unlocks it                    KvReturned
+state meaning message offered decode has prompt and output in its prefix cache, locked -> KvOffered to the prefill
+instance wanted prefill lacks enough of this KV, and has pages for it -> KvWanted; the decode instance sends the KV
+returned prefill caches the KV, decode unlocks it KvReturned
 
 If prefill lacks little of the KV, or has no pages for it, nothing is sent. Law: tests/laws/test_kv_returns.py.
 """
@@ -16,12 +16,12 @@ from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.views import TokenSequence
 
 LEAST_TOKENS = 64
-"""Minimum number of tokens for which KV is returned. Fewer are recomputed (vLLM, kv_recompute_threshold)."""
+"""Minimum number of tokens for which KV is returned. Prefill recomputes fewer tokens (vLLM, kv_recompute_threshold)."""
 
 
 @dataclass(slots=True, eq=False)
 class Returning:
-    """KV that decode or prefill holds during a return."""
+    """KV that a decode or prefill instance holds while it is returned, with its lease."""
 
     request_id: int
     lease: Lease
@@ -31,7 +31,7 @@ class Returning:
 
 
 class KvGiver:
-    """Decode's side of KV returns: offers KV, and releases it afterwards."""
+    """The decode side of KV returns: offers KV of ended requests, and releases it afterwards."""
 
     def __init__(self, decode_id: str, cache: KvCache, wire: RankPairLayout) -> None:
         self.held: dict[int, Returning] = {}
@@ -40,7 +40,9 @@ class KvGiver:
         self._wire = wire
 
     def offer(self, request_id: int, prefill_id: str, sequence: TokenSequence, num_tokens: int) -> Command:
-        """Offers the cached KV of a request that has just ended."""
+        """Locks the cached KV of a request that has just ended, and returns a message that offers this KV to
+        prefill.
+        """
         lease = self._cache.open(sequence, num_tokens)
         num_tokens = lease.num_shared * self._cache.page_size
         self.held[request_id] = Returning(request_id, lease, sequence, num_tokens, prefill_id)
@@ -58,12 +60,12 @@ class KvGiver:
         return [ReturnKv(TransferUnit(*ids, source, message.pages, *size, now_ns, is_last=False))]
 
     def release(self, request_id: int) -> None:
-        """Releases KV that has arrived at prefill, or that prefill does not want."""
+        """Unlocks KV that prefill has received or does not want."""
         self._cache.drop(self.held.pop(request_id).lease)
 
 
 class KvTaker:
-    """Prefill's side of KV returns: asks for offered KV, and caches it."""
+    """The prefill side of KV returns: asks for offered KV, and caches it."""
 
     def __init__(self, cache: KvCache) -> None:
         self.held: dict[int, Returning] = {}

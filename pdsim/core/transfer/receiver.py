@@ -1,16 +1,16 @@
-"""The staging side of one decode instance: lends its ring to prefill, and has arriving KV scattered into pages.
+"""The receiver of staged KV of one decode instance. It lends parts of a ring of memory to prefill instances, and lets
+arriving KV be scattered into pages.
 
 Each state of a cell begins with a message:
 
-lent        AskStaging came -> StagingLent              a span for every cell of the request
-written     CellWritten came -> Scatter                 the KV is in the ring
-scattered   CellScattered came                          the KV is in its pages; the decode instance gets a message
-free        FreeCells came -> StagingWatermark          the instance's loop sends FreeCells once per decode step
-given up    Abort came -> spans free, Abort passed on   when no scatter of the request is under way
-lost        KvLost came -> KvLost passed on             the instance decides when to give the spans up
+lent AskStaging came -> StagingLent a span for every cell of the request written CellWritten came -> Scatter the KV is
+in the ring scattered CellScattered came the KV is in its pages; the decode instance gets a message free FreeCells came
+-> StagingWatermark the instance's loop sends FreeCells once per decode step given up Abort came -> spans free, Abort
+passed on when no scatter of the request is under way lost KvLost came -> KvLost passed on the instance decides when to
+give the spans up
 
 The last unit's KvArrived goes on to the instance when every cell of the request is scattered. Messages reach the
-receiver at once, without waiting for the instance's loop.
+receiver at once; it does not wait for the decode instance's loop.
 """
 
 from collections.abc import Sequence
@@ -42,21 +42,24 @@ class Receiver:
         release_timeout_ns: int | None = None,
         has_restarted: bool = False,
     ) -> None:
-        """release_timeout_ns: time for which spans are kept after their writer was lost and has restarted."""
+        """release_timeout_ns: time in ns for which spans stay lent after their writer was lost and has restarted; None:
+        no limit. has_restarted: True: this receiver takes the place of one that died.
+        """
         self.instance_id = receiver_of(decode_id)
         self.ring = ring
         self._decode_id = decode_id
         self._prefill_ids = prefill_ids
         self._incoming: dict[int, _Incoming] = {}
         self._aborted = LateRequests()
-        """Aborted requests, whose messages are ignored."""
+        """Aborted requests. The receiver ignores messages about these requests."""
         self._orphans = Deadlines(self.instance_id, release_timeout_ns)
         self._strangers: set[str] = set(prefill_ids) if has_restarted else set()
-        """Prefill instances whose sender does not know the watermark, because one of the two has restarted."""
+        """Prefill instances whose sender does not know the present watermark, because it or this receiver has
+        restarted."""
 
     @property
     def held(self) -> list[int]:
-        """Requests whose KV is not yet completely in its pages."""
+        """Ids of requests whose KV is not yet completely in its pages."""
         return list(self._incoming)
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
@@ -135,7 +138,9 @@ class Receiver:
         return self._give_back(message, incoming)
 
     def _give_back(self, abort: m.Abort, incoming: _Incoming) -> list[m.Command]:
-        """Frees the spans of an aborted request and tells the decode instance, when no scatter is under way."""
+        """Frees the spans of an aborted request and tells the decode instance, if no scatter of the request is under
+        way.
+        """
         if incoming.num_scattered < incoming.num_written:
             return []
         del self._incoming[abort.request_id]
@@ -143,8 +148,8 @@ class Receiver:
         return [*self._free(m.FreeCells(cells)), m.Tell(self._decode_id, abort)]
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Handles a failed prefill instance. The decode instance may not know all of its transfers, if it restarted
-        itself.
+        """Handles the failure of a prefill instance. The decode instance may not know all transfers of this prefill
+        instance, because it may itself have restarted.
         """
         self._strangers.add(down.instance_id)
         commands: list[m.Command] = []

@@ -1,18 +1,16 @@
-"""The transfer workers of one prefill instance: a few queues, each of which sends one unit at a time.
+"""The transfer workers of one prefill instance: several queues. Each queue sends one transfer unit at a time.
 
 Each state of a unit begins with an event:
 
-queued     a TransferUnit came                                     it joins the queue of its destination
-ready      its layers are computed                                 and its span of the ring, if any, is free to write
-sending    -> StartTransfer                                        one per queue
-sent       UnitSent came -> KvSent here, KvArrived or CellWritten there
-failed     TransferFailed came -> Abort here and there             the request's other units are dropped
-lost       TransferLost came -> Abort here, KvLost there           as failed, but bytes may still be under way
-stopped    StopSending came -> KvSent here, Abort there            when the unit under way, if any, has ended
+queued a TransferUnit came it joins the queue of its destination ready its layers are computed and its span of the ring,
+if any, is free to write sending -> StartTransfer one per queue sent UnitSent came -> KvSent here, KvArrived or
+CellWritten there failed TransferFailed came -> Abort here and there the request's other units are dropped lost
+TransferLost came -> Abort here, KvLost there as failed, but bytes may still be under way stopped StopSending came ->
+KvSent here, Abort there when the unit under way, if any, has ended
 
-Here: the prefill instance; there: the decode side. Messages reach the workers without waiting for the instance's loop.
-A unit that is not ready lets later ones pass, except those of its own request (SGLang puts such a chunk back at the
-tail of its queue and tries again within 1 ms).
+"Here" is the prefill instance, "there" the decode instance or its receiver. Messages reach the workers at once; they do
+not wait for the instance's loop. A unit that is not ready lets later units of other requests pass. SGLang puts such a
+chunk back at the tail of its queue, and tries again within 1 ms.
 """
 
 from collections.abc import Sequence
@@ -37,14 +35,16 @@ class _Queue:
 
 
 _EMPTY = Watermark()
-"""Watermark of a decode instance that has sent none."""
+"""Watermark of a decode instance from which no watermark has arrived."""
 
 
 class Sender:
     def __init__(
         self, prefill_id: str, decode_ids: Sequence[str], *, num_queues: int, by_request: bool = False, staged: bool
     ) -> None:
-        """by_request: all units of one request go through one queue. Otherwise: all units for one decode instance."""
+        """by_request: True: all units of one request go through the same queue. False: all units for one decode
+        instance go through the same queue. staged: True: units may need spans of a staging ring.
+        """
         self.instance_id = sender_of(prefill_id)
         self._prefill_id = prefill_id
         self._staged = staged
@@ -52,20 +52,21 @@ class Sender:
         self._queues = [_Queue() for _ in range(num_queues)]
         self._decode_ids = decode_ids
         self._shards: dict[str, int] = {}
-        """Queue of each decode instance. Entries are made at the first unit, because full tables would grow with all
-        pairs."""
+        """Number of the queue of each decode instance. An entry is made at the first unit, because tables of all pairs
+        of instances would be large."""
         self._computed = (0, 0)
-        """The step whose layers are being computed, and its number of computed groups."""
+        """Id of the step whose layers are being computed, and number of its layer groups that are computed."""
         self._spans: dict[tuple[int, int], Span] = {}
         self._watermarks: dict[str, Watermark] = {}
         self._stopped = LateRequests()
-        """Requests of which no more is sent; their later messages are dropped. Reason _LOST: bytes may still arrive."""
+        """Requests that the sender no longer sends. The sender drops later messages about them. Reason _LOST: bytes of
+        the request may still arrive."""
         self._stopping: dict[int, m.StopSending] = {}
-        """Stopped requests with a unit under way."""
+        """Stopped requests of which one unit is still being sent, with the message that stopped them."""
 
     @property
     def held(self) -> list[int]:
-        """Requests for which this sender has units, ring spans or an answer to give."""
+        """Ids of requests for which this sender still has units, ring spans or an answer to give."""
         sending = [queue.sending for queue in self._queues if queue.sending is not None]
         units = [*sending, *(unit for queue in self._queues for unit in queue.units)]
         return [*(unit.request_id for unit in units), *(request_id for request_id, _ in self._spans), *self._stopping]
@@ -168,7 +169,9 @@ class Sender:
         return [*commands, m.Tell(self._prefill_id, m.Abort(request_id, reason, retryable=True))]
 
     def _say(self, decode_id: str, request_id: int, reason: str) -> m.Command:
-        """Tells the decode instance that no more is sent, and whether it may reuse the pages."""
+        """Returns a message to a decode instance: the sender sends no more of this request. Abort: the pages may be
+        used again; KvLost: bytes may still arrive.
+        """
         is_lost = request_id in self._stopped and self._stopped.why(request_id) == _LOST
         word = m.KvLost(request_id, reason) if is_lost else m.Abort(request_id, reason, retryable=True)
         return m.Send(self._arrives_at(decode_id), word)
@@ -181,7 +184,7 @@ class Sender:
             del self._spans[key]
 
     def _answer(self, request_id: int) -> list[m.Command]:
-        """Answers a StopSending when nothing of the request is under way, as far as this sender can know."""
+        """Answers a StopSending as soon as this sender knows of no unit of the request under way."""
         stop = self._stopping.pop(request_id, None)
         if stop is None or not stop.decode_id:
             return []

@@ -1,8 +1,8 @@
-"""The staging memory of one decode rank: a ring of bytes that is lent before it is free.
+"""The staging memory of one decode rank: a ring of bytes. Spans of the ring are lent before their bytes are free.
 
-The writer of a span may learn the span's position before these bytes are free. The writer must wait until the
-watermark, the start of the oldest live span that it knows of, has passed: `may_write`. Spans are freed in the order of
-lending. If a span does not fit into the tail of the ring, the tail is unused in this round (SGLang 0.5.23,
+The writer of a span learns the span's position first, and must wait until the bytes are free: `may_write`. The
+watermark tells this. It is the start of the oldest span that is still lent. Spans become free in the order of lending.
+If a span does not fit into the tail of the ring, the tail stays unused in this round (SGLang 0.5.23,
 disaggregation/common/staging_handler.py: StagingAllocator, is_watermark_ready).
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """Bytes [offset, end) of the ring in one round."""
+    """Bytes [offset, end) of the ring in one round through the ring."""
 
     offset: int
     round: int
@@ -21,14 +21,14 @@ class Span(NamedTuple):
 
 
 class Watermark(NamedTuple):
-    """Start of the oldest live span: everything before it in this round, and all earlier rounds, is free."""
+    """Start of the oldest lent span. All bytes before it in this round, and all earlier rounds, are free."""
 
     round: int = 0
     offset: int = 0
 
 
 def may_write(span: Span, watermark: Watermark) -> bool:
-    """True if the watermark shows that no live bytes lie under the span."""
+    """True if the watermark shows that no lent bytes overlap the span."""
     if span.round == 0 or span.round - 1 < watermark.round:
         return True
     return span.round - 1 == watermark.round and span.end <= watermark.offset
@@ -48,7 +48,7 @@ class StagingRing:
         self._head = 0
         self._round = 0
         self._lent: deque[_Lent] = deque()
-        """Spans in the order of lending. A span that was freed behind a live span is still included."""
+        """Spans in the order of lending. A freed span stays included while an earlier span is still lent."""
         self._live: dict[Hashable, _Lent] = {}
 
     @property
@@ -56,15 +56,15 @@ class StagingRing:
         return sum(lent.span.end - lent.span.offset for lent in self._live.values())
 
     def __contains__(self, key: Hashable) -> bool:
-        """True if a span is lent under this key."""
+        """True if a span is lent for this key."""
         return key in self._live
 
     def span(self, key: Hashable) -> Span:
-        """The span that was lent under a key."""
+        """Returns the span that was lent for this key. Raises KeyError if there is none."""
         return self._live[key].span
 
     def assign(self, key: Hashable, num_bytes: int) -> Span | None:
-        """Lends bytes that may still be in use. None: the span is larger than the whole ring."""
+        """Lends a span, whose bytes may not be free yet. None: num_bytes exceeds the whole ring."""
         assert key not in self._live, f"{key} holds a span already"
         if num_bytes > self.num_bytes:
             return None
@@ -79,7 +79,7 @@ class StagingRing:
         return span
 
     def free(self, key: Hashable) -> Watermark:
-        """Frees a span. The watermark moves only when the oldest live span is freed."""
+        """Frees a span, and returns the watermark. The watermark moves only when the oldest lent span is freed."""
         self._live.pop(key).freed = True
         while self._lent and self._lent[0].freed:
             self._lent.popleft()

@@ -1,16 +1,17 @@
-"""The KV that a prefill instance sends: how ranks split it, the units that carry it, one cursor per request.
+"""Plans which KV a prefill instance sends: how ranks divide KV, the units that carry it, and a cursor for each request.
 
-Ranks of one instance do the same at the same time, so one pair of ranks stands for all. The KV that a pair moves
-depends on the tensor-parallel sizes (SGLang 0.5.23, common/conn.py: _resolve_rank_mapping, staging_buffer.py):
+All ranks of an instance do the same at the same time, so one pair of a prefill rank and a decode rank stands for all
+pairs. The KV that a pair moves depends on the tensor-parallel sizes (SGLang 0.5.23, common/conn.py:
+_resolve_rank_mapping, staging_buffer.py):
 
-decode has       transfers                                                  sent as
-as many ranks    each rank sends all its KV heads to its counterpart        whole pages
-fewer ranks      several prefill ranks write to each decode rank            a slice of each token's heads, or staging
-more ranks       each prefill rank writes to several, one after another     a slice of each token's heads, or staging
-latent KV        every rank holds all KV: one writer per decode rank        whole pages
-divided latents  every rank gets its share of the tokens from one writer    gathered tokens, or vLLM's blocks
+decode has transfers sent as as many ranks each rank sends all its KV heads to its counterpart whole pages fewer ranks
+several prefill ranks write to each decode rank a slice of each token's heads, or staging more ranks each prefill rank
+writes to several, one after another a slice of each token's heads, or staging latent KV every rank holds all KV: one
+writer per decode rank whole pages divided latents every rank gets its share of the tokens from one writer gathered
+tokens, or vLLM's blocks
 
-Ranks of each pipeline stage of prefill send the layers of their stage. A pair of the largest stage stands for all.
+With pipeline stages on prefill, each rank sends the layers of its stage. A pair of the stage with most layers stands
+for all pairs.
 """
 
 from collections.abc import Sequence
@@ -20,47 +21,49 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, kw_only=True)
 class RankPairLayout:
-    """KV layout between a prefill and a decode instance, for one pair of ranks."""
+    """Layout of the KV that one prefill rank sends to one decode rank."""
 
     page_size: int
     page_bytes: int
-    """KV bytes of one page that one prefill rank sends to one decode rank, over all layers."""
+    """KV bytes of one page, over all layers, that one prefill rank sends to one decode rank."""
     num_planes: int
-    """Number of arrays that hold a part of every page: K and V of each layer, or its latent and the key of its
-    indexer."""
+    """Number of arrays that a page is spread over. Each layer has K and V, or its latent and the key of its indexer."""
     planes_per_layer: int = 1
     num_writers: int = 1
     """Number of prefill ranks that write to one decode rank."""
     num_targets: int = 1
     """Number of decode ranks that one prefill rank writes to."""
     num_pairs: int = 1
-    """Number of pairs of ranks between which KV is sent."""
+    """Number of pairs of a prefill rank and a decode rank between which KV is sent."""
     num_absent_layers: int = 0
-    """Number of layers that pairs of smaller pipeline stages have less than the largest, summed over these pairs."""
+    """Number of layers that a smaller pipeline stage lacks in comparison with the largest stage, summed over all pairs
+    of ranks."""
     slices: bool = False
-    """True if the two sides divide KV heads differently, so that each token of each plane needs its own descriptor."""
+    """True: prefill and decode divide KV heads differently, so each token of each array needs its own descriptor."""
     coalesces: bool = True
-    """True: the engine joins pages that are contiguous on both sides (Mooncake does, NIXL does not)."""
+    """True: the engine joins pages that are contiguous on both sides into one descriptor (Mooncake does, NIXL does
+    not)."""
     num_shares: int = 1
-    """Number of decode ranks that divide each page of decode, which has as many times the tokens of a page of prefill.
-    page_bytes are those of one rank's share of prefill's page."""
+    """Number of decode ranks that divide the tokens of a page. A page of decode then has this many times the tokens of
+    a prefill page. page_bytes is one decode rank's share of a prefill page."""
     pushes: bool = False
-    """True if a kernel writes all pages of a unit with one descriptor."""
+    """True: a kernel writes all pages of a unit with one descriptor."""
     state_bytes: int = 0
-    """Bytes of linear-attention state per request, sent after the last page."""
+    """Bytes of a request's linear-attention state. The state is sent after the last page."""
     num_state_planes: int = 0
     window_tokens: int = 0
-    """Last tokens of a prompt whose KV in layers with a window is sent after the last page. page_bytes and num_planes
-    do not include these layers."""
+    """Size of the sliding window in tokens. In layers with a window, only KV of the prompt's last tokens is sent, after
+    the last page. page_bytes and num_planes do not include these layers."""
     window_page_bytes: int = 0
-    """KV bytes of one page in these layers that one prefill rank sends to one decode rank."""
+    """KV bytes of one page, over all layers with a sliding window, that one prefill rank sends to one decode rank."""
     num_window_planes: int = 0
 
     def size(
         self, source: tuple[int, ...], target: tuple[int, ...], sent: range | None = None, *, with_state: bool = True
     ) -> "TransferSize":
-        """Bytes and descriptors of these pages. sent: all tokens that the receiver lacks, if these pages are their last
-        part. Then the windows of these tokens go with the pages, and with_state the request's state.
+        """Returns bytes and descriptors of a transfer of these pages. sent: if these pages are the prompt's last, the
+        range of all tokens that decode lacked; the transfer then includes KV of layers with a window. with_state:
+        includes the request's state, too.
         """
         num_pages = len(source)
         if self.pushes:
@@ -82,14 +85,12 @@ class RankPairLayout:
         return size
 
     def num_window_pages(self, sent: range) -> int:
-        """Number of last pages of these tokens that hold the last token's window. The tokens are all that the receiver
-        lacks.
-        """
+        """Number of pages with KV of the window at the prompt's end. sent: range of all tokens that decode lacked."""
         first = max(sent.start, sent.stop - self.window_tokens) // self.page_size
         return -(-sent.stop // self.page_size) - first
 
     def _windows(self, sent: range) -> "TransferSize":
-        """Size of a prompt's windows, from the page with their first token on (SGLang 0.5.23,
+        """Bytes and descriptors of KV in layers with a window, for the last tokens of a prompt (SGLang 0.5.23,
         disaggregation/prefill.py:1588).
 
         The pages of a window count as contiguous.
@@ -102,39 +103,41 @@ class RankPairLayout:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers whose KV a pair of ranks moves."""
+        """Number of layers whose KV one pair of ranks sends."""
         return self.num_planes // self.planes_per_layer
 
     def total(self, amount: int) -> int:
-        """The sum over all pairs of ranks, from the amount of this pair."""
+        """Sums an amount over all pairs of ranks. amount: amount of one pair."""
         whole = amount * self.num_pairs
         return whole - amount * self.num_absent_layers // self.num_layers if self.num_absent_layers else whole
 
     def part(self, size: "TransferSize", group: int, num_groups: int) -> "TransferSize":
-        """The part of a transfer that one layer group sends. Layers with state or windows count as spread evenly."""
+        """Returns the bytes and descriptors that one layer group sends. Layers with state or a window are assumed to be
+        spread evenly.
+        """
         if self.num_state_planes or self.num_window_planes:
             return size.share(range(group, group + 1), num_groups)
         return size.share(layers_of_group(self.num_layers, group, num_groups), self.num_layers)
 
 
 def layers_of_group(num_layers: int, group: int, num_groups: int) -> range:
-    """Layers of one group. The sizes of groups differ by at most one layer."""
+    """Returns the layers of one group. Sizes of groups differ by at most one layer."""
     return range(num_layers * group // num_groups, num_layers * (group + 1) // num_groups)
 
 
 class TransferSize(NamedTuple):
-    """Amount that one pair of ranks moves: bytes, and descriptors, which are contiguous pieces of memory."""
+    """Bytes and descriptors that one pair of ranks transfers. A descriptor is one contiguous piece of memory."""
 
     num_bytes: int
     num_descriptors: int
 
     def share(self, parts: range, num_parts: int) -> "TransferSize":
-        """The share of some consecutive parts, if the amount is divided into num_parts nearly equal parts."""
+        """Divides this size into num_parts nearly equal parts, and returns the sum of the given consecutive parts."""
         return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in self))
 
 
 def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
-    """Number of runs within which the page ids of both sides are consecutive."""
+    """Number of runs of consecutive page ids. Ids of a run are consecutive in source and in target."""
     count = min(1, len(source))
     for i in range(1, len(source)):
         if source[i] - source[i - 1] != 1 or target[i] - target[i - 1] != 1:
@@ -144,9 +147,10 @@ def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TransferUnit:
-    """Command to move a part of a prompt's KV, queued after earlier units of this pair of instances.
+    """Command to send a part of a prompt's KV from prefill to decode. The unit queues behind earlier units of these two
+    instances.
 
-    Pages are ids on both sides. Bytes and descriptors are those of one pair of ranks.
+    source_pages and target_pages are page ids. num_bytes and num_descriptors count one pair of ranks.
     """
 
     request_id: int
@@ -159,16 +163,16 @@ class TransferUnit:
     planned_ns: int
     is_last: bool
     first_token_ends: bool = False
-    """True if the first token, which travels with the last unit, ends the request."""
+    """True: the first token, which the last unit carries, is also the request's last token."""
     cell: int | None = None
-    """Number of the cell of the request's grid, if the unit is staged."""
+    """Number of the request's staging cell. None: the unit is not staged."""
     after_layers: tuple[int, int] | None = None
-    """(step_id, group) of the layer group that must be computed first."""
+    """Step id and layer group that must be computed before the unit is sent. None: the KV is computed already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Pages that one unit moves, and their staging cell."""
+    """Page ids that one unit moves on both sides, and the number of their staging cell."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -176,13 +180,13 @@ class Piece:
 
 
 class SendCursor:
-    """Cuts one request's KV into pieces. Tokens before num_sent_tokens are sent, or were cached on the decode side.
+    """Cuts one request's KV into pieces. Tokens before num_sent_tokens were sent already, or decode had them cached.
 
-    The request's pages, counted from the first token sent, are divided into cells. A piece that is not the last ends
-    where a cell ends, and is never empty; the last is always sent, because it carries the first token. With staging a
-    piece lies within one cell. Without, a cell is a page, and a piece may have several.
+    The pages to send are divided into cells, counted from the first page to send. Each piece ends where a cell ends,
+    and is not empty. The last piece may end anywhere and may be empty, because it carries the first token. With
+    staging, a piece lies within one cell. Without staging, a cell is one page, and a piece may have several cells.
 
-    A target page may span several of the source's pages. Pieces that meet within a target page have it in common.
+    A target page may hold several source pages. Two pieces that meet within a target page both contain the target page.
     """
 
     __slots__ = (
@@ -216,12 +220,14 @@ class SendCursor:
         return self._cell_pages is not None
 
     def cell_sizes(self) -> list[int]:
-        """Number of pages of each cell, from the first token sent to the prompt's end."""
+        """Number of pages of each cell, from the first page to send to the prompt's end."""
         total, cell = len(self._target_pages), self._cell_pages or len(self._target_pages)
         return [min(cell, total - start) for start in range(0, total, cell)] if total else []
 
     def advance(self, end_tokens: int, table: Sequence[int], *, is_last: bool) -> list[Piece]:
-        """The next pieces up to end_tokens. Empty: there is nothing to send yet."""
+        """Returns the next pieces, up to end_tokens of the prompt. Empty: nothing can be sent yet. table: the request's
+        page ids on prefill.
+        """
         page_size, base = self._page_size, self._start_pages
         if not is_last:
             cell_tokens = page_size * (self._cell_pages or 1)
@@ -249,4 +255,4 @@ class SendCursor:
 
 
 UNGRANTED = SendCursor(0, (), 1)
-"""Cursor of a request without granted pages. This object never moves."""
+"""Cursor of a request to which decode has not granted pages. This object never changes."""
