@@ -386,7 +386,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _expire(self, commands: list[m.Command]) -> None:
         for request_id in self._unbegun.expired(self.now_ns, commands, self._is_unbegun):
-            reason = f"{self.instance_id} did not begin it within {self._unbegun.limit}{LACKS[self._blocked_by]}"
+            reason = (
+                f"{self.instance_id} did not begin the request within {self._unbegun.limit}{LACKS[self._blocked_by]}"
+            )
             self._give_up(request_id)
             commands.append(m.Failed(request_id, reason, retryable=True))
 

@@ -150,7 +150,9 @@ class Autoscaler:
         self.prefill, self.decode = (self._role(role, seen) for role in ROLES)
         wanted = self._policy.servers(self)
         if min(wanted) < 1 or sum(wanted) > self.max_servers:
-            raise PolicyError(f"{self._policy}: wants {wanted}; at least one of each, at most {self.max_servers}")
+            raise PolicyError(
+                f"{self._policy}: wants {wanted}; needs at least one server per role, at most {self.max_servers} in all"
+            )
         missing = {
             role: count - have.num_servers
             for role, count, have in zip(ROLES, wanted, (self.prefill, self.decode), strict=True)

@@ -26,7 +26,9 @@ def replay(
     machines, count = dict(instances), 0
     for entry in entries:
         if entry.instance_id not in machines:
-            raise ReplayError(f"entry {count} is of {entry.instance_id}; there are {', '.join(machines)}")
+            raise ReplayError(
+                f"entry {count} is a call of {entry.instance_id}, which is unknown; there are {', '.join(machines)}"
+            )
         if entry.call == KILLED:
             if restarted is None:
                 raise ReplayError(f"entry {count}: {entry.instance_id} was killed, and the journal has no restart")

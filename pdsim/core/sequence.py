@@ -192,4 +192,4 @@ class UnseenOutput:
         return num_tokens
 
     def then(self, other: Any) -> Any:
-        raise TypeError("nothing follows outputs that are unseen")
+        raise TypeError("no token can follow outputs whose tokens are unknown")

@@ -1,4 +1,4 @@
-"""Random draws of policies."""
+"""Random numbers for policies, equal in every replay."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,12 @@ _MASK = (1 << 64) - 1
 
 @dataclass
 class Draws:
-    """Random draws that are equal in every replay, without `random`: splitmix64 (Steele, Lea and Flood 2014) over a
-    counter.
-    """
+    """Random numbers that are equal in every replay: splitmix64 (Steele, Lea and Flood 2014) over a counter."""
 
     count: int = 0
 
     def below(self, n: int, seed: int) -> int:
-        """The next integer in [0, n)."""
+        """Returns the next random integer in [0, n)."""
         self.count += 1
         z = (seed * 0xD1342543DE82EF95 + self.count * 0x9E3779B97F4A7C15) & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

@@ -1,4 +1,4 @@
-"""The KV router of Dynamo: the instance where a request costs the fewest blocks.
+"""The KV router of Dynamo. It picks the instance where a request costs the fewest blocks.
 
 Rule and defaults of ai-dynamo 1.6.1: lib/kv-router/src/scheduling/selector/default.rs (worker_logit,
 softmax_sample_index, minimum_cost_index at 07a6c9c) and components/src/dynamo/common/configuration/groups/
@@ -19,25 +19,27 @@ _FINE = 1 << 53
 
 @dataclass
 class DynamoKv:
-    """The instance with the lowest cost in blocks to compute and blocks in use. Ties are broken at random.
+    """Picks the instance with the lowest cost: weighted blocks to compute plus blocks in use. Ties are broken at
+    random.
 
-    On prefill, blocks in use do not count; on decode, only they do (types.rs, build_decode_router_override; prefill
-    routers have router_track_active_blocks false). Aggregated instances share blocks of equal prefixes.
+    On prefill only blocks to compute count, and on decode only blocks in use (types.rs, build_decode_router_override;
+    prefill routers have router_track_active_blocks false). On aggregated instances, a block that several prompts share
+    counts once.
     """
 
     overlap_score_credit: float = 1.0
-    """Number of blocks that a cached block saves."""
+    """Number of blocks by which a cached block lowers the cost."""
     overlap_score_credit_decay: float = 0.0
-    """Decay of the credit with the prompts that wait at an instance. 1 halves the credit where one prompt of this
-    length more waits than elsewhere."""
+    """Lowers the credit of cached blocks at instances with more waiting work. 1: the credit is halved if the instance
+    has one more prompt of the same length to compute than the instance with the least work."""
     prefill_load_scale: float = 1.0
-    """Weight of blocks to compute against blocks in use."""
+    """Weight of blocks to compute, relative to blocks in use."""
     decode_active_request_weight: float = 0.0
-    """Additional cost in blocks of each request at an instance."""
+    """Additional cost, in blocks, of each unfinished request at an instance."""
     router_temperature: float = 0.0
-    """Temperature of a softmax over costs that are scaled to [0, 1]. 0: the lowest cost is chosen."""
+    """Temperature of a softmax over costs that are scaled to [0, 1]. 0: the instance with the lowest cost is picked."""
     seed: int = 0
-    """Seed of the random draws."""
+    """Seed of the random choices."""
     is_kv_aware: ClassVar[bool] = True
     _draws: Draws = field(default_factory=Draws, init=False)
 
@@ -52,7 +54,7 @@ class DynamoKv:
         return view.instances[self._sampled(costs) if self.router_temperature else self._least(costs)].instance_id
 
     def costs(self, prompt: TokenSequence, view: RoutingView) -> list[float]:
-        """Cost in blocks of each instance in view.instances."""
+        """Returns the cost in blocks of each instance in view.instances."""
         num_blocks, weight = len(prompt) // view.page_size, self.decode_active_request_weight
         used: list[int] = []
         for load in view.instances:
@@ -66,7 +68,9 @@ class DynamoKv:
         return [blocks + other for blocks, other in zip(self._to_compute(prompt, view), extra, strict=True)]
 
     def _to_compute(self, prompt: TokenSequence, view: RoutingView) -> list[float]:
-        """Number of blocks that each instance has to compute, including this prompt's, with the policy's weights."""
+        """Returns the weighted number of blocks that each instance has to compute, including the blocks of this
+        prompt.
+        """
         page, holders = view.page_size, view.holders(prompt)
         queued = [view.num_uncached_tokens(load.instance_id) for load in view.instances]
         least, size = min(queued), ceil(len(prompt) / page)

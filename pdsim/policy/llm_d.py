@@ -1,4 +1,5 @@
-"""The endpoint picker of llm-d: filter, weighted scorers, and the highest score.
+"""The endpoint picker of llm-d. A filter excludes instances, weighted scorers score the others, and the highest score
+wins.
 
 Rules of llm-d-router, below pkg/epp/framework/plugins: scheduling/scorer/{prefix/plugin.go,queuedepth/queue.go,
 kvcacheutilization/kvcache_utilization.go,activerequest/active_request.go,tokenload/token_load.go} at 2342697,
@@ -17,39 +18,41 @@ from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 _SECOND_NS = 1_000_000_000
 _MS_NS = 1_000_000
 _FULL_QUEUE_TOKENS = 4_194_304
-"""token-load-scorer: number of tokens in flight that scores 0 (queueThresholdTokens)."""
+"""Number of uncached prompt tokens at an instance for which token-load-scorer gives 0 (queueThresholdTokens)."""
 
 
 @dataclass
 class LlmD:
-    """The instance with the highest weighted sum of scores. Ties are broken at random.
+    """Picks the instance with the highest weighted sum of scores. Ties are broken at random.
 
-    The default weights are those of the sample deploy/config/pd-epp-config.yaml. The guide of prefill-decode
-    disaggregation filters by affinity instead, with token_load_scorer on prefill and active_request_scorer on decode.
+    The default weights are those of the sample deploy/config/pd-epp-config.yaml. llm-d's guide to prefill-decode
+    disaggregation instead filters by affinity, and scores by token_load_scorer on prefill and by active_request_scorer
+    on decode.
     """
 
     prefix_cache_scorer: float = 2.0
-    """Weight of the cached share of the prompt."""
+    """Weight of a score for cached tokens: the cached share of the prompt."""
     queue_scorer: float = 1.0
-    """Weight of a short queue: score 1 for the shortest queue, 0 for the longest."""
+    """Weight of a score for short queues: 1 for the shortest queue, 0 for the longest."""
     kv_cache_utilization_scorer: float = 0.0
-    """Weight of the share of pages that no request holds."""
+    """Weight of a score for free pages: the share of pages that no request holds."""
     active_request_scorer: float = 0.0
-    """Weight of few requests: score 1 for none, 0 for the most."""
+    """Weight of a score for few requests: 1 for none, 0 for the instance with the most."""
     token_load_scorer: float = 0.0
-    """Weight of few tokens to compute, including this prompt's: score 1 for none, 0 for 4,194,304 (128 times
+    """Weight of a score for few tokens to compute, including this prompt's: 1 for none, 0 for 4,194,304 (128 times
     32,768)."""
     affinity_threshold: float = 0.0
-    """If some instances have cached this share of a prompt, only these are scored (prefix-cache-affinity-filter; 0.8
-    there). 0: all are scored."""
+    """Minimum cached share of a prompt. If some instances reach it, only these instances are scored
+    (prefix-cache-affinity-filter; 0.8 in the guide). 0: all instances are scored."""
     max_ttft_penalty_ns: int = 18 * _SECOND_NS
-    """Maximum additional queueing time of the best of these instances over the best other instance. 0: no maximum."""
+    """Maximum queueing time that affinity may cost. If the other instances' shortest queue is faster by more than this
+    time, all instances are scored. 0: no maximum."""
     peak_prefill_tokens_per_s: float = 15928.0
-    """Rate by which tokens in flight are converted into queueing time."""
+    """Prefill rate in tokens per second that converts uncached tokens at an instance into queueing time."""
     refresh_metrics_interval_ns: int = 50 * _MS_NS
-    """Interval at which the queue and page use of instances are read."""
+    """Interval at which the router reads queue length and page use of the instances."""
     seed: int = 0
-    """Seed of the random draws."""
+    """Seed of the random choices."""
     is_kv_aware: ClassVar[bool] = True
     _draws: Draws = field(default_factory=Draws, init=False)
 
@@ -66,7 +69,7 @@ class LlmD:
 
     @property
     def metrics_interval_ns(self) -> int:
-        """Interval at which scorers need metrics, in ns. 0: no scorer reads metrics."""
+        """Interval in ns at which the router reads metrics. 0: no scorer with a weight needs metrics."""
         return self.refresh_metrics_interval_ns if self.queue_scorer or self.kv_cache_utilization_scorer else 0
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -78,7 +81,7 @@ class LlmD:
         return offered[row].instance_id
 
     def scores(self, prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
-        """Weighted sum of scores of each offered instance."""
+        """Returns the weighted sum of scores of each offered instance."""
         total = [0.0] * len(offered)
         for name, scorer in _SCORERS.items():
             if weight := getattr(self, name):

@@ -1,5 +1,5 @@
-"""Built-in policies for KV pages: admission (when a request gets pages), preemption (which request loses them),
-eviction.
+"""Built-in policies for KV pages. Admission: when a request gets pages. Preemption: which running request loses its
+pages. Eviction: which cached pages are freed first.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pdsim.policy.views import CachedLeaf, Candidate, DecodeView, QueuedDecode
 
 
 def num_kv_tokens(request: QueuedDecode) -> int:
-    """Number of tokens whose KV a request holds: all but the last output token, which the next step computes."""
+    """Number of tokens with KV of a request. The last output token has no KV until the next step computes it."""
     return request.num_prompt_tokens + max(request.num_output_tokens - 1, 0)
 
 
@@ -18,22 +18,22 @@ def num_pages(num_tokens: int, page_size: int) -> int:
 
 
 def whole(num_tokens: int, unit_tokens: int) -> int:
-    """Number of tokens, rounded up to a multiple of a unit."""
+    """Returns num_tokens, rounded up to a multiple of unit_tokens."""
     return num_pages(num_tokens, unit_tokens) * unit_tokens
 
 
 @dataclass
 class ReserveDecodeTokens:
-    """SGLang's rule: every active request keeps a fixed reserve of tokens for its growth.
+    """SGLang's rule: each active request reserves a fixed number of tokens for its outputs.
 
-    The rule over-commits on purpose: a request that outgrows its reserve uses other requests' reserves, or causes a
-    retraction.
+    The rule over-commits on purpose: a request with more outputs takes tokens that other requests have reserved, or
+    causes a retraction.
     """
 
     reserved_tokens: int = 512
-    """Tokens in reserve for each active request (--num-reserved-decode-tokens)."""
+    """Number of tokens that each active request reserves (--num-reserved-decode-tokens)."""
     max_estimated_output_tokens: int = 4096
-    """Maximum tokens of output that the rule expects of a request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
+    """Maximum number of output tokens that the rule expects of a request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
     def __post_init__(self) -> None:
         if self.reserved_tokens < 0 or self.max_estimated_output_tokens < 1:
@@ -67,8 +67,8 @@ class ReserveDecodeTokens:
 
 @dataclass
 class ReserveMaxOutput:
-    """Admits a request only if it and all active requests can run to their longest outputs, so that nothing is ever
-    retracted.
+    """Admits a request only if this request and all active requests can reach their longest outputs, so that no request
+    is ever retracted.
     """
 
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
@@ -84,7 +84,9 @@ class ReserveMaxOutput:
 
 @dataclass
 class FreePages:
-    """Admits every request that fits now (vLLM's rule). Requests that outgrow the pool are preempted."""
+    """Admits every request whose KV fits now (vLLM's rule). If running requests need more pages than there are,
+    requests are preempted.
+    """
 
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
         return ADMITTED if candidate.num_new_pages <= view.num_available_pages else Deferred(ask_again_steps=None)
@@ -92,8 +94,8 @@ class FreePages:
 
 @dataclass
 class FewestOutputsFirst:
-    """Preempts the request with the fewest output tokens; of these the longest prompt, then the last of the batch
-    (SGLang's).
+    """Preempts the request with the fewest output tokens, as SGLang does. Among equals: the request with the longest
+    prompt, then the last in the batch.
     """
 
     def victim(self, view: DecodeView) -> int:
@@ -102,12 +104,12 @@ class FewestOutputsFirst:
 
 @dataclass
 class LowestPriorityFirst:
-    """Preempts the request with the lowest priority; ties as in fewest_outputs_first (SGLang's --retraction-policy
-    priority).
+    """Preempts the request with the lowest priority (SGLang's --retraction-policy priority). Among equals: as
+    fewest_outputs_first.
     """
 
     last_arrived: bool = False
-    """True: among equal priorities the youngest request, as in vLLM's priority scheduling."""
+    """True: among equal priorities, preempts the request that arrived last, as vLLM's priority scheduling does."""
 
     def victim(self, view: DecodeView) -> int:
         lowest = min(request.priority for request in view.running)
@@ -119,7 +121,7 @@ class LowestPriorityFirst:
 
 @dataclass
 class LastArrivedFirst:
-    """Preempts the youngest request, so that the oldest keep their progress."""
+    """Preempts the request that arrived last, so that earlier requests keep their progress."""
 
     def victim(self, view: DecodeView) -> int:
         return max(view.running, key=lambda r: (r.arrival_ns, r.request_id)).request_id
@@ -127,7 +129,7 @@ class LastArrivedFirst:
 
 @dataclass
 class LastAdmittedFirst:
-    """Preempts the last request of the batch (vLLM's first come, first served)."""
+    """Preempts the last request of the batch (vLLM's rule with first come, first served)."""
 
     def victim(self, view: DecodeView) -> int:
         return view.running[-1].request_id
@@ -143,7 +145,7 @@ class LeastRecentlyUsed:
 
 @dataclass
 class LeastFrequentlyUsed:
-    """Evicts the leaf that the fewest requests inserted; of these the least recently used."""
+    """Evicts the leaf with the fewest uses by requests. Among equals: the least recently used leaf."""
 
     def key(self, leaf: CachedLeaf) -> tuple[int, int]:
         return (leaf.num_hits, leaf.last_access)

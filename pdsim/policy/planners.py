@@ -1,4 +1,4 @@
-"""Scaling policies of planners that know how fast a server is."""
+"""Scaling policies of planners that know how many requests a server can serve."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,40 +10,39 @@ from pdsim.policy.views import RoleSeen, ScalingView
 
 @dataclass
 class ThroughputPlanner:
-    """Divides the load of the last interval by the load that one server carries within targets of TTFT and ITL:
-    throughput scaling of Dynamo's planner (ai-dynamo 1.6.1, `dynamo/planner/core/throughput_scaling.py:317`), with its
-    constant load predictor (`core/load/predictors.py:98`) and without cached prompts and drafts.
+    """Divides the load of the last interval by the load that one server can serve within targets of TTFT and ITL. This
+    is throughput scaling of Dynamo's planner (ai-dynamo 1.6.1, `dynamo/planner/core/throughput_scaling.py:317`), with
+    its constant load predictor (`core/load/predictors.py:98`) and without cached prompts and drafts.
 
-    Forwards and decode steps last as the lines below say. Dynamo fits such lines to measured steps
-    (`core/perf_model/prefill.py`, `decode.py`).
+    Linear functions with the coefficients below give the times of forwards and decode steps. Dynamo fits such functions
+    to measured steps (`core/perf_model/prefill.py`, `decode.py`).
     """
 
     prefill_token_ns: float
-    """Time of a forward per prompt token."""
+    """Additional time of a forward for each prompt token."""
     decode_kv_token_ns: float
-    """Time of a decode step per token of KV."""
+    """Additional time of a decode step for each token of KV."""
     max_kv_tokens: int
-    """Tokens of KV that fit a decode server."""
+    """Number of KV tokens that a decode server can hold."""
     prefill_base_ns: int = 0
     """Time of a forward without tokens."""
     decode_base_ns: int = 0
     """Time of a decode step without requests."""
     decode_request_ns: int = 0
-    """Time of a decode step per request."""
+    """Additional time of a decode step for each request."""
     max_batched_tokens: int = 8192
-    """Maximum number of tokens of a forward."""
+    """Maximum number of tokens in one forward."""
     max_requests: int = 256
-    """Maximum number of requests of a forward, and of a decode step."""
+    """Maximum number of requests in one forward or decode step."""
     ttft_ns: int = 500_000_000
-    """Target of the TTFT (`config/defaults.py:77`)."""
+    """Target for the mean TTFT (`config/defaults.py:77`)."""
     itl_ns: int = 50_000_000
-    """Target of the ITL (`config/defaults.py:78`)."""
+    """Target for the mean ITL (`config/defaults.py:78`)."""
     max_change: int = 8
-    """Maximum number of servers that a decision adds to a role, or removes (`config/defaults.py:30`)."""
+    """Maximum number of servers that one decision adds to or removes from a role (`config/defaults.py:30`)."""
     keep_servers: bool = False
-    """True: all servers are divided between the roles, as with `min_gpu_budget` equal to `max_gpu_budget`; none starts
-    or stops.
-    """
+    """True: the policy divides all servers between the roles, as with `min_gpu_budget` equal to `max_gpu_budget`. No
+    server starts or stops."""
     _input_tokens: float = field(default=0.0, init=False)
     _output_tokens: float = field(default=0.0, init=False)
 
@@ -53,7 +52,9 @@ class ThroughputPlanner:
             raise ValueError(f"needs times of forwards and decode steps, and max_kv_tokens, above 0, found {self}")
 
     def servers(self, view: ScalingView) -> Servers:
-        """Both roles stay as they are until lengths of prompts and outputs are known."""
+        """Returns the wanted numbers of servers. Numbers stay the same until the lengths of prompts and outputs are
+        known.
+        """
         if view.num_arrived:
             self._input_tokens = view.num_arrived_tokens / view.num_arrived
         if view.num_finished:
@@ -71,7 +72,9 @@ class ThroughputPlanner:
         return _within(Servers(*changed), most if self.keep_servers else 0, most)
 
     def prefill_rate_per_s(self) -> float:
-        """Requests per second that a prefill server computes (`core/perf_model/engine_query.py:370`)."""
+        """Number of requests per second that one prefill server can compute within the TTFT target
+        (`core/perf_model/engine_query.py:370`).
+        """
         tokens = max(1, ceil(self._input_tokens))
         full, rest = divmod(tokens, self.max_batched_tokens)
         num_forwards = full + (rest > 0)
@@ -85,7 +88,9 @@ class ThroughputPlanner:
         )
 
     def decode_rate_per_s(self) -> float:
-        """Requests per second that a decode server ends (`core/perf_model/engine_query.py:400`)."""
+        """Number of requests per second that one decode server can finish within the ITL target
+        (`core/perf_model/engine_query.py:400`).
+        """
         output_tokens = max(1, round(self._output_tokens))
         context_tokens = max(1, round(self._input_tokens) + output_tokens // 2)
         most = max(1, min(self.max_requests, self.max_kv_tokens // context_tokens))
@@ -95,15 +100,16 @@ class ThroughputPlanner:
 
 
 def _best_rate_per_s(batches: Iterable[tuple[int, float]], target_ns: int) -> float:
-    """Highest rate of the batches within the target; if none is, of all of them (`engine_query.py:819`).
+    """Highest rate of a batch whose duration meets the target; if no batch meets the target, of any batch
+    (`engine_query.py:819`).
 
-    batches: number of requests, and duration in ns.
+    batches: number of requests and duration in ns of each batch.
     """
     return max((duration_ns <= target_ns, n * 1e9 / duration_ns) for n, duration_ns in batches)[1]
 
 
 def _within(wanted: Servers, least: int, most: int) -> Servers:
-    """Shrinks or grows both roles in proportion to so many servers (`core/budget.py:142`, `155`)."""
+    """Scales both roles in proportion, so that their sum lies in [least, most] (`core/budget.py:142`, `155`)."""
     total = sum(wanted)
     if least <= total <= most:
         return wanted
@@ -114,24 +120,28 @@ def _within(wanted: Servers, least: int, most: int) -> Servers:
 
 @dataclass
 class SpareSaturation:
-    """Adds a server to a role with little to spare, and removes a server if the others would have enough to spare: the
-    first analyzer of llm-d's Workload Variant Autoscaler (llm-d-incubation/workload-variant-autoscaler, commit 36587f8,
-    `internal/saturation/analyzer.go`). A cluster in transition stays as it is (`CalculateSaturationTargets`).
+    """Adds a server to a role whose servers have little spare capacity, and removes a server if the others would still
+    have enough. This is the first analyzer of llm-d's Workload Variant Autoscaler
+    (llm-d-incubation/workload-variant-autoscaler, commit 36587f8, `internal/saturation/analyzer.go`). Numbers stay the
+    same while a server starts or changes its role (`CalculateSaturationTargets`).
 
-    The autoscaler knows no roles, and looks at each server: here each role is judged alone, by its mean server. If too
-    few GPUs are left, prefill comes first.
+    llm-d's autoscaler judges each server and knows no roles. This policy judges each role by the mean of its servers.
+    If both roles need a server and GPUs are left for one, prefill gets it.
     """
 
     kv_threshold: float = 0.8
-    """Share of used pages from which a server is saturated (`internal/config/saturation_scaling.go`, as the rest)."""
+    """Share of used pages at which a server is saturated (this default and the next:
+    `internal/config/saturation_scaling.go`)."""
     queue_threshold: float = 5.0
-    """Number of waiting requests from which a server is saturated."""
+    """Number of waiting requests at which a server is saturated."""
     kv_spare_trigger: float = 0.1
-    """Share of pages below the threshold that is too little to spare."""
+    """Minimum spare capacity in pages: kv_threshold minus the mean share of used pages. If less is spare, a server is
+    added."""
     queue_spare_trigger: float = 3.0
-    """Number of waiting requests below the threshold that is too little to spare."""
+    """Minimum spare capacity of the queue: queue_threshold minus the mean number of waiting requests. If less is spare,
+    a server is added."""
     keep_servers: bool = False
-    """True: servers only change roles; none starts or stops."""
+    """True: servers change their roles, but no server starts or stops."""
 
     def servers(self, view: ScalingView) -> Servers:
         now = Servers(view.prefill.num_servers, view.decode.num_servers)
@@ -148,7 +158,9 @@ class SpareSaturation:
         return Servers(now.prefill + prefill, now.decode + decode)
 
     def _change(self, role: RoleSeen) -> int:
-        """1: the role needs another server. -1: a server may go (`analyzer.go`, shouldScaleUp, isScaleDownSafe)."""
+        """Returns 1 if the role needs another server, -1 if a server can be removed, else 0 (`analyzer.go`,
+        shouldScaleUp, isScaleDownSafe).
+        """
         queue = role.num_queued / role.num_servers
         if not self._has_spare(role.page_use, queue):
             return 1

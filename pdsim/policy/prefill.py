@@ -1,4 +1,4 @@
-"""Built-in prefill policies: the order in which prompts are computed, and how much KV is sent after each chunk."""
+"""Built-in policies of prefill: in which order prompts are computed, and how much KV is sent after each chunk."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
@@ -12,17 +12,21 @@ from pdsim.policy.protocols import Pick
 from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill
 
 _MOST_RANKED = 128
-"""Longest queue that lpm and hrrn sort. SGLang leaves longer queues as they are (WAITING_QUEUE_PREFIX_MATCH_MAX)."""
+"""Maximum length of a queue that lpm and hrrn sort. SGLang does not sort longer queues
+(WAITING_QUEUE_PREFIX_MATCH_MAX)."""
 _FEW_CACHED_TOKENS = 32
-"""Maximum cached tokens of a prompt that waits for an earlier prompt with the same beginning
+"""A prompt with at most this number of cached tokens waits for an earlier prompt with the same beginning
 (IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD)."""
 _ALIKE_TOKENS = 32
-"""Minimum shared tokens of prompts with the same beginning (IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD)."""
+"""Number of first tokens that must be equal, so that two prompts have the same beginning
+(IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD)."""
 
 
 @dataclass
 class FirstComeFirstServed:
-    """Prompts in the order in which decode granted them pages, or of arrival (SGLang's fcfs)."""
+    """Computes prompts in the order of their arrival or, on prefill, in the order in which decode granted pages
+    (SGLang's fcfs).
+    """
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         return (Pick(request.request_id) for request in view.waiting)
@@ -30,7 +34,9 @@ class FirstComeFirstServed:
 
 @dataclass
 class HighestPriorityFirst:
-    """Highest priority first, and first come, first served among equals (SGLang's priority scheduling)."""
+    """Computes the prompt with the highest priority first. Among equals: first come, first served (SGLang's priority
+    scheduling).
+    """
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         return (Pick(r.request_id) for r in sorted(view.waiting, key=lambda request: -request.priority))
@@ -38,10 +44,10 @@ class HighestPriorityFirst:
 
 @dataclass
 class ShortestPromptFirst:
-    """Short prompts first. A prompt that has waited longer than patience precedes all others."""
+    """Computes the shortest prompt first. A prompt that has waited longer than patience_ns goes before all others."""
 
     patience_ns: int = 10_000_000_000
-    """Time after its arrival from which a prompt precedes shorter ones."""
+    """Time after a prompt's arrival from which the prompt goes before shorter prompts."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         def rank(request: QueuedPrefill) -> tuple[bool, int, int]:
@@ -53,7 +59,9 @@ class ShortestPromptFirst:
 
 @dataclass
 class LongestOutputFirst:
-    """Longest asked output first, after priorities (SGLang's lof). Prefill instances ask one token of all prompts."""
+    """Computes the prompt with the longest requested output first, after priorities (SGLang's lof). On prefill
+    instances all prompts request one token.
+    """
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         waiting = sorted(view.waiting, key=lambda request: (-request.priority, -request.num_asked_tokens))
@@ -62,10 +70,10 @@ class LongestOutputFirst:
 
 @dataclass
 class RandomOrder:
-    """Prompts in a new random order at each choice (SGLang's random)."""
+    """Computes prompts in random order, which changes with each forward (SGLang's random)."""
 
     seed: int = 0
-    """Seed of the draws."""
+    """Seed of the random order."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
@@ -75,13 +83,14 @@ class RandomOrder:
 
 
 Rank = tuple[float, ...]
-"""Lower ranks go first. Prompts of equal rank keep their order."""
+"""Place of a prompt in the sorted queue. Lower ranks go first. Prompts of equal rank keep their order."""
 
 
 def _lookups(waiting: list[QueuedPrefill], view: PrefillView) -> Iterator[tuple[QueuedPrefill, int, bool]]:
-    """Each waiting prompt, its number of cached tokens, and whether the prompt should wait for one before it.
+    """Yields each waiting prompt, its number of cached tokens, and whether it should wait for an earlier prompt.
 
-    Of prompts with the same beginning and hardly any cached tokens, the first caches what the others share.
+    A prompt should wait if it has hardly any cached tokens, and an earlier prompt has the same beginning. The earlier
+    prompt will cache the tokens that both share.
     """
     first: set[Hashable] = set()
     for request in waiting:
@@ -95,8 +104,8 @@ def _lookups(waiting: list[QueuedPrefill], view: PrefillView) -> Iterator[tuple[
 
 @dataclass
 class CacheAwareOrder:
-    """Base of the orders that look up all waiting prompts in the prefix cache. The queue stays sorted for the next
-    choice. Without a prefix cache they are fcfs.
+    """Base class of orders that look up all waiting prompts in the prefix cache. The queue stays sorted for the next
+    forward. Without a prefix cache, these orders equal fcfs.
     """
 
     sorts_long_queues: ClassVar[bool] = False
@@ -115,7 +124,9 @@ class CacheAwareOrder:
 
 @dataclass
 class LongestPrefixFirst(CacheAwareOrder):
-    """Longest cached prefix first (SGLang's lpm). Prompts that may soon find a prefix in the cache come last."""
+    """Computes the prompt with the longest cached prefix first (SGLang's lpm). A prompt comes last if an earlier
+    waiting prompt has the same beginning and will soon cache it.
+    """
 
     def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:
         return {
@@ -126,8 +137,9 @@ class LongestPrefixFirst(CacheAwareOrder):
 
 @dataclass
 class HighestResponseRatioFirst(CacheAwareOrder):
-    """Highest response ratio first (SGLang's hrrn): tokens that were computed since a prompt joined the queue, divided
-    by its own uncached tokens. Equal ratios: in the order of arrival (SGLang: of the ids that clients give).
+    """Computes the prompt with the highest response ratio first (SGLang's hrrn). The ratio is the number of tokens
+    computed since the prompt joined the queue, divided by the prompt's uncached tokens. Among equals: the order of
+    arrival (SGLang: of client ids).
     """
 
     def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:
@@ -141,8 +153,8 @@ class HighestResponseRatioFirst(CacheAwareOrder):
 
 @dataclass
 class ShortestPrefillFirst(CacheAwareOrder):
-    """Fewest uncached tokens first (SGLang's shortest-prefill-first). A partial prompt leaves room for shorter prompts
-    in the forwards that go on with it.
+    """Computes the prompt with the fewest uncached tokens first (SGLang's shortest-prefill-first). A partly computed
+    prompt leaves room for shorter prompts in its next forwards.
     """
 
     sorts_long_queues = True
@@ -154,8 +166,9 @@ class ShortestPrefillFirst(CacheAwareOrder):
         }
 
     def max_chunk_tokens(self, num_left_tokens: int, budget_tokens: int, view: PrefillView) -> int | None:
-        """Maximum tokens of a partial prompt in a forward of budget_tokens, so that the shorter prompts at the head of
-        the sorted queue fit beside it. None: no limit. num_left_tokens: tokens that the partial prompt has to compute.
+        """Maximum chunk of a partly computed prompt, so that the shorter prompts at the head of the sorted queue fit
+        into the same forward. None: no limit. num_left_tokens: uncomputed tokens of the partly computed prompt.
+        budget_tokens: maximum tokens of the forward.
         """
         size = view.page_size
         num_reserved = 0
@@ -170,8 +183,8 @@ class ShortestPrefillFirst(CacheAwareOrder):
 
 @dataclass
 class DepthFirst(CacheAwareOrder):
-    """Prompts in the order of a walk through the prefix tree: subtrees with most waiting prompts first, and a node's
-    own prompts behind those of its subtrees (SGLang's dfs-weight).
+    """Computes prompts in the order of a walk through the prefix tree (SGLang's dfs-weight). Subtrees with more waiting
+    prompts come first. Prompts that end at a node come after the prompts in its subtrees.
     """
 
     sorts_long_queues = True
@@ -191,12 +204,12 @@ class DepthFirst(CacheAwareOrder):
 
 @dataclass
 class EveryChunk:
-    """Sends each chunk as soon as it is computed, so that only the last chunk's transfer is exposed (SGLang's
-    default).
+    """Sends the KV of each chunk as soon as it is computed (SGLang's default). Only the last chunk's transfer delays
+    the first token.
     """
 
     cached_prefix_first: bool = True
-    """True: cached pages are sent before the first forward, not with the first chunk
+    """True: cached pages are sent before the first forward. False: with the first chunk
     (SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX)."""
 
     def send_until(self, request: SendingPrefill) -> int:
@@ -207,7 +220,7 @@ class EveryChunk:
 
 @dataclass
 class WholePrompt:
-    """Sends all KV after the last chunk: a single transfer, which is fully exposed."""
+    """Sends all KV after the last chunk, in one transfer. The whole transfer delays the first token."""
 
     def send_until(self, request: SendingPrefill) -> int:
         return request.num_sent_tokens

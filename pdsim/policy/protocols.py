@@ -1,7 +1,7 @@
 """Protocols of policies, one for each decision. A policy proposes; the core checks and applies.
 
 A policy is a dataclass whose fields are its settings. It may keep private state, because every instance gets its own
-copy. It must not change objects behind a view.
+copy. It must not change objects that a view returns.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from pdsim.policy import views
 
 
 class Pick(NamedTuple):
-    """A policy's choice: compute this prompt next, at most max_tokens of it. The core cuts the chunk to the budgets and
-    the pages.
+    """One choice of a prefill policy: compute this prompt next, at most max_tokens of it. None: no such limit. The core
+    makes the chunk shorter if tokens or pages are lacking.
     """
 
     request_id: int
@@ -20,96 +20,102 @@ class Pick(NamedTuple):
 
 
 class HoldUntil(NamedTuple):
-    """A policy's choice: begin no new prompt before this time or the next message, although prompts wait."""
+    """Answer of a prefill policy: begin no prompt before time_ns or the next message, although prompts wait."""
 
     time_ns: int
 
 
 class PrefillPolicy(Protocol):
-    """Decides which prompts the next forward computes."""
+    """Decides which prompts the next forward begins."""
 
     def select(self, view: views.PrefillView) -> Iterable[Pick] | HoldUntil:
-        """Waiting prompts in the order in which to begin them. The core stops at the first prompt that does not fit. A
-        partly computed prompt always continues first, and is not among the waiting prompts. Return a generator if the
-        order is expensive: the core pulls no more picks than it can use.
+        """Returns waiting prompts in the order in which to begin them. The core stops at the first prompt that does not
+        fit. A partly computed prompt always continues first, and is not among the waiting prompts. If sorting is
+        expensive, return a generator: the core takes no more picks than it needs.
         """
 
 
 class Admitted(NamedTuple):
-    """Answer of an admission policy: reserve the pages and ask prefill to compute."""
+    """Answer of an admission policy: reserve the pages, and ask prefill to compute the prompt."""
 
 
 ADMITTED = Admitted()
 
 
 class Deferred(NamedTuple):
-    """Answer of an admission policy: not now. The policy is asked again after a message, the end of a request, or this
-    number of decode steps.
+    """Answer of an admission policy: do not admit the request now. The core asks again after a message, the end of a
+    request, or ask_again_steps decode steps.
     """
 
     ask_again_steps: int | None = 1
-    """Number of decode steps after which to ask again. None: decode steps alone cannot change the answer."""
+    """Number of decode steps after which the core asks again. None: decode steps alone cannot change the answer."""
 
 
 class AdmissionPolicy(Protocol):
-    """Decides whether the head of a decode instance's queue gets its pages now."""
+    """Decides whether the first queued request of a decode instance gets its pages now."""
 
     def admit(self, candidate: views.Candidate, view: views.DecodeView) -> Admitted | Deferred: ...
 
 
 class PreemptionPolicy(Protocol):
-    """Decides which request loses its pages when the next decode step does not fit."""
+    """Decides which request loses its pages if the pool has too few for the next decode step."""
 
     def victim(self, view: views.DecodeView) -> int:
-        """Returns the request_id of one of view.running."""
+        """Returns the request_id of the request to preempt, one of view.running."""
 
 
 class EvictionPolicy(Protocol):
     """Decides which unused leaf of the prefix cache is evicted first."""
 
     def key(self, leaf: views.CachedLeaf) -> Any:
-        """Sort key of a leaf; smaller keys are evicted first. The key may depend on the leaf alone."""
+        """Returns the sort key of a leaf. Leaves with smaller keys are evicted first. The key may depend on the leaf
+        alone.
+        """
 
 
 class TransferPolicy(Protocol):
-    """Decides how much of a prompt's KV to send as it begins, and after each computed chunk."""
+    """Decides how much of a prompt's KV is sent when the prompt begins and after each computed chunk."""
 
     def send_until(self, request: views.SendingPrefill) -> int:
-        """The number of tokens to send so far, at most request.num_computed_tokens. The end of a prompt is
-        always sent.
+        """Returns the number of first tokens whose KV may be sent now, at most request.num_computed_tokens. After the
+        last chunk all KV is sent in any case.
         """
 
 
 class RoutingPolicy(Protocol):
-    """Chooses the instance of one role. Prefill and decode have separate policies, as in SGLang's gateway."""
+    """Chooses an instance of one role. Prefill and decode have separate policies, as in SGLang's gateway."""
 
     def pick(self, prompt: views.TokenSequence, view: views.RoutingView) -> str:
-        """Returns the instance_id of one of view.instances."""
+        """Returns the instance_id of the chosen instance, one of view.instances."""
 
 
 class SheddingPolicy(Protocol):
-    """Decides which request the router refuses when a request arrives."""
+    """Decides which request the router refuses, if any, when a request arrives."""
 
     def shed(self, request: views.WaitingRequest, view: views.SheddingView) -> int | None:
-        """Id of the request to refuse: the arriving one, or one of view.waiting. None: refuse no request."""
+        """Returns the id of the request to refuse: the arriving request, or one of view.waiting. None: no request is
+        refused.
+        """
 
 
 class DisaggregationPolicy(Protocol):
     """Decides where a prompt is computed: on a prefill instance, or on its decode instance."""
 
     def is_remote(self, prompt: views.TokenSequence, view: views.PairView) -> bool:
-        """True: a prefill instance computes the prompt, and sends its KV. False: the decode instance computes it."""
+        """Returns True if a prefill instance computes the prompt and sends its KV, False if the decode instance
+        computes the prompt.
+        """
 
 
 class Servers(NamedTuple):
-    """Numbers of servers that each role should have."""
+    """Number of servers of each role."""
 
     prefill: int
     decode: int
 
 
 class ScalingPolicy(Protocol):
-    """Decides how many servers prefill and decode, at each interval of an autoscaler."""
+    """Decides at each interval of an autoscaler how many servers prefill and how many decode."""
 
     def servers(self, view: views.ScalingView) -> Servers:
-        """Returns at least one server of each role, and at most view.max_servers together."""
+        """Returns the wanted number of servers of each role: each at least one, together at most view.max_servers."""

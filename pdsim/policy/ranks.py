@@ -1,7 +1,6 @@
-"""How a server with data-parallel attention picks the rank of a request.
+"""Policies by which a server with data-parallel attention picks a rank for each request.
 
-Names are SGLang's (--load-balance-method; 0.5.23, managers/data_parallel_controller.py and
-arg_groups/serving_hook.py).
+Names are SGLang's (--load-balance-method; 0.5.23, managers/data_parallel_controller.py and arg_groups/serving_hook.py).
 """
 
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ _TOKENS = attrgetter("num_tokens", "num_requests")
 
 @dataclass
 class FewestRequests:
-    """The rank with the fewest requests. Ties go to the first rank (DPBudget.dispatch)."""
+    """Picks the rank with the fewest requests. Ties go to the first rank (DPBudget.dispatch)."""
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         return min(view.instances, key=_REQUESTS).instance_id
@@ -28,15 +27,17 @@ class FewestRequests:
 
 @dataclass
 class FewestTokens:
-    """The rank with the fewest tokens, then the fewest requests. Ties go to the first rank (DPBudget.dispatch)."""
+    """Picks the rank with the fewest tokens, then with the fewest requests. Ties go to the first rank
+    (DPBudget.dispatch).
+    """
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         return min(view.instances, key=_TOKENS).instance_id
 
 
 def rank_policy(method: LoadBalanceMethod, seed: int) -> RoutingPolicy:
-    """The policy by which one server picks a rank. Ranks by bootstrap room are random, because the gateway draws rooms
-    at random.
+    """Returns the policy by which one server picks a rank. With method follow_bootstrap_room ranks are random, because
+    the gateway draws rooms at random.
     """
     match method:
         case "round_robin":

@@ -1,5 +1,5 @@
-"""Built-in policies of the router: which instance serves a request, where its prompt is computed, and which requests
-are refused.
+"""Built-in policies of the router: which instance serves a request, where its prompt is computed, and which request is
+refused.
 
 Routing policies have the names and defaults of SGLang's gateway.
 """
@@ -18,7 +18,7 @@ Gateway = Literal["main", "0.3.2"]
 
 @dataclass
 class RoundRobin:
-    """Instances take turns."""
+    """Picks the instances in turn."""
 
     _turn: int = field(default=0, init=False)
 
@@ -30,10 +30,10 @@ class RoundRobin:
 
 @dataclass
 class RandomChoice:
-    """A random instance, each with equal probability."""
+    """Picks a random instance, each with equal probability."""
 
     seed: int = 0
-    """Seed of the random draws."""
+    """Seed of the random choices."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -42,10 +42,10 @@ class RandomChoice:
 
 @dataclass
 class PowerOfTwo:
-    """The less loaded of two random instances, by tokens. Ties go to the first drawn."""
+    """Draws two random instances, and picks the one with fewer tokens. A tie goes to the first drawn instance."""
 
     seed: int = 0
-    """Seed of the random draws."""
+    """Seed of the random choices."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -57,7 +57,9 @@ class PowerOfTwo:
 
 @dataclass
 class LeastLoaded:
-    """The instance with the fewest requests, then the fewest prompt tokens. Ties go to the first instance."""
+    """Picks the instance with the fewest requests, then with the fewest prompt tokens. Ties go to the first
+    instance.
+    """
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         return min(view.instances, key=_LOAD).instance_id
@@ -65,24 +67,25 @@ class LeastLoaded:
 
 @dataclass
 class CacheAware:
-    """The instance that saw most of the prompt, unless the load is out of balance or the match is poor. Then a random
-    instance among those with the fewest requests: sgl-model-gateway/src/policies/cache_aware.rs, since SGLang's pull
-    request 33138 of August 2026. Earlier releases take the first instance with the fewest requests (since 14650 of
-    December 2025), or the instance with the smallest tree.
+    """Picks the instance to which most of the prompt was sent before. If loads are out of balance or the match is poor,
+    picks a random instance among those with the fewest requests: sgl-model-gateway/src/policies/cache_aware.rs, since
+    SGLang's pull request 33138 of August 2026. Earlier releases pick the first instance with the fewest requests (since
+    14650 of December 2025), or the instance with the smallest tree.
     """
 
     gateway: Gateway = "main"
-    """Release of SGLang's gateway. Release 0.3.2 chooses prefill and decode instances at random while the load is in
-    balance, and the first instance of those with the fewest requests. `main` is the source since August 2026."""
+    """Release of SGLang's gateway. Release 0.3.2 picks random prefill and decode instances while loads are in balance,
+    else the first instance with the fewest requests. `main` is the source since August 2026."""
     match_threshold: float = 0.3
-    """Fraction of the prompt that a match must exceed to count."""
+    """Share of the prompt that must have been sent to an instance before, so that the match counts."""
     balance_abs_threshold: int = 64
-    """Loads are out of balance if they differ by more than this number of requests and by more than
-    balance_rel_threshold."""
+    """Loads are out of balance if the highest number of requests exceeds the lowest by more than this number, and by
+    more than the factor balance_rel_threshold."""
     balance_rel_threshold: float = 1.5
-    """Ratio of request numbers above which loads are out of balance, together with balance_abs_threshold."""
+    """Ratio of the highest to the lowest number of requests above which loads are out of balance, if
+    balance_abs_threshold is also exceeded."""
     seed: int = 0
-    """Seed of the random draws."""
+    """Seed of the random choices."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -111,13 +114,13 @@ class CacheAware:
 
 @dataclass
 class QueueLimit:
-    """Limits the requests that wait for their first token, by SGLang's rule (--max-queued-requests). At the limit an
-    arriving request is refused, unless a request of lower priority waits: then the last request of the lowest priority
-    is refused.
+    """Limits the number of requests that wait for their first token, by SGLang's rule (--max-queued-requests). At the
+    limit, an arriving request is refused. If a waiting request has a lower priority, the waiting request is refused
+    instead: the last of the lowest priority.
     """
 
     max_queued_requests: int
-    """Maximum number of waiting requests."""
+    """Maximum number of requests that wait for their first token."""
 
     def __post_init__(self) -> None:
         if self.max_queued_requests < 1:
@@ -133,13 +136,13 @@ class QueueLimit:
 
 @dataclass
 class PrefixBased:
-    """Prompts with at least this many tokens that decode has not cached are computed on prefill.
+    """A prefill instance computes a prompt if at least non_cached_tokens of its tokens are not cached on decode.
 
     llm-d's prefix-based-pd-decider (pkg/epp/framework/plugins/scheduling/profilehandler/disagg).
     """
 
     non_cached_tokens: int
-    """Minimum number of uncached tokens. 0: decode computes all prompts."""
+    """Minimum number of uncached tokens of a prompt for prefill. 0: decode computes all prompts."""
 
     def __post_init__(self) -> None:
         if self.non_cached_tokens < 0:
@@ -153,15 +156,15 @@ class PrefixBased:
 
 @dataclass
 class LengthAndQueue:
-    """Prompts with more uncached tokens are computed on prefill, unless too many prompts wait there.
+    """A prefill instance computes prompts with many uncached tokens, unless too many prompts wait on prefill.
 
     Dynamo's PyDisaggregatedRouter (examples/llm/components/disagg_router.py).
     """
 
     max_local_prefill_length: int = 1000
-    """Maximum number of uncached tokens that decode computes itself."""
+    """Maximum number of uncached tokens of a prompt that decode computes itself."""
     max_prefill_queue_size: int = 2
-    """Maximum number of prompts that may wait at prefill."""
+    """If this number of prompts waits on prefill, decode computes further prompts itself."""
 
     def __post_init__(self) -> None:
         if self.max_local_prefill_length < 0 or self.max_prefill_queue_size < 1:

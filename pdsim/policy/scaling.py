@@ -1,4 +1,4 @@
-"""Built-in scaling policies: how many servers prefill and decode."""
+"""Built-in scaling policies: how many servers prefill and how many decode."""
 
 from dataclasses import dataclass, field
 from math import ceil
@@ -10,20 +10,19 @@ from pdsim.policy.views import ScalingView
 @dataclass
 class LoadThresholds:
     """Adds a server to a role above its threshold, and removes a server from a role below its threshold: Dynamo's load
-    planner. If all GPUs are in use, the other role gives up a server, provided that it is below its own lower
-    threshold.
+    planner. If all GPUs are in use, a server changes its role, provided that its old role is below its lower threshold.
     """
 
     prefill_queue_scale_up: float = 5.0
-    """Number of waiting requests per prefill server above which a server is added."""
+    """A server is added if more than this number of requests wait per prefill server."""
     prefill_queue_scale_down: float = 0.2
-    """Number of waiting requests per prefill server below which a server is removed."""
+    """A server is removed if fewer than this number of requests wait per prefill server."""
     decode_kv_scale_up: float = 0.9
-    """Share of decode's pages in use above which a server is added."""
+    """A server is added if more than this share of decode's pages is in use."""
     decode_kv_scale_down: float = 0.5
-    """Share of decode's pages in use below which a server is removed."""
+    """A server is removed if less than this share of decode's pages is in use."""
     keep_servers: bool = False
-    """True: servers only change roles; none starts or stops."""
+    """True: servers change their roles, but no server starts or stops."""
 
     def servers(self, view: ScalingView) -> Servers:
         prefill, decode = view.prefill.num_servers, view.decode.num_servers
@@ -42,16 +41,16 @@ class LoadThresholds:
 
 @dataclass
 class Forecast:
-    """Scales to a forecast of the load, as Dynamo's SLA planner does: the change between the last two intervals
-    continues.
+    """Chooses servers for a forecast of the load, as Dynamo's SLA planner does. The forecast continues the change
+    between the last two intervals.
     """
 
     prefill_token_rate_per_s: float
-    """Prompt tokens per second that a prefill server computes within the SLO."""
+    """Prompt tokens per second that one prefill server can compute within the SLO."""
     decode_requests: float
-    """Number of requests that a decode server runs within the SLO."""
+    """Number of requests that one decode server can run at the same time within the SLO."""
     keep_servers: bool = False
-    """True: all servers are divided between the roles; none starts or stops."""
+    """True: the policy divides all servers between the roles. No server starts or stops."""
     _last: tuple[float, float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +64,9 @@ class Forecast:
         return self._shared(view, tokens_per_s / self.prefill_token_rate_per_s, requests / self.decode_requests)
 
     def _shared(self, view: ScalingView, prefill: float, decode: float) -> Servers:
-        """Numbers of servers that both roles need. If these are too many, or servers stay: shares of all servers."""
+        """Rounds the needed numbers of servers up. If they exceed all servers, or keep_servers is set, divides all
+        servers in proportion.
+        """
         wanted = Servers(max(1, ceil(prefill)), max(1, ceil(decode)))
         total = view.prefill.num_servers + view.decode.num_servers if self.keep_servers else view.max_servers
         if not self.keep_servers and sum(wanted) <= total:

@@ -1,4 +1,4 @@
-"""Session affinity: requests of a session go to one instance.
+"""Session affinity: all requests of a session go to one instance.
 
 Dynamo 1.6.1: --router-session-affinity-ttl-secs, lib/kv-router/src/services/selection/affinity.rs at 0a2aa91 (mode
 hard). llm-d has the same as session-affinity-filter with session_id_header and 600 s.
@@ -16,16 +16,17 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass
 class SessionAffinity:
-    """The instance of the request's session, if the session has one that is offered; else another policy's choice.
+    """Picks the instance that serves the request's session, if it accepts requests. Otherwise another policy picks an
+    instance.
 
-    Requests that wait for each other are a session, as are those that a trace records as one. A session keeps its
-    instance while one of its requests is in the cluster, and for ttl after the last request.
+    Requests of one conversation or agent run form a session, and so do requests that a trace records as a session. A
+    session keeps its instance while it has unfinished requests, and for ttl_ns after its last request has ended.
     """
 
     ttl_ns: int = 600 * _SECOND_NS
-    """How long a session without requests keeps its instance."""
+    """Time for which a session without unfinished requests keeps its instance."""
     otherwise: RoutingPolicy = field(default_factory=DynamoKv)
-    """Policy that chooses for the first request of a session."""
+    """Policy that picks an instance for the first request of a session."""
     reads_sessions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Read-only views with everything that a policy may see.
+"""Read-only views. A policy sees nothing but its view.
 
-They are Protocols, not copies: the core passes its own objects, and the type checker rejects a write. No view contains
-facts that a real system cannot know, such as the output length or the exact duration of a step.
+Views are Protocols, not copies: the core passes its own objects, and the type checker rejects a policy that writes to
+them. No view contains facts that a real system cannot know, such as the output length or the exact duration of a step.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -10,18 +10,18 @@ from typing import Any, Protocol
 
 
 class TokenSequence(Protocol):
-    """Tokens of a prompt or output, without their values."""
+    """Tokens of a prompt or output. Sequences can be compared, but their token ids cannot be read."""
 
     def __len__(self) -> int: ...
 
     def page_key(self, start: int, size: int) -> Hashable:
-        """Key of tokens [start, start + size). Equal tokens have equal keys."""
+        """Returns the key of tokens [start, start + size). Equal tokens have equal keys."""
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """Number of tokens from `start` that equal those of `other` from `other_start`."""
+        """Number of equal tokens, counted from `start` in this and from other_start in the other sequence."""
 
     def then(self, other: Any) -> "TokenSequence":
-        """This sequence followed by another sequence."""
+        """Returns this sequence followed by another sequence."""
 
 
 class QueuedRequest(Protocol):
@@ -35,29 +35,35 @@ class QueuedRequest(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def priority(self) -> int:
-        """Priority; larger values go first. 0 unless the scenario gives the request's class a priority."""
+        """Priority of the request. Higher priorities go first. 0 unless the scenario gives the request's class a
+        priority.
+        """
 
 
 class QueuedPrefill(QueuedRequest, Protocol):
-    """A prompt that waits for its first prefill chunk."""
+    """A prompt that no forward has begun yet."""
 
     @property
     def prompt(self) -> TokenSequence: ...
     @property
     def entry(self) -> int:
-        """Place in the order in which prompts last joined the queue."""
+        """Sequence number that the prompt got when it last joined the queue."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens to compute or to find in the cache: the prompt, and outputs whose KV was lost."""
+        """Number of tokens that the cache must hold or a forward must compute: the prompt, and outputs whose KV was
+        lost.
+        """
 
     @property
     def num_asked_tokens(self) -> int:
-        """Longest output that the client asks for. Prefill: 1, as in SGLang (disaggregation/prefill.py:482)."""
+        """Maximum output in tokens that the client requests. On prefill: 1, as in SGLang
+        (disaggregation/prefill.py:482).
+        """
 
 
 class InstanceView(Protocol):
-    """View of an instance for its policies."""
+    """View of an instance for all its policies."""
 
     @property
     def now_ns(self) -> int: ...
@@ -65,29 +71,33 @@ class InstanceView(Protocol):
     def page_size(self) -> int: ...
     @property
     def num_available_pages(self) -> int:
-        """Free pages, and cached pages that no request uses."""
+        """Number of free pages and of cached pages that no request uses."""
 
 
 class PrefillView(InstanceView, Protocol):
-    """View of a prefill or aggregated instance for prefill policies."""
+    """View of a prefill or aggregated instance for its prefill policy."""
 
     @property
     def waiting(self) -> Collection[QueuedPrefill]:
-        """Waiting prompts. Prefill: in the order of decode's grants. Aggregated: in the order of arrival or
-        retraction.
+        """Waiting prompts. On prefill in the order of decode's grants, on aggregated instances in the order of arrival
+        or retraction.
         """
 
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
-        """Number of prompt tokens that the prefix cache holds now. Costs a tree walk."""
+        """Number of prompt tokens that the prefix cache holds now. Each call walks the tree."""
 
     def use_cached_tokens(self, request: QueuedPrefill) -> int:
-        """Number of cached prompt tokens. Counts as a use, so that they are not evicted soon."""
+        """Number of prompt tokens that the prefix cache holds. The call marks them as used, so that they are not
+        evicted soon.
+        """
 
     def cached_path(self, request: QueuedPrefill) -> tuple[int, ...]:
-        """Path of the cached prefix in the prefix tree: the place of each node among its siblings, by age."""
+        """Path of the cached prefix in the prefix tree. Each number is a node's place among its siblings, oldest
+        first.
+        """
 
     def num_waited_tokens(self, request: QueuedPrefill) -> int:
-        """Number of prompt tokens that forwards have taken since the request joined the queue."""
+        """Number of prompt tokens of all requests that forwards have taken since this request joined the queue."""
 
 
 class SendingPrefill(Protocol):
@@ -99,7 +109,7 @@ class SendingPrefill(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_cached_tokens(self) -> int:
-        """Number of prompt tokens found in the prefill instance's prefix cache. Set when the prompt is begun."""
+        """Number of prompt tokens that prefill's prefix cache had when the prompt began."""
 
     @property
     def num_computed_tokens(self) -> int: ...
@@ -117,33 +127,37 @@ class QueuedDecode(QueuedRequest, Protocol):
 
 
 class DecodeView(InstanceView, Protocol):
-    """View of a decode instance for its policies, or of an aggregated instance for its preemption policy."""
+    """View of a decode instance for its policies, and of an aggregated instance for its preemption policy."""
 
     @property
     def num_active(self) -> int:
-        """Number of requests that run, are ready to run, or wait for their KV: len(active)."""
+        """Number of requests that run, are ready to run, or wait for their KV. Equals len(active)."""
 
     @property
     def num_ahead_tokens(self) -> int:
-        """Number of tokens beyond its KV for which a running request needs pages: 1, or more with speculative
+        """Number of tokens beyond its present KV for which a running request needs pages: 1, or more with speculative
         decoding.
         """
 
     @property
     def num_running_tokens(self) -> int:
-        """Prompt and output tokens of all running requests."""
+        """Number of prompt and output tokens of all running requests."""
 
     @property
     def resume_unit_tokens(self) -> int:
-        """A retracted request asks for a multiple of this number of tokens: a page, or 1 in SGLang 0.5.12."""
+        """A retracted request needs room for its tokens, rounded up to a multiple of this number: the page size, or 1
+        in SGLang 0.5.12.
+        """
 
     @property
     def running(self) -> Sequence[QueuedDecode]:
-        """Running requests in batch order. Costs time in proportion to the batch."""
+        """Running requests in batch order. The call takes time in proportion to the batch."""
 
     @property
     def active(self) -> Collection[QueuedDecode]:
-        """Requests that run, are ready to run, or wait for their KV. Costs time in proportion to their number."""
+        """Requests that run, are ready to run, or wait for their KV. The call takes time in proportion to their
+        number.
+        """
 
     @property
     def retracted(self) -> Collection[QueuedDecode]: ...
@@ -151,40 +165,40 @@ class DecodeView(InstanceView, Protocol):
 
 @dataclass(slots=True)
 class Candidate:
-    """A request at the head of the admission queue, with its cached prefix matched and locked."""
+    """The first request of the admission queue. Its cached prefix is already locked."""
 
     request: QueuedDecode
     num_tokens: int
-    """Tokens whose KV the decode instance must hold before the request can run."""
+    """Number of tokens whose KV the decode instance must hold before the request can run."""
     num_cached_tokens: int
-    """Prompt tokens that the decode prefix cache holds."""
+    """Number of prompt tokens that decode's prefix cache holds."""
     num_new_pages: int
-    """Number of pages to allocate for the uncached tokens."""
+    """Number of pages to allocate for the request's uncached tokens."""
     resumes: bool = False
-    """True for a retracted request that resumes."""
+    """True: the request was retracted, and would resume."""
 
 
 class CachedLeaf(Protocol):
-    """A leaf of the prefix cache that no request uses."""
+    """A leaf of the prefix tree that no request uses."""
 
     @property
     def last_access(self) -> int:
-        """Number of the last access. It grows with every access to the tree."""
+        """Number of the last access to the leaf. Each access to the tree has a higher number."""
 
     @property
     def num_hits(self) -> int:
-        """Number of requests that inserted the leaf."""
+        """Number of uses of the leaf by requests."""
 
     @property
     def born(self) -> int:
-        """Number of the access at which the leaf was inserted."""
+        """Number of the access to the tree that inserted the leaf."""
 
     @property
     def num_pages(self) -> int: ...
 
 
 class InstanceLoad(Protocol):
-    """The router's knowledge of one instance."""
+    """Load of one instance, as the router knows it."""
 
     @property
     def instance_id(self) -> str: ...
@@ -194,66 +208,75 @@ class InstanceLoad(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens of these requests."""
+        """Number of prompt tokens of the instance's unfinished requests."""
 
     @property
     def num_pages(self) -> int:
-        """Number of distinct whole pages of these prompts. 0 unless the policy is KV-aware."""
+        """Number of distinct whole pages of the instance's unfinished prompts. 0 unless the policy has `is_kv_aware =
+        True`.
+        """
 
     @property
     def num_queued(self) -> int:
-        """Number of waiting requests when the metrics were last read. 0 unless the policy has a metrics_interval_ns."""
+        """Number of waiting requests when the router last read metrics. 0 unless the policy has a
+        metrics_interval_ns.
+        """
 
     @property
     def page_use(self) -> float:
-        """Share of the instance's pages that requests held when the metrics were last read."""
+        """Share of the instance's pages that requests held when the router last read metrics. 0 unless the policy has a
+        metrics_interval_ns.
+        """
 
 
 class RoutingView(Protocol):
     """View of the instances of one role for routing policies.
 
-    A policy whose class has `is_kv_aware = True` may use `num_uncached_tokens` and `num_pages_with`. For such a policy
-    the router remembers prompts in pages of the instances' size, and as many tokens as their pools hold. For a policy
-    with a `metrics_interval_ns` above 0, the metrics of instances are read at this interval.
+    A policy whose class has `is_kv_aware = True` may use `num_uncached_tokens` and `num_pages_with`. For such a policy,
+    the router remembers prompts in pages of the instances' page size, up to the number of tokens that an instance's KV
+    pool holds. If a policy has a `metrics_interval_ns` above 0, the router reads the instances' metrics at this
+    interval.
     """
 
     @property
     def now_ns(self) -> int: ...
     @property
     def role(self) -> str:
-        """prefill, decode or aggregated."""
+        """Role of the instances: "prefill", "decode" or "aggregated"."""
 
     @property
     def page_size(self) -> int:
-        """Page size in tokens at which prompts are remembered."""
+        """Page size in tokens of the router's memory of prompts."""
 
     @property
     def instances(self) -> Sequence[InstanceLoad]:
-        """Instances of the role; never empty, always in the same order."""
+        """Instances of the role that accept requests. Never empty, and always in the same order."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of prompt tokens that the router remembers to have sent to this instance."""
+        """Number of the prompt's first tokens that the router remembers having sent to this instance."""
 
     def holders(self, prompt: TokenSequence) -> Collection[str]:
-        """Instances that may have some of these tokens. Other instances have none. Supports `in`."""
+        """Ids of instances that may have some of the prompt's tokens cached. Other instances have none. Supports
+        `in`.
+        """
 
     def num_uncached_tokens(self, instance_id: str) -> int:
-        """Number of tokens to compute for prompts that were sent to this instance and are not computed yet.
+        """Number of tokens that this instance still has to compute for routed prompts.
 
-        Tokens that the router remembered when the prompt was sent do not count.
+        Tokens that the router remembered when it sent a prompt do not count.
         """
 
     def session_instance(self, ttl_ns: int) -> str:
-        """The instance that serves this request's session. Empty: no request of the session is left, and the last left
-        ttl_ns ago or earlier. For a policy whose class says `reads_sessions = True`.
+        """Id of the instance that serves this request's session. Empty: the session is new, or its last request ended
+        at least ttl_ns ago. Needs a policy with `reads_sessions = True`.
         """
 
     def num_pages_with(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of distinct whole pages of this prompt and of the prompts of the instance's requests."""
+        """Number of distinct whole pages of the instance's unfinished prompts, if this prompt joins them."""
 
 
 class WaitingRequest(Protocol):
-    """A waiting request, as the router sees it."""
+    """An arriving request, or a request that waits for its first token, as the router sees it."""
 
     @property
     def request_id(self) -> int: ...
@@ -266,7 +289,7 @@ class WaitingRequest(Protocol):
 
 
 class SheddingView(Protocol):
-    """The router's knowledge when a request arrives."""
+    """The requests that the router knows when a request arrives."""
 
     @property
     def waiting(self) -> Sequence[WaitingRequest]:
@@ -274,11 +297,13 @@ class SheddingView(Protocol):
 
 
 class PairView(Protocol):
-    """The router's knowledge of a prompt whose decode instance is chosen, and whose prefill instance is not."""
+    """View of a prompt for a disaggregation policy. A decode instance is chosen already, and no prefill instance
+    yet.
+    """
 
     @property
     def num_decode_cached_tokens(self) -> int:
-        """Number of prompt tokens that the router remembers to have sent to this decode instance."""
+        """Number of the prompt's first tokens that the router remembers having sent to the chosen decode instance."""
 
     @property
     def decode(self) -> InstanceLoad:
@@ -289,11 +314,11 @@ class PairView(Protocol):
 
 
 class RoleSeen(Protocol):
-    """View of the servers of one role for scaling policies."""
+    """View of the servers of one role, for scaling policies."""
 
     @property
     def num_servers(self) -> int:
-        """Number of servers that have the role, start in it, or switch to it."""
+        """Number of servers that have the role, start with it, or change to it."""
 
     @property
     def num_serving(self) -> int:
@@ -301,17 +326,17 @@ class RoleSeen(Protocol):
 
     @property
     def num_requests(self) -> int:
-        """Unfinished requests at servers that serve or drain."""
+        """Number of unfinished requests at the role's servers that serve or drain."""
 
     @property
     def num_queued(self) -> int: ...
     @property
     def page_use(self) -> float:
-        """Mean share of the servers' pages that requests hold."""
+        """Mean share of a server's pages that requests hold."""
 
 
 class ScalingView(Protocol):
-    """The autoscaler's view: the servers of both roles, and counts since its last decision."""
+    """View of a scaling policy: the servers of both roles, and counts since the policy's last decision."""
 
     @property
     def now_ns(self) -> int: ...
@@ -333,11 +358,11 @@ class ScalingView(Protocol):
     def num_finished(self) -> int: ...
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens of finished requests."""
+        """Number of output tokens of requests that finished since the last decision."""
 
     @property
     def mean_ttft_ns(self) -> float:
-        """Mean TTFT of finished requests in ns; 0 if no request finished."""
+        """Mean TTFT in ns of requests that finished since the last decision; 0 if there are none."""
 
     @property
     def mean_tpot_ns(self) -> float: ...

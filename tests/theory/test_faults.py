@@ -292,7 +292,7 @@ def test_a_prompt_that_an_aggregated_instance_does_not_begin_fails_in_time():
     )
     first, second = run(scenario, checked=True).records.requests
     assert first.outcome == "finished"
-    reason = "aggregated-0 did not begin it within waiting_timeout 1 s: max_running_requests was reached"
+    reason = "aggregated-0 did not begin the request within waiting_timeout 1 s: max_running_requests was reached"
     assert (second.outcome, second.reason) == ("failed", reason)
     at_instance_ns = MILLISECOND
     assert 0 <= second.end_ns - at_instance_ns - SECOND < 11 * MILLISECOND  # the step under way ends first

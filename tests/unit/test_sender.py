@@ -31,7 +31,7 @@ from pdsim.core.transfer.sender import Sender
 from pdsim.core.transfer.staging_ring import Span, StagingRing
 from pdsim.core.transfer.transfer_plan import TransferUnit
 
-ABORT = Abort(1, "nothing of it is under way", retryable=True)
+ABORT = Abort(1, "no transfer of the request is under way", retryable=True)
 
 
 def unit(i: int, cell: int | None = None, is_last: bool = False) -> TransferUnit:

@@ -311,7 +311,7 @@ class PrefillInstance:
         """Handles a grant of pages. An optimistic prompt may be begun or computed already."""
         cursor = self._planner.cursor(grant)
         if cursor is None:
-            reason = f"its KV does not fit the staging ring of {request.decode_id}"
+            reason = f"the request's KV does not fit the staging ring of {request.decode_id}"
             return [m.Send(request.decode_id, m.Abort(request.request_id, reason)), *self._give_up_ungranted(request)]
         request.cursor = cursor
         if request.request_id in self._set_aside or not request.is_optimistic:

@@ -92,7 +92,7 @@ class SendPlanner:
     def _send_until(self, request: PrefillRequest) -> int:
         end = self._policy.send_until(request)
         if end > max(request.num_computed_tokens, request.cursor.num_sent_tokens):
-            raise PolicyError(f"{self._policy}: sends up to {end} of {request}")
+            raise PolicyError(f"{self._policy}: send_until returned {end}, more tokens than are computed of {request}")
         return end
 
     def after_chunk(self, request: PrefillRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:

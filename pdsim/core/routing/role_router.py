@@ -95,7 +95,9 @@ class RoleRouter:
 
     def _counted(self) -> RoutedWork:
         if self._work is None:
-            raise PolicyError(f"{self._policy}: asks what requests still cost without is_kv_aware = True")
+            raise PolicyError(
+                f"{self._policy}: reads uncached tokens or pages of requests, which needs is_kv_aware = True"
+            )
         return self._work
 
     @property

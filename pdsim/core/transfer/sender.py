@@ -188,5 +188,5 @@ class Sender:
         stop = self._stopping.pop(request_id, None)
         if stop is None or not stop.decode_id:
             return []
-        word = self._say(stop.decode_id, request_id, "nothing of it is under way")
+        word = self._say(stop.decode_id, request_id, "no transfer of the request is under way")
         return [word, m.Tell(self._prefill_id, m.KvSent(request_id))]

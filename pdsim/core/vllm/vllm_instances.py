@@ -118,7 +118,7 @@ class VllmPrefillInstance(PrefillInstance):
     def _expire_unread(self, now_ns: int) -> list[m.Command]:
         commands: list[m.Command] = []
         for request_id in self._unread.expired(now_ns, commands, self._is_unread):
-            reason = f"no decode instance read its KV on {self.instance_id} within {self._unread.limit}"
+            reason = f"no decode instance read the request's KV on {self.instance_id} within {self._unread.limit}"
             decode_id = self.sending[request_id].decode_id
             commands.append(m.Send(decode_id, m.Abort(request_id, reason, retryable=True)))
             commands += self._give_up(request_id)
