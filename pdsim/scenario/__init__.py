@@ -1,3 +1,3 @@
-"""Scenarios: their fields, their files, and the objects that they describe. This package imports neither SimPy nor
-torch.
+"""Scenarios: the fields of a scenario file, how files are read, and the objects that a scenario describes. This package
+imports neither SimPy nor torch.
 """

@@ -1,4 +1,4 @@
-"""Model and load of a scenario as command-line flags."""
+"""Command-line options that replace the model and the load of a scenario."""
 
 import json
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from pdsim.inputs import MOST_CONTEXT_TOKENS, shown
 from pdsim.scenario.yaml_file import ConfigError
 
 _SPREAD = 0.5
-"""Standard deviation relative to the mean, for lengths of which only the mean is given."""
+"""Standard deviation as a share of the mean, if the user gives only the mean of lengths."""
 _LONGEST = 4
-"""Longest of these lengths, as a multiple of the mean."""
+"""Longest length as a multiple of the mean, if the user gives only the mean of lengths."""
 _NUM_REQUESTS = 1000
-"""Number of generated requests at a rate. The p99 then lies above all but ten requests."""
+"""Number of requests that are generated at a rate. Ten requests then lie above the p99."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,9 @@ class LoadOptions:
     rate: str | None = None
     """Requests per second, such as 4/s: Poisson arrivals."""
     concurrency: int | None = None
-    """Requests in flight (closed loop), instead of a rate. As many at the start warm up and do not count."""
+    """Number of requests in flight (closed loop), instead of a rate. As many requests at the start warm up and do not
+    count.
+    """
     requests: int | None = None
     """Number of requests [1,000 with --rate]."""
     isl: int | None = None
@@ -39,7 +41,7 @@ class LoadOptions:
 
     @property
     def lengths(self) -> dict[str, Any]:
-        """Fields of a generated workload that set its lengths."""
+        """The fields of a generated workload that set the lengths of prompts and outputs."""
         num_requests = _NUM_REQUESTS if self.requests is None and self.rate is not None else self.requests
         given = {"num_requests": num_requests, "input_tokens": spread(self.isl), "output_tokens": spread(self.osl)}
         return {field: value for field, value in given.items() if value is not None}
@@ -53,7 +55,9 @@ class LoadOptions:
         return {"use": "closed_loop", "concurrency": self.concurrency}
 
     def changes(self, *, has_own_load: bool) -> tuple[str, ...]:
-        """Changes in the notation of --set. has_own_load: a file or a trace sets the number of requests."""
+        """These options as changes of the scenario, in the notation of --set. has_own_load: a file or a trace sets the
+        number of requests.
+        """
         lengths = self.lengths
         if has_own_load and self.requests is None:
             lengths.pop("num_requests", None)
@@ -63,7 +67,9 @@ class LoadOptions:
 
 
 def spread(mean: int | None) -> dict[str, Any] | None:
-    """Lognormal lengths around a mean, with an assumed standard deviation."""
+    """Settings of lognormal lengths with this mean in tokens, and a standard deviation of half the mean. None: no mean
+    is given.
+    """
     if mean is None:
         return None
     if not 1 <= mean <= MOST_CONTEXT_TOKENS:
@@ -72,7 +78,7 @@ def spread(mean: int | None) -> dict[str, Any] | None:
 
 
 def require_load(load: LoadOptions, changes: Sequence[str]) -> None:
-    """Raises ConfigError if neither flags nor --set give the load."""
+    """Raises ConfigError if neither these options nor --set give a load."""
     is_set = any(change.startswith(("workload", "client")) for change in changes)
     has_lengths = load.isl is not None and load.osl is not None
     if is_set or (has_lengths and load.client is not None):

@@ -1,4 +1,4 @@
-"""Reads a scenario file and --set changes. Every mistake is reported with its file, line and field."""
+"""Reads scenario files and --set changes. Every mistake is reported with its file, line and field."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -26,11 +26,13 @@ from pdsim.workload.trace_file import InputWarning
 SectionT = TypeVar("SectionT", bound=Section)
 
 Changes = dict[str, Any]
-"""Values by the dotted paths of their fields."""
+"""New values of scenario fields, by dotted path: {"decode.tp": 2}."""
 
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
-    """Reads a scenario file; each change is "dotted.path=value". Raises ConfigError."""
+    """Reads a scenario file and changes it. Each change is a text "dotted.path=value". Raises ConfigError, which lists
+    every mistake.
+    """
     path = Path(path)
     data = _fields_in(path)
     for change in changes:
@@ -41,22 +43,28 @@ def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
 
 
 def write_entries_of(scenario: Scenario, folder: Path) -> None:
-    """Copies the user's own catalog entries into the folder of a scenario, where load_scenario finds them."""
+    """Copies the user's own catalog entries into the folder of a scenario, where `load_scenario` finds them."""
     write_entries(own_entries(scenario.entries), folder / CATALOG)
 
 
 def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario", text: str = "") -> Scenario:
-    """A scenario from plain data; paths in it are relative to base. Raises ConfigError with every mistake."""
+    """Makes a scenario from plain data. Raises ConfigError, which lists every mistake.
+
+    base: folder at which relative paths start. where: name of the data in messages. text: the file's text, from which
+    messages take line numbers.
+    """
     return _validated(Scenario, data, where, text, base)
 
 
 def read_section(path: Path, kind: type[SectionT]) -> SectionT:
-    """Reads a file whose fields are those of the section. Raises ConfigError with every mistake and its line."""
+    """Reads a file that has the fields of the class `kind`. Raises ConfigError, which lists every mistake with its
+    line.
+    """
     return _validated(kind, _fields_in(path), str(path), path.read_text(encoding="utf-8"))
 
 
 def load_cost(profile: Path) -> CostChoice:
-    """Reads the cost of a profile. Raises ConfigError."""
+    """Reads the cost of a profile. Raises ConfigError if the file is wrong."""
     return _validated(CostChoice, by_role(read_profile(profile)["cost"]), str(profile))
 
 
@@ -69,7 +77,7 @@ def _fields_in(path: Path) -> dict[str, Any]:
 
 
 def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base: Path = Path()) -> SectionT:
-    """Validates plain data. Raises ConfigError with a line for each mistake."""
+    """Checks plain data against the class `kind`. Raises ConfigError with a line for each mistake."""
     for path, found in _numbers(data):
         if abs(found) > MOST and found not in (inf, -inf):  # the field tells what is not finite
             place = f"{where}: {'.'.join(map(str, path))}"
@@ -81,11 +89,11 @@ def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base
 
 
 MOST = 2**63 - 1
-"""Largest absolute value of a number in a file: tables of runs have 64 bits."""
+"""Largest absolute value of a number in a file. The tables of a run store numbers in 64 bits."""
 
 
 def _numbers(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int | float]]:
-    """All numbers of plain data, each with its path."""
+    """Yields each number in plain data, with its path."""
     if isinstance(data, int | float):
         yield path, data
     elif isinstance(data, dict | list | tuple):
@@ -94,11 +102,13 @@ def _numbers(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 _MOST_SHOWN = 200
-"""Maximum number of characters of a --set that a message repeats."""
+"""Messages repeat at most this many characters of a --set."""
 
 
 def apply_change(data: dict[str, Any], change: str) -> None:
-    """Sets one field of plain data: "decode.radix_cache=true". The value is YAML."""
+    """Sets the field of plain data that a change names. change: "dotted.path=value", such as "decode.radix_cache=true";
+    the value is YAML. Raises ConfigError.
+    """
     path, equals, value = change.partition("=")
     flag = f"--set {change if len(change) <= _MOST_SHOWN else f'{change[:_MOST_SHOWN]}...'}"
     if not equals or not path.strip():
@@ -107,7 +117,9 @@ def apply_change(data: dict[str, Any], change: str) -> None:
 
 
 def set_field(data: dict[str, Any], path: str, value: Any, *, where: str) -> None:
-    """Sets one field of plain data by its dotted path, such as decode.admission.reserved_tokens."""
+    """Sets one field of plain data by its dotted path, such as decode.admission.reserved_tokens. where: names the
+    change in messages. Raises ConfigError.
+    """
     *parents, last = path.split(".")
     at = data
     for key in parents:
@@ -150,7 +162,7 @@ def _fields_at(section: type[Section], path: tuple[Any, ...]) -> list[str]:
 
 
 class SchemaWithMeanings(GenerateJsonSchema):
-    """JSON schema whose field descriptions are the docstrings of the code. Editors show them."""
+    """Makes a JSON schema that describes each field by the field's docstring. Editors show the descriptions."""
 
     def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
         made = super().model_schema(schema)

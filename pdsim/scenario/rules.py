@@ -1,4 +1,4 @@
-"""Rules between the sections of a scenario, and defaults that depend on its engine or its priorities."""
+"""Rules that relate several sections of a scenario, and defaults that depend on the engine or on priorities."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,15 +23,15 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
         "aggregated": {"preemption": "last_admitted_first"},
     }
 }
-"""Defaults of an engine that differ from those of the fields (page_size: vLLM 0.33.0, config/cache.py)."""
+"""Defaults of fields that apply with one engine only (page_size: vLLM 0.33.0, config/cache.py)."""
 
 VLLM_VICTIMS = {"use": "lowest_priority_first", "last_arrived": True}
-"""Preemption policy of vLLM with priority scheduling (0.33.0, Scheduler.schedule)."""
+"""Preemption policy that vLLM uses with priority scheduling (0.33.0, Scheduler.schedule)."""
 _DIVIDING_BACKENDS = {
     "sglang": (("mooncake", "nixl", "mori", "ascend"), "0.5.23, arg_groups/pd_disaggregation_hook.py:85"),
     "vllm": (("nixl",), "0.33.0, config/vllm.py:1575"),
 }
-"""Backends with which each GPU of decode gets its share of the KV, and the source."""
+"""Attention backends with which decode GPUs can divide the KV of a request (dcp), with the source."""
 _ORDERS_SINCE_0_5_12 = (HighestResponseRatioFirst, ShortestPrefillFirst)
 _OTHER_STAGES = "pdsim models pipeline stages of prefill only; leave it out, and let tp be all GPUs of a server"
 NOT_MODELLED = {
@@ -44,14 +44,14 @@ NOT_MODELLED = {
         "(SGLang 0.5.23, arg_groups/pd_disaggregation_hook.py:57)"
     ),
 }
-"""Fields that a role does not have although other roles, or engines, do: with the reason."""
+"""Fields that servers of a role do not have, although other roles or engines do, with the reason."""
 PREEMPTION_THRESHOLD = 10
 """SGLang's default of --priority-scheduling-preemption-threshold."""
 
 
 def with_priority_policy(data: Any) -> Any:
-    """Sets policy priority as the default of prompts if request classes have priorities. With engine vllm, also a
-    preemption by priority.
+    """Makes `priority` the default of the prefill policy if request classes have priorities. With engine vllm, also
+    sets a preemption policy by priority.
     """
     if not isinstance(data, dict) or not data.get("priorities"):
         return data
@@ -67,7 +67,7 @@ def with_priority_policy(data: Any) -> Any:
 
 
 def with_defaults_of_engine(data: Any) -> Any:
-    """Fills in the defaults of the scenario's engine."""
+    """Fills in the defaults that apply with the scenario's engine."""
     if not isinstance(data, dict) or not isinstance(data.get("engine"), str):
         return data
     filled = dict(data)
@@ -80,7 +80,7 @@ def with_defaults_of_engine(data: Any) -> Any:
 
 
 def with_drafts_of_engine(data: Any) -> Any:
-    """Fills in speculative steps, branches and verified tokens."""
+    """Fills in the speculative steps, branches and verified tokens that SGLang chooses for the model."""
     if not isinstance(data, dict):
         return data
     roles = {role: data[role] for role in ("decode", "aggregated") if isinstance(data.get(role), dict)}
@@ -88,7 +88,7 @@ def with_drafts_of_engine(data: Any) -> Any:
 
 
 def _filled(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given fields, with defaults for missing or null fields."""
+    """The given fields, and the defaults of fields that are missing or null."""
     return {**given, **{name: default for name, default in defaults.items() if given.get(name) is None}}
 
 
@@ -247,7 +247,9 @@ def _of_returned_kv(scenario: "Scenario") -> str:
 
 
 def _of_divided_kv(scenario: "Scenario") -> str:
-    """Refuses what SGLang, or pdsim, does not have beside divided KV. Layouts refuse models and sizes."""
+    """Says which setting SGLang or pdsim does not have if decode GPUs divide the KV of a request (dcp). Empty: none.
+    Layouts check models and sizes.
+    """
     prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
     if servers is None or servers.dcp == 1:
         return ""
@@ -339,7 +341,7 @@ def _of_roles(scenario: "Scenario") -> str:
 
 
 def _of_costs(scenario: "Scenario") -> str:
-    """Refuses costs without any time, which would make every step free."""
+    """Says that a cost has no time at all, which would make every step free. Empty: all costs have times."""
     costs = {"prefill": scenario.cost.prefill, "decode": scenario.cost.decode}
     empty = [role for role, cost in costs.items() if isinstance(cost, Affine) and not cost.has_terms]
     what = "it has no times, so every step would take 0 ns; give at least one time"
@@ -359,4 +361,4 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_roles,
     _of_costs,
 )
-"""Rules that a scenario must satisfy. The first broken rule is reported."""
+"""Checks of a scenario. Each returns a message if the scenario breaks its rule. Only the first message is reported."""

@@ -67,7 +67,7 @@ def a_name(value: Any) -> Any:
 
 
 def by_role(value: Any) -> Any:
-    """Lets one component set both roles. `measured` may stand beside it."""
+    """Expands one component to {prefill: ..., decode: ...}. A field `measured` beside it stays."""
     if isinstance(value, dict) and "use" in value:
         one = {key: setting for key, setting in value.items() if key != "measured"}
         beside = {"measured": value["measured"]} if "measured" in value else {}
@@ -76,7 +76,7 @@ def by_role(value: Any) -> Any:
 
 
 def of_all_groups(value: Any) -> Any:
-    """Lets one end of the range stand for all groups of times."""
+    """Expands the name of one end of the range, such as `slowest`, to all groups of times."""
     if not isinstance(value, str):
         return value
     if value not in ENDS:
@@ -85,12 +85,12 @@ def of_all_groups(value: Any) -> Any:
 
 
 def of_kind(value: Any) -> Any:
-    """Lets the name of a kind stand for a front end."""
+    """Expands the name of a kind, such as `dynamo`, to the settings of a front end of this kind."""
     return {"kind": value} if isinstance(value, str) else value
 
 
 class OrShort:
-    """Marks a section that a short form may replace in the JSON schema: a name, or an object with a key."""
+    """Marks a section that may be written in a short form, a name or an object with a key, in the JSON schema."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = keys
@@ -101,11 +101,11 @@ class OrShort:
 
 
 SHORTHANDS = {"router": by_role, "cost": by_role, "corner": of_all_groups, "front_end": of_kind}
-"""Fields for which a plain value may stand, with the functions that expand the value."""
+"""Fields that may be written as a plain value, each with the function that expands the value."""
 
 
 def with_kv_of_checkpoint(data: Any) -> Any:
-    """Fills in the data type of KV that the checkpoint names, as engines do with --kv-cache-dtype auto."""
+    """Fills in the KV data type that the checkpoint names, as engines do with --kv-cache-dtype auto."""
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, str) or "kv_dtype" in data:
         return data
@@ -117,7 +117,7 @@ def with_kv_of_checkpoint(data: Any) -> Any:
 
 
 class Scenario(Section):
-    """A cluster, its load, and the seed: everything that a run depends on."""
+    """A cluster, its load, and the seed. A run depends on nothing else."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": ["prefill", "decode"]}, {"required": ["aggregated"]}]}
@@ -216,13 +216,13 @@ class Scenario(Section):
 
     @property
     def engine_rules(self) -> EngineRules:
-        """Rules of the engine's release that the scenario follows."""
+        """Rules of the engine's release whose scheduler the instances follow."""
         releases = RELEASES[self.engine]
         return releases[self.engine_version or next(iter(releases))]
 
     @property
     def engine_warnings(self) -> list[str]:
-        """Ways in which a real server of this release dies, but the simulation goes on. As text for warnings."""
+        """Warnings about loads under which a real server of this release would die, but the simulated one goes on."""
         if self.decode is None or not self.decode.radix_cache or self.engine_rules != RELEASES["sglang"]["0.5.12"]:
             return []
         dies = "decode.radix_cache: a server of SGLang 0.5.12 crashes when a retracted request continues"
@@ -230,13 +230,14 @@ class Scenario(Section):
 
     @property
     def roles(self) -> dict[Role, ServerSettings]:
-        """Servers of each role that the scenario has."""
+        """The settings of the servers of each role that the cluster has."""
         roles: dict[Role, ServerSettings | None]
         roles = {"prefill": self.prefill, "decode": self.decode, "aggregated": self.aggregated}
         return {role: servers for role, servers in roles.items() if servers is not None}
 
     def page_tokens(self, role: Role) -> int:
-        """Number of tokens of a page of this role. With divided KV each GPU holds page_size tokens of a page.
+        """Number of tokens that a page of this role holds. If GPUs divide the KV of a request (dcp), each of them holds
+        page_size tokens of a page.
 
         Sources: SGLang 0.5.23, mem_cache/kv_cache_configurator.py, attn_dcp_size; vLLM 0.33.0,
         v1/core/kv_cache_utils.py, resolve_dcp_kv_block_size.
@@ -245,21 +246,21 @@ class Scenario(Section):
 
     @property
     def max_servers(self) -> int:
-        """Maximum number of prefill and decode servers together."""
+        """Maximum number of prefill and decode servers together, at any time of the run."""
         prefill, decode = self.pair
         at_first = prefill.instances + decode.instances
         return at_first if self.elastic is None else self.elastic.max_servers or at_first
 
     @property
     def pair(self) -> Pair:
-        """The servers of both roles of a disaggregated cluster."""
+        """Settings of the prefill and of the decode servers. The cluster must be disaggregated."""
         assert self.prefill is not None
         assert self.decode is not None
         return Pair(self.prefill, self.decode)
 
     @property
     def entries(self) -> list[tuple[Kind, str]]:
-        """Catalog entries that the scenario names."""
+        """Kind and name of each catalog entry that the scenario uses."""
         gpus: list[tuple[Kind, str]] = [("gpus", servers.gpu) for servers in self.roles.values()]
         return [("models", self.model), ("transports", self.network.transport), *gpus]
 
@@ -271,17 +272,17 @@ class Scenario(Section):
 
     @property
     def has_server_faults(self) -> bool:
-        """True if instances die or links are slow, so that requests may fail without a fault of their own."""
+        """True if instances die or links slow down in the run, so that requests may fail for this reason."""
         return any(isinstance(fault, Kill | SlowLink) for fault in self.faults)
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """Acceptance of drafted tokens on the decoding servers. None: a step gives each request one token."""
+        """How many drafted tokens a decode step accepts. None: each step gives a request one token."""
         return self.servers[1].acceptance
 
     @property
     def num_draft_layers(self) -> int:
-        """Number of the draft model's layers with KV. 0: there is no speculation, or the draft model has no such
+        """Number of the draft model's layers that have KV. 0: there is no speculation, or the draft model has no such
         layers.
         """
         decoding = self.servers[1]
@@ -290,7 +291,7 @@ class Scenario(Section):
 
     @property
     def setup(self) -> Setup:
-        """The model, with the hardware and sizes of the instances."""
+        """The model, the hardware, and the parallel sizes of the instances."""
         prefill: ServerSettings
         decode: ServerSettings
         prefill, decode = self.servers
@@ -312,7 +313,7 @@ class Scenario(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """Groups of times that have a range. Empty if all times were measured, or measured on another setup."""
+        """Groups of times that have a range. Empty: all times were measured on a server of this setup or of another."""
         outside: tuple[Group, ...] = ("outside",) if self.uncertain_front_end else ()
         found = tuple(group for group in (*self.cost.uncertain, *outside) if group not in (self.corner or {}))
         if found and self.foreign_setup:
@@ -322,7 +323,7 @@ class Scenario(Section):
 
     @property
     def ends(self) -> "tuple[Scenario, ...]":
-        """This scenario at the fastest and at the slowest end of its range. Empty if its times have no range."""
+        """This scenario with the fastest, and with the slowest times of their range. Empty: the times have no range."""
         return tuple(self.at({**dict.fromkeys(GROUPS, end), **(self.corner or {})}) for end in ENDS if self.uncertain)
 
     def at(self, corner: Mapping[Group, End]) -> "Scenario":
@@ -330,9 +331,7 @@ class Scenario(Section):
 
     @property
     def at_corner(self) -> "Scenario":
-        """This scenario with the step times of the end of the range that its field `corner` names, and without that
-        field.
-        """
+        """This scenario with the step times that its field `corner` asks for, and without that field."""
         if not self.corner:
             return self
         update: dict[str, Any] = {"corner": None, "cost": self.cost.at(self.corner)}
@@ -342,31 +341,31 @@ class Scenario(Section):
 
     @property
     def uncertain_front_end(self) -> FrontEndSettings | None:
-        """The front end, if only its kind is known and its times have a range. None: otherwise."""
+        """The front end, if the scenario gives only its kind, whose times have a range. None: otherwise."""
         if self.front_end is None:
             return FrontEndSettings(kind="engine") if self.cost.is_of_kernels else None
         return self.front_end if self.front_end.is_uncertain else None
 
     @property
     def device(self) -> str:
-        """The device whose step times the run uses."""
+        """Name of the GPU, or of the CPU, whose step times the run uses."""
         measured = self.cost.measured
         gpus = dict.fromkeys(servers.gpu for servers in self.servers)
         return (measured and measured.role is None and measured.device) or " and ".join(gpus)
 
     @property
     def foreign_setup(self) -> list[str]:
-        """Parts of the scenario's setup on which its cost was not measured."""
+        """Differences between the scenario's setup and the setup on which its cost was measured, each as text."""
         measured = self.cost.measured
         return [] if measured is None or measured.model is None else measured.differences(self.setup)
 
     @property
     def servers(self) -> tuple[ComputingSettings, DecodingSettings]:
-        """The servers that prefill, and the servers that decode."""
+        """Settings of the servers that compute prompts, and of the servers that decode."""
         return (self.aggregated, self.aggregated) if self.aggregated else self.pair
 
     def benchmark_fields(self, backend: str) -> dict[str, Any]:
-        """Arguments of the benchmark, as SGLang's bench_serving writes them before its results."""
+        """Arguments of a benchmark of this scenario, as SGLang's bench_serving writes them into its results."""
         closed = self.client.concurrency if isinstance(self.client, ClosedLoop) else None
         arrivals = None if isinstance(self.client, ClosedLoop) else self.client.arrivals
         trace_rate = "inf" if closed else "trace"

@@ -1,1 +1,3 @@
-"""Studies of many variants of one scenario: sweeps, plans, questions, and the engines that compute their runs."""
+"""Studies that simulate many variants of one scenario: sweeps, plans and questions. Also the engines that run the
+simulations.
+"""

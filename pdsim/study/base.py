@@ -1,4 +1,4 @@
-"""The scenario that a question starts from, and the SLO."""
+"""The scenario from which a question or a plan starts, with its load and its SLO."""
 
 import json
 from collections.abc import Sequence
@@ -25,25 +25,25 @@ from pdsim.workload.request_spec import classes_of
 from pdsim.workload.trace_file import LONGEST_LINE, is_parquet, num_parquet_rows, open_trace
 
 NUM_SEEDS = 3
-"""Number of runs of each candidate."""
+"""Default number of runs of each candidate; each run draws random numbers from another seed."""
 MAX_GPUS = 32
-"""Maximum number of GPUs of a plan's cluster."""
+"""Default limit of the number of GPUs in a planned cluster."""
 ROUTERS = ("cache_aware", "least_loaded")
-"""Router policies to try where a role has several instances and the scenario names no router."""
+"""Routing policies that a study tries if a role has several instances and the scenario names no router."""
 VLLM_ROUTERS = ("cache_aware", "power_of_two")
-"""Router policies to try with engine vllm, whose router has no least_loaded."""
+"""Routing policies that a study tries for engine vllm, whose router has no least_loaded policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions:
-    """Load and SLO of a question; an empty field keeps the scenario's value or the default."""
+    """Load and SLO of a question. An empty option keeps the scenario's value, or the default."""
 
     trace: Path | None = None
-    """Trace that replaces the workload, in any format that scenarios read."""
+    """Trace file whose requests replace the scenario's workload, in any format that scenarios read."""
     slo: str = "ttft < 2 s and tpot < 50 ms for 90 %"
-    """Limits of ttft, tpot and e2e, with the share of requests that must meet them."""
+    """SLO as text: limits of ttft, tpot and e2e, with the share of requests that must meet them."""
     speedup: str = ""
-    """Speed-ups of a trace for the question capacity to try, such as 0.5,1,2,4 [as many as needed]."""
+    """Speed-ups of the trace that the question `capacity` tries, such as 0.5,1,2,4 [as many as needed]."""
 
     def __post_init__(self) -> None:
         Slo.parse(self.slo)
@@ -52,7 +52,9 @@ class AskOptions:
 
     @property
     def speedups(self) -> list[float]:
-        """Speed-ups in ascending order, each once. Raises ConfigError."""
+        """The different speed-ups in ascending order. Raises ConfigError if the text has something else than
+        numbers.
+        """
         try:
             return sorted({float(factor) for factor in self.speedup.split(",")}) if self.speedup else []
         except ValueError:
@@ -69,25 +71,27 @@ class Base:
 
     path: Path
     changes: tuple[str, ...]
-    """Changes of the scenario in the notation of --set."""
+    """Changes of the scenario that the user gave, as "dotted.path=value", the notation of --set."""
     scenario: Scenario
     is_sample: bool
     """True: the requests are a recorded trace with its own times, so all seeds give the same load."""
     own_aggregated: Changes | None = None
-    """Fields of the user's aggregated servers, for which `scenario` has prefill and decode servers with the same
+    """Settings of the user's aggregated servers. `scenario` then has a prefill and a decode server with the same
     settings. None: the user's cluster has prefill and decode servers.
     """
     of_starter: tuple[str, ...] | None = None
-    """Changes in the notation of --set that make this scenario from the starter. None: the scenario has a file."""
+    """Changes that make this scenario from the starter scenario, in the notation of --set. None: the scenario has a
+    file.
+    """
 
     @property
     def where(self) -> str:
-        """Name of the scenario in error messages: its file, or the flag that changes the starter."""
+        """Name of the scenario in error messages: its file, or "--set" if the scenario is the changed starter."""
         return str(self.path) if self.of_starter is None else "--set"
 
     @property
     def load(self) -> tuple[str, float] | None:
-        """The field that sets the load, and its value; None: the scenario has no such field."""
+        """The path of the field that sets the load, and the field's value. None: the scenario has no such field."""
         client, workload = self.scenario.client, self.scenario.workload
         arrivals = getattr(client, "arrivals", None)
         values = {"client.concurrency": getattr(client, "concurrency", None)}
@@ -97,26 +101,28 @@ class Base:
         return next(((path, float(value)) for path, value in values.items() if value is not None), None)
 
     def with_load(self, value: float) -> Changes:
-        """Changes that set the load: the speed-up of a trace, requests per second, or the number of clients."""
+        """Changes that set the load to a value: a trace's speed-up, requests per second, or the number of clients."""
         assert self.load is not None
         path, _ = self.load
         units = {"client.concurrency": round(value), "client.arrivals.rate": f"{value:g} /s"}
         return {path: units.get(path, value)}
 
     def scaled(self, factor: float) -> Changes:
-        """Changes that multiply the load by a factor."""
+        """Changes that multiply the load by `factor`."""
         assert self.load is not None
         return self.with_load(self.load[1] * factor)
 
     def one_at_a_time(self, changes: Changes) -> Changes:
-        """Changes to a closed loop with one request at a time, so that no request waits and the router refuses none."""
+        """Adds changes after which one client sends each request when the last has ended. No request then waits or is
+        refused.
+        """
         one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
         has_shedding = self.changed(changes).router.shedding is not None
         return {**one, "router.shedding": None} if has_shedding else one
 
     @property
     def pace(self) -> str:
-        """Text that says when requests are sent."""
+        """Says when requests are sent: at their own times, N a second, or N at a time."""
         if self.load is None or self.keeps_times:
             return "at their own times"
         return f"{self.load[1]:g} {'at a time' if isinstance(self.scenario.client, ClosedLoop) else 'a second'}"
@@ -127,7 +133,7 @@ class Base:
         return self.load is not None and self.load[0] == "workload.speedup"
 
     def with_changes(self, changes: Changes) -> "Base":
-        """This base with further changes of its scenario."""
+        """A copy of this base in which further fields of the scenario are changed."""
         added = (*self.changes, *(f"{path}={shown(value)}" for path, value in changes.items()))
         return replace(self, changes=added, scenario=load_scenario(self.path, added))
 
@@ -137,7 +143,9 @@ class Base:
 
     @property
     def ends(self) -> dict[str, Changes]:
-        """Changes to the fastest and to the slowest step times. Empty if they were measured on a server."""
+        """Changes that set all step times to the fastest, and to the slowest, values of their range, by end ("fastest",
+        "slowest"). Empty: the step times were measured on a server.
+        """
         own = self.scenario.corner
         return {
             end: {"corner": {**dict.fromkeys(GROUPS, end), **own} if own else end}
@@ -147,8 +155,8 @@ class Base:
 
     @property
     def alone(self) -> dict[Group, list[Changes]]:
-        """For each group of unmeasured times, changes of this group to both ends of its range. Empty if there is a
-        single group.
+        """For each group of step times that were not measured: changes that set this group alone to its fastest and to
+        its slowest values. Empty if there is a single group.
         """
         groups, own = self.scenario.uncertain, self.scenario.corner or {}
         if len(groups) == 1:
@@ -161,18 +169,18 @@ class Base:
 
     @property
     def first_classes(self) -> list[str]:
-        """Classes of the highest priority."""
+        """Classes of the requests that have the highest priority."""
         priorities = self.scenario.priorities
         most = max((priorities.get(name, 0) for name in self.classes), default=0)
         return [name for name in self.classes if priorities.get(name, 0) == most]
 
     @property
     def other_classes(self) -> list[str]:
-        """Classes of lower priority, with the empty name for requests without a class."""
+        """Classes of the requests with a lower priority. The empty name stands for requests without a class."""
         return ["", *(name for name in self.classes if name not in self.first_classes)]
 
     def names(self, path: str) -> bool:
-        """True if the scenario's file or --set names the field."""
+        """True if the scenario's file, or the user's changes, give a value to the field at `path`."""
         section: Any = self._data() | ({"aggregated": self.own_aggregated} if self.own_aggregated else {})
         for name in path.split("."):
             if not isinstance(section, dict) or name not in section:
@@ -182,8 +190,8 @@ class Base:
 
     @property
     def aggregated(self) -> Changes:
-        """The user's aggregated cluster. If there is none, one on the same GPUs: servers as large as decode's, with
-        prefill's chunk size.
+        """Changes that make an aggregated cluster: the user's own, or one on the same GPUs, in which each server has
+        the TP size of a decode server and the chunk size of a prefill server.
         """
         if self.own_aggregated is not None:
             return {"prefill": None, "decode": None, "aggregated": self.own_aggregated}
@@ -205,15 +213,15 @@ class Base:
         return VLLM_ROUTERS if self.scenario.engine == "vllm" else ROUTERS
 
     def routers(self, most_instances: int) -> dict[str, Changes]:
-        """Changes to each router to try, by the suffix of a candidate's label. If only one router is tried, its suffix
-        is empty.
+        """Changes that select each router to try, by the text that a candidate's label ends with. If only one router is
+        tried, the text is empty.
         """
         if most_instances == 1 or self.names("router"):
             return {"": {}}
         return {f", {router}": {"router": router} for router in self.router_names}
 
     def changed(self, changes: Changes) -> Scenario:
-        """The scenario with these changes, as a point of a sweep."""
+        """The scenario with these changes, checked like a scenario file. Raises ConfigError."""
         data = self._data()
         for field, value in changes.items():
             set_field(data, field, deepcopy(value), where=field)
@@ -224,19 +232,19 @@ class Base:
 
 
 def warm_up_text(client: Client, num_requests: int) -> str:
-    """Says how many of the requests do not count; empty if all do."""
+    """Says how many of the first requests do not count. Empty: all requests count."""
     count = warm_up_requests(client, num_requests)
     return f"; the first {count:,} warm up and do not count" if count else ""
 
 
 def jittered_messages(scenario: Scenario) -> list[Changes]:
-    """Changes to slightly faster and slower messages, which change a run's numbers by chance alone."""
+    """Changes that make messages slightly faster and slower. The numbers of a run then differ by chance alone."""
     latency_ns = scenario.network.message_latency
     return [{"network.message_latency": f"{max(1, round(latency_ns * (1 + one)))} ns"} for one in JITTERS]
 
 
 def is_sample(scenario: Scenario) -> bool:
-    """True if the requests are a recorded trace with its own times, so that all seeds give the same load."""
+    """True if the workload is a recorded trace with its own sending times, so that all seeds give the same load."""
     times, is_trace = getattr(scenario.client, "arrivals", None), hasattr(scenario.workload, "path")
     return is_trace and times is None and not isinstance(scenario.client, ClosedLoop)
 
@@ -250,11 +258,11 @@ def base_of(
     starter: Changes,
     takes_aggregated: bool = False,
 ) -> Base:
-    """Reads the scenario; without a file, writes the starter with the question's own changes into the folder.
+    """Reads the scenario file. Without a file, writes the starter scenario, changed as the question needs, into
+    `folder`.
 
-    takes_aggregated: False refuses a scenario with aggregated servers.
-
-    Raises ConfigError.
+    takes_aggregated: False: a scenario with aggregated servers is refused. Raises ConfigError if the scenario is wrong
+    or refused.
     """
     changes = (*_trace_changes(options.trace), *changes)
     of_starter = None
@@ -284,8 +292,8 @@ def base_of(
 
 
 def _pair_of(aggregated: Changes) -> Changes:
-    """Changes that replace aggregated servers by a prefill and a decode server with the same settings. Prefixes are
-    cached on prefill, as pdsim's decode servers do by default.
+    """Changes that replace aggregated servers by a prefill and a decode server with the same settings. Only the prefill
+    server caches prefixes, as pdsim's decode servers do by default.
     """
     fields = {name: value for name, value in aggregated.items() if name != "instances"}
     of_decode = {name: value for name, value in fields.items() if not name.startswith(("radix_cache", "host_cache"))}
@@ -297,7 +305,7 @@ def _pair_of(aggregated: Changes) -> Changes:
 
 
 def _with_changes(path: Path, changes: Sequence[str]) -> dict[str, Any]:
-    """Plain data of a scenario file with changes in the notation of --set, without defaults."""
+    """Reads a scenario file as plain data without defaults, and applies changes in the notation of --set."""
     data: dict[str, Any] = read_yaml(path)
     for change in changes:
         apply_change(data, change)
@@ -313,7 +321,7 @@ def _trace_changes(path: Path | None) -> list[str]:
 
 
 def trace_lines(path: Path) -> int:
-    """Number of records of a trace with one record per line; 0 for a JSON list or a folder."""
+    """Number of requests of a trace file that has one line per request. 0 for a JSON list or a folder."""
     if path.is_dir():
         return 0
     if is_parquet(path):

@@ -1,5 +1,5 @@
-"""Examines a cluster of a plan or an answer: latency of requests without queues, and the measurement that is
-missing.
+"""Examines the cluster that a plan or an answer names: whether requests meet the SLO without queues, and which
+measurement is missing.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,15 @@ from pdsim.study.verdict.slo import Slo, Term
 
 @dataclass(frozen=True)
 class LoneRequest:
-    """The request at the worst percentile of the SLO when requests are sent one at a time."""
+    """A request of a run in which requests are sent one at a time: the one at the worst percentile that the SLO
+    limits.
+    """
 
     cluster: str
     term: Term
     reading: Reading
     ratio: float
-    """Latency divided by the limit; infinite if the request fails."""
+    """The request's latency divided by its limit. Infinite if the request fails."""
     request: RequestRecord
 
     def __str__(self) -> str:
@@ -47,8 +49,9 @@ class LoneRequest:
 
 
 def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
-    """The request that misses the SLO most. None: all requests meet the SLO. requests: of a run in which no request
-    waits.
+    """The request that misses the SLO most. None: all requests meet the SLO.
+
+    requests: records of a run in which no request waits for another.
     """
     judged = slo.judge_requests(requests)
     if judged.meets:
@@ -65,7 +68,7 @@ def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> L
 
 
 def requests_alone(trials: Trials, changes: Changes) -> Sequence[RequestRecord]:
-    """Records of the same requests, sent one at a time, so that no request waits for another."""
+    """Simulates the same requests sent one at a time, so that no request waits, and returns their records."""
     observation = Observation(own_itl=trials.slo.needs_own_itl)
     return simulate(trials.scenario(trials.base.one_at_a_time(changes)), observation).records.requests
 
@@ -73,9 +76,11 @@ def requests_alone(trials: Trials, changes: Changes) -> Sequence[RequestRecord]:
 def deciding_measurement(
     trials: Trials, changes: Changes, holds: Callable[[Sequence[Changes]], bool]
 ) -> Measurement | None:
-    """The measurement of the step times that decide a finding. If no single group of times decides: of all unmeasured
-    groups. None: all step times were measured on a server. holds: tells whether the finding stays the same under all
-    given changes, which are the two ends of one group.
+    """The measurement of the step times on which a finding depends. If the finding depends on no single group of times,
+    the measurement covers all groups that were not measured. None: all step times were measured on a server.
+
+    holds: says whether the finding stays the same under each of the changes, which set one group to its fastest and
+    slowest times.
     """
     base = trials.base
     deciding = [group for group, ends in base.alone.items() if not holds(ends)]

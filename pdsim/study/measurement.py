@@ -1,4 +1,6 @@
-"""The measurement that would narrow a prediction: what to measure, of which size, and the command that does it."""
+"""The measurement that would make a prediction more precise: which times to measure, at which sizes, and with which
+command.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,22 +11,22 @@ from pdsim.scenario.sections.cost import GROUPS, Group
 from pdsim.system.catalog import load_model
 
 _MINUTES = 10
-"""Maximum duration in minutes of `pdsim observe`, unless --minutes says otherwise."""
+"""Maximum duration in minutes of `pdsim observe` if --minutes is not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Typical sizes of a cluster's forwards and decode steps."""
+    """Mean sizes of a cluster's prefill forwards and decode steps."""
 
     prompt_tokens: float
     batch: float
-    """Number of requests of a decode step."""
+    """Mean number of requests in a decode step."""
     context_tokens: float
-    """Context tokens of each request of a decode step."""
+    """Mean number of context tokens of each request in a decode step."""
 
 
 def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
-    """Mean prompt length, decode batch and context length of a run, from its summary."""
+    """Mean prompt length, decode batch and context length of a run. row: the run's summary."""
     _, decoding = scenario.servers
     prompt_tokens, output_tokens = (
         row[f"total_{what}_tokens"] / max(1, row["completed"]) for what in ("input", "output")
@@ -34,19 +36,19 @@ def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
 
 
 def rounded(tokens: float) -> int:
-    """A number of tokens, rounded up to two digits, so that the measurement covers it."""
+    """Rounds a number of tokens up to two significant digits, so that a measurement up to this number includes it."""
     step = 10 ** max(0, len(str(round(tokens))) - 2)
     return int(-(-tokens // step) * step)
 
 
 class Measurement(NamedTuple):
     what: str
-    """The times to measure, and their sizes."""
+    """Says which times to measure, and at which sizes."""
     command: str
-    """Command that measures a running server; URL stands for the server's address."""
+    """Command that measures a running server. URL in the command stands for the server's address."""
     minutes: int
     own_gpu: str
-    """Command that measures a GPU without a server. Empty: real mode cannot run the model."""
+    """Command that measures a GPU without a server. Empty: pdsim's real mode cannot run the model."""
 
     def __str__(self) -> str:
         own = f", or on a GPU of your own: {self.own_gpu}" if self.own_gpu else ""
@@ -54,7 +56,7 @@ class Measurement(NamedTuple):
 
 
 def measurement(groups: Iterable[Group], scenario: Scenario, sizes: Sizes) -> Measurement | None:
-    """The measurement of these groups of times. None: there are no groups."""
+    """The measurement of these groups of step times, at these sizes. None: `groups` is empty."""
     deciding = [group for group in GROUPS if group in set(groups)]
     if not deciding:
         return None

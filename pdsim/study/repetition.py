@@ -1,6 +1,6 @@
-"""Repeats runs that are compared, and finds the differences that chance alone does not explain.
+"""Repeats two runs that are compared, to find the differences that are not due to chance.
 
-Random loads are drawn again, with the same seeds for each run. Traces with their own times are sent again with slightly
+A random load is drawn again, with the same seeds for both runs. A trace with its own times is sent again with slightly
 faster and slower messages.
 """
 
@@ -22,11 +22,11 @@ from pdsim.study.points.tasks import Planner
 
 NUM_REPEATS = 4
 MOST_REQUESTS = 5_000
-"""Maximum number of requests of a run that is repeated by default."""
+"""Runs with more requests than this are repeated only if the user asks for it."""
 _KEPT = "repeats"
-"""Folder of repetitions in a run folder."""
+"""Folder, inside a run's folder, that keeps the repetitions of the run."""
 _VISIBLE = 0.005
-"""Smallest relative difference that counts."""
+"""Relative differences below this count as none."""
 
 Row = Mapping[str, Any]
 
@@ -37,19 +37,19 @@ class ComparedRun:
     summary: Mapping[str, Any]
     records: Records
     scenario: Scenario | None
-    """The scenario of the run. None: another tool made the run."""
+    """The run's scenario. None: another tool made the run."""
     repeated: Sequence[Row] = field(default=(), repr=False)
-    """Rows of repetitions. Empty: the run cannot be repeated, or is long."""
+    """Numbers of the run's repetitions. Empty: the run cannot be repeated, or has too many requests."""
 
     @property
     def is_sample(self) -> bool:
-        """True if the requests are a recorded trace with its own times."""
+        """True if the workload is a recorded trace with its own sending times."""
         return self.scenario is not None and is_sample(self.scenario)
 
 
 def kept_repetitions(run: Path) -> Path | None:
-    """The folder of repetitions in a run folder. None: there is no writable run folder, or a symbolic link leads
-    elsewhere.
+    """The folder for repetitions, inside the run's folder. None: the run is no folder that can be written to, or a
+    symbolic link leads out of it.
     """
     folder = run / _KEPT
     leads_out = folder.is_symlink() or (folder / POINTS).is_symlink()
@@ -57,7 +57,8 @@ def kept_repetitions(run: Path) -> Path | None:
 
 
 def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progress: Progress | None) -> list[Row]:
-    """Rows of repetitions of a scenario. The folder keeps them, so that each repetition is computed once.
+    """Simulates a scenario `count` times and returns the numbers of each run. The folder keeps the runs, so that none
+    is computed twice.
 
     Raises ConfigError.
     """
@@ -74,8 +75,8 @@ def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progres
 
 @dataclass(frozen=True)
 class Change:
-    """The relative difference of a number between two runs: in the runs themselves, and its extremes over
-    repetitions.
+    """How a number differs between two runs, as a share: between the runs themselves, and at least and at most between
+    their repetitions.
     """
 
     own: float
@@ -84,15 +85,15 @@ class Change:
 
     @property
     def is_told(self) -> bool:
-        """True if all repetitions differ visibly, in the same direction."""
+        """True if the number differs visibly in all repetitions, and always in the same direction."""
         return self.least * self.most > 0 and min(abs(self.least), abs(self.most), abs(self.own)) >= _VISIBLE
 
 
 def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -> Change | None:
-    """The change of a number. None: not known. runs: the number in both runs, first of the runs themselves, then of
-    each repetition.
+    """How a number differs between two runs. None: the number is not known.
 
-    The change of a share is a difference, of other numbers a ratio.
+    runs: the number in the first and in the second run; first for the runs themselves, then for each repetition. Shares
+    are subtracted, other numbers divided.
     """
     if any(one is None or other is None for one, other in runs):
         return None
@@ -107,6 +108,6 @@ def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -
 
 
 def value_in(row: SummaryRow, repeated: Row) -> float | None:
-    """The number in a repetition. None: the repetition failed, or no request has the time."""
+    """The number of this row in a repetition. None: the repetition failed, or no request has such a time."""
     value = repeated.get(row.field.removeprefix("pdsim."))
     return None if value is None else float(value)

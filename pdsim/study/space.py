@@ -1,4 +1,6 @@
-"""The clusters that a plan chooses from: roles, GPUs, parallel sizes, numbers of instances, and settings."""
+"""The clusters from which a plan chooses: combinations of roles, GPUs, parallel sizes, numbers of instances, and
+settings.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,16 +19,18 @@ from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
 
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
-"""Roles of a cluster, by the number of its roles: one is aggregated, two are prefill and decode."""
+"""Names of a cluster's roles, by how many roles the cluster has. A cluster with one role is aggregated; one with two
+has prefill and decode servers.
+"""
 _OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances", "dp")}
 SPLITS = {"prefill": ("pp", "cp"), "decode": ("dcp",), "aggregated": ("dcp",)}
-"""Parallel sizes of each role besides tp."""
+"""Parallel sizes of a server besides tp, by role."""
 _OF_SERVERS |= {f"{role}.{size}" for role, sizes in SPLITS.items() for size in sizes}
-"""Fields by which clusters differ, whatever else is tried."""
+"""Fields in which all plans let clusters differ, besides the fields that the user asks to try."""
 
 
 class Server(NamedTuple):
-    """GPU and parallel sizes of the servers of one role."""
+    """GPU and parallel sizes of all servers of one role."""
 
     gpu: str
     split: Split
@@ -42,19 +46,19 @@ class CandidateCluster:
 
     label: str
     family: str = field(compare=False)
-    """Family of the cluster. Clusters of one family differ only in their numbers of instances."""
+    """Name of the cluster's family. Clusters of one family differ only in their numbers of instances."""
     servers: tuple[Server, ...] = field(compare=False)
-    """Servers of each role."""
+    """GPU and parallel sizes of the servers, one entry per role."""
     counts: tuple[int, ...] = field(compare=False)
-    """Numbers of prefill and decode instances, or of aggregated instances."""
+    """Number of instances of each role: prefill and decode, or aggregated."""
     num_gpus: int = field(compare=False)
     price_per_h: float = field(compare=False)
     changes: Changes = field(compare=False, repr=False)
-    """Changes of the base scenario that make the cluster."""
+    """Changes of the scenario that make it a scenario of this cluster."""
 
     @property
     def kw(self) -> float | None:
-        """Power of the GPU boards in kW. None: the power of a GPU is not known."""
+        """Maximum power of all GPU boards in kW. None: the catalog lacks the power of a GPU."""
         return kilowatts(self.servers, self.counts)
 
     @property
@@ -66,21 +70,23 @@ class CandidateCluster:
         return ROLES[len(self.counts)]
 
     def is_part_of(self, other: "CandidateCluster") -> bool:
-        """True if the other cluster has at least as many instances of each role."""
+        """True if the other cluster is equal except that it may have more instances."""
         return self.family == other.family and all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
 
 
 @dataclass(frozen=True)
 class Space:
-    """Limits of the search. Prices are for one hour of a GPU, by its name."""
+    """Limits of a plan's search: the GPUs with their prices per hour, the number of GPUs, and the fields to try."""
 
     prices: Mapping[str, float]
     max_gpus: int
     tried: Mapping[str, Sequence[Any]]
-    """Values of further fields to search, by their path in the scenario."""
+    """Values to try of further scenario fields, by the field's path."""
 
     def candidates(self, base: Base) -> list[CandidateCluster]:
-        """Candidates by price. Raises ConfigError if none is possible, or if a size to try is impossible."""
+        """All clusters within the limits, by price. Raises ConfigError if none is possible, or if a size to try is
+        impossible.
+        """
         found: list[CandidateCluster] = []
         possible: set[tuple[str, int]] = set()
         reasons: dict[tuple[str, int], str] = {}
@@ -104,7 +110,9 @@ class Space:
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
     def _servers(self, role: str, own: Split) -> Iterator[Server]:
-        """Servers to try. They keep the scenario's parallel sizes besides tp, unless others are to be tried."""
+        """Kinds of servers to try for a role. They have the scenario's parallel sizes besides tp, unless the user asks
+        to try others.
+        """
         names = SPLITS[role]
         others = [self.tried.get(f"{role}.{name}", (getattr(own, name),)) for name in names]
         for gpu in self.prices:
@@ -115,7 +123,7 @@ class Space:
         return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.num_gpus + 1))
 
     def own(self, base: Base) -> CandidateCluster | None:
-        """The scenario's own cluster. None: one of its GPUs has no price."""
+        """The cluster that the scenario itself describes. None: one of its GPUs has no price."""
         given = base.scenario if base.own_aggregated is None else base.changed(base.aggregated)
         servers = tuple(Server(one.gpu, one.split) for one in given.roles.values())
         counts = tuple(one.instances for one in given.roles.values())
@@ -127,7 +135,7 @@ class Space:
         return CandidateCluster(label, label, servers, counts, given.num_gpus, price, changes)
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
-        """Candidates with these servers, within the maximum number of GPUs."""
+        """Clusters of these kinds of servers, with every number of instances within the maximum number of GPUs."""
         for counts in product(*map(self._counts, ROLES[len(roles)], roles)):
             num_gpus = sum(count * server.num_gpus for count, server in zip(counts, roles, strict=True))
             if num_gpus > self.max_gpus:
@@ -143,9 +151,9 @@ class Space:
                 yield CandidateCluster(label, family, roles, counts, num_gpus, price, changes)
 
     def _settings(self, base: Base, servers: Sequence[Server], counts: Sequence[int]) -> Iterator[Changes]:
-        """Settings to try for a cluster: the values of --try, and routers unless `--try router=...` names them.
+        """Changes of settings to try for a cluster: values of --try, and routers if --try does not name the router.
 
-        With single instances all routers are equal, so only one is tried.
+        If each role has a single instance, all routers act alike, so only one is tried.
         """
         roles = ROLES[len(counts)]
         absent = {*chain(*ROLES.values()), "network"} - {*roles, *(("network",) if len(roles) > 1 else ())}
@@ -163,9 +171,10 @@ class Space:
                 yield {**settings, "router": router} if router else settings
 
     def _ranks(self, base: Base, role: str, server: Server) -> list[dict[str, int]]:
-        """Numbers of data-parallel attention ranks to try.
+        """Numbers of data-parallel attention ranks to try, as changes of sizes.
 
-        Unless a field names them: also all of a server's GPUs, if each GPU would otherwise hold the same latents.
+        If no field names a number, and the GPUs of a server would all hold the same latent KV, a rank per GPU is tried,
+        too.
         """
         path, tp = f"{role}.dp", server.split.tp
         if path in self.tried:
@@ -183,11 +192,11 @@ _SETTINGS: Mapping[str, Sequence[Any]] = {
     "decode.radix_cache": (True, False),
     "page_size": (1, 16, 64),
 }
-"""Settings without a price that may let a cluster meet an SLO that it misses."""
+"""Values of settings that cost nothing and may let a cluster meet an SLO that the cluster otherwise misses."""
 
 
 def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[CandidateCluster]:
-    """The cluster with one setting changed, for each setting that neither the scenario nor the cluster names."""
+    """Copies of a cluster with one setting changed. Settings that the scenario or the cluster names are not changed."""
     for path, values in _SETTINGS.items():
         role, _, field = path.rpartition(".")
         if (role and role not in one.roles) or base.names(path) or path in one.changes:
@@ -202,7 +211,7 @@ def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[Candidate
 
 
 def needs_staging(base: Base, scenario: Scenario) -> bool:
-    """True if KV would be sent in slices of each token's heads, staging is possible, and the user has not set
+    """True if prefill would send slices of each token's heads, staging can avoid the slices, and the user has not set
     network.staging.
     """
     prefill = scenario.prefill
@@ -215,7 +224,7 @@ def price_per_h(prices: Mapping[str, float], servers: Sequence[Server], counts: 
 
 
 def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
-    """Maximum power of the GPU boards in kW. None: the power of a GPU is not known."""
+    """Maximum power of all GPU boards of a cluster in kW. None: the catalog lacks the power of a GPU."""
     watts = [load_gpu(server.gpu).board_power_w for server in roles]
     pairs = zip(watts, roles, counts, strict=True)
     found = [w * server.num_gpus * count / 1e3 for w, server, count in pairs if w is not None]
@@ -223,7 +232,7 @@ def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
 
 
 def _sizes_of(roles: Sequence[Server]) -> Iterator[tuple[str, int]]:
-    """Sizes of each role's servers, by their path in the scenario."""
+    """Yields the parallel sizes of a cluster's servers, each with its path in the scenario."""
     for role, server in zip(ROLES[len(roles)], roles, strict=True):
         for name, size in server.split._asdict().items():
             yield f"{role}.{name}", size
@@ -234,7 +243,9 @@ def tp_sizes(gpu: str) -> list[int]:
 
 
 def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Changes:
-    """Changes of the base scenario to a cluster: with one server aggregated, with two prefill and decode."""
+    """Changes of the scenario that make a cluster of these servers. One kind of server makes an aggregated cluster; two
+    make prefill and decode.
+    """
     if len(roles) == 1:
         changes = base.aggregated
         settings = {"gpu": roles[0].gpu, "tp": roles[0].split.tp, "instances": counts[0]}
@@ -248,7 +259,9 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
 
 
 def _own_split(base: Base, role: str) -> Split:
-    """The split of the scenario's servers of a role. Aggregated servers that the user does not have have no sizes."""
+    """The parallel sizes of the scenario's servers of this role. All sizes are 1 for aggregated servers if the user has
+    none.
+    """
     if role != "aggregated":
         split: Split = getattr(base.scenario, role).split
         return split
@@ -257,14 +270,14 @@ def _own_split(base: Base, role: str) -> Split:
 
 
 def _new_sizes(base: Base, role: str, split: Split) -> dict[str, int]:
-    """Sizes besides tp that differ from the scenario's."""
+    """Parallel sizes besides tp in which `split` differs from the scenario's servers of this role."""
     own = _own_split(base, role)
     return {name: size for name in SPLITS[role] if (size := getattr(split, name)) != getattr(own, name)}
 
 
 def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool) -> str:
-    """Name of a cluster, such as "3P1D of TP4 on h100". Without counts: of the family. Different GPUs are
-    always named.
+    """Name of a cluster, such as "3P1D of TP4 on h100". Without counts: name of the family. If the roles have different
+    GPUs, both are always named.
     """
     letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
     numbers: Sequence[Any] = counts or ("",) * len(roles)

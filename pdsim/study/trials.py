@@ -1,4 +1,4 @@
-"""Simulates variants of one cluster with the same requests, and judges them by an SLO."""
+"""Simulates variants of one cluster with the same requests, and judges each by an SLO."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ Rows = list[dict[str, Any]]
 
 
 class Trials:
-    """Runs clusters. A cluster is given as changes to the base scenario."""
+    """Simulates clusters for a plan or a question. Each cluster is given as changes of the base scenario."""
 
     def __init__(self, base: Base, slo: Slo, num_seeds: int, work: Work) -> None:
         self.base = base
@@ -36,28 +36,34 @@ class Trials:
         )
 
     def at(self, changes: Changes) -> "Trials":
-        """Trials of a changed base scenario, with one run of each cluster."""
+        """Trials in which the base scenario is changed further. Each cluster is run once."""
         return Trials(self.base.with_changes(changes), self.slo, 1, self._work)
 
     @cached_property
     def repetitions(self) -> list["Trials"]:
-        """The same trials with slightly faster and slower messages, if seeds do not vary the load."""
+        """The same trials with slightly faster and with slower messages. Empty: the load is no recorded trace, so seeds
+        vary the runs.
+        """
         return [self.at(changes) for changes in self.base.jittered] if self.base.is_sample else []
 
     def outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """Outcomes of clusters. A run ends as soon as it cannot meet the SLO any more, and a seed that misses it is the
-        last.
+        """Outcomes of clusters. A run ends as soon as it can no longer meet the SLO, and the cluster's remaining seeds
+        are then not run.
         """
         return self._seed_by_seed(changes, lambda rows: not _misses(rows[-1]))
 
     def first_outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """Outcomes as from `outcomes`, but a cluster whose first seed meets the SLO is judged by that seed alone."""
+        """Outcomes of clusters, like `outcomes`. If a cluster meets the SLO with its first seed, the other seeds are
+        not run.
+        """
         return self._seed_by_seed(
             changes, lambda rows: not _misses(rows[-1]) and not (len(rows) == 1 and outcome_of(rows, self.slo).meets)
         )
 
     def _seed_by_seed(self, changes: Sequence[Changes], goes_on: Callable[[Rows], bool]) -> list[Outcome]:
-        """Outcomes of clusters. goes_on: tells after each seed, from the rows so far, whether the next one is run."""
+        """Outcomes of clusters, which are run one seed after another. goes_on: says, from a cluster's rows of results
+        so far, whether its next seed is run.
+        """
         points = [self._ending_early(point) for point in self._planner.plan(changes)]
         rows: list[Rows] = [[] for _ in points]
         left = list(range(len(points)))
@@ -73,49 +79,55 @@ class Trials:
         return self._outcomes([self._known(point) for point in self._planner.plan(changes)])
 
     def first_ratios(self, changes: Sequence[Changes]) -> list[float]:
-        """For each cluster the largest ratio of a value to its limit, in a whole run with the first seed."""
+        """For each cluster: the largest ratio of a value to its limit. Takes one run per cluster, with the first seed,
+        to its end.
+        """
         points = [_with_seeds(self._known(point), self.seeds[:1]) for point in self._planner.plan(changes)]
         return [outcome.ratio for outcome in self._outcomes(points)]
 
     def repeated(self, changes: Sequence[Changes]) -> list[list[Outcome]]:
-        """Outcomes of each cluster with slightly faster and slower messages, which change its numbers by chance."""
+        """For each cluster: its outcomes with slightly faster and with slower messages. These differ from the cluster's
+        own outcome by chance.
+        """
         found = iter(self.whole([{**one, **jitter} for one in changes for jitter in self.base.jittered]))
         return [list(islice(found, len(JITTERS))) for _ in changes]
 
     def whole_runs(self, changes: Sequence[Changes]) -> list[list[dict[str, Any]]]:
-        """Rows of whole runs of each cluster, by seed."""
+        """For each cluster: the rows of results of its runs, one per seed. The runs do not end early."""
         points = [self._known(point) for point in self._planner.plan(changes)]
         self._work.compute(points)
         return [self._work.rows(point) for point in points]
 
     def forget_beyond(self, num_points: int) -> None:
-        """Forgets all points and runs if there are more than num_points."""
+        """Forgets all clusters and their runs if there are more than `num_points` clusters."""
         if len(self._planner.points) > num_points:
             self._work.forget(self._planner.points)
             self._planner.forget()
 
     def sizes(self, changes: Changes) -> Sizes:
-        """Typical sizes of a cluster's steps, from its first run."""
+        """Mean sizes of a cluster's prefill forwards and decode steps, in the run with the first seed."""
         ((row, *_),) = self.whole_runs([changes])
         return sizes_of(self.base.changed(changes), row)
 
     def results(self, changes: Sequence[Changes]) -> list[PointResult]:
-        """Results of whole runs, with their attainment."""
+        """Results of clusters over all seeds. The runs do not end early."""
         points = self._planner.plan(changes)
         self._work.compute(points)
         return [self._work.result(point) for point in points]
 
     def keep_as_sweep(self, name: str, slos: Mapping[str, Slo]) -> None:
-        """Makes the folder readable for `pdsim report`, like a sweep."""
+        """Writes into the folder what a sweep's folder has, so that `pdsim report` can read the folder."""
         self._work.store.write_head(name, slos)
         self._work.store.write_plan(self._planner.points)
 
     def scenario(self, changes: Changes) -> Scenario:
-        """The scenario of a cluster, with the first seed."""
+        """The scenario of a cluster, with the first seed of the trials."""
         return self.base.changed({**changes, "seed": self.seeds[0]})
 
     def limit(self, changes: Changes, term: Term | None) -> Limit:
-        """The limiting resource of a cluster for a term of the SLO; without a term for its throughput."""
+        """The resource that limits the number which a term of the SLO limits, or without a term the cluster's
+        throughput.
+        """
         scenario = self.scenario(changes)
 
         def measure(result: RunResult) -> Mapping[str, float]:
@@ -128,8 +140,8 @@ class Trials:
         return found
 
     def _made(self, changes: Changes) -> list[Times]:
-        """Times of a cluster's whole run with the first seed, then of its repetitions, up to the first run that was not
-        made.
+        """Request times of a cluster's run with the first seed, and of its repetitions. The list stops before the first
+        run that was not made.
         """
         found = []
         for variant in ({}, *self.base.jittered):
@@ -150,7 +162,9 @@ class Trials:
         return replace(point, tasks=tasks)
 
     def _known(self, point: Point) -> Point:
-        """The point with the runs that might have ended early and did not: they are whole, too."""
+        """The point without the tasks' SLO, so that runs go to their end. Runs that could have ended early but did not
+        are used again.
+        """
         early = self._ending_early(point).tasks
         known = {seed: task for seed, task in early.items() if self._work.has_result(task.key)}
         return replace(point, tasks={**point.tasks, **known})
@@ -161,7 +175,7 @@ class Trials:
 
 
 def _misses(row: Mapping[str, Any]) -> bool:
-    """True if a cluster misses the SLO whatever its other seeds give."""
+    """True if a run shows that its cluster misses the SLO, whatever the cluster's other seeds give."""
     return row["status"] != "ok" or bool(row["saturated"])
 
 

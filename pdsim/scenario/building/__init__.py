@@ -1,1 +1,1 @@
-"""Builds what a scenario describes: sizes, state machines, cost models, links."""
+"""Builds the objects that a scenario describes: sizes of instances, state machines, cost models and links."""

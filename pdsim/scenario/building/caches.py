@@ -1,4 +1,4 @@
-"""KV caches of instances of a resolved scenario."""
+"""Builds the KV caches of instances."""
 
 from copy import deepcopy
 from functools import partial
@@ -19,11 +19,13 @@ from pdsim.system import memory
 from pdsim.system.states import CACHED_SLOTS, TRACK_TOKENS, grid_tokens, interval_tokens
 
 PREFETCH_SHARE = 0.8
-"""Share of the host memory beyond the GPU pool's size that prefetches may hold (SGLang 0.5.12, cache_controller.py)."""
+"""Share of the host memory in excess of the GPU's pool that prefetches from storage may hold (SGLang 0.5.12,
+cache_controller.py).
+"""
 
 
 def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
-    """A new KV cache of one instance of a resolved scenario."""
+    """A new KV cache for one instance of this role. The scenario must be resolved. keeps_replaced: as in KvCache."""
     settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     page = scenario.page_tokens(role)
@@ -70,7 +72,9 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
 
 
 def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) -> dict[str, Any]:
-    """Host memory behind an instance of vLLM, by its connector. pages_per_state: 0 if it keeps no states."""
+    """The host memory behind an instance of vLLM: chunks of LMCache, or the pages of OffloadingConnector.
+    pages_per_state: pages of one state of linear-attention layers; 0: no states are kept.
+    """
     settings: ServerSettings = getattr(scenario, role)
     num_pages, page = num_host_pages(scenario, role), scenario.page_tokens(role)
     if settings.host_cache_connector == "lmcache":
@@ -80,7 +84,9 @@ def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) 
 
 
 def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tree: RadixCache | None) -> KvCache:
-    """A cache whose states take pages. Beside LMCache or returned KV a prefix continues from any page."""
+    """The cache of a vLLM instance whose states of linear-attention layers take pages. With LMCache, or if decode
+    returns KV, a cached prefix may continue from any page.
+    """
     settings: ServerSettings = getattr(scenario, role)
     has_host = tree is not None and settings.host_cache is not None
     returns_kv = scenario.decode is not None and scenario.decode.returns_kv
@@ -92,7 +98,9 @@ def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tr
 
 
 def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Role) -> StateLimits | None:
-    """States that a prefix cache keeps. None: a cached prefix continues from any page, without regard to states."""
+    """How many states of linear-attention layers SGLang's prefix cache keeps, and where. None: the cache keeps no
+    states, and a cached prefix continues from any page.
+    """
     layout = layout_of(scenario, role)
     returns_kv = scenario.decode is not None and scenario.decode.returns_kv
     if scenario.engine != "sglang" or not layout.state_bytes or settings.host_cache is not None or returns_kv:

@@ -1,4 +1,4 @@
-"""Builds the objects that a scenario describes: instances, router, cost models, requests. They contain no clock and no
+"""Builds what a scenario describes: instances, router, cost models and requests. These objects have no clock and do no
 I/O.
 """
 
@@ -48,7 +48,7 @@ from pdsim.workload.trace_file import TraceError
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The objects that the simulation runs. Each build makes new instances."""
+    """All objects that a simulation runs. Each build makes new instances."""
 
     scenario: Scenario
     """The resolved scenario, with all defaults filled in."""
@@ -56,37 +56,39 @@ class Cluster:
     agents: Sequence[Sender | Receiver]
     router: Router
     monitor: HealthMonitor | None
-    """Health monitor. None: instances are not watched."""
+    """The monitor that detects dead instances. None: nobody watches the instances."""
     autoscaler: Autoscaler | None
-    """Autoscaler of an elastic cluster. None: servers keep their roles."""
+    """Decides how many servers prefill and decode. None: servers keep their roles."""
     costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
-    """Host times of the loops of prefill instances."""
+    """CPU times of the loop of each prefill instance, by the instance's name."""
     host_copies: HostCopies | None
-    """Copies of KV that decode instances retract. None: these copies take no time."""
+    """Times of copying retracted KV between decode GPUs and host memory. None: these copies take no time."""
     host_links: Mapping[str, HostCopies]
-    """Host links of the instances that have host caches."""
+    """Times of copies between GPU and host cache, by the name of each instance that has a host cache."""
     storage: StorageCosts | None
-    """Storage behind the host caches. None: there is no storage."""
+    """Capacity and times of the storage behind host caches. None: there is no storage."""
     front_end: FrontEndSettings
     interconnect: wiring.Interconnect | None
-    """Network between prefill and decode. None: the cluster is aggregated and sends no KV."""
+    """The network between prefill and decode instances. None: the cluster is aggregated and sends no KV."""
     host_nics: wiring.HostNics
-    """NICs between the hosts of servers that span several hosts."""
+    """NICs between the hosts of one server, for servers on several hosts."""
     num_layers: int
     pipeline: PipelineTimes | None
-    """Pipeline stages of each prefill instance. None: a single stage."""
+    """Times of the pipeline stages of a prefill instance. None: prefill instances have a single stage."""
     message_latency_ns: int
     handover_ns: int
     grant_wait_ns: int | None
-    """Time in ns from the arrival of decode's grant until KV may be sent into its pages. None: no message is needed."""
+    """Time in ns from the arrival of decode's grant at prefill until prefill may send KV. None: decode reads the KV
+    itself, without a message.
+    """
     requests: Sequence[RequestSpec]
     client: Client
 
 
 def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
-    """Requests of the scenario's workload. Raises ConfigError for an unreadable trace, and for more requests than this
-    machine's memory holds.
+    """The requests of the scenario's workload. Raises ConfigError if a trace cannot be read, or if the requests do not
+    fit this machine's memory.
     """
     require_room_for_run(scenario)
     try:
@@ -97,9 +99,10 @@ def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
 
 @lookups_remembered()
 def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> Cluster:
-    """Builds the cluster of a scenario. Raises ConfigError for an impossible layout, trace, request or fault.
+    """Builds the cluster of a scenario. Raises ConfigError if parallel sizes, a trace, a request or a fault are
+    impossible.
 
-    requests: the result of `requests_of` for this scenario, if the caller has it.
+    requests: the result of `requests_of` for this scenario, if the caller has it already.
     """
     scenario = resolve(scenario)
     if requests is None:
@@ -143,7 +146,7 @@ def _check_priorities(scenario: Scenario, requests: Sequence[RequestSpec]) -> No
 
 
 def _check_faults(scenario: Scenario, num_requests: int) -> None:
-    """Raises ConfigError for faults of instances, links or requests that the run does not have."""
+    """Raises ConfigError if a fault names an instance, link or request that the run does not have."""
     instances = [i for ids in roles(scenario).values() for i in ids]
     links = [] if scenario.aggregated is not None else list(instances)
     if links and scenario.network.shared_bandwidth is not None:
@@ -164,7 +167,9 @@ def _check_faults(scenario: Scenario, num_requests: int) -> None:
 
 
 def _step_times(scenario: Scenario, role: Role) -> StepTimes:
-    """Step times of one instance in a resolved scenario. An aggregated instance computes prompts and decodes."""
+    """The step times of one instance of this role. An aggregated instance has times of prefill forwards and of decode
+    steps.
+    """
     cost, host, settings, layout = scenario.cost, scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
     prefill = prefill_model(scenario, role)
     if not isinstance(settings, DecodingSettings):

@@ -1,4 +1,4 @@
-"""Makes cost models of each role, and step times, from a scenario's settings."""
+"""Makes the cost models of each role from a scenario's settings, and the step times that follow from them."""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
@@ -24,16 +24,17 @@ _PROFILED_LENGTHS, _PROFILED_SHARE = 128, 1.25
 
 
 def prefill_model(scenario: Scenario, role: Role) -> CostModel:
-    """Cost model of one instance's forwards. With pipeline stages: of the largest stage."""
+    """Cost model of the prefill forwards of one instance. With pipeline stages: the model of the largest stage."""
     layout = layout_of(scenario, role)
     return timed(_of_stage(scenario, scenario.cost.prefill, layout), scenario.cost.host.slowdown, layout)
 
 
 def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
-    """Times of the draft model on an instance. None: there is no draft model, or its times were measured.
+    """Times of the draft model on an instance of this role. None: there is no draft model, or the cost has the measured
+    time of drafting.
 
-    The times come from the scenario's cost model, or from kernels if that model has no times of single layers. Draft
-    forwards are part of a step, so host time between steps counts once.
+    The times come from the scenario's cost model; if that model has no times of single layers, from the model
+    `kernels`. Draft forwards belong to the decode step, so the host time between steps counts once per step.
     """
     layout, decoding = layout_of(scenario, role), scenario.servers[1]
     if layout.draft is None or decoding.speculative_drafting is not None:
@@ -59,8 +60,8 @@ def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
 
 
 def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:
-    """Chunk sizes for dynamic chunking, fitted to the times of single prompts in a resolved scenario. None: all chunks
-    have one size.
+    """Computes the chunk sizes of dynamic chunking, from the times of single prompts. None: all chunks have the same
+    size. The scenario must be resolved.
     """
     prefill = scenario.pair.prefill
     if not prefill.dynamic_chunks:
@@ -81,7 +82,9 @@ def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:
 
 
 def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """Quadratic and linear coefficient of the least-squares parabola through times. lengths: equally spaced."""
+    """Quadratic and linear coefficient of the parabola that fits the times best (least squares). lengths: must be
+    equally spaced.
+    """
     mean = fmean(lengths)
     offsets = [length - mean for length in lengths]
     mean_square = fmean([offset * offset for offset in offsets])
@@ -91,14 +94,16 @@ def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[flo
 
 
 def _share(part: Sequence[float], times: Sequence[float]) -> float:
-    """Least-squares coefficient of one orthogonal component of the times."""
+    """Coefficient of one of several orthogonal components in the times, by least squares. part: the component's
+    values.
+    """
     found: float = sum(map(mul, part, times)) / sum(map(mul, part, part))
     return found
 
 
 def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostSettings:
-    """Costs of the largest pipeline stage. Rooflines use the stage's own layers; linear costs are scaled by the stage's
-    share of the layers.
+    """Cost settings of the largest pipeline stage. Roofline and kernels take the stage's layers; affine costs are
+    multiplied by the stage's share of the layers. Raises ConfigError for other costs.
     """
     if layout.pp == 1 or isinstance(settings, Kernels | Roofline):
         return settings
@@ -111,8 +116,8 @@ def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> Cos
 
 
 def timed(settings: CostSettings, slowdown: float, layout: Layout) -> CostModel:
-    """Cost model of a layout, with host work multiplied by the slowdown. A settings class names its fields with host
-    work in HOST_FIELDS.
+    """Cost model of an instance with this layout, in which all host work takes `slowdown` times as long. The settings
+    class lists its fields of host work in HOST_FIELDS.
     """
     host_fields = getattr(settings, "HOST_FIELDS", ())
     if slowdown != 1 and is_dataclass(settings):

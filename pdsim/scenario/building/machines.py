@@ -1,4 +1,4 @@
-"""Builds the state machines of a resolved scenario: instances, senders, receivers, router, health monitor,
+"""Builds the state machines of a resolved scenario: instances, senders, receivers, router, health monitor and
 autoscaler.
 """
 
@@ -38,11 +38,13 @@ from pdsim.scenario.sections.servers import AggregatedSettings, ComputingSetting
 from pdsim.system.memory import Role
 
 DP_CONSERVATIVENESS = 0.3
-"""SGLang's factor on schedule_conservativeness with data-parallel attention."""
+"""Factor by which SGLang multiplies schedule_conservativeness with data-parallel attention."""
 
 
 def state_machines(scenario: Scenario) -> dict[str, Any]:
-    """New state machines of a resolved scenario by name. A journal of the scenario can be replayed on them."""
+    """New state machines of a resolved scenario, by name. A journal of a run of the scenario can be replayed on
+    them.
+    """
     machines: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
     machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
     watching = [one for one in (build_autoscaler(scenario), build_monitor(scenario)) if one is not None]
@@ -50,17 +52,21 @@ def state_machines(scenario: Scenario) -> dict[str, Any]:
 
 
 def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
-    """New state machine for a restarted instance, sender or receiver of a resolved scenario. Its memory is empty."""
+    """The state machine of an instance, sender or receiver after its restart. Its memory is empty. The scenario must be
+    resolved.
+    """
     return build_machine(scenario, name, has_restarted=True)
 
 
 def build_instances(scenario: Scenario) -> list[AnyInstance]:
-    """New instances of a resolved scenario."""
+    """New instances of all roles. The scenario must be resolved."""
     return [_instance(scenario, role, i) for role, ids in roles(scenario).items() for i in ids]
 
 
 def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
-    """New senders of the prefill instances, and with staging receivers of the decode instances."""
+    """New agents that move KV: a sender for each prefill instance, and with staging a receiver for each decode
+    instance.
+    """
     if scenario.aggregated is not None:
         return []
     ids_by_role = roles(scenario)
@@ -70,7 +76,7 @@ def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
 
 
 def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
-    """One instance, sender or receiver of a resolved scenario, by name."""
+    """Builds the instance, sender or receiver of this name. The scenario must be resolved."""
     ids_by_role = roles(scenario)
     for role, ids in ids_by_role.items():
         for instance_id in ids:
@@ -84,7 +90,7 @@ def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False)
 
 
 def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
-    """An instance with its own copy of its policies, because policies may keep state."""
+    """Builds an instance with copies of the policies for this instance alone, because policies may keep state."""
     health = scenario.health
     waiting_timeout_ns = None if health is None else health.waiting_timeout
     if (aggregated := scenario.aggregated) is not None:
@@ -218,8 +224,8 @@ def _receiver(
 
 
 def build_monitor(scenario: Scenario) -> HealthMonitor | None:
-    """The health monitor. It reports to the router, to the instances of the other role, and reports prefill's state to
-    receivers. None: the scenario has no health section.
+    """The health monitor. It tells the router and the instances of the other role when an instance is down, and tells
+    receivers when a prefill instance is. None: the scenario has no section `health`.
     """
     if (health := scenario.health) is None:
         return None
@@ -234,7 +240,7 @@ def build_monitor(scenario: Scenario) -> HealthMonitor | None:
 
 
 def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
-    """Autoscaler of a resolved scenario. None: servers keep their roles."""
+    """Decides how many servers prefill and decode. None: servers keep their roles. The scenario must be resolved."""
     if (elastic := scenario.elastic) is None:
         return None
     prefill, decode = scenario.pair
@@ -253,8 +259,8 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
 
 
 def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
-    """Part of the router for one role. It picks instances; or servers, if these pick among their data-parallel
-    ranks.
+    """The part of the router that serves one role. Picks instances, or servers if servers pick among their
+    data-parallel ranks themselves.
     """
     ids, policy, memory = roles(scenario)[role], deepcopy(given), REMEMBERED
     servers: ServerSettings = getattr(scenario, role)
@@ -273,7 +279,7 @@ def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRou
 
 
 def build_router(scenario: Scenario) -> Router:
-    """The router. Without a health section it retries no request."""
+    """The router of the cluster. Retries requests only if the scenario has a section `health`."""
     settings, health = scenario.router, scenario.health
     limits = NO_RETRIES
     if health is not None:

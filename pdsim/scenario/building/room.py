@@ -1,6 +1,7 @@
-"""Checks that each request fits the model's context and the KV pools, and that a run fits this machine's memory.
+"""Checks that requests fit the model's context and the KV pools, and that the run itself fits the memory of this
+machine.
 
-Commands refuse a run that does not fit this machine unless `--yes` is given; the Python API refuses none.
+Commands refuse a run that does not fit this machine unless the user gives `--yes`. The Python API refuses none.
 """
 
 import os
@@ -29,17 +30,17 @@ _LIMITED: ContextVar[bool] = ContextVar("extent_limited", default=False)
 _REQUEST_BYTES, _REQUEST_S = 7_000, 200e-6
 _INSTANCE_BYTES, _INSTANCE_S = 13_000, 800e-6
 _PAIR_BYTES = 50
-"""Memory in bytes that a prefill and a decode instance need for each other."""
+"""Memory in bytes that pdsim needs for each pair of a prefill and a decode instance."""
 POINT_BYTES, POINT_S = 6_000, 2e-3
 """Memory in bytes and time in s that a sweep needs for one point and seed, besides its run."""
 _LONG_S = 20
 _COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
-"""Fields of generated workloads. Their product is the minimum number of requests."""
+"""Fields of generated workloads whose product is the minimum number of requests."""
 
 
 @contextmanager
 def limited(is_limited: bool, /) -> Iterator[None]:
-    """Context in which runs that do not fit this machine are refused, or not refused."""
+    """Context in which runs that do not fit this machine are refused. is_limited: False: no run is refused."""
     token = _LIMITED.set(is_limited)
     try:
         yield
@@ -48,8 +49,8 @@ def limited(is_limited: bool, /) -> Iterator[None]:
 
 
 def require_room_for_run(scenario: Scenario) -> None:
-    """Raises ConfigError for more instances or requests than fit this machine's memory. The requests of a trace are not
-    counted.
+    """Raises ConfigError if the instances, or the requests of a generated workload, do not fit this machine's memory. A
+    trace's requests are not counted.
     """
     counts = [servers.instances * servers.dp for servers in scenario.roles.values()]
     workload = scenario.workload
@@ -61,7 +62,9 @@ def require_room_for_run(scenario: Scenario) -> None:
 
 
 def require_room(what: str, num_bytes: float, time_s: float) -> None:
-    """Raises ConfigError if a run does not fit this machine's memory. Warns if the run takes long."""
+    """Raises ConfigError if a run of num_bytes does not fit this machine's memory. Warns if the run takes long. what:
+    names the run in messages.
+    """
     if not _LIMITED.get():
         return
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -78,8 +81,8 @@ def _shown(time_s: float) -> str:
 
 
 def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Raises ConfigError if the workload has no request, or if a request does not fit the model's context or the pools
-    of a resolved scenario.
+    """Raises ConfigError if the workload has no request, or if a request does not fit the model's context or a KV pool.
+    The scenario must be resolved.
     """
     if not requests:
         raise ConfigError("the workload has no requests")
@@ -119,7 +122,9 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
 
 def _state_tokens(scenario: Scenario, role: Role) -> int:
-    """Tokens of the pool whose pages vLLM gives to one request's state and to the state of its last forward."""
+    """Number of the pool's tokens whose pages vLLM uses for one request's state of linear-attention layers, and for the
+    state after its last forward.
+    """
     layout = layout_of(scenario, role)
     if scenario.engine != "vllm" or not layout.state_bytes:
         return 0
@@ -128,7 +133,7 @@ def _state_tokens(scenario: Scenario, role: Role) -> int:
 
 @dataclass(frozen=True)
 class _Lone:
-    """A request by itself, which an idle decode instance is asked to admit."""
+    """A single request, for the question whether an idle decode instance admits it."""
 
     request_id: int
     num_prompt_tokens: int
@@ -140,7 +145,7 @@ class _Lone:
 
 @dataclass(frozen=True)
 class _IdleDecode:
-    """View of an idle decode instance for its admission policy."""
+    """What an admission policy sees of an idle decode instance."""
 
     page_size: int
     num_available_pages: int
@@ -155,10 +160,10 @@ class _IdleDecode:
 
 
 def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Raises ConfigError for a request to which an idle decode instance never grants pages, because all later requests
-    would wait.
+    """Raises ConfigError if an idle decode instance would never grant pages to a request. All later requests would then
+    wait forever.
 
-    Users' own admission policies are not checked, since their answer may change over time.
+    Users' own admission policies are not checked, because their answer may change with time.
     """
     decode, page = scenario.pair.decode, scenario.page_tokens("decode")
     policy = decode.admission
@@ -184,8 +189,8 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
 
 def _check_ring(scenario: Scenario, prompt_tokens: int) -> None:
-    """Raises ConfigError if the staging ring is too small for a cell of the shortest prompt, and so for every
-    request.
+    """Raises ConfigError if the staging ring is too small for a cell of the shortest prompt. No request could then be
+    staged.
     """
     if (staging := scenario.network.staging) is None:
         return

@@ -1,5 +1,5 @@
-"""Sizes of instances: layout, KV pool, running requests, chunk. The engine's defaults apply where the scenario sets
-nothing.
+"""Sizes of instances: parallel layout, KV pool, running requests and chunks. Where the scenario gives no size, the
+engine's default applies.
 """
 
 from dataclasses import replace
@@ -25,26 +25,26 @@ from pdsim.system.states import (
 )
 
 HOST_RATIO = 2
-"""Host memory in bytes per byte of the GPU's pool, if host_cache is auto (SGLang's --hicache-ratio)."""
+"""Host memory in bytes per byte of the GPU's pool if host_cache is auto (SGLang's --hicache-ratio)."""
 _SMALL_BATCH = 32
-"""Largest max_running_requests with which a decode instance gets two extra slots per running request."""
+"""If max_running_requests is at most this number, a decode instance gets two extra slots per running request."""
 
 
 def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
-    """Names of the servers of a role, or of the data-parallel ranks of each server."""
+    """Names of the servers of a role. With data-parallel attention: names of the ranks of each server."""
     if settings.dp == 1:
         return [f"{role}-{i}" for i in range(settings.instances)]
     return [f"{role}-{i}.dp{rank}" for i in range(settings.instances) for rank in range(settings.dp)]
 
 
 def server_of(instance_id: str) -> str:
-    """Name of the server of an instance. The instance may be one of the server's data-parallel ranks."""
+    """Name of the server to which an instance belongs. The instance may be one of the server's data-parallel ranks."""
     return instance_id.partition(".dp")[0]
 
 
 def balance_method(scenario: Scenario, role: memory.Role) -> LoadBalanceMethod | None:
-    """The method by which a server of this role picks the rank of a request. None: a server has one rank, or the router
-    picks ranks.
+    """How a server of this role picks the data-parallel rank for a request. None: the server has one rank, or the
+    router picks ranks.
 
     Source of auto: SGLang 0.5.23, arg_groups/serving_hook.py, handle_load_balance_method.
     """
@@ -59,7 +59,7 @@ def balance_method(scenario: Scenario, role: memory.Role) -> LoadBalanceMethod |
 
 
 def roles(scenario: Scenario) -> dict[memory.Role, list[str]]:
-    """The roles of a cluster, with the names of each role's instances."""
+    """Names of the instances of each role that the cluster has."""
     if scenario.elastic is not None:  # any server may have any role
         return {role: [f"{role}-{i}" for i in range(scenario.max_servers)] for role in scenario.roles}
     return {role: instance_ids(servers, role) for role, servers in scenario.roles.items()}
@@ -115,7 +115,9 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
 
 
 def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> float:
-    """Relative excess of the busiest GPU's expert tokens over the mean, with redundant experts if there are any."""
+    """How many more tokens than the mean the experts of the busiest GPU get, as a share of the mean. Redundant experts
+    reduce it.
+    """
     settings: ServerSettings = getattr(scenario, role)
     skew, redundant, num_gpus = settings.expert_skew, settings.redundant_experts, settings.tp
     if skew == 0 and redundant is None:
@@ -144,7 +146,7 @@ def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> flo
 
 
 def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | None:
-    """Waves of an instance's decode attention. None: the cost has no waves."""
+    """Waves of thread blocks in which an instance computes decode attention. None: the scenario's cost has no waves."""
     cost, layout = scenario.cost, layout_of(scenario, role)
     bandwidth, attention, num_sms = cost.attention_sm_bandwidth, layout.model.attention, layout.gpu.num_sms
     unknown = ""
@@ -170,7 +172,9 @@ def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | N
 
 
 def resolve(scenario: Scenario) -> Scenario:
-    """The scenario with every default filled in that follows from model and GPU."""
+    """The scenario with every field filled in that follows from the model and the GPU, such as the pool size. Raises
+    ConfigError if an instance is impossible.
+    """
     scenario = with_state_blocks(scenario.at_corner)
     health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
     update: dict[str, Any] = {"health": health, "front_end": _resolved_front_end(scenario)}
@@ -186,7 +190,9 @@ def resolve(scenario: Scenario) -> Scenario:
 
 
 def with_state_blocks(scenario: Scenario) -> Scenario:
-    """The scenario with vLLM's pages beside linear attention: a layer's page is as large as its state on any role."""
+    """The scenario with the page size that vLLM takes for models with linear attention: the page of a layer is at least
+    as large as the layer's state, on every role.
+    """
     if scenario.engine != "vllm":
         return scenario
     page = max([layout_of(scenario, role).block_tokens(scenario.page_size) for role in scenario.roles])
@@ -195,7 +201,9 @@ def with_state_blocks(scenario: Scenario) -> Scenario:
 
 
 def _check_lmcache(scenario: Scenario) -> None:
-    """Raises ConfigError for models that vLLM runs without a hybrid KV cache manager beside LMCache, or not at all."""
+    """Raises ConfigError for a model that vLLM cannot run beside LMCache, or runs without its hybrid KV cache
+    manager.
+    """
     model = load_model(scenario.model)
     wrong = ""
     if model.state is not None:
@@ -212,7 +220,9 @@ def _check_lmcache(scenario: Scenario) -> None:
 
 
 def _check_divided_kv(scenario: Scenario) -> None:
-    """Raises ConfigError if the engine's prefill does not send KV to GPUs that divide it."""
+    """Raises ConfigError if the decode GPUs divide the KV of a request (dcp) and the engine cannot send KV from prefill
+    to such GPUs.
+    """
     layout = layout_of(scenario, "decode")
     if layout.dcp == 1:
         return
@@ -234,7 +244,9 @@ def _check_divided_kv(scenario: Scenario) -> None:
 
 
 def _resolved_front_end(scenario: Scenario) -> FrontEndSettings:
-    """The front end of the scenario. If none is given: the engine over HTTP with cost kernels, else no front end."""
+    """The front end of the scenario. If the scenario gives none: the engine's HTTP server with cost `kernels`,
+    otherwise no front end.
+    """
     front_end = scenario.front_end
     if front_end is None and not scenario.cost.is_of_kernels:
         return FrontEndSettings(waits_for_prefill=False)
@@ -273,7 +285,8 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
 def _resolved_memory(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, fraction: float, role: memory.Role
 ) -> dict[str, Any]:
-    """Pool of one data-parallel rank and running requests of all, limited by state slots of linear-attention layers.
+    """Fields of the KV pool of one data-parallel rank, and of the running requests of all ranks. State slots of
+    linear-attention layers limit both.
 
     fraction: share of GPU memory that SGLang would use for weights and KV.
     """
@@ -308,7 +321,9 @@ def _resolved_memory(
 
 
 def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
-    """Running requests of a server that are known before its memory is divided. None: not known yet."""
+    """Maximum number of running requests of a server, if known before the server's memory is divided. None: not known
+    yet.
+    """
     has_drafts = scenario.acceptance is not None
     return settings.max_running_requests or (DEFAULT_RUNNING if has_drafts else None)
 
@@ -316,7 +331,7 @@ def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
 def state_rule(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, role: memory.Role
 ) -> StateRule | None:
-    """Rule for state slots of linear-attention layers. None with vLLM."""
+    """How SGLang divides memory between KV and state slots of linear-attention layers. None: the engine is vLLM."""
     if scenario.engine == "vllm":
         return None
     given, has_drafts = _given_running(scenario, settings), scenario.acceptance is not None
@@ -348,7 +363,7 @@ def _wrong_strategy(scenario: Scenario, settings: ServerSettings) -> str:
 
 
 def _wrong_interval(interval: int, scenario: Scenario, settings: ServerSettings, layout: memory.Layout) -> str:
-    """Reason why SGLang 0.5.23 refuses this mamba_track_interval. Empty: SGLang takes it."""
+    """Says why SGLang 0.5.23 refuses this value of mamba_track_interval. Empty: SGLang takes the value."""
     state = layout.model.state
     if state is None:
         return f"{layout.model.name} has no layers of linear attention; leave it out"
@@ -363,13 +378,13 @@ def _wrong_interval(interval: int, scenario: Scenario, settings: ServerSettings,
 
 
 def slots_of_request(scenario: Scenario, settings: ServerSettings) -> int:
-    """State slots of linear-attention layers that a running request has."""
+    """Number of state slots of linear-attention layers that each running request takes."""
     overlap = getattr(settings, "overlap", True)
     return slots_per_request(strategy_of(scenario, settings), radix_cache=settings.radix_cache, overlap=overlap)
 
 
 def strategy_of(scenario: Scenario, settings: ServerSettings) -> StateStrategy:
-    """When an instance of SGLang keeps states of linear-attention layers."""
+    """The strategy by which an SGLang instance keeps states of linear-attention layers: no_buffer or extra_buffer."""
     has_buffer = scenario.engine == "sglang" and scenario.engine_version != "0.5.12"
     return settings.mamba_radix_cache_strategy or ("extra_buffer" if has_buffer else "no_buffer")
 
@@ -392,13 +407,15 @@ def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> in
 
 
 def host_caches(scenario: Scenario) -> list[tuple[memory.Role, str]]:
-    """Instances with host memory behind their prefix cache, each with its role."""
+    """Names of the instances that have host memory behind their prefix cache, each with its role."""
     caches = {role: ids for role, ids in roles(scenario).items() if getattr(scenario, role).host_cache is not None}
     return [(role, i) for role, ids in caches.items() for i in ids]
 
 
 def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
-    """Number of host memory pages behind the prefix cache of each instance, in a resolved scenario."""
+    """Number of pages of host memory behind the prefix cache of each instance of this role. The scenario must be
+    resolved.
+    """
     settings: ServerSettings = getattr(scenario, role)
     if (host_bytes := settings.host_cache_bytes) is None:
         return 0

@@ -1,4 +1,4 @@
-"""Makes transports, topologies and transfer planners from layouts and network settings."""
+"""Makes the network of a cluster: links, transport, layout of KV between ranks, and the planners of transfers."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -29,7 +29,9 @@ class Interconnect:
     topology: Topology
     staging: StagingCost | None
     layer_groups: int
-    """Number of layer groups in which the KV of a forward is sent. 0: KV is sent when the forward is done."""
+    """Number of groups of layers whose KV is sent while a forward computes. 0: KV is sent when the forward has
+    ended.
+    """
 
 
 def interconnect(scenario: Scenario) -> Interconnect:
@@ -44,7 +46,7 @@ def interconnect(scenario: Scenario) -> Interconnect:
 
 
 def transport(scenario: Scenario) -> Transport:
-    """The transport of the catalog, with the scenario's network settings in place of its own values."""
+    """The catalog's transport, with the values of the scenario's network settings in place of the catalog's."""
     network, slowdown = scenario.network, scenario.cost.host.slowdown
     try:
         found = load_transport(network.transport)
@@ -69,8 +71,8 @@ def transport(scenario: Scenario) -> Transport:
 
 
 def wire_of(scenario: Scenario) -> RankPairLayout:
-    """Layout of KV between the ranks of both roles. Raises ConfigError if one role's ranks are not a multiple of the
-    other's.
+    """How KV is laid out between the ranks of prefill and decode. Raises ConfigError if neither role's number of ranks
+    is a multiple of the other's.
     """
     prefill, decode, engine = layout_of(scenario, "prefill"), layout_of(scenario, "decode"), transport(scenario)
     found = wire(prefill, decode, scenario.page_size, engine.coalesces, scenario.engine)
@@ -82,7 +84,11 @@ def wire_of(scenario: Scenario) -> RankPairLayout:
 
 
 def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engine: str = "sglang") -> RankPairLayout:
-    """Layout of KV between two instances' ranks. Raises ConfigError if their ranks are not multiples."""
+    """How KV is laid out between the ranks of a prefill and a decode instance. Raises ConfigError if neither TP size is
+    a multiple of the other.
+
+    coalesces: True: the transport joins contiguous pages into one descriptor.
+    """
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
@@ -122,7 +128,9 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engin
 
 
 def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
-    """Planner of transfers. Raises ConfigError for impossible layer groups or staging."""
+    """Plans the transfers of one prefill instance. Raises ConfigError if the layer groups or the staging are
+    impossible.
+    """
     groups, staging = scenario.pair.prefill.layer_groups, scenario.network.staging
     model, wire = layout_of(scenario, "prefill").model, wire_of(scenario)
     if groups > model.num_layers:
@@ -136,14 +144,14 @@ def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
 
 
 PUSH_POLL_NS = 1_000_000
-"""Time in ns between two looks of NixlPushConnector's writer for decode's registrations (vLLM 0.33.0,
-nixl/push_worker.py:78). A registration waits half of it on average.
+"""Period in ns at which the writer of vLLM's NixlPushConnector checks for decode's registrations (vLLM 0.33.0,
+nixl/push_worker.py:78). A registration waits half a period on average.
 """
 
 
 def grant_wait_ns(scenario: Scenario) -> int | None:
-    """Time in ns from the arrival of decode's grant until KV may be sent. None: decode reads at once, without
-    a message, as NixlPullConnector's (vLLM 0.33.0, nixl/pull_worker.py:554).
+    """Mean time in ns from the arrival of decode's grant at prefill until prefill may send KV. None: prefill needs no
+    grant, because decode reads the KV itself (vLLM 0.33.0, nixl/pull_worker.py:554).
     """
     network = scenario.network
     if scenario.engine == "sglang" or not network.transport.startswith("nixl"):
@@ -152,7 +160,7 @@ def grant_wait_ns(scenario: Scenario) -> int | None:
 
 
 def staging_plan(scenario: Scenario) -> StagingPlan | None:
-    """Plan of staging. None: KV is not staged."""
+    """Sizes of staging: the pages of a cell, and the memory on each side. None: KV is not staged."""
     if (staging := scenario.network.staging) is None:
         return None
     chunk = scenario.pair.prefill.rank_chunk_tokens or 8192
@@ -175,15 +183,15 @@ def staging_cost(scenario: Scenario, staging: StagingSettings, wire: RankPairLay
 
 
 def host_copies(scenario: Scenario) -> HostCopies | None:
-    """Costs of copying retracted KV. None: these copies take no time."""
+    """Times of copying retracted KV to host memory and back. None: these copies take no time."""
     return copies_over_host_link(scenario, "decode") if scenario.pair.decode.retraction_backup else None
 
 
 def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
-    """Costs of copies over the host link of a role's GPUs.
+    """Times of copies between the GPUs of a role and their host memory.
 
-    Measured: one H200, PyTorch 2.11, Qwen3-8B's KV in bf16, 64 to 64,000 tokens in pages of 64. Copies into memory that
-    the process had pinned before reached 51 of 64 GB/s out and 47 back.
+    Measured on one H200 with PyTorch 2.11: KV of Qwen3-8B in bf16, 64 to 64,000 tokens in pages of 64. Copies into
+    memory that the process had pinned before reached 51 of the link's 64 GB/s to the host, and 47 GB/s from it.
     """
     layout = layout_of(scenario, role)
     attention = layout.model.attention
@@ -200,7 +208,9 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
 
 
 def storage_costs(scenario: Scenario) -> StorageCosts | None:
-    """Costs of storage. Raises ConfigError for a shared store in which two roles cannot share pages."""
+    """Capacity and times of storage. None: there is no storage. Raises ConfigError if two roles share a store and have
+    different tp, so that neither can read the other's pages.
+    """
     if (storage := scenario.storage) is None:
         return None
     layouts = {role: layout_of(scenario, role) for role, _ in host_caches(scenario)}
@@ -227,20 +237,21 @@ def storage_costs(scenario: Scenario) -> StorageCosts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class HostNics:
-    """NICs through which the hosts of one server exchange bytes."""
+    """The NICs through which the hosts of one server exchange activations. Only servers on several hosts are listed."""
 
     traffic: Mapping[str, HostTraffic]
-    """Traffic of each instance whose server spans several hosts."""
+    """Bytes that the hosts exchange, by instance."""
     paths: Mapping[str, tuple[Path, Path]]
-    """Outgoing and incoming links of one GPU of the instance."""
+    """Outgoing and incoming links of one GPU, by instance."""
     capacity: Mapping[str, float]
-    """Bandwidth of each link in bytes per second."""
+    """Bandwidth in bytes per second, by link."""
 
 
 def host_nics(scenario: Scenario) -> HostNics:
-    """NICs between the hosts of servers. Exchanges and KV transfers share them if the transport uses NICs.
+    """The NICs between the hosts of servers. Exchanges share them with transfers of KV if the transport uses NICs.
 
-    An exchange alone reaches NIC_SHARE of the NIC, or the network's bandwidth if that is given.
+    An exchange that has a NIC alone reaches the share NIC_SHARE of its bandwidth. If network.bandwidth is given, the
+    exchange reaches that.
     """
     network, engine, first_gpus = scenario.network, transport(scenario), placed(scenario)
     traffic: dict[str, HostTraffic] = {}
@@ -261,7 +272,7 @@ def host_nics(scenario: Scenario) -> HostNics:
 
 
 def placed(scenario: Scenario) -> dict[str, int]:
-    """Number of the first GPU of each instance. A server that spans several hosts shares none of these hosts."""
+    """Number of the first GPU of each instance, by name. A server on several hosts has these hosts alone."""
     found: dict[str, int] = {}
     next_gpu = 0
     for role, ids in roles(scenario).items():
@@ -278,10 +289,10 @@ def placed(scenario: Scenario) -> dict[str, int]:
 
 
 def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
-    """Links of the cluster. GPUs are numbered consecutively, prefill first, and gpus_per_nic neighbours share a NIC,
-    even across instances.
+    """The links of the cluster. GPUs are numbered one after the other, prefill first. Each gpus_per_nic neighbours
+    share a NIC, even if they belong to different instances.
 
-    If decode returns KV, it sends from as many ranks.
+    If decode returns KV, as many of its ranks send as receive.
     """
     network, engine = scenario.network, transport(scenario)
     gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1
@@ -311,7 +322,7 @@ def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
 
 
 def link_bandwidth(network: NetworkSettings, engine: Transport, layout: Layout) -> float:
-    """Bandwidth of one link in one direction, in bytes per second."""
+    """Bandwidth in bytes per second of one link, in one direction."""
     if network.bandwidth is not None:
         return network.bandwidth
     nominal = {

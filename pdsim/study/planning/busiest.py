@@ -1,4 +1,4 @@
-"""Load and queue of a run around the time at which most requests wait."""
+"""Request rate and queue of a run during the minutes in which most requests wait."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ _NUM_STEPS = 150
 
 
 def busiest(requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Over time: requests sent per second, requests waiting for a first token, and decoding requests. The window is
-    five minutes around the longest queue, or the whole run if that is shorter.
+    """Requests sent per second, requests waiting for a first token, and decoding requests, over time. The window covers
+    the five minutes around the longest queue, or the whole run if the run is shorter.
     """
     begin_s = min(r.arrival_ns for r in requests) / 1e9
     end_s = max(r.end_ns or r.arrival_ns for r in requests) / 1e9
@@ -33,7 +33,7 @@ def _num_sent(requests: Sequence[RequestRecord], time_s: float, step_s: float) -
 
 
 def _waiting(requests: Sequence[RequestRecord], time_s: float) -> int:
-    """Number of requests that were sent before time_s and have no first token yet."""
+    """Number of requests that were sent before `time_s` and had no first token by then."""
     time_ns = time_s * 1e9
     return sum(r.arrival_ns <= time_ns < (r.first_token_ns or r.end_ns or time_ns + 1) for r in requests)
 

@@ -1,4 +1,4 @@
-"""Finds the plan among all candidate clusters, and examines it."""
+"""Finds the cheapest cluster that meets the SLO, and examines how far that plan can be trusted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,23 +22,23 @@ from pdsim.study.trials import Trials
 from pdsim.study.verdict.outcome import Outcome
 
 _NUM_TOLD = 3
-"""Number of cheaper clusters in the report, and of more expensive clusters."""
+"""Number of cheaper clusters in the report. The report also has at most this many more expensive clusters."""
 _NUM_NEAR = 6
-"""Number of cheaper clusters that run the whole load, to show by how much they miss the SLO."""
+"""Number of cheaper clusters that are run to the end, so that the report can say by how much they miss the SLO."""
 _DEARER = 1.5
-"""Highest price of reported clusters, as a multiple of the plan's price."""
+"""Highest price of a cluster in the report, as a multiple of the plan's price."""
 _A_SEED_MISSES = "not all seeds meet the SLO"
 _GROWN_AT_ONCE = 3
-"""Number of multiples of the load that are simulated at once."""
+"""Number of multiples of the load that are simulated in one batch."""
 _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
-"""Multiples of the load at which the plan is simulated."""
+"""Multiples of the load at which the chosen cluster is simulated."""
 
 
 class Finder:
-    """Finds the plan by simulating candidates, and examines the chosen cluster."""
+    """Simulates candidate clusters to find the plan, and examines the chosen cluster."""
 
     def __init__(self, trials: Trials, space: Space, watch: Watch, currency: str) -> None:
-        """currency: of the prices. Empty: GPUs have no prices."""
+        """currency: symbol or code of the prices. Empty: the user gave no prices."""
         self._trials = trials
         self._space = space
         self._watch = watch
@@ -104,7 +104,7 @@ class Finder:
             self._watch.undecided = money(price, self._currency) if self._currency else counted(round(price), "GPU")
 
     def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
-        """Cheaper clusters that meet the SLO after a change of one setting."""
+        """Cheaper clusters that meet the SLO only after one of their settings is changed, with their outcomes."""
         best = next(iter(cheapest(tried)), None)
         cheaper = {one: tried[one] for one in tried if best is None or one.price_per_h < best.price_per_h}
         nearest = self._nearest(cheaper, None)
@@ -113,8 +113,8 @@ class Finder:
         return {one: outcome for one, outcome in outcomes if outcome.meets}
 
     def _firmest(self, equal: list[CandidateCluster]) -> list[CandidateCluster]:
-        """Candidates sorted by headroom at the slow end of the range, the largest first. Unsorted if step times were
-        measured on a server.
+        """Sorts clusters by how far they stay below the SLO's limits on the slowest servers of the range, the best
+        first. Keeps the order if step times were measured on a server.
         """
         if "slowest" not in self._trials.base.ends:
             return equal
@@ -126,7 +126,9 @@ class Finder:
 
     @staticmethod
     def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
-        """Cheaper clusters that miss the SLO by least, at most one of each family."""
+        """The cheaper clusters that miss the SLO by least, at most one per family (clusters that differ only in their
+        numbers of instances).
+        """
         missed = [
             one
             for one, outcome in tried.items()
@@ -139,7 +141,9 @@ class Finder:
         return of_both_kinds(list(furthest.values()), _NUM_NEAR)
 
     def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
-        """Candidates that miss the SLO by least, nearest first, each with its missed terms and limiting resource."""
+        """Rows of the clusters that miss the SLO by least, nearest first. Each row names the missed limits and the
+        resource that causes the miss.
+        """
         ratios = dict(zip(candidates, self._trials.first_ratios([one.changes for one in candidates]), strict=True))
         nearest = of_both_kinds(sorted(candidates, key=lambda one: (ratios[one], one.label)), _NUM_TOLD)
         whole = map(_missed, self._trials.whole([one.changes for one in nearest]))
@@ -153,13 +157,13 @@ class Finder:
         return row._replace(repeated=again)
 
     def _limit(self, one: CandidateCluster, outcome: Outcome) -> Limit | None:
-        """The resource that limits the latency that misses its limit most. None: not known."""
+        """The resource that causes the latency furthest above its limit. None: not known."""
         judged = outcome.judgement
         return None if judged is None else self._trials.limit(one.changes, judged.worst_percentile)
 
     def _faster(self, tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster) -> tuple[Row, ...]:
-        """More expensive clusters, each with more headroom than all cheaper ones. Clusters with one more instance than
-        the plan are also simulated.
+        """More expensive clusters, each further below the SLO's limits than all cheaper ones. Also simulates clusters
+        with one more instance than the plan.
         """
         most = chosen.price_per_h * _DEARER
         count = sum(chosen.counts) + 1
@@ -179,7 +183,9 @@ class Finder:
         return tuple(found)
 
     def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
-        """The plan with its outcomes under more load, without one instance, and at both ends of the range."""
+        """Adds the chosen cluster's outcomes under more load, with one instance less, and on the fastest and slowest
+        servers of the range.
+        """
         base = self._trials.base
         growth = {} if base.load is None else {factor: {**chosen.changes, **base.scaled(factor)} for factor in _GROWTH}
         lost = {
@@ -200,7 +206,7 @@ class Finder:
         )
 
     def _grown(self, growth: Mapping[float, Changes]) -> dict[float, Outcome]:
-        """Outcomes at multiples of the load, ascending, up to the first that misses the SLO."""
+        """Outcomes of the plan at multiples of the load, ascending, up to the first multiple that misses the SLO."""
         found: dict[float, Outcome] = {}
         for first in range(0, len(growth), _GROWN_AT_ONCE):
             some = list(growth)[first : first + _GROWN_AT_ONCE]
@@ -210,8 +216,8 @@ class Finder:
         return found
 
     def _lone(self) -> LoneRequest | None:
-        """A request that misses the SLO even without a queue. None: on some server every single request meets
-        the SLO.
+        """A request that misses the SLO even if requests are sent one at a time. None: on at least one kind of server,
+        all requests then meet the SLO.
         """
         num_ended: dict[CandidateCluster, int] = {}
         for one in reversed(self._candidates):
@@ -227,7 +233,7 @@ class Finder:
         return lone_request(furthest.label, self._trials.slo, requests_alone(self._trials, furthest.changes))
 
     def _measurement(self, chosen: CandidateCluster) -> Measurement | None:
-        """The measurement of the times at whose ends the plan misses the SLO."""
+        """The measurement of the step times whose uncertainty decides whether the plan meets the SLO."""
 
         def meets(ends: Sequence[Changes]) -> bool:
             return all(self._trials.outcomes([{**chosen.changes, **end}])[0].meets for end in reversed(ends))
@@ -235,7 +241,9 @@ class Finder:
         return deciding_measurement(self._trials, chosen.changes, meets)
 
     def _safe(self, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]) -> Row | None:
-        """The cheapest cluster that meets the SLO at the slow end of the range, with its predicted outcome."""
+        """The cheapest cluster that meets the SLO even on the slowest servers of the range, with its outcome on typical
+        servers.
+        """
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
         found = self._cheapest(dearer, self._trials.base.ends["slowest"], _missing(tried))
         return None if found is None else Row(found.candidate, self._trials.whole([found.candidate.changes])[0])
@@ -243,8 +251,9 @@ class Finder:
     def _at_load(
         self, factor: float, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]
     ) -> Row | None:
-        """The cheapest cluster for a multiple of the load. For more load, clusters that are cheaper than the plan or
-        miss the SLO are not tried; for less load, more expensive ones are not.
+        """The cheapest cluster that meets the SLO at `factor` times the load. For more load, skips clusters that are
+        cheaper than the plan or already miss the SLO; for less load, skips clusters that are more expensive than the
+        plan.
         """
         sign = 1 if factor > 1 else -1
         possible = [one for one in self._candidates if sign * (one.price_per_h - chosen.price_per_h) >= 0]
@@ -256,9 +265,9 @@ class Finder:
         changes: Changes,
         missing: Mapping[CandidateCluster, Outcome],
     ) -> Row | None:
-        """The cheapest of the candidates that meets the SLO under further changes of the scenario. None: none does.
+        """The cheapest of the candidates that meets the SLO after further changes of the scenario. None: all miss it.
 
-        missing: clusters that miss the SLO for certain, and their outcomes.
+        missing: outcomes of clusters that are known to miss the SLO.
         """
         tries = Tries(
             lambda batch: self._trials.first_outcomes([{**one.changes, **changes} for one in batch]),
@@ -270,7 +279,7 @@ class Finder:
 
     @property
     def _load(self) -> str:
-        """Text about the requests: their number, lengths, source and times."""
+        """Describes the requests: their number, lengths, source and sending times."""
         base = self._trials.base
         requests = requests_of(base.scenario)
         prompt, output = (fmean(len(getattr(spec, name)) for spec in requests) for name in ("prompt", "output"))
@@ -282,10 +291,14 @@ class Finder:
 
 
 def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
-    """Clusters that miss the SLO. With slower servers or more load they miss it, too."""
+    """Clusters that miss the SLO, with their outcomes. On slower servers, or under more load, they also miss
+    the SLO.
+    """
     return {one: outcome for one, outcome in tried.items() if not outcome.meets}
 
 
 def _missed(outcome: Outcome) -> Outcome:
-    """The outcome of a cluster of which a run ended early. The mean of its seeds may meet the SLO."""
+    """Marks as a miss the outcome of a cluster of which one run ended early, even if the mean over its seeds meets the
+    SLO.
+    """
     return replace(outcome, meets=False, reason=_A_SEED_MISSES) if outcome.meets else outcome

@@ -1,4 +1,4 @@
-"""A plan: the chosen cluster, its alternatives, and the confidence."""
+"""The result of a plan: the chosen cluster, alternatives to it, and the confidence in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +12,20 @@ from pdsim.study.verdict.outcome import Outcome
 from pdsim.study.verdict.slo import Slo
 
 _MOST_EQUAL = 3
-"""Maximum number of listed clusters at the plan's price; those with most headroom are listed."""
+"""Maximum number of other clusters that are listed at the plan's price. The list has those furthest below the
+limits.
+"""
 
 
 class Row(NamedTuple):
     candidate: CandidateCluster
     outcome: Outcome
     limit: Limit | None = None
-    """Limiting resource of a cluster that misses the SLO, for the term that it misses most."""
+    """The resource that causes a cluster to miss the SLO, for the limit that the cluster misses most."""
     repeated: Sequence[Outcome] = ()
-    """Outcomes with slightly faster and slower messages. Empty: the cluster was not repeated."""
+    """Outcomes of runs with slightly faster and slower messages, which differ by chance. Empty: no such runs
+    were made.
+    """
 
     @property
     def runs(self) -> list[Outcome]:
@@ -30,12 +34,12 @@ class Row(NamedTuple):
 
     @property
     def num_meeting(self) -> int:
-        """Number of these runs that meet the SLO."""
+        """Number of the cluster's runs, repetitions included, that meet the SLO."""
         return sum(one.meets for one in self.runs)
 
     @property
     def is_stable(self) -> bool:
-        """True if all repetitions have the same verdict."""
+        """True if either all of the cluster's runs meet the SLO, or all miss it."""
         return self.num_meeting in {0, 1 + len(self.repeated)}
 
     def to_json(self) -> dict[str, Any]:
@@ -51,10 +55,11 @@ class Row(NamedTuple):
 class Plan:
     model: str
     load: str
-    """The load as text: number of requests, lengths, source and times."""
+    """Describes the requests: their number, lengths, source and sending times."""
     currency: str
-    """Symbol or code of the prices. Empty: GPUs have no prices, and the cluster with the fewest GPUs is the
-    cheapest."""
+    """Symbol or code of the prices. Empty: the user gave no prices, and the cluster with the fewest GPUs counts as the
+    cheapest.
+    """
     slo: Slo
     num_candidates: int
     num_tried: int
@@ -62,41 +67,53 @@ class Plan:
     chosen: Row | None
     """The chosen cluster. None: no cluster meets the SLO."""
     others: tuple[Row, ...]
-    """Other clusters at the same price that meet the SLO."""
+    """Other clusters that meet the SLO at the plan's price."""
     nearest: tuple[Row, ...]
-    """Clusters at this price or below that miss the SLO, the nearest first."""
+    """Clusters that miss the SLO and cost at most as much as the plan, those nearest to the limits first."""
     faster: tuple[Row, ...] = ()
-    """More expensive clusters, each with more headroom than all cheaper ones."""
+    """More expensive clusters, each further below the SLO's limits than all cheaper ones."""
     load_factor: float | None = None
-    """Largest multiple of the load that the plan takes within the SLO. None: the load cannot be scaled."""
+    """Largest multiple of the load at which the plan meets the SLO. None: the load cannot be scaled."""
     breaks: str = ""
-    """The smallest load at which the plan misses the SLO, as text. Empty: it meets the SLO at all loads that were
-    tried."""
+    """Describes the smallest load at which the plan misses the SLO. Empty: the plan meets the SLO at all loads that
+    were tried.
+    """
     lost: Mapping[str, Outcome] = field(default_factory=dict)
-    """Outcome of the plan without one of its servers, by role. A role with a single server is left out."""
+    """Outcomes of the plan with one server less, by the role of the lost server. Roles with a single server are left
+    out.
+    """
     ends: Mapping[str, Outcome] = field(default_factory=dict)
-    """Outcomes at the fast and at the slow end of the predicted range. Empty if step times were measured on a
-    server."""
+    """Outcomes of the plan on the fastest and on the slowest servers of the range, by end ("fastest", "slowest").
+    Empty: step times were measured on a server.
+    """
 
     safe: Row | None = None
-    """The cheapest cluster that also meets the SLO at the slow end, if the plan does not."""
+    """The cheapest cluster that meets the SLO even on the slowest servers of the range. None: the plan does, or no
+    cluster does.
+    """
     measure: Measurement | None = None
-    """The measurement that would decide whether the plan meets the SLO. None: both ends of the range meet it."""
+    """The measurement that would decide whether the plan meets the SLO. None: the plan meets the SLO in the whole
+    range.
+    """
     foreign_setup: tuple[str, ...] = ()
-    """Differences between the plan's setup and the setup whose times were measured."""
+    """Differences between the plan's servers and the server on which the step times were measured, each as text."""
     is_measured: bool = True
-    """True: the scenario has a profile that was measured on a server."""
+    """True: the scenario's profile has step times that were measured on a server."""
     loads: Mapping[float, Row | None] = field(default_factory=dict)
-    """The cheapest cluster for each multiple of the load. None: no cluster meets the SLO."""
+    """The cheapest cluster at each multiple of the load that the user asked for. None: no cluster meets the SLO."""
     own: Row | None = None
-    """The cluster of the scenario from which the search started."""
+    """The user's own cluster, which the scenario describes. None: the user gave no scenario."""
     checked: Outcome | None = None
-    """Outcome on a second trace, which was not used for planning."""
+    """Outcome of the plan on a second trace (--check), which was not used to choose the plan. None: no second trace."""
     lone: LoneRequest | None = None
-    """A request that misses the SLO even without a queue, if that is why no cluster meets the SLO."""
+    """A request that misses the SLO even if requests are sent one at a time; the reason why no cluster meets the SLO.
+    None: there is another reason, or a cluster meets the SLO.
+    """
 
     busiest: Mapping[str, Any] | None = None
-    """Load and queue of the plan in its worst minutes (`busiest`). None: not computed."""
+    """Request rate and queue of the plan in the minutes with the longest queue, from the function `busiest`. None: not
+    computed.
+    """
 
     @property
     def meets_at_both_ends(self) -> bool:
@@ -104,7 +121,7 @@ class Plan:
 
     @property
     def alternatives(self) -> list[Row]:
-        """The scenario's own cluster and all other examined clusters, by price, each once."""
+        """All clusters of the report except the plan: the user's own and the examined ones, by price, each once."""
         known = {} if self.chosen is None else {self.chosen.candidate.label}
         found: dict[str, Row] = {}
         own = () if self.own is None else (self.own,)
@@ -116,5 +133,5 @@ class Plan:
 
     @property
     def rows(self) -> list[Row]:
-        """Rows of the table of clusters: the plan, then its alternatives."""
+        """Rows of the table of clusters: first the plan, then the alternatives by price."""
         return [*([] if self.chosen is None else [self.chosen]), *self.alternatives]

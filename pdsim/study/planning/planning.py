@@ -1,4 +1,4 @@
-"""Plans: checks the arguments, finds the cheapest cluster that meets the SLO, and writes the plan."""
+"""Makes a plan: checks the arguments, finds the cheapest cluster that meets the SLO, and writes the plan's files."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -102,28 +102,30 @@ def plan(
 
 
 def _require_folder(out: Path, given: Path | None) -> None:
-    """Raises ConfigError if the plan's files cannot lie there, or would replace the scenario that the user gave."""
+    """Raises ConfigError if the plan's files cannot be written to `out`, or would replace the scenario that the user
+    gave.
+    """
     require_out(out)
     if given is not None and given.resolve() == (out / SCENARIO).resolve():
         raise ConfigError(f"--out {out}: the plan's {SCENARIO} would replace {given}: name another folder")
 
 
 def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
-    """The scenario to plan for. Raises ConfigError if its requests lack a class that the SLO names."""
+    """Reads the scenario to plan for. Raises ConfigError if the SLO names a class that no request has."""
     base = base_of(path, options, changes, folder=folder, starter={}, takes_aggregated=True)
     slo.require_classes(requests_of(base.scenario))
     return base
 
 
 def _check_base(path: Path | None, trace: Path, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
-    """The same scenario with the second trace. Its files are in a sub-folder."""
+    """The same scenario with the second trace (--check) as its workload. Its files are in a sub-folder of `folder`."""
     own_folder = folder / "check"
     own_folder.mkdir(exist_ok=True)
     return _base(path, AskOptions(trace=trace), slo, changes, own_folder)
 
 
 def _kept_runs(folder: Path, report: Callable[[str], None]) -> Store:
-    """The runs that an earlier command left in the folder. Their number is reported."""
+    """Opens the folder's runs, and reports how many of them an earlier command computed."""
     store = Store(folder)
     if num_kept := store.num_kept:
         report(f"{counted(num_kept, 'run')} kept from before")
@@ -131,9 +133,9 @@ def _kept_runs(folder: Path, report: Callable[[str], None]) -> Store:
 
 
 def _compared(made: Plan, chosen: Row, trials: Trials, own: CandidateCluster | None, checks: Trials | None) -> Plan:
-    """The plan with the outcomes of the user's own cluster and on the second trace.
+    """Adds the outcomes of the user's own cluster, and of the plan on the second trace.
 
-    own: the user's cluster; None: not given. checks: trials on the second trace; None: there is none.
+    own: the user's cluster; None: not given. checks: trials on the second trace; None: no such trace.
     """
     if own is not None:
         (outcome,) = trials.whole([own.changes])
@@ -145,7 +147,7 @@ def _compared(made: Plan, chosen: Row, trials: Trials, own: CandidateCluster | N
 
 
 def _with_busiest(made: Plan, trials: Trials) -> Plan:
-    """The plan with its load and queue in the worst minutes."""
+    """Adds the plan's request rate and queue in the minutes with the longest queue."""
     if made.chosen is None:
         return made
     run = simulate(trials.scenario(made.chosen.candidate.changes))
@@ -153,7 +155,9 @@ def _with_busiest(made: Plan, trials: Trials) -> Plan:
 
 
 def _write(made: Plan, base: Base, folder: Path) -> None:
-    """Writes plan.json, plan.md and the scenario of the chosen cluster, with the catalog entries that it names."""
+    """Writes plan.json, plan.md, and the scenario of the chosen cluster with the catalog entries that the scenario
+    names.
+    """
     write_whole(folder / "plan.json", json.dumps(Screen(made).to_json(), indent=2))
     write_whole(folder / "plan.md", Screen(made).to_markdown())
     if made.chosen is None:

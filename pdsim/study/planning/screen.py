@@ -1,4 +1,4 @@
-"""Texts and tables of a plan, in the order in which the screen shows them."""
+"""The texts and tables that show a plan, in the order of the terminal's output."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,9 @@ from pdsim.study.verdict.confidence import END, Confidence, by_chance, by_chance
 from pdsim.study.verdict.outcome import SATURATED, Outcome
 
 _MOST_TERMS = 2
-"""Maximum number of SLO terms with a column in the table of clusters. The table of limits has all terms."""
+"""Maximum number of the SLO's limits that have a column in the table of clusters. The table of limits lists all of
+them.
+"""
 
 
 class TextTable(NamedTuple):
@@ -19,12 +21,12 @@ class TextTable(NamedTuple):
 
 
 def money(price: float, currency: str) -> str:
-    """A price with its currency: "$12.50", "12.50 EUR"."""
+    """Writes a price with its currency: "$12.50", "12.50 EUR"."""
     return f"{price:,.2f} {currency}" if currency.isalpha() else f"{currency}{price:,.2f}"
 
 
 def priced(one: CandidateCluster, currency: str) -> str:
-    """GPUs and their price: "5 x H100, $12.50 an hour". Without prices: GPUs alone."""
+    """Names a cluster's GPUs and their price: "5 x H100, $12.50 an hour". Without a currency: the GPUs alone."""
     counts: dict[str, int] = {}
     for server, count in zip(one.servers, one.counts, strict=True):
         counts[server.gpu] = counts.get(server.gpu, 0) + count * server.num_gpus
@@ -33,7 +35,7 @@ def priced(one: CandidateCluster, currency: str) -> str:
 
 
 class Screen:
-    """Texts and tables of a plan."""
+    """Makes the texts and tables that show a plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -48,7 +50,7 @@ class Screen:
 
     @property
     def saving(self) -> str:
-        """Text that compares the plan with the user's own cluster. Empty: the user gave none."""
+        """Compares the plan's price with that of the user's own cluster. Empty: the user gave no cluster."""
         plan = self._plan
         if plan.own is None or plan.chosen is None:
             return ""
@@ -68,12 +70,12 @@ class Screen:
 
     @property
     def setting(self) -> str:
-        """Sentence about the load that was simulated."""
+        """Says for which load the plan was made."""
         return f"For {self._plan.load}."
 
     @property
     def words(self) -> str:
-        """The plan's servers in words; empty if no cluster meets the SLO."""
+        """Describes the plan's servers in words. Empty: no cluster meets the SLO."""
         plan = self._plan
         if plan.chosen is None:
             return ""
@@ -90,7 +92,7 @@ class Screen:
 
     @property
     def limits(self) -> TextTable:
-        """Table of limits: the limit, the predicted value, and the range of the prediction."""
+        """The table of limits. Each row has the limit, the predicted value, and the range of the prediction."""
         plan = self._plan
         if plan.chosen is None or plan.chosen.outcome.judgement is None:
             return TextTable([], [])
@@ -109,7 +111,9 @@ class Screen:
 
     @property
     def confidence(self) -> Confidence:
-        """The confidence and its reason; both empty if no cluster meets the SLO."""
+        """How sure it is that the plan meets the SLO, as a word, with the reason. Two empty texts: no cluster meets the
+        SLO.
+        """
         plan = self._plan
         if plan.chosen is None:
             return Confidence("", "")
@@ -123,7 +127,7 @@ class Screen:
 
     @property
     def clusters(self) -> TextTable:
-        """Table of the plan, then its alternatives by price."""
+        """The table of clusters: first the plan, then the alternatives by price."""
         plan = self._plan
         terms = plan.slo.terms[:_MOST_TERMS]
         rows = []
@@ -138,7 +142,7 @@ class Screen:
         return TextTable(["cluster", "GPUs", *costs, *map(str, terms), "why not"], rows)
 
     def why_not(self, row: Row) -> str:
-        """The reason against an alternative, in a few words."""
+        """Says in a few words why the plan was preferred to this alternative."""
         plan = self._plan
         yours = "yours: " if plan.own is not None and row.candidate == plan.own.candidate else ""
         if not row.is_stable:
@@ -156,8 +160,10 @@ class Screen:
 
     @staticmethod
     def _headroom(ratio: float, chosen: Row) -> str:
-        """Compares a cluster at the plan's price with the plan and its band by chance. Of such clusters, the plan has
-        most headroom at the slow end of the range.
+        """Says why the plan was preferred to a cluster at the same price. ratio: the cluster's largest ratio of a value
+        to its limit.
+
+        Clusters at the same price are sorted by headroom on slow servers, so the plan may have a higher ratio itself.
         """
         ratios = [one.ratio for one in chosen.runs]
         if ratio > max(ratios):
@@ -166,7 +172,7 @@ class Screen:
 
     @property
     def failing(self) -> list[str]:
-        """What happens when a server fails, a sentence for each role."""
+        """Sentences that say what happens if a server fails, one for each role."""
         plan = self._plan
         if plan.chosen is None:
             return []
@@ -183,7 +189,7 @@ class Screen:
 
     @property
     def details(self) -> list[str]:
-        """Sentences that only --details prints."""
+        """Sentences that the terminal shows only with --details."""
         plan = self._plan
         found = [f"{plan.num_tried} of {counted(plan.num_candidates, 'cluster')} simulated; SLO: {plan.slo}."]
         found += [] if plan.lone is None else [f"{plan.lone}."]
@@ -218,7 +224,7 @@ class Screen:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of plan.json, with the texts of the screen."""
+        """The content of plan.json, which includes the texts that the terminal shows."""
         plan = self._plan
         return {
             "headline": self.headline,
@@ -254,7 +260,7 @@ class Screen:
 
 
 def _attained(outcome: Outcome) -> list[str]:
-    """Sentence on the share of requests within all limits, in total and by class."""
+    """Says which share of the requests is within all limits, in total and for each class. Empty: not known."""
     if outcome.attained is None:
         return []
     of_classes = ", ".join(f"{name or 'no class'} {one.share:.2%}" for name, one in outcome.classes.items())
@@ -264,7 +270,9 @@ def _attained(outcome: Outcome) -> list[str]:
 
 
 def _band(row: Row) -> str:
-    """The band by chance of the number that misses its limit most. Empty: the row was not repeated, or has no band."""
+    """Smallest and largest value, over repeated runs, of the number that misses its limit most. Empty: the cluster was
+    run once, or all runs gave the same number.
+    """
     judged = row.outcome.judgement
     if not row.repeated or judged is None or row.outcome.reason == SATURATED or judged.worst.is_share:
         return ""
@@ -274,7 +282,7 @@ def _band(row: Row) -> str:
 
 
 def _found(outcome: Outcome) -> str:
-    """The numbers of an outcome, and its verdict."""
+    """Lists the values of an outcome, and says whether they meet the SLO."""
     judged = outcome.judgement
     if judged is None:
         return outcome.reason

@@ -1,4 +1,4 @@
-"""Finds the cheapest cluster that meets an SLO, with few runs."""
+"""Finds the cheapest cluster that meets an SLO, with as few simulated runs as possible."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -9,24 +9,29 @@ from pdsim.study.space import CandidateCluster
 from pdsim.study.verdict.outcome import Outcome
 
 _BATCH = 8
-"""Number of clusters that are simulated at once. It is fixed, so that results do not depend on the number of
-workers."""
+"""Number of clusters that are simulated in one batch. The number is fixed, so that results do not depend on the number
+of workers.
+"""
 
 _LOW = 8
-"""A batch has the price of one candidate in this many, from the cheapest: runs that miss the SLO end early, at about a
-tenth of the cost of runs that meet it.
+"""Position of a batch's price among the remaining candidates: 1/_LOW of them are cheaper. Low prices are tried first
+because a run that misses the SLO ends early, and costs about a tenth of a run that meets it.
 """
 
 Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
 
 class Tries(NamedTuple):
-    """Two ways to try clusters, which call the same clusters failing."""
+    """Two functions that simulate clusters and judge them. Each cluster that `first` calls failing fails under `final`,
+    too.
+    """
 
     first: Evaluate
-    """Judges clusters by few runs. A cluster that misses the SLO in these runs misses the SLO in all runs, too."""
+    """Judges a cluster by few of its runs. A cluster that misses the SLO in these runs misses the SLO in all
+    runs, too.
+    """
     final: Evaluate
-    """Judges clusters by all of their runs, one per seed."""
+    """Judges a cluster by all of its runs, one per seed."""
 
 
 def search(
@@ -35,13 +40,16 @@ def search(
     seen: Callable[[float], None] = lambda _price: None,
     known: Mapping[CandidateCluster, Outcome] = MappingProxyType({}),
 ) -> dict[CandidateCluster, Outcome]:
-    """Outcomes of the clusters that were tried, including all that meet the SLO at the lowest price. candidates: by
-    price.
+    """Simulates clusters until the cheapest ones that meet the SLO are known, and returns the outcomes of all simulated
+    clusters.
 
-    A run ends as soon as too many requests miss the SLO, so clusters that fail cost little. Each batch has a low
-    price among the remaining candidates. If a cluster meets the SLO, more expensive ones are dropped; if it misses,
-    clusters with fewer instances are dropped. Few runs judge a cluster that is only a step on the way; all runs
-    judge the cheapest. seen: called with the lowest price that is not decided yet. known: outcomes that need no run.
+    A run ends as soon as too many requests miss the SLO, so clusters that fail cost little. Each batch has a low price
+    among the remaining candidates. If a cluster meets the SLO, more expensive ones are dropped; if a cluster misses the
+    SLO, clusters with fewer instances are dropped. `tries.first` judges the clusters on the way, and `tries.final`
+    judges the cheapest.
+
+    candidates: sorted by price. seen: called with the lowest price that is not decided yet. known: outcomes of clusters
+    that need no run.
     """
     tried = dict(known)
     final = set(known)
@@ -58,7 +66,9 @@ def search(
 
 
 def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster]:
-    """Candidates of the lowest price at which any meets the SLO, with most headroom first. Empty if none meets it."""
+    """The clusters at the lowest price at which a cluster meets the SLO, those furthest below the limits first. Empty:
+    no cluster meets the SLO.
+    """
     meeting = [one for one, outcome in tried.items() if outcome.meets]
     least = min((one.price_per_h for one in meeting), default=0.0)
     equal = [one for one in meeting if one.price_per_h == least]
@@ -66,7 +76,7 @@ def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster
 
 
 def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, Outcome]) -> list[CandidateCluster]:
-    """Candidates that may still be the cheapest, or as cheap as the cheapest."""
+    """Clusters that were not tried and may still cost at most as much as the cheapest that meets the SLO."""
     best = cheapest(tried)
     missing = [one for one, outcome in tried.items() if not outcome.meets]
     return [
@@ -79,7 +89,9 @@ def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, 
 
 
 def _batch(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
-    """A batch of candidates at a low price or below: one of each family in turn, the most expensive of each first."""
+    """The next clusters to simulate, at a low price or below. Takes one cluster of each family in turn, the most
+    expensive of a family first.
+    """
     price = left[len(left) // _LOW].price_per_h
     below = sorted(
         (one for one in left if one.price_per_h <= price),
@@ -91,9 +103,10 @@ def _batch(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
 
 
 def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
-    """The largest multiple of the load that meets the SLO, and text on the first that misses it; empty: none misses.
+    """The largest multiple of the load that meets the SLO, and a text about the first multiple that misses the SLO. The
+    text is empty if none misses.
 
-    grown: outcomes by multiple, ascending. Multiples beyond the first that misses the SLO do not count.
+    grown: outcomes by multiple, ascending. Multiples above the first that misses do not count.
     """
     kept = 1.0
     for factor, outcome in grown.items():
@@ -104,7 +117,9 @@ def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
 
 
 def of_both_kinds(ranked: Sequence[CandidateCluster], count: int) -> list[CandidateCluster]:
-    """The first candidates of the ranking, with at least one aggregated and one disaggregated cluster if both exist."""
+    """The first `count` clusters of a ranking. At least one is aggregated and one disaggregated, if the ranking has
+    both kinds.
+    """
     kinds = [next((one for one in ranked if one.is_aggregated == kind), None) for kind in (True, False)]
     first = [one for one in kinds if one is not None]
     chosen = [*first, *(one for one in ranked if one not in first)][:count]

@@ -1,4 +1,6 @@
-"""Progress of a search: finished runs, the best cluster so far, and the price below which no cluster meets the SLO."""
+"""Reports the progress of a search: runs that have ended, the best cluster so far, and the price below which no cluster
+meets the SLO.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ _EVERY_S = 30.0
 
 
 class Watch:
-    """Reports progress at intervals, and the best cluster so far when the search is interrupted."""
+    """Reports progress now and then, and the best cluster so far if the user interrupts the search."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self.report = report
@@ -22,7 +24,7 @@ class Watch:
         self._last_s = monotonic()
 
     def over(self, progress: Progress | None) -> Progress:
-        """A progress callback that also reports the search."""
+        """Wraps a progress callback, so that each call may also report the search."""
 
         def advance(done: int, total: int) -> None:
             self._num_runs = done
@@ -42,7 +44,7 @@ class Watch:
 
     @contextmanager
     def provisional(self) -> Iterator[None]:
-        """Context that reports the best cluster so far if the search is interrupted."""
+        """Context in which an interruption of the search first reports the best cluster so far."""
         try:
             yield
         except KeyboardInterrupt:

@@ -1,1 +1,3 @@
-"""Points (variants) of one scenario: tasks, the engines that compute them, the folder of their results."""
+"""Points (variants) of one scenario, the tasks that simulate them, the engines that compute the tasks, and the folder
+of results.
+"""

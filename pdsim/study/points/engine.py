@@ -1,4 +1,4 @@
-"""Engines compute tasks: in this process, in a pool of processes, or on a Ray cluster."""
+"""Engines that compute tasks: in this process, in a pool of processes, or on a Ray cluster."""
 
 import os
 import pickle
@@ -23,13 +23,13 @@ from pdsim.study.verdict.slo import Slo
 
 _ATTEMPTS = 2
 _COMPUTED_AGAIN = ("crashed", DAMAGED)
-"""Statuses of runs that are computed again: a worker may have died for a reason outside its point."""
+"""Statuses of kept runs that are computed again. A worker may have died for a reason that lies outside the run."""
 
 Progress = Callable[[int, int], None]
-"""Callback: receives the number of finished runs and the number of all runs known so far."""
+"""Callback that is called with the number of runs that have ended, and the number of all runs known so far."""
 _PATIENCE_S = 5.0
 _LEAST_PENDING = 64
-"""Minimum number of tasks that Ray holds at a time, so that an autoscaled cluster has a reason to grow."""
+"""Minimum number of tasks that are handed to Ray at a time, so that a cluster that scales has a reason to grow."""
 _LET_IN = (
     "a cluster that refuses the connection needs a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
     "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
@@ -54,11 +54,11 @@ class InProcessEngine:
 
 
 class WorkerDiedError(Exception):
-    """Raised if a worker process died. The message says how."""
+    """Raised if a worker process died. The message says how the process died."""
 
 
 class Pool:
-    """Worker processes, started when there is work for them and kept until the pool is closed."""
+    """Worker processes on this machine. They start when there is work for them, and stay until the pool is closed."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -100,7 +100,7 @@ class Pool:
 
 
 class _Worker:
-    """A process that runs pdsim.study.points.worker, with this process's module search path."""
+    """A process that runs the module pdsim.study.points.worker, with the module search path of this process."""
 
     def __init__(self) -> None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
@@ -137,7 +137,7 @@ class _Worker:
 
 
 class RayCluster:
-    """A Ray cluster at an address. Without an address Ray uses RAY_ADDRESS, or this machine."""
+    """A Ray cluster at an address. Without an address, Ray uses the variable RAY_ADDRESS or this machine."""
 
     def __init__(self, address: str | None) -> None:
         try:
@@ -178,8 +178,8 @@ class RayCluster:
 
 
 def _check_listens(address: str) -> None:
-    """Checks that a Ray server listens at the address, because Ray waits for minutes before it fails. Raises
-    ConfigError.
+    """Raises ConfigError if no Ray server listens at the address. Without this check, Ray waits for minutes before it
+    fails.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
@@ -193,9 +193,10 @@ def _check_listens(address: str) -> None:
 
 
 def open_engine(name: str, num_workers: int | None) -> Engine:
-    """The engine of this name: pool, here, ray or ray:ADDRESS. Raises ConfigError.
+    """Opens the engine of this name: pool, here, ray or ray:ADDRESS. Raises ConfigError if the name is unknown or Ray
+    is missing.
 
-    num_workers: of the pool; None: one per CPU. A Ray cluster has its own number.
+    num_workers: number of processes of the pool; None: one per CPU. Ray ignores this number.
     """
     kind, _, address = name.partition(":")
     if kind == "ray":
@@ -212,7 +213,7 @@ def open_engine(name: str, num_workers: int | None) -> Engine:
 
 
 class Work:
-    """Computes the tasks that a store lacks, and counts them."""
+    """Computes those runs of points that a store of results lacks, and counts the runs."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class Work:
         progress: Progress | None = None,
         slos: Mapping[str, Slo] | None = None,
     ) -> None:
-        """slos: limits that judge the results. None: results are not used."""
+        """slos: SLOs that judge the results, by name. None: results are not judged."""
         self.store = store
         self._engine = engine
         self._progress = progress
@@ -237,7 +238,7 @@ class Work:
         self.num_damaged = 0
 
     def compute(self, points: Iterable[Point]) -> None:
-        """Computes the missing runs of these points. Rows that it reads are kept until the next call."""
+        """Computes the missing runs of these points. Keeps the rows of kept runs in memory until the next call."""
         self._rows.clear()
         tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
         new = [task for key, task in tasks.items() if key not in self._seen]
@@ -255,7 +256,7 @@ class Work:
                 self._progress(self.num_computed, total)
 
     def _lacks(self, key: str) -> bool:
-        """True if a run must be computed. Otherwise its row is read from the store, once."""
+        """True if the run of this key must be computed. Otherwise the run's row is read from the store, once."""
         row = self.store.kept(key)
         if row is None:
             return True
@@ -274,11 +275,13 @@ class Work:
             self._with_result.add(key)
 
     def has_result(self, key: str) -> bool:
-        """True if a run was asked for and did not fail or end early."""
+        """True if the run of this key was asked for, did not fail, and did not end early."""
         return key in self._with_result
 
     def forget(self, points: Iterable[Point]) -> None:
-        """Removes the results of points from memory and from the store. Only for a folder that the caller owns."""
+        """Removes the results of points from memory and from the store. Callers do this only in folders of
+        their own.
+        """
         for key in {task.key for point in points for task in point.tasks.values()}:
             self._seen.discard(key)
             self._with_result.discard(key)
@@ -287,12 +290,12 @@ class Work:
             self.store.remove(key)
 
     def result(self, point: Point) -> PointResult:
-        """The result of a computed point."""
+        """The estimates and the judgement of a point whose runs are computed."""
         keys = [task.key for task in point.tasks.values()]
         runs = [self._answers.get(key) or replication(self.store.read(key), self._slos or {}) for key in keys]
         return PointResult(point.number, point.changes, runs)
 
     def rows(self, point: Point) -> list[dict[str, Any]]:
-        """The rows of a computed point, one for each seed."""
+        """The rows of results of a computed point, one for each seed."""
         keys = [task.key for task in point.tasks.values()]
         return [self._rows.get(key) or self.store.read(key) for key in keys]

@@ -1,4 +1,4 @@
-"""Estimates of a number over replications, and their texts: with the unit, three digits, and the 95 % interval."""
+"""Estimates of a number over several runs, and how they are printed: with unit, three digits and the 95 % interval."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,7 +12,9 @@ _CONFIDENCE = 0.95
 class Estimate(NamedTuple):
     mean: float
     half_width: float | None
-    """Half of the 95 % confidence interval, or the largest change by chance. None: there is a single run."""
+    """Half of the 95 % confidence interval over seeds; for a repeated run, the largest change by chance. None: there is
+    a single run.
+    """
 
     def scaled(self, factor: float) -> "Estimate":
         return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor)
@@ -21,7 +23,9 @@ class Estimate(NamedTuple):
         return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
 
     def spread(self, digits: int = 3) -> str:
-        """Text of the mean with its half-width, unless that is below the digits of the mean."""
+        """Text of the mean and the half-width. The half-width is left out if `digits` digits of the mean do not show
+        it.
+        """
         mean = number(self.mean, digits)
         half = self.half_width or 0.0
         return f"{mean} ± {number(half, 2)}" if half > abs(self.mean) * 10**-digits else mean
@@ -33,30 +37,30 @@ class Estimate(NamedTuple):
 
     @property
     def times(self) -> str:
-        """Text of a ratio, such as "1.2 times"."""
+        """Text of an estimated ratio, such as "1.2 times"."""
         return f"{self.spread()} times"
 
     @property
     def change(self) -> str:
-        """Text of a ratio as a change: "12 ± 3 % more"."""
+        """Text of an estimated ratio as a change: "12 ± 3 % more"."""
         percent = Estimate(abs(self.mean - 1), self.half_width).scaled(100)
         return f"{percent.spread()} % {'more' if self.mean >= 1 else 'less'}"
 
     @property
     def is_told_apart(self) -> bool:
-        """True if a ratio differs from 1 by more than its interval. With one run, or without spread: by more
-        than 2 %.
+        """True if an estimated ratio differs from 1 by more than its half-width. Without a half-width, or if it is 0:
+        by more than 2 %.
         """
         return abs(self.mean - 1) > (self.half_width or 0.02)
 
     def overlaps(self, other: "Estimate") -> bool:
-        """True if both have an interval, and these have a value in common."""
+        """True if both estimates have an interval, and some value lies in both intervals."""
         if self.half_width is None or other.half_width is None:
             return False
         return abs(self.mean - other.mean) <= self.half_width + other.half_width
 
     def text(self, shown: Callable[[float], str]) -> str:
-        """The estimate as text, such as "1.2 ± 0.1"."""
+        """Text of mean and half-width, such as "1.2 ± 0.1". shown: makes the text of one number."""
         half = "" if self.half_width is None else f" ± {shown(self.half_width)}"
         return shown(self.mean) + half
 
@@ -69,13 +73,17 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def band(value: float, repeated: Sequence[float]) -> Estimate:
-    """A number of one run, with its largest change over repetitions that differ by chance."""
+    """Estimate from one run: its value, and the largest change of the value over repeated runs that differ by
+    chance.
+    """
     return Estimate(value, max(abs(one - value) for one in repeated))
 
 
 @cache
 def quantile(degrees: int) -> float:
-    """Quantile of Student's t-distribution: 95 % of its values lie within this many standard errors of 0."""
+    """Quantile of Student's t-distribution with these degrees of freedom: 95 % of its values lie within this many
+    standard errors of 0.
+    """
     low, high = 0.0, 100.0
     while high - low > 1e-9:  # noqa: PLR2004
         middle = (low + high) / 2
@@ -84,7 +92,9 @@ def quantile(degrees: int) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """The probability of [-t, t], by the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    """Probability that a value of Student's t-distribution lies in [-t, t], by the finite series of Abramowitz and
+    Stegun 26.7.3 and 26.7.4.
+    """
     angle = atan(t / sqrt(degrees))
     is_odd = degrees % 2
     term = cos(angle) if is_odd else 1.0
@@ -96,7 +106,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Text of a number with this count of significant digits. All digits before the decimal point are kept."""
+    """Text of a number with `digits` significant digits. All digits before the decimal point are kept."""
     if isinf(value):
         return "∞"
     if not value or abs(value) >= 10 ** (digits - 1):
@@ -109,5 +119,5 @@ def percent(share: float) -> str:
 
 
 def share(value: float) -> str:
-    """A share as a percentage with four digits: 98.63 % is not 99 %."""
+    """Text of a share (0 to 1) as a percentage with four digits, so that 98.63 % is not printed as 99 %."""
     return f"{100 * value:.4g}%"

@@ -1,4 +1,4 @@
-"""Results of a sweep: estimates of each point over its replications, and its judgement by each SLO."""
+"""Results of a sweep: for each point, estimates over its runs, and a judgement by each SLO."""
 
 import json
 from collections import Counter
@@ -16,19 +16,19 @@ from pdsim.study.verdict.readings import Attainment, Times
 from pdsim.study.verdict.slo import Judgement, Slo, mean_judgement
 
 _OF_REQUESTS = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "classes", "identity")
-"""Columns that are not a number of the run."""
+"""Columns of a row that hold lists over requests or texts, and not a number of the whole run."""
 
 
 @dataclass(frozen=True)
 class Replication:
-    """One run: its row, and the judgement of each SLO."""
+    """One run of a point: its row of results, and the judgement of the run by each SLO."""
 
     row: Mapping[str, Any]
     slos: Mapping[str, Judgement]
     scenario: Mapping[str, Any] = field(default_factory=dict)
-    """The resolved scenario without its workload. Empty: the run has no result."""
+    """The run's scenario with all defaults filled in, without its workload. Empty: the run has no result."""
     classes: Mapping[str, Mapping[str, Attainment]] = field(default_factory=dict)
-    """Attainment by SLO and class, if requests have classes."""
+    """Share of the requests within the limits, by SLO and class. Empty: requests have no classes."""
 
 
 @dataclass(frozen=True)
@@ -37,29 +37,34 @@ class PointResult:
     changes: Changes
     replications: Sequence[Replication]
     repeats: Sequence[Replication] = ()
-    """Repetitions of a single run with slightly faster and slower messages. Empty: the run is not repeated."""
+    """Repetitions of the point's single run with slightly faster and slower messages. Empty: the run was not
+    repeated.
+    """
     ends: "Sequence[PointResult]" = ()
-    """The point at its fastest and slowest times, if these were not measured on a server and the sweep
-    simulated both."""
+    """Results of the same point with the fastest and the slowest step times of their range. Empty: the step times were
+    measured on a server, or the sweep did not simulate the range.
+    """
 
     @property
     def error(self) -> str:
-        """Reason why the point has no result. Empty: it has a result."""
+        """Says why the point has no result. Empty: the point has a result."""
         return next((str(r.row["message"]) for r in self.replications if r.row["status"] != "ok"), "")
 
     @property
     def is_saturated(self) -> bool:
-        """True if the load exceeds the capacity of the cluster. Latencies then have no meaning."""
+        """True if the cluster cannot keep up with the load. Latencies then depend on the length of the run, and mean
+        nothing.
+        """
         return any(r.row["saturated"] for r in self.replications)
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of all runs of the point about step sizes outside the measured range."""
+        """Warnings of all of the point's runs about step sizes outside the measured range."""
         return list(dict.fromkeys(warning for r in self.replications for warning in r.row.get("warnings") or ()))
 
     @property
     def failures(self) -> str:
-        """Text on requests of one run that failed though the scenario asks for no failure. Empty: there are none."""
+        """Says how many requests of a run failed although the scenario asks for no failures. Empty: none."""
         return next((r.row["failures"] for r in self.replications if r.row.get("failures")), "")
 
     @property
@@ -67,18 +72,22 @@ class PointResult:
         return int(self.replications[0].row["gpus"])
 
     def metric(self, name: str) -> Estimate:
-        """A number of the summary, such as p99_ttft_ms; 0 for times that no request has. The point must have a
-        result.
+        """Estimate of a number of the summary, such as p99_ttft_ms. 0 for a time that no request has. The point must
+        have a result.
         """
         return self.estimated(lambda run: run.row[name] or 0.0)
 
     def estimated(self, read: Callable[[Replication], float]) -> Estimate:
-        """A number of the runs: a mean over seeds, or the number of one run and its change over repetitions."""
+        """Estimate of the number that `read` takes from each run: the mean over seeds, or for a single run its value
+        and the change over repetitions.
+        """
         found = [read(run) for run in self.replications]
         return band(found[0], [read(run) for run in self.repeats]) if self.repeats else estimate(found)
 
     def repeated(self, points: "Sequence[PointResult]") -> "PointResult":
-        """A copy of this point with repetitions of its run, one in each of `points`. This point, if one has failed."""
+        """A copy of this point, to which the runs in `points` are added as repetitions. If a repetition failed: the
+        point itself.
+        """
         if self.error or any(point.error for point in points):
             return self
         return replace(self, repeats=[point.replications[0] for point in points])
@@ -88,12 +97,14 @@ class PointResult:
 
     @property
     def ranges(self) -> Ranges:
-        """Smallest and largest of the means, over the point and the ends of its range."""
+        """Smallest and largest mean of each number, over the point and its results with the fastest and slowest step
+        times.
+        """
         return ranges([point.means for point in (self, *self.ends)]) if self.ends else {}
 
     @property
     def means(self) -> dict[str, float]:
-        """Means of the numbers that the point has. Empty without a result."""
+        """The point's numbers, each as the mean over its runs. Empty: the point has no result."""
         return {} if self.error else {name: self.metric(name).mean for name in metrics() if self._has(name)}
 
     def attainment(self, slo: str) -> Estimate:
@@ -103,7 +114,7 @@ class PointResult:
         return self.estimated(lambda run: run.slos[slo].attained.goodput_per_s).divided(self.num_gpus)
 
     def judgement(self, slo: str) -> Judgement:
-        """Judgement of all runs of the point by an SLO. The point must have a result."""
+        """Judgement of the point's runs by the SLO of this name. The point must have a result."""
         return mean_judgement([r.slos[slo] for r in self.replications])
 
     def meets(self, slo: str) -> bool:
@@ -133,7 +144,9 @@ class PointResult:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Points in the order of the sweep file. The folder has points/*.json, plan.jsonl and log.jsonl."""
+    """Results of all points, in the order of the sweep file. The sweep's folder has points/*.json, plan.jsonl and
+    log.jsonl.
+    """
 
     name: str
     folder: Path
@@ -141,9 +154,11 @@ class SweepResult:
     slos: Mapping[str, Slo]
     num_computed: int = 0
     num_kept: int = 0
-    """Number of runs that were in the folder before."""
+    """Number of runs that an earlier command had left in the folder."""
     num_damaged: int = 0
-    """Number of damaged runs in the folder. A sweep computes them again; a reader leaves out their points."""
+    """Number of runs whose files are damaged. A sweep computes these runs again; `read_sweep` leaves out their
+    points.
+    """
 
     @property
     def warnings(self) -> list[str]:
@@ -151,11 +166,11 @@ class SweepResult:
 
     @property
     def failures(self) -> Counter[str]:
-        """Numbers of points without a result, by reason."""
+        """Number of points without a result, by the reason."""
         return Counter(point.error for point in self.points if point.error)
 
     def best(self, slo: str) -> list[PointResult]:
-        """Points with a result: first those that meet the SLO, by goodput per GPU. Saturated points come last."""
+        """Points with a result. Points that meet the SLO come first, by goodput per GPU; saturated points come last."""
 
         def rank(point: PointResult) -> tuple[bool, bool, float, int]:
             goodput = point.goodput_per_gpu(slo).mean
@@ -164,24 +179,26 @@ class SweepResult:
         return sorted((point for point in self.points if not point.error), key=rank)
 
     def as_good(self, slo: str) -> list[PointResult]:
-        """Points whose goodput does not differ measurably from the best point's. Empty unless the best point meets the
-        SLO; points that miss it are left out.
+        """Points that meet the SLO with a goodput that does not differ measurably from the best point's. Empty: the
+        best point misses the SLO.
         """
         meeting = [point for point in self.best(slo) if point.meets(slo)]
         goodput = [point.goodput_per_gpu(slo) for point in meeting]
         return [point for point, one in zip(meeting[1:], goodput[1:], strict=True) if one.overlaps(goodput[0])]
 
     def leading(self, count: int) -> list[PointResult]:
-        """The best `count` points of each SLO. Without SLOs: the points with the most requests per GPU."""
+        """The best `count` points of each SLO. Without SLOs: the points with the most requests per second and GPU."""
         if self.slos:
             return list({p.number: p for slo in self.slos for p in self.best(slo)[:count]}.values())
         return sorted((point for point in self.points if not point.error), key=rate_per_gpu, reverse=True)[:count]
 
     @property
     def table(self) -> Any:
-        """A pandas DataFrame with a row for each point and seed: the sweep's fields, and the columns of the shards.
+        """A pandas DataFrame with a row for each point and seed. Its columns are the sweep's fields and the numbers of
+        the run.
 
-        Points with a range have its ends in further columns: mean_ttft_ms_least and mean_ttft_ms_most.
+        If a point was also simulated with the fastest and slowest step times, further columns have the range, such as
+        mean_ttft_ms_least and mean_ttft_ms_most.
 
         Raises PandasMissingError without pandas.
         """
@@ -218,7 +235,9 @@ def rate_per_gpu(point: PointResult) -> float:
 
 
 def warnings_of(points: Sequence[PointResult]) -> list[str]:
-    """Sentence on the points with step sizes outside the measured range: their number, and the first of them."""
+    """A sentence on the points with step sizes outside the measured range: how many, and the first of them. Empty:
+    there are none.
+    """
     warned = [point for point in points if point.warnings]
     if not warned:
         return []
@@ -229,7 +248,7 @@ def warnings_of(points: Sequence[PointResult]) -> list[str]:
 
 
 def failures_of_points(points: Sequence[PointResult]) -> list[str]:
-    """Sentence on the points in which requests failed: their number, and the first of them."""
+    """A sentence on the points in which requests failed: how many, and the first of them. Empty: there are none."""
     failed = [point for point in points if point.failures]
     if not failed:
         return []
@@ -237,7 +256,7 @@ def failures_of_points(points: Sequence[PointResult]) -> list[str]:
 
 
 def replication(row: Mapping[str, Any], slos: Mapping[str, Slo]) -> Replication:
-    """A run from the row of its shard."""
+    """Makes a run of a point from the run's row of results, and judges the run by each SLO."""
     fields = {name: value for name, value in row.items() if name not in _OF_REQUESTS}
     if row["status"] != "ok":
         return Replication(fields, {})

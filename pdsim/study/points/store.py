@@ -1,9 +1,9 @@
-"""A sweep's folder: one shard per computed task, the task of each point, and a log of the work.
+"""The folder of a sweep: a result file per run, a list that assigns runs to points, and a log of the computation.
 
-points/KEY.json   results, each written whole or not at all
-plan.jsonl        one line for each point and seed: its fields, and the key of its shard
+points/KEY.json   result of one run, written completely or not at all
+plan.jsonl        one line for each point and seed: its fields, and the KEY of its run
 sweep.json        the sweep's name, and its SLOs
-log.jsonl         one line for each computed shard: CPU and wall seconds
+log.jsonl         one line for each computed run: CPU and wall seconds
 """
 
 import json
@@ -24,12 +24,12 @@ HEAD = "sweep.json"
 POINTS = "points"
 _LOG = "log.jsonl"
 DAMAGED = "damaged"
-"""Status of a shard that cannot be read: it is truncated, or is not a shard."""
+"""Status of a run whose result file cannot be read: the file is truncated, or is not a result."""
 
 
 @contextmanager
 def opened_folder(out: Path | str | None) -> Iterator[Path]:
-    """Context with the folder `out`, created if needed. None: a temporary folder. Raises RunFolderError."""
+    """Context with the folder `out`, which is created and locked. None: a temporary folder. Raises RunFolderError."""
     if out is None:
         with temporary_folder("pdsim-") as folder:
             yield folder
@@ -40,8 +40,8 @@ def opened_folder(out: Path | str | None) -> Iterator[Path]:
 
 @contextmanager
 def locked_folder(out: Path) -> Iterator[Path]:
-    """Context with the folder `out`, locked for this process. Raises RunFolderError if that is impossible, and
-    ForeignFileError for a folder of other files.
+    """Context with the folder `out`, created if needed and locked for this process. Raises RunFolderError if another
+    command writes there, and ForeignFileError if other files are in the folder.
     """
     require_out(out)
     is_own = has_points(out) and any((out / name).is_file() for name in (LOCK, HEAD, _LOG))
@@ -66,16 +66,18 @@ class Store:
 
     @property
     def num_kept(self) -> int:
-        """Number of shards in the folder."""
+        """Number of runs whose results are in the folder."""
         return sum(1 for _ in self._points.glob("*.json"))
 
     def read(self, key: str) -> dict[str, Any]:
-        """The row of a shard. Raises ValueError if the shard is damaged."""
+        """The row of results of a run. Raises ValueError if the run's file is damaged."""
         row: dict[str, Any] = read_json(self._path(key))
         return row
 
     def kept(self, key: str) -> dict[str, Any] | None:
-        """The row of a shard, with status ok, failed, crashed (its worker died) or DAMAGED. None: there is no shard."""
+        """The row of results of a run. Its status is ok, failed, crashed (the worker died) or DAMAGED. None: the folder
+        lacks the run.
+        """
         if not self._path(key).is_file():
             return None
         try:
@@ -85,14 +87,14 @@ class Store:
             return {"status": DAMAGED}
 
     def keep(self, done: Done) -> None:
-        """Writes the shard, and then a line in the log."""
+        """Writes the result file of a run, and then a line in the log."""
         write_whole(self._path(done.key), f"{json.dumps(done.row)}\n")
         line = {"key": done.key, "cpu_s": round(done.cpu_s, 3), "wall_s": round(done.wall_s, 3)}
         with (self.folder / _LOG).open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
 
     def remove(self, key: str) -> None:
-        """Removes a shard, if it exists."""
+        """Removes the result file of a run, if the file exists."""
         self._path(key).unlink(missing_ok=True)
 
     def write_head(self, name: str, slos: Mapping[str, Slo]) -> None:

@@ -1,4 +1,6 @@
-"""Tasks: one for each point and seed, checked before any task runs. Tasks with equal identity are computed once."""
+"""Tasks, one for each point and seed. All are checked before any runs, and tasks that must give equal results are
+computed once.
+"""
 
 import json
 import sys
@@ -26,37 +28,38 @@ from pdsim.study.verdict.slo import Slo
 from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, lookups_remembered, own_entries
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
-"""Packages whose code determines results."""
+"""Packages whose code determines the numbers of a run."""
 _HEAD = ("key", "status", "message", "saturated", "gpus", "warnings", "failures")
 _TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "identity", "classes")
-"""Columns of lists: over finished requests, so that other SLOs need no new run; the identity, whose digest is the key;
-and the classes of all requests, finished ones first."""
+"""Last columns of a row. Times and tokens of each finished request, so that another SLO needs no new run; the identity,
+whose digest is the key; and the classes of all requests, finished ones first.
+"""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The computation of one point with one seed."""
+    """The simulation of one point with one seed."""
 
     key: str
     identity: str
     data: dict[str, Any]
-    """A scenario as plain data. Paths in it are relative to base."""
+    """The scenario as plain data. Relative paths in it start at the folder `base`."""
     base: Path
     slo: Slo | None = None
-    """SLO of the run. The run ends when it can no longer meet the SLO."""
+    """The run ends as soon as it can no longer meet this SLO. None: the run goes on to its end."""
     own_itl: bool = False
-    """True: the row has percentiles of each request's own gaps between tokens."""
+    """True: the result has percentiles of the gaps between each request's own tokens."""
     entries: Mapping[str, str] = field(default_factory=dict)
-    """The user's own catalog entries, for workers on other machines."""
+    """The user's own catalog entries, which workers on other machines lack."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A task's result, and the time of its computation."""
+    """The result of a task, and the CPU and wall seconds that the task took."""
 
     key: str
     row: Mapping[str, Any]
-    """The row of the task's shard."""
+    """The task's row of results: one value, or list of values, per column."""
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -66,19 +69,20 @@ class Point:
     number: int
     changes: Changes
     tasks: dict[int, Task]
-    """Tasks of the point, by seed."""
+    """The tasks of the point, by seed."""
     end: str = ""
-    """End of the range of unmeasured times at which the point is simulated, or repeat_N: its N-th repetition. Empty:
-    the best known times."""
+    """"fastest" or "slowest": the point has the step times of that end of their range. "repeat_N": the point is the
+    N-th repetition of a run. Empty: neither.
+    """
 
 
 class Planner:
-    """Assigns numbers to points. Points with equal fields are one point."""
+    """Makes the points of a study and numbers them. Points with equal changes are one point."""
 
     def __init__(
         self, where: str, scenario: Path, *, changes: Sequence[str], seeds: Sequence[int] | None, own_itl: bool = False
     ) -> None:
-        """own_itl: rows have percentiles of each request's own gaps between tokens."""
+        """own_itl: results have percentiles of the gaps between each request's own tokens."""
         self._where = where
         self._own_itl = own_itl
         base = load_scenario(scenario, changes)  # so that its own mistakes are named as such
@@ -88,9 +92,9 @@ class Planner:
             apply_change(self._data, change)
         self._seeds = (base.seed,) if seeds is None else tuple(dict.fromkeys(seeds))
         self._digests: dict[str, str] = {}
-        """Digests of workloads, which most points share, by the workload's description."""
+        """Digests of requests, by the description of their workload. Most points have the same workload."""
         self._points: dict[str, Point] = {}
-        """Points by their fields."""
+        """Points by their changes, as JSON."""
         self._first_error: ConfigError | None = None
         self._any_is_possible = False
 
@@ -99,36 +103,38 @@ class Planner:
         return list(self._points.values())
 
     def forget(self) -> None:
-        """Forgets all points. The numbers of later points begin again from the first."""
+        """Forgets all points. Later points are numbered from 1 again."""
         self._points.clear()
 
     @lookups_remembered()
     def plan(self, designed: Iterable[Changes]) -> list[Point]:
-        """The points of a design. Raises ConfigError for a wrong field or value, and if no point is possible."""
+        """The points with these changes. Raises ConfigError if a field or value is wrong, or if no point can run."""
         planned = [self._point(changes) for changes in designed]
         if self._first_error is not None and not self._any_is_possible:
             raise ConfigError(f"{self._where}: no point can run; the first: {self._first_error}")
         return planned
 
     def at_ends(self, point: Point) -> list[Point]:
-        """The point at its fastest and its slowest step times. Empty if these were measured on a server."""
+        """The point with its fastest, and with its slowest step times. Empty: its step times were measured on a
+        server.
+        """
         if not self.scenario(point).uncertain:
             return []
         at_end = {end: {f"corner.{group}": end for group in GROUPS} for end in ENDS}
         return [self.varied(point, end, changes) for end, changes in at_end.items()]
 
     def varied(self, point: Point, end: str, changes: Changes) -> Point:
-        """The point with further changes, under its own number."""
+        """The point with further changes, under its old number. end: says how the new point differs."""
         where = f"{self._where}, point {point.number}, {end}"
         tasks = {seed: self._task({**point.changes, **changes}, seed, where) for seed in point.tasks}
         return replace(point, tasks=tasks, end=end)
 
     def scenario(self, point: Point) -> Scenario:
-        """The scenario of a point, with the first of its seeds."""
+        """The scenario of a point, with the point's first seed."""
         return parse_scenario(next(iter(point.tasks.values())).data, base=self._base)
 
     def has(self, changes: Changes) -> bool:
-        """True if a point with these fields was planned."""
+        """True if a point with these changes was planned."""
         return _fields(changes) in self._points
 
     def _point(self, changes: Changes) -> Point:
@@ -159,7 +165,7 @@ class Planner:
         return Task(key, identity, data, self._base, own_itl=self._own_itl, entries=entries)
 
     def _digest(self, scenario: Scenario) -> str:
-        """The digest of a scenario's requests. Raises ConfigError if they cannot be made."""
+        """The digest of a scenario's requests. Raises ConfigError if the workload cannot make its requests."""
         described = json.dumps([describe_component(scenario.workload), scenario.seed])
         if described not in self._digests:
             digest = sha256()
@@ -174,12 +180,12 @@ def _fields(changes: Changes) -> str:
 
 
 def described(changes: Changes) -> str:
-    """Changes as text, in the notation of --set."""
+    """Text of changes, in the notation of --set: "prefill.tp=2, page_size=16"."""
     return ", ".join(f"{path}={shown(value)}" for path, value in changes.items()) or "the base scenario"
 
 
 def shown(value: Any) -> str:
-    """A value in the notation of files."""
+    """Text of a value, as it is written in scenario files."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -188,7 +194,7 @@ def key_of(identity: str) -> str:
 
 
 def _identity(scenario: Scenario, workload: str, resolved: Scenario) -> str:
-    """Everything that the result of a point depends on, as JSON."""
+    """JSON text of everything on which the numbers of a run depend. Runs with equal texts give equal results."""
     fields = resolved.model_dump(mode="json", exclude={"name", "description", "workload"})
     parts = {
         "pdsim": _revision(),
@@ -202,7 +208,9 @@ def _identity(scenario: Scenario, workload: str, resolved: Scenario) -> str:
 
 @cache
 def _revision() -> str:
-    """Version, and a digest of the code, because code often changes numbers before the version changes."""
+    """The version of pdsim, with a digest of its code. The version alone does not do, because code often changes
+    numbers between versions.
+    """
     digest = sha256()
     folder = Path(str(files("pdsim")))
     for room in _ROOMS:
@@ -212,7 +220,7 @@ def _revision() -> str:
 
 
 def _catalog(scenario: Scenario) -> dict[str, str]:
-    """Digests of the catalog entries that a scenario names, without missing entries."""
+    """Digests of the catalog entries that a scenario names. Entries that do not exist are left out."""
     loaders: dict[str, Any] = {"models": load_model, "transports": load_transport, "gpus": load_gpu}
     found: dict[str, str] = {}
     for kind, name in scenario.entries:
@@ -224,7 +232,9 @@ def _catalog(scenario: Scenario) -> dict[str, str]:
 
 
 def _modules(described: Any) -> Iterator[str]:
-    """Modules of a user's own components, such as "my_policies:Mine", in the description of a scenario."""
+    """Names of the modules of a user's own components. A description of a scenario names components as
+    "my_policies:Mine".
+    """
     if isinstance(described, dict):
         described = list(described.values())
     if isinstance(described, list):
@@ -244,7 +254,9 @@ def _file_digest(module: str) -> str:
 
 @cache
 def metrics() -> dict[str, type]:
-    """Numbers of a summary, including pdsim's own fields, the mean of each stage and descriptors, with their types."""
+    """The numbers of a run's result with their types: those of the summary, pdsim's own, the mean of each stage, and
+    descriptors.
+    """
     summary = summarize(RunRecords(), extra={"events": 0, "warm_up_requests": 0})
     numbers = summary | summary.pop("pdsim")
     found: dict[str, type] = {name: int if isinstance(value, int) else float for name, value in numbers.items()}
@@ -253,7 +265,7 @@ def metrics() -> dict[str, type]:
 
 
 def with_all_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with all columns: None for missing ones, and floats for columns of floats."""
+    """The row with all columns of results. Missing values become None, and numbers get the type of their column."""
     found: dict[str, Any] = {name: row.get(name) for name in (*_HEAD, *metrics(), *_TAIL)}
     floats = {name for name, kind in metrics().items() if kind is float and found[name] is not None}
     return found | {name: float(found[name]) for name in floats}

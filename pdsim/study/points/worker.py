@@ -1,4 +1,4 @@
-"""Computes tasks. A process of the pool reads tasks from its standard input and writes results to its standard
+"""Computes tasks. A process of the pool reads tasks from its standard input, and writes results to its standard
 output.
 """
 
@@ -30,11 +30,13 @@ from pdsim.workload.request_spec import RequestSpec, classes_of
 from pdsim.workload.trace_file import InputWarning
 
 _requests: dict[str, Sequence[RequestSpec]] = {}
-"""Requests of the workload that this process ran last, by digest, because points of a sweep often share them."""
+"""The requests that this process simulated last, by their digest. The points of a sweep often have the same
+requests.
+"""
 
 
 def compute(task: Task) -> Done:
-    """Computes one task. A failure becomes a row with its reason."""
+    """Simulates one task. If the run fails, the result has the reason."""
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     gc.collect(0)  # the cycles of the run before: all that was made since is young
     try:
@@ -63,7 +65,7 @@ def _run(task: Task) -> dict[str, Any]:
 
 
 def crashed(task: Task, how: str) -> Done:
-    """The result of a task whose worker died. how: what ended the worker."""
+    """The result of a task whose worker process died. how: says how the process died."""
     return _done(task, _failure("crashed", f"its worker died {how}"))
 
 
@@ -73,7 +75,7 @@ def _done(task: Task, result: Mapping[str, Any], cpu_s: float = 0.0, wall_s: flo
 
 
 def _failure(status: str, message: str) -> dict[str, Any]:
-    """The row of a point without a result."""
+    """A row of results that has a status and a reason instead of numbers."""
     return {"status": status, "message": message}
 
 
@@ -134,8 +136,8 @@ def _answer(done: Done, answers: IO[bytes]) -> None:
 
 
 def _receive(source: IO[bytes], tasks: "SimpleQueue[Task]") -> None:
-    """Puts tasks from the input into the queue. At the end of the input nobody waits for results, so the
-    process exits.
+    """Puts tasks from the input into the queue. Ends the process when the input ends, because nobody waits for results
+    then.
     """
     try:
         while True:

@@ -1,1 +1,3 @@
-"""Answers to users' questions. A question defines what varies, how the best candidate is chosen, and the text."""
+"""Answers to users' questions. Each question defines which settings vary, how the best candidate is chosen, and the
+text of the answer.
+"""

@@ -1,4 +1,4 @@
-"""An answer: its table of candidates, and its text."""
+"""The answer to a question, with the table of its candidates and its text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RANGES_SHOWN = 4
-"""Number of columns, the first ones, whose ranges the text mentions."""
+"""Number of the table's columns, from the first, whose ranges the text mentions."""
 
 
 @dataclass(frozen=True)
@@ -26,33 +26,37 @@ class Answer:
     name: str
     asks: str
     load: str
-    """Setting of the answer: cluster, load, SLO, replications."""
+    """Says for what the answer holds: the cluster, the load, the SLO, and the number of runs."""
     winner: str
-    """The recommended candidate. Without a recommendation: the candidate nearest to the SLO, or the one that the
-    question is about."""
+    """The recommended candidate. If none is recommended: the candidate nearest to the SLO, or the candidate that the
+    question is about.
+    """
     is_recommended: bool
     text: str
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     """Warnings about step sizes outside the measured range."""
     limit: Limit | None
-    """Limiting resource of the winner, for throughput or for the latency with the least headroom. None: the run
-    stalled."""
+    """The resource that limits the winner's throughput, or its latency with the least headroom. None: the run
+    stalled.
+    """
     run: RunResult = field(repr=False)
-    """The recommended candidate's run, with levels of its instances."""
+    """The run of the winner, with the load of its instances over time."""
     percentiles: Mapping[str, str]
     """Percentiles that the SLO limits, by metric."""
     axis: str
-    """Meaning of x, with its unit. Empty: the figure has dots side by side."""
+    """Meaning of the figure's horizontal axis, with its unit. Empty: candidates have no numbers, and stand side by
+    side.
+    """
     columns: tuple[str, ...]
     rows: tuple[AnswerRow, ...] = field(repr=False)
     limits: Sequence[Sequence[str]] = ()
-    """Rows of the SLO's limits: name, limit, the winner's value, and its range if it has one."""
+    """Rows of the SLO's limits: name, limit, the winner's value, and the range of that value if there is one."""
     as_good: Sequence[str] = ()
-    """Candidates that do not differ measurably from the recommended one."""
+    """Other candidates that do not differ measurably from the winner."""
     confidence: Confidence = field(default_factory=lambda: Confidence("", ""))
     measure: Measurement | None = None
-    """The measurement on which the answer depends. None: it depends on none."""
+    """The measurement that would settle the answer. None: no measurement would change the answer."""
 
     @property
     def titles(self) -> list[str]:
@@ -67,7 +71,7 @@ class Answer:
         return [row.arm, *cells, row.remark]
 
     def remarks(self) -> list[str]:
-        """Sentences about the answer: first the winner's limiting resource, then all other notes."""
+        """Sentences that go with the answer: first the winner's limiting resource, then the other notes."""
         limit = [] if self.limit is None else [f"'{self.winner}': {self.limit}."]
         return [*limit, *self._range(), *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
 
@@ -97,7 +101,9 @@ class Answer:
 
     @property
     def table(self) -> Any:
-        """A pandas DataFrame of the means, a row for each candidate; NaN: no number. Raises PandasMissingError."""
+        """A pandas DataFrame with the means of each candidate in a row. NaN: no number. Raises PandasMissingError
+        without pandas.
+        """
         rows: list[dict[str, Any]] = []
         for row in self.rows:
             means = {self.title(name): nan if one is None else one.mean for name, one in row.estimates.items()}
@@ -106,18 +112,18 @@ class Answer:
 
     @property
     def figure(self) -> "Figure":
-        """Figure of the table's numbers, with their intervals. Each call draws a new figure."""
+        """The figure of the candidates' numbers and their intervals. Each call draws a new figure."""
         from pdsim.study.questions.figure import draw  # noqa: PLC0415  matplotlib takes long to load
 
         titles = {name: self.title(name) for name in self.columns}
         return draw(self.asks, titles, self.rows, winner=self.winner, axis=self.axis)
 
     def to_markdown(self) -> str:
-        """The answer as a Markdown page, which refers to the figure beside it."""
+        """The answer as a Markdown page. The page expects the figure in the same folder."""
         return f"# {self.asks}\n\n{self._repr_markdown_()}\n![The numbers of the table](answer.png)\n"
 
     def _repr_markdown_(self) -> str:
-        """Markdown for Jupyter."""
+        """The answer as Markdown, for Jupyter."""
         parts = [
             markdown_text(self.load),
             f"**{markdown_text(self.text)}**",

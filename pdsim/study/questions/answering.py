@@ -105,7 +105,9 @@ def ask(
 
 
 def _verdict(name: str, question: Question, study: Study) -> Verdict:
-    """Runs the candidates, then the candidates that depend on their results, and gives the verdict."""
+    """Runs the candidates of a question, then further candidates that depend on the first results, and gives the
+    verdict.
+    """
     arms = question.arms(study.base)
     while arms:
         study.run(arms)
@@ -116,13 +118,13 @@ def _verdict(name: str, question: Question, study: Study) -> Verdict:
 
 
 class Judged(NamedTuple):
-    """The candidates of a question with their results, and the verdict on them."""
+    """The candidates of a question with their results, and the verdict over them."""
 
     study: Study
     verdict: Verdict
 
     def holds(self, other: "Judged") -> bool:
-        """True if the other study has the same answer, or an answer that is as good in this study."""
+        """True if `other` has the same winner, or a winner that is as good as this winner by the results here."""
         mine, theirs = self.verdict, other.verdict
         if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:
             return bool(mine.advice) == bool(theirs.advice)
@@ -130,8 +132,8 @@ class Judged(NamedTuple):
 
 
 def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
-    """Sentence if slightly faster and slower messages change the answer. Recorded loads need this check, because seeds
-    do not vary them.
+    """A sentence if slightly faster or slower messages change the answer. Needed for recorded loads, which seeds do not
+    vary. Empty: the answer stays.
     """
     others = [_said(one.verdict) for one in repeated if not one.holds(found)]
     if not others:
@@ -142,7 +144,7 @@ def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
 
 
 def _by_draws(found: Judged) -> list[str]:
-    """Sentence on the number of random loads with which the winner meets the SLO, unless all or none of them do."""
+    """A sentence on how many random loads let the winner meet the SLO. Empty: all of them, or none."""
     study, winner = found
     runs = study[winner.winner].replications
     meeting = sum(run.slos[SLO].meets for run in runs)
@@ -152,18 +154,23 @@ def _by_draws(found: Judged) -> list[str]:
 
 
 def _others_at_ends(found: Judged, ends: Mapping[str, Judged]) -> list[str]:
-    """Sentences on other answers at the ends of the range."""
+    """Sentences on the answers with the fastest and the slowest step times, where they differ from the answer."""
     return [f"at the {END[end]} end, {_said(one.verdict)}" for end, one in ends.items() if not one.holds(found)]
 
 
 def _measurement(found: Judged, at: Callable[[Changes], Judged]) -> Measurement | None:
-    """The measurement of the times on which the answer depends."""
+    """The measurement of the step times on which the answer depends. None: the answer depends on none.
+
+    at: simulates the question under changes of the step times.
+    """
     study, changes = found.study, found.study.arm(found.verdict.winner).changes
     return deciding_measurement(study.trials, changes, lambda group: all(at(changed).holds(found) for changed in group))
 
 
 def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], measure: Measurement | None) -> list[str]:
-    """Sentences on whether both ends of the range give the same answer. If not, they say what to measure."""
+    """Sentences that say whether the answer holds with the fastest and with the slowest step times, and if not, what to
+    measure.
+    """
     if others:
         return [f"The predicted range does not decide the answer: {'; '.join(others)}. {measure or ''}".rstrip()]
     return [f"The answer is '{found.verdict.winner}' at both ends of the predicted range, too."] if ends else []
@@ -186,8 +193,8 @@ def _said(verdict: Verdict) -> str:
 
 
 def _judged(study: Study, verdict: Verdict) -> Verdict:
-    """A verdict that recommends only a candidate that meets the SLO: another one if needed. If none meets the SLO, the
-    nearest is named.
+    """Makes sure that the recommended candidate meets the SLO: if it does not, recommends the best that does. If none
+    does, the verdict names the nearest.
     """
     chosen = verdict.winner
     if study.meets(chosen):
@@ -204,7 +211,7 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
 
 
 def _missed(study: Study, label: str) -> str:
-    """Text on the latencies that miss the SLO, and by how much."""
+    """Says which latencies miss the SLO, and by how much."""
     if study[label].is_saturated:
         return f"{share(study.attained(label))} of the requests meet the SLO, and the cluster cannot take the load"
     judged = study[label].judgement(SLO)
@@ -249,14 +256,14 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends:
 
 
 def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[str]]:
-    """Rows of the SLO's limits, with the winner's values."""
+    """Rows of the SLO's limits, with the values of the candidate `label` and their ranges."""
     at_ends = [one.study for one in ends.values()]
     known = at_ends if all(label in one.labels() for one in at_ends) else []
     return limit_rows(study[label].judgement(SLO).listed, [one[label].judgement(SLO).listed for one in known])
 
 
 def _as_good(study: Study, verdict: Verdict) -> list[str]:
-    """Candidates whose goodput and latency do not differ measurably from those of the recommended one."""
+    """Other candidates whose goodput and latency do not differ measurably from the winner's."""
     winner = verdict.winner
     if not verdict.advice or len([*study[winner].replications, *study[winner].repeats]) == 1:
         return []
@@ -272,8 +279,8 @@ def _as_good(study: Study, verdict: Verdict) -> list[str]:
 
 
 def _default_router(study: Study, scenario: Scenario) -> list[str]:
-    """A note on the default router, if the question does not vary it, and neither the scenario nor the user
-    chose one.
+    """A note that the router is the default. Empty: the question varies the router, or the scenario or the user named a
+    router.
     """
     is_varied = any(field.startswith("router") for arm in study.arms for field in arm.changes)
     most_instances = max(servers.instances for servers in scenario.roles.values())
@@ -284,7 +291,9 @@ def _default_router(study: Study, scenario: Scenario) -> list[str]:
 
 
 def _limit(study: Study, label: str) -> Limit:
-    """Limiting resource of the latency with the least headroom, or of throughput if that decided."""
+    """The resource that limits the candidate's latency with the least headroom, or its throughput if throughput
+    decided.
+    """
     judged, changes = study[label].judgement(SLO), study.arm(label).changes
     is_served = study.meets(label) and isinstance(study.trials.scenario(changes).client, ClosedLoop)
     by_throughput = is_served or study[label].is_saturated
@@ -292,7 +301,7 @@ def _limit(study: Study, label: str) -> Limit:
 
 
 def _errors(study: Study) -> list[str]:
-    """Reasons why candidates failed, each once."""
+    """Reasons why candidates have no result, each once."""
     arms = defaultdict(list)
     for arm in study.arms:
         arms[study.error(arm.label)].append(arm.label)
@@ -321,7 +330,9 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 
 def _alone(study: Study, changes: Changes) -> str:
-    """Sentence on whether requests miss the SLO even without queues. More instances then do not help."""
+    """Says whether requests miss the SLO even if they are sent one at a time, when more instances do not help.
+    Otherwise gives the median times of such requests.
+    """
     requests = requests_alone(study.trials, changes)
     judged = study.slo.judge_requests(requests)
     if not judged.meets:
@@ -355,7 +366,7 @@ def _num_sent(study: Study, label: str) -> int:
 
 
 def _requests(study: Study, label: str) -> str:
-    """Text on the number of sent requests. For a truncated trace: which part of it was used."""
+    """Says how many requests were sent, and for a shortened trace which part of it was used."""
     count, workload = _num_sent(study, label), study.base.scenario.workload
     lines = trace_lines(workload.path) if getattr(workload, "num_requests", None) and hasattr(workload, "path") else 0
     return (

@@ -1,4 +1,6 @@
-"""Questions on caches: a radix cache on decode, host memory behind prefix caches, and storage behind host memory."""
+"""Questions on caches: a radix cache on decode instances, a cache in host memory, and a cache in storage behind host
+memory.
+"""
 
 from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.loading import Changes
@@ -15,8 +17,8 @@ _RADIX = "decode.radix_cache"
 
 
 def _decode_cache_arms(base: Base) -> list[Arm]:
-    """Decode without and with a radix cache, and with half and a quarter of the requests in the batch, which lowers
-    ITL.
+    """Candidates whose decode instances have a radix cache or have none, and candidates with half and a quarter of the
+    requests in the batch, which lowers ITL.
     """
     made = [Arm(_OFF, {_RADIX: False}), Arm(_ON, {_RADIX: True})]
     client = base.scenario.client
@@ -27,7 +29,7 @@ def _decode_cache_arms(base: Base) -> list[Arm]:
 
 
 def _decode_cache_verdict(study: Study) -> Verdict:
-    """Verdict by throughput and latency, since the cache may improve either."""
+    """Recommends by throughput and latency, because a radix cache may improve either."""
     if failed := study.error(_OFF) or study.error(_ON):
         raise ConfigError(failed)
     rate = study.ratio(_ON, _OFF, "request_throughput")
@@ -75,11 +77,13 @@ DECODE_CACHE = Question(
 
 
 _RATIOS = (1, 2, 4, 8)
-"""Host memory in bytes per byte of the prefill pool. SGLang's default is 2."""
+"""Sizes of host memory to try, in bytes per byte of the prefill pool. SGLang's default is 2."""
 
 
 def _host_cache_arms(base: Base) -> list[Arm]:
-    """Sizes of host memory, including the scenario's own. Prefill has a radix cache in all candidates."""
+    """Candidates that differ in the size of host memory, including the scenario's size. Prefill instances have a radix
+    cache in all of them.
+    """
     scenario = resolve(base.scenario)
     prefill, decode = scenario.pair
     assert prefill.pool_tokens is not None
@@ -98,7 +102,9 @@ def _host_cache_arms(base: Base) -> list[Arm]:
 
 
 def _host_cache_verdict(study: Study) -> Verdict:
-    """Verdict: the smallest size that is as good as the largest, if that is better than no host cache."""
+    """Recommends the smallest host memory that is as good as the largest. If the largest is no better than none: no
+    host cache.
+    """
     study.require_results()
     sizes = study.labels()[1:]
     enough = next(label for label in sizes if study.serves_alike(label, sizes[-1]))
@@ -155,7 +161,9 @@ _DRIVES = (1, 2, 4, 8)
 
 
 def _storage_arms(base: Base) -> list[Arm]:
-    """Numbers of drives. Prefill has host memory in all candidates; other storage fields are the scenario's."""
+    """Candidates that differ in their number of drives. Prefill instances have host memory in all of them; other
+    storage fields keep the scenario's values.
+    """
     given = base.scenario.storage or StorageSettings()
     host: Changes = {"prefill.radix_cache": True}
     if base.scenario.pair.prefill.host_cache is None:
@@ -168,7 +176,9 @@ def _storage_arms(base: Base) -> list[Arm]:
 
 
 def _storage_verdict(study: Study) -> Verdict:
-    """Verdict: the smallest number of drives that is as good as the largest, if that is better than no storage."""
+    """Recommends the smallest number of drives that is as good as the largest. If the largest is no better than none:
+    no storage.
+    """
     study.require_results()
     labels = study.labels()
     enough = next(label for label in labels[1:] if study.serves_alike(label, labels[-1]))

@@ -1,4 +1,6 @@
-"""The figure of an answer, one panel per number: lines for candidates on an axis, otherwise dots."""
+"""Draws the figure of an answer, with one panel per number. Candidates are points of a line if the axis has numbers,
+otherwise single dots.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +12,14 @@ from pdsim.metrics.plots import COLORS
 from pdsim.study.questions.rows import SATURATED, AnswerRow
 
 _WIDE = 8
-"""Ratio of the largest to the smallest position from which the axis is logarithmic."""
+"""The axis is logarithmic if its largest position is at least this many times the smallest."""
 
 
 def draw(asks: str, titles: Mapping[str, str], rows: Sequence[AnswerRow], *, winner: str, axis: str) -> Figure:
-    """Draws the figure of an answer. Whiskers are 95 % intervals. Saturated candidates have no latency; the winner is
-    filled. titles: of the answer's columns, by name.
+    """Draws the figure of an answer. Whiskers are 95 % intervals, and the winner's mark is filled. A saturated
+    candidate has no mark where the number is a latency.
+
+    titles: names of the answer's numbers to the titles of their panels.
     """
     shown = [name for name in titles if any(row.estimates[name] for row in rows)]
     height = 3.2 if axis else 1.4 + 0.34 * len(rows)
@@ -52,7 +56,7 @@ def _why_none(row: AnswerRow) -> str:
 
 
 def _draw_line(panel: Any, rows: Sequence[AnswerRow], winner: str, name: str) -> None:
-    """Draws a line over the candidates with a position on the axis."""
+    """Draws a line through the candidates that have a position on the axis. name: the number that the panel shows."""
     places = [row.x for row in rows if row.x is not None]
     found = [(row.x, value) for row in rows if row.x is not None and (value := row.estimates[name]) is not None]
     means = [value.mean for _, value in found]

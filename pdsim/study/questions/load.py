@@ -1,4 +1,6 @@
-"""Questions on the load: the largest load that the cluster takes, and where the time of a request goes."""
+"""Questions on the load: the largest load that the cluster can serve within the SLO, and the stages in which requests
+spend time.
+"""
 
 from collections.abc import Sequence
 from math import ceil
@@ -12,15 +14,21 @@ from pdsim.workload.client import Poisson
 
 _ALL_AT_ONCE = "all at once"
 _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
-"""Rates to try, relative to the throughput with all requests present. Closer to it, queues outlast the run."""
+"""Rates to try, as shares of the throughput of a run in which all requests are sent at the start. Near 1, queues last
+longer than the run.
+"""
 _FINER = (1 / 3, 2 / 3)
-"""Positions between the highest rate that meets the SLO and the next rate."""
+"""Positions of further rates to try, between the highest rate that meets the SLO (0) and the lowest that misses the SLO
+(1).
+"""
 _UNBOUNDED = 1_000_000
 _RATES, _OWN_RATES = "Poisson arrivals", "arrivals as the scenario has them"
 _SPEEDUPS = (0.5, 1.0, 2.0, 4.0)
 _SLOWEST, _FASTEST = 1 / 8, 32.0
 _NEAR = 1.4
-"""If the lowest missing speed-up is more than this times the highest that meets the SLO, others between are tried."""
+"""If the lowest speed-up that misses the SLO is more than this many times the highest that meets the SLO, speed-ups
+between them are tried.
+"""
 _SPEEDUP, _SPEEDUP_AXIS = "the trace's own times", "speed-up of the trace"
 
 
@@ -32,7 +40,9 @@ def _capacity_arms(base: Base) -> list[Arm]:
 
 
 def rates(study: Study) -> list[Arm]:
-    """Rates to try: coarse first, then between the highest rate that meets the SLO and the lowest that does not."""
+    """Candidates with the rates to try: a coarse grid first, then rates between the highest that meets the SLO and the
+    lowest that misses it.
+    """
     tried = [arm.x for arm in study.arms if arm.series and arm.x is not None]
     if study.base.keeps_times:
         return [_sped_up(study.base, factor) for factor in _speedups(study, tried)]
@@ -47,8 +57,8 @@ def rates(study: Study) -> list[Arm]:
 
 
 def _speedups(study: Study, tried: list[float]) -> Sequence[float]:
-    """Speed-ups to try: coarse first, then larger or smaller until one meets the SLO and one misses it, then between
-    these.
+    """Next speed-ups to try: a coarse grid, then larger or smaller ones until one meets the SLO and one misses it, then
+    values between these two.
     """
     if not tried or study.options.speedups:
         return [] if tried else study.options.speedups or _SPEEDUPS
@@ -67,7 +77,9 @@ def _sped_up(base: Base, factor: float) -> Arm:
 
 
 def _arm(base: Base, rate: float) -> Arm:
-    """Candidate with this rate. Bursts and profiles keep their shape; other loads become Poisson arrivals."""
+    """A candidate with this rate in requests per second. Bursts and rate profiles keep their shape; all other loads
+    become Poisson arrivals.
+    """
     rate = float(f"{rate:.3g}")
     arrivals = getattr(base.scenario.client, "arrivals", None)
     if hasattr(arrivals, "rate_per_s") and not isinstance(arrivals, Poisson):
@@ -77,7 +89,9 @@ def _arm(base: Base, rate: float) -> Arm:
 
 
 def _highest(study: Study) -> float:
-    """Highest rate up to which every tried rate meets the SLO; 0 if the lowest does not."""
+    """Highest rate in requests per second that meets the SLO, if all lower tried rates do, too. 0: the lowest tried
+    rate misses the SLO.
+    """
     highest = 0.0
     for arm in sorted((arm for arm in study.arms if arm.series), key=place_of):
         if study.error(arm.label) or not study.meets(arm.label):
@@ -124,7 +138,7 @@ CAPACITY = Question(
 
 _APART, _ALONE, _AGGREGATED = "disaggregated", "one request at a time", "aggregated"
 _SAID = 3
-"""Number of stages in the text. The table has all stages."""
+"""Number of stages that the text of the answer names. The table has all stages."""
 
 
 def _explain_ttft_arms(base: Base) -> list[Arm]:

@@ -1,4 +1,4 @@
-"""Questions on policies: routing, admission, prompts that decode computes itself, and priorities."""
+"""Questions on policies: routing, admission, prompts that the decode instance computes itself, and priorities."""
 
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.rules import ENGINE_DEFAULTS
@@ -49,7 +49,9 @@ _DEFAULT, _LATE = "reserve 512", "reserve 512, late"
 
 
 def _admission_arms(_base: Base) -> list[Arm]:
-    """Admission rules to compare. SGLang's default reserves 512 tokens for each request and grants pages early."""
+    """Candidates with different admission policies. The default of SGLang reserves 512 tokens for each running request,
+    and grants pages before prefill.
+    """
     rule = "reserve_decode_tokens"
     made = [Arm(f"reserve {n}", {"decode.admission": {"use": rule, "reserved_tokens": n}}) for n in _RESERVED]
     late = {"decode.admission": rule, "decode.allocation": "prefill_complete"}
@@ -107,8 +109,8 @@ _RULE = "router.disaggregation"
 
 
 def _local_prefill_arms(base: Base) -> list[Arm]:
-    """Rules for local prefill: thresholds of llm-d's rule, Dynamo's rule with its defaults, and the scenario's own
-    rule.
+    """Candidates with different rules for prompts that decode instances compute themselves: llm-d's rule with several
+    thresholds, Dynamo's rule with its defaults, and the scenario's rule.
     """
     if base.scenario.engine != "vllm":
         raise ConfigError(f"engine: {base.scenario.engine}: its decode computes no prompts; ask with --set engine=vllm")
@@ -164,7 +166,9 @@ LOCAL_PREFILL = Question(
 _FCFS, _FIRST = "first come, first served", "priorities"
 _SHED_NOBODY: Changes = {"router.shedding": None}
 _QUEUE_SHARES = (0.5, 1.0, 2.0)
-"""Queue limits to try, relative to the number of prompts that are computed within the SLO's TTFT."""
+"""Limits of the prefill queue to try, as shares of the number of prompts that are computed within the SLO's limit of
+TTFT.
+"""
 
 
 def _priorities_arms(base: Base) -> list[Arm]:
@@ -179,8 +183,8 @@ def _priorities_arms(base: Base) -> list[Arm]:
 
 
 def _queue_limits(study: Study) -> list[Arm]:
-    """Candidates with priorities and limited queues: requests are refused when the queue would exceed the SLO's
-    TTFT.
+    """Candidates with priorities, in which the router refuses requests if the prefill queue would exceed the SLO's
+    limit of TTFT.
     """
     limit_ms = study.slo.limit_ms("ttft")
     if len(study.arms) > len((_FCFS, _FIRST)) or study.error(_FIRST) or limit_ms is None:
@@ -195,8 +199,8 @@ def _queue_limits(study: Study) -> list[Arm]:
 
 
 def _priorities_verdict(study: Study) -> Verdict:
-    """Verdict: among candidates in which enough requests of the first class meet the SLO, the one in which most others
-    do.
+    """Recommends among the candidates in which enough requests of the first class meet the SLO: the one in which most
+    of the other requests do, too.
     """
     first, others = study.base.first_classes, study.base.other_classes
     labels = study.labels()

@@ -1,4 +1,4 @@
-"""Rows and columns of an answer."""
+"""Rows and columns of an answer's table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,19 +10,19 @@ from pdsim.study.points.estimate import Estimate
 from pdsim.study.questions.study import SLO, Study
 
 SATURATED = "saturated"
-"""Remark of a saturated row, which has no latency."""
+"""Remark on a saturated candidate, whose latencies are not shown."""
 
 
 @dataclass(frozen=True)
 class Column:
     title: str
     field: str = ""
-    """Field of a run's row. Empty: `read` computes the number."""
+    """The number's column in a run's row of results. Empty: the function `read` computes the number."""
     scale: float = 1.0
     is_latency: bool = True
-    """True: the column is empty for a saturated candidate."""
+    """True: the number is a latency, which is not shown for a saturated candidate."""
     per: str = ""
-    """Field by which the number is divided. Empty: none."""
+    """Column of a run's row by which the number is divided. Empty: the number is not divided."""
     read: Callable[[Study, str], Estimate | None] | None = None
     digits: int = 3
 
@@ -75,24 +75,28 @@ COLUMNS = {
     "merge": Column("wait for merge, ms", "mean_decode_transferred_ms"),
     "outside": Column("front end, ms", "mean_front_end_ms"),
 }
-"""Columns of answers, by name. {ttft} and {tpot} in titles are the percentiles that the SLO limits."""
+"""Columns of answers, by name. In titles, {ttft} and {tpot} stand for the percentile that the SLO limits, such
+as p99.
+"""
 
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """One candidate's row of an answer's table."""
+    """A candidate's row in the table of an answer."""
 
     arm: str
     changes: Changes
     """Changes of the scenario that make the candidate."""
     x: float | None
-    """Position on the figure's axis. None: the candidate has no number."""
+    """The candidate's position on the figure's axis. None: the candidate has no position."""
     estimates: Mapping[str, Estimate | None]
-    """Estimates by column. None: no number, or a latency of a saturated system."""
+    """The candidate's numbers, by column. None: the number is not known, or is a latency of a saturated system."""
     remark: str
-    """Fault of the candidate, such as a missed SLO. Empty: none."""
+    """Says what is wrong with the candidate, such as a missed SLO. Empty: nothing."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Smallest and largest value by column, over both ends of unmeasured times, if all of them have the number."""
+    """Smallest and largest value of each number over the range of step times. Empty: some step time's result is
+    missing, or step times were measured on a server.
+    """
 
     def to_json(self) -> dict[str, Any]:
         estimates = {name: None if value is None else value._asdict() for name, value in self.estimates.items()}

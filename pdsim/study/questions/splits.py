@@ -1,5 +1,5 @@
-"""Questions on GPUs: their split into prefill and decode, disaggregation, parallelism within a server, and elastic
-roles.
+"""Questions on the use of GPUs: how many prefill and how many decode, disaggregation, parallel sizes of a server, and
+servers that change their role.
 """
 
 from itertools import product
@@ -17,8 +17,8 @@ from pdsim.workload.synthetic import PrefixPool, RandomLengths
 
 
 def _splits(base: Base) -> list[Arm]:
-    """Splits that use every GPU, with each router if the scenario names none. Raises ConfigError if there is no
-    split.
+    """Candidates that use all GPUs with different numbers of prefill and decode servers. Each has every router to try,
+    if the scenario names none. Raises ConfigError if no split is possible.
     """
     prefill, decode = base.scenario.pair
     num_gpus = base.scenario.num_gpus
@@ -67,7 +67,9 @@ PD_RATIO = Question(
 _AGGREGATED = "aggregated"
 _DO, _DO_NOT = "Separate them", "Do not separate them"
 _SHARES = (1 / 16, 1 / 4, 4.0)
-"""Lengths to try, relative to the prompts' own length without shared prefixes, to find the crossover."""
+"""Prompt lengths to try, as multiples of the scenario's own (shared prefixes excluded), to find the length at which the
+better kind of cluster changes.
+"""
 
 
 def _pd_or_not_arms(base: Base) -> list[Arm]:
@@ -77,7 +79,7 @@ def _pd_or_not_arms(base: Base) -> list[Arm]:
 
 
 def _other_prompts(study: Study) -> list[Arm]:
-    """The aggregated cluster and all splits again, with shorter and longer prompts."""
+    """The aggregated cluster and all splits once more, with shorter and with longer prompts."""
     has_lengths = isinstance(study.base.scenario.workload, RandomLengths | PrefixPool)
     if not has_lengths or any(arm.series for arm in study.arms):
         return []
@@ -116,14 +118,18 @@ def _pd_or_not_verdict(study: Study) -> Verdict:
 
 
 def _sides(study: Study, series: str) -> tuple[list[str], list[str]]:
-    """Labels of aggregated and of disaggregated candidates that have a result."""
+    """Labels of the aggregated candidates, and labels of the disaggregated candidates, that have a result for prompts
+    of this length (`series`).
+    """
     labels = study.labels(series)
     together = [label for label in labels if label.startswith(_AGGREGATED)]
     return together, [label for label in labels if label not in together]
 
 
 def _crossover(study: Study) -> list[str]:
-    """Sentence on the prompt length at which the better kind of cluster changes."""
+    """Lists the better kind of cluster for each prompt length that was tried. Empty: the question tried only one
+    length.
+    """
     lengths = {series: int(series) for series in dict.fromkeys(arm.series for arm in study.arms) if series}
     if not lengths:
         return []
@@ -137,7 +143,9 @@ def _crossover(study: Study) -> list[str]:
 
 
 def _better(study: Study, apart: str, together: str, series: str) -> str:
-    """Text on the better of two candidates: the only one that meets the SLO, else by goodput, else by latency."""
+    """Says which of two candidates is better: the only one that meets the SLO, otherwise the one with more goodput, or
+    else less latency.
+    """
     name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):
         return f"only {name if study.meets(apart) else together.removesuffix(f', {series} in')} meets the SLO"
@@ -147,7 +155,7 @@ def _better(study: Study, apart: str, together: str, series: str) -> str:
 
 
 def _own_tokens(study: Study) -> float:
-    """Mean tokens of a prompt, without the prefix that it shares."""
+    """Mean number of tokens of a prompt, without the prefix that it shares with other prompts."""
     return study.mean_prompt_tokens - getattr(study.base.scenario.workload, "prefix_tokens", 0)
 
 
@@ -168,8 +176,8 @@ _SIZES = (1, 2, 4, 8)
 
 
 def _prefill_split_arms(base: Base) -> list[Arm]:
-    """The scenario's parallel sizes of prefill, and all other possible ones. KV that would be sent in slices is staged
-    if possible.
+    """Candidates with all possible parallel sizes of a prefill server, the scenario's first. KV that would be sent in
+    slices goes through staging memory if possible.
     """
     prefill = base.scenario.pair.prefill
     splits = dict.fromkeys(
@@ -205,7 +213,9 @@ def _prefill_split_verdict(study: Study) -> Verdict:
 
 
 def _other_kinds(study: Study, best: str) -> list[tuple[str, str]]:
-    """The best candidate of each other kind of split, with the difference of its mean TTFT."""
+    """The best candidate of each other kind of parallelism, with a text on how its mean TTFT differs from the best
+    candidate's.
+    """
     kinds: dict[str, list[str]] = {}
     for label in study.steady(study.labels()):
         kinds.setdefault(_kind(label), []).append(label)
@@ -214,7 +224,9 @@ def _other_kinds(study: Study, best: str) -> list[tuple[str, str]]:
 
 
 def _kind(label: str) -> str:
-    """Kind of split by its label: pipeline stages, context-parallel groups, or neither (empty)."""
+    """The kind of parallelism that a candidate's label names: pipeline stages, context-parallel groups, or neither
+    (empty).
+    """
     return next((kind for kind in ("PP", "CP") if kind in label), "")
 
 
@@ -236,12 +248,12 @@ PREFILL_SPLIT = Question(
 
 _SWITCH, _SCALE = "servers change roles", "servers start and stop, too"
 _EQUAL_SHARE = 0.01
-"""Smallest difference in the share of requests meeting the SLO that counts."""
+"""Two candidates count as equal if their shares of requests within the SLO differ by less than this."""
 
 
 def _elastic_arms(base: Base) -> list[Arm]:
-    """Fixed ratios of all servers and of fewer servers, then the scenario's elastic settings with and without stopping
-    servers.
+    """Candidates with fixed numbers of prefill and decode servers, on all GPUs and on fewer, then with the scenario's
+    elastic settings, in which idle servers stop or stay.
     """
     prefill, decode = base.scenario.pair
     if (prefill.gpu, prefill.tp) != (decode.gpu, decode.tp):
@@ -260,7 +272,9 @@ def _elastic_arms(base: Base) -> list[Arm]:
 
 
 def _elastic_verdict(study: Study) -> Verdict:
-    """Verdict: the fewest GPU-hours that meet the SLO. If no candidate does: the most requests within the SLO."""
+    """Recommends the candidate that meets the SLO with the fewest GPU-hours. If none meets the SLO: the one with most
+    requests within the limits.
+    """
     labels = study.labels()
     fixed = [label for label in labels if label not in (_SWITCH, _SCALE)]
     best, static = _cheapest(study, labels), _cheapest(study, fixed)

@@ -1,4 +1,4 @@
-"""The candidates of a question, their results, and texts on them. All candidates have the same requests, once
+"""The candidates of a question, with their results and texts about them. All candidates serve the same requests, once
 per seed.
 """
 
@@ -18,49 +18,49 @@ from pdsim.study.trials import Trials
 
 
 class Arm(NamedTuple):
-    """A candidate: settings that a question compares with others."""
+    """A candidate: a label, and the settings that a question compares with those of other candidates."""
 
     label: str
     changes: Changes
     x: float | None = None
-    """Position on the figure's axis. None: the candidate has no number."""
+    """The candidate's position on the figure's axis. None: the candidate has no position."""
     series: str = ""
-    """Name of a group of candidates that are compared among themselves."""
+    """Name of a group of candidates that the question compares only with one another."""
     axis: str = ""
-    """Meaning of x, if it differs from the question's axis."""
+    """Meaning of `x`, if it is not the meaning of the question's axis."""
 
 
 def place_of(arm: Arm) -> float:
-    """Sort key of candidates by position. Candidates without a number come first."""
+    """Sort key that orders candidates by their position. Candidates without a position come first."""
     return arm.x or 0.0
 
 
 class Verdict(NamedTuple):
     winner: str
-    """The label of the candidate that the answer is about."""
+    """Label of the candidate that the answer recommends, or is about."""
     advice: str
-    """Advice without the numbers. Empty: nothing is recommended."""
+    """The recommendation as text, without numbers. Empty: the answer recommends nothing."""
     why: str
-    """One or two sentences with the numbers, which follow the advice."""
+    """One or two sentences with the numbers that support the recommendation."""
     notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
     asks: str
-    """The question in the user's words."""
+    """The question as a user would ask it."""
     columns: tuple[str, ...]
-    """Numbers of table and figure, by their names in COLUMNS."""
+    """The numbers that table and figure show, by their names in COLUMNS."""
     arms: Callable[[Base], list[Arm]]
-    """Candidates to compare."""
+    """Makes the candidates that the question compares."""
     verdict: Callable[["Study"], Verdict]
-    """Chooses a candidate, and gives the reason."""
+    """Chooses a candidate from the results, and says why."""
     then: Callable[["Study"], list[Arm]] = lambda _study: []
-    """Further candidates that depend on the results of the first."""
+    """Makes further candidates from the results of the first."""
     starter: Changes = field(default_factory=dict)
-    """Changes of the starter scenario, if the question needs something that the starter lacks."""
+    """Changes of the starter scenario, where the question needs a setting that the starter lacks."""
     axis: str = ""
-    """Meaning of x, with its unit. Empty: the figure has dots side by side."""
+    """Meaning of the figure's axis, with its unit. Empty: candidates have no positions and are drawn side by side."""
 
 
 QUESTIONS = {
@@ -82,11 +82,13 @@ QUESTIONS = {
     "local-prefill": "policies",
     "elastic": "splits",
 }
-"""Modules by question. The module has a constant of the question's name."""
+"""The module that defines each question, by the question's name. The question is a constant of the module with the name
+in capitals.
+"""
 
 
 def question(name: str) -> Question:
-    """The question of this name. Raises ConfigError if the name is unknown."""
+    """The question of this name. Raises ConfigError, which lists the known names, if the name is unknown."""
     if name not in QUESTIONS:
         raise ConfigError(f"no question {name!r}{did_you_mean(name, QUESTIONS)}; there are {', '.join(QUESTIONS)}")
     module = import_module(f"pdsim.study.questions.{QUESTIONS[name]}")
@@ -96,14 +98,14 @@ def question(name: str) -> Question:
 
 SLO = "asked"
 EQUAL = 0.02
-"""Relative difference of requests or times below which candidates count as equal."""
+"""Candidates count as equal if their numbers differ by less than this share."""
 
 
 class Study:
-    """The candidates of a question, and the results of those that have run."""
+    """The candidates of a question, and the results of those that were run."""
 
     def __init__(self, trials: Trials, options: AskOptions, *, repeats: bool = False) -> None:
-        """repeats: the runs of a recorded load are repeated with slightly faster and slower messages."""
+        """repeats: True: the runs of a recorded load are repeated with slightly faster and slower messages."""
         self.trials = trials
         self._repeats = repeats
         self.base = trials.base
@@ -122,7 +124,7 @@ class Study:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of candidates about step sizes outside the measured range, and about failures."""
+        """Warnings about step sizes of candidates outside the measured range, and about failed requests."""
         points = list(self._results.values())
         return [*warnings_of(points), *failures_of_points(points)]
 
@@ -133,33 +135,33 @@ class Study:
         return next(arm for arm in self.arms if arm.label == label)
 
     def error(self, label: str) -> str:
-        """Reason why a candidate has no result. Empty: it has a result."""
+        """Says why the candidate `label` has no result. Empty: the candidate has a result."""
         point = self[label]
         if not point.error and not any(replication.row["completed"] for replication in point.replications):
             return "every request failed"
         return point.error
 
     def require_results(self) -> None:
-        """Raises ConfigError if a candidate has no result."""
+        """Raises ConfigError with the reason if a candidate has no result."""
         if failed := [error for arm in self.arms if (error := self.error(arm.label))]:
             raise ConfigError(failed[0])
 
     def failed_share(self, label: str) -> float:
-        """Share of the requests that failed or did not finish."""
+        """Share of the candidate's requests that failed, or had not finished when the run ended."""
         rows = [replication.row for replication in self[label].replications]
         failed = sum(row["failed"] + row["unfinished"] for row in rows)
         return float(failed / max(1, failed + sum(row["completed"] for row in rows)))
 
     def labels(self, series: str | None = None) -> list[str]:
-        """Labels of candidates with a result. series: only of this group."""
+        """Labels of the candidates that have a result. series: only candidates of this group. None: all candidates."""
         return [arm.label for arm in self.arms if series in {None, arm.series} and not self.error(arm.label)]
 
     def steady(self, labels: Iterable[str]) -> list[str]:
-        """The labels of candidates that are not saturated, whose latencies have a meaning."""
+        """Those of the labels whose candidates are not saturated, so that their latencies mean something."""
         return [label for label in labels if not self[label].is_saturated]
 
     def mean_tokens(self, field: str) -> float:
-        """Mean tokens of a request. field: total_input_tokens or total_output_tokens."""
+        """Mean number of tokens per request. field: total_input_tokens or total_output_tokens."""
         row = self[self.labels()[0]].replications[0].row
         return float(row[field] / row["completed"])
 
@@ -174,18 +176,18 @@ class Study:
         return self.metric(label, name).mean
 
     def goodput(self, label: str) -> float:
-        """Requests per second and GPU that meet the SLO."""
+        """Requests within the SLO, per second and GPU, for the candidate `label`."""
         return self[label].goodput_per_gpu(SLO).mean
 
     def meets(self, label: str) -> bool:
         return self[label].meets(SLO)
 
     def attained(self, label: str) -> float:
-        """The share of a candidate's requests that meet the SLO."""
+        """Share of the candidate's requests that meet the SLO."""
         return self[label].attainment(SLO).mean
 
     def attained_by(self, label: str, classes: Collection[str]) -> Estimate:
-        """The share of the requests of these classes that meet the SLO."""
+        """Share of the candidate's requests of these classes that meet the SLO."""
 
         def attained(run: Replication) -> float:
             covered = [found for name, found in run.classes[SLO].items() if name in classes]
@@ -195,8 +197,8 @@ class Study:
         return self[label].estimated(attained)
 
     def tail_ms(self, label: str, metric: str) -> Estimate | None:
-        """A metric at the percentile that the SLO limits. None: the SLO does not limit it, or too many requests
-        failed.
+        """A candidate's `metric` (ttft, tpot or e2e) in ms, at the percentile that the SLO limits. None: the SLO does
+        not limit the metric, or too many requests failed.
         """
         point = self[label]
         found = [run.slos[SLO].tail_ms(metric) for run in (*point.replications, *point.repeats)]
@@ -205,11 +207,11 @@ class Study:
         return point.estimated(lambda run: run.slos[SLO].tail_ms(metric) or 0.0)
 
     def best(self, labels: Iterable[str]) -> str:
-        """The candidate with the most goodput that meets the SLO. Among nearly equal ones, the one with the shortest
-        latency.
+        """Of the candidates that meet the SLO, the one with the most goodput. Among nearly equal ones, the one with the
+        lowest latency.
 
-        If none meets the SLO: the largest share of requests that do, and no failed request. If all are saturated: the
-        most requests per second and GPU.
+        If no candidate meets the SLO: the one in which most requests do, preferably without failed requests. If all
+        candidates are saturated: the one with most requests per second and GPU.
         """
         labels = list(labels)
         steady = self.steady(labels)
@@ -223,8 +225,8 @@ class Study:
         return min(equal, key=lambda label: self.mean(label, "mean_e2e_latency_ms"))
 
     def as_good(self, label: str, other: str) -> bool:
-        """True if a candidate is no worse than another by EQUAL or more, in goodput and in mean latency, and both meet
-        or both miss the SLO.
+        """True if a candidate's goodput and mean latency are at most EQUAL worse than another's, and both candidates
+        meet the SLO, or both miss it.
         """
         if self.meets(label) != self.meets(other) or len(self.steady([label, other])) == 1:
             return False
@@ -232,7 +234,9 @@ class Study:
         return self.goodput(label) >= (1 - EQUAL) * self.goodput(other) and latency <= 1 + EQUAL
 
     def serves_alike(self, label: str, other: str) -> bool:
-        """True if a candidate has at least the throughput and at most the mean TTFT of another, within EQUAL."""
+        """True if a candidate has at least the throughput and at most the mean TTFT of another. Differences up to EQUAL
+        are ignored.
+        """
         if self[label].is_saturated != self[other].is_saturated:
             return False
         rate = self.ratio(label, other, "request_throughput").mean
@@ -240,14 +244,16 @@ class Study:
         return rate >= 1 - EQUAL and ttft <= 1 + EQUAL
 
     def best_routed(self, labels: Iterable[str]) -> list[str]:
-        """Each cluster with the best of its routers."""
+        """Labels of the candidates that remain if each cluster keeps only the best of its routers."""
         routed: dict[str, list[str]] = {}
         for label in labels:
             routed.setdefault(json.dumps(self._cluster(label), sort_keys=True, default=str), []).append(label)
         return [self.best(same) for same in routed.values()]
 
     def routers_against(self, best: str) -> list[str]:
-        """A note on the other routers of the same cluster, if any were tried."""
+        """A note on how the other routers of the same cluster compare with the best candidate. Empty: no other routers
+        were tried.
+        """
         cluster = self._cluster(best)
         others = [label for label in self.labels() if label != best and self._cluster(label) == cluster]
         return [
@@ -257,11 +263,13 @@ class Study:
         ]
 
     def _cluster(self, label: str) -> Changes:
-        """Changes of a candidate without its router."""
+        """The candidate's changes, except those of its router."""
         return {name: value for name, value in self.arm(label).changes.items() if name != "router"}
 
     def ratio(self, label: str, other: str, name: str) -> Estimate:
-        """Ratio of a number over the same requests, seed by seed, so that common variation cancels."""
+        """Ratio of a number of two candidates (`label` to `other`), computed seed by seed. Both have the same requests,
+        so common variation cancels.
+        """
         return self._ratio(label, other, lambda run: run.row[name])
 
     def goodput_ratio(self, label: str, other: str) -> Estimate:
@@ -274,9 +282,10 @@ class Study:
         return band(found.mean, repeated) if repeated and isfinite(found.mean) else found
 
     def others_against(self, best: str, labels: Iterable[str]) -> list[str]:
-        """Text on candidates that do not differ measurably from the best, and on the ratios of the others' mean TTFT.
+        """Sentences on how other candidates compare with the best: which do not differ measurably, and the ratio of the
+        others' mean TTFT.
 
-        A candidate that misses the SLO, which the best meets, always differs.
+        If the best meets the SLO, a candidate that misses the SLO always counts as different.
         """
         others = [label for label in labels if label != best]
         steady = self.steady(others) if self.steady([best]) else []
@@ -292,7 +301,9 @@ def _goodput_per_gpu(run: Replication) -> float:
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate:
-    """Estimate of ratios. With a denominator of 0: infinite if any numerator is above 0, else 1."""
+    """Estimate of the ratio of two numbers from pairs (number, divisor). If a divisor is 0: infinite if any number is
+    above 0, else 1.
+    """
     pairs = list(pairs)
     if all(below for _, below in pairs):
         return estimate([above / below for above, below in pairs])

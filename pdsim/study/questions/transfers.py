@@ -1,4 +1,4 @@
-"""Questions on transfers of KV: transports, overlap with compute, page sizes, and staging memory."""
+"""Questions on transfers of KV: transports, overlap with prefill, page sizes, and staging memory."""
 
 from dataclasses import replace
 from math import ceil
@@ -20,13 +20,15 @@ _RDMA = "mooncake-rdma"
 _FALL_BACK = "nixl-efa-fallback"
 _GIGABYTES = (0.5, 1, 2, 5, 10, 25, 50, 100)
 _LITTLE = 0.05
-"""Share of mean TTFT with the fastest link. A faster link that saves less does not count."""
+"""Share of the mean TTFT with the fastest link. A faster link that saves less than this share is not recommended."""
 _EXPOSED = "mean_prefill_transfer_kv_cache_ms"
 _LINKS = "links of RDMA's engine"
 
 
 def _transport_arms(_base: Base) -> list[Arm]:
-    """Transfer engines with the bandwidth of the GPU's own links, then one engine with links of several speeds."""
+    """Candidates with each transfer engine on the links of the GPU, then with one engine on links of several
+    bandwidths.
+    """
     keep = {"network.bandwidth": None, "network.transfer_latency": None, "network.descriptor_latency": None}
     engines = [Arm(name, {**keep, "network.transport": name}) for name in _ENGINES]
     rdma = {**keep, "network.transport": _RDMA}
@@ -46,7 +48,7 @@ def _transport_verdict(study: Study) -> Verdict:
 
 
 def _fall_back(study: Study, best: str) -> str:
-    """Sentence on the time per request if NIXL runs on EFA without its LIBFABRIC backend."""
+    """A sentence on the time that a request loses if NIXL runs on EFA without its LIBFABRIC backend."""
     slow = load_transport(_FALL_BACK).max_bandwidth
     assert slow is not None
     seconds = study.mean(best, "transfer_bytes") / study.mean(best, "completed") / slow
@@ -78,8 +80,8 @@ _GROUPS = (2, 4)
 
 
 def _overlap_arms(base: Base) -> list[Arm]:
-    """Ways of sending: whole prompts, chunks, and layer groups, which need equal TP sizes on both sides or
-    latent KV.
+    """Candidates that send KV after the whole prompt, after each chunk, or after groups of layers. Layer groups need
+    equal TP sizes of prefill and decode, or latent KV.
     """
     scenario = base.scenario
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
@@ -114,7 +116,9 @@ def _overlap_verdict(study: Study) -> Verdict:
 
 
 def _chunks_alone(study: Study, best: str) -> list[str]:
-    """Says how much of the gain comes from sending chunk by chunk."""
+    """Compares the mean TTFT if chunks are sent with that if whole prompts are sent. Empty: chunks are the best
+    candidate, or have no latencies.
+    """
     if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
         return []
     gain = study.ratio(_CHUNKS, _WHOLE, "mean_ttft_ms")
@@ -133,17 +137,21 @@ OVERLAP = Question(
 
 _PAGES = (1, 16, 32, 64, 128, 256)
 _LITTLE_OF_FORWARD = 0.05
-"""Share of a prompt's forward. A transfer that is longer by less than this does not justify larger pages."""
+"""Share of a prompt's forward. If small pages make a transfer longer by less than this share, larger pages are not
+recommended.
+"""
 
 
 class Torn(NamedTuple):
-    """Transfer of one prompt's KV whose pages are not contiguous, so that it has the most descriptors."""
+    """A transfer of one prompt's KV in which no two pages are contiguous, so that there are as many descriptors as
+    possible.
+    """
 
     num_descriptors: int
-    """Descriptors of one pair of ranks."""
+    """Number of descriptors that one pair of ranks sends."""
     num_bytes: int
     ms: float
-    """Duration in ms when no other transfer shares the links."""
+    """Duration in ms if no other transfer uses the links."""
 
 
 def _page_and_descriptors_arms(_base: Base) -> list[Arm]:
@@ -151,8 +159,8 @@ def _page_and_descriptors_arms(_base: Base) -> list[Arm]:
 
 
 def _page_and_descriptors_verdict(study: Study) -> Verdict:
-    """Verdict by transfers of non-contiguous pages, because the pools of a short run are less fragmented than a
-    server's.
+    """Recommends a page size by the transfer of pages that are not contiguous. The pool of a short run is less
+    fragmented than that of a real server.
     """
     prompt = study.mean_prompt_tokens
     torn = {label: _torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}
@@ -181,7 +189,9 @@ def _torn_line(study: Study, label: str, torn: Torn) -> str:
 
 
 def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Torn:
-    """Duration of a transfer of one prompt's KV in one batch per pair of ranks, with no two pages contiguous."""
+    """The transfer of a prompt of `num_tokens` tokens if no two of its pages are contiguous. Each pair of ranks sends
+    one batch.
+    """
     wire = replace(wire_of(scenario), page_size=page_size)
     wire = replace(
         wire,
@@ -212,11 +222,15 @@ PAGE_AND_DESCRIPTORS = Question(
 _SLICES, _TRAP = "no staging: slices", "prefill buffer of 64 MiB"
 _RINGS_MIB = (128, 256, 512, 1024, 2048, 4096)
 _BUFFER_MIB = 64
-"""Default of SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB in SGLang 0.5.12. Version 0.5.23 computes the size."""
+"""Staging buffer in MiB: SGLang 0.5.12's default of SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB. SGLang 0.5.23 computes the
+size instead.
+"""
 
 
 def _staging_ring_arms(base: Base) -> list[Arm]:
-    """Slices; SGLang's default staging; and rings of several sizes, with a prefill buffer that fits."""
+    """Candidates that send slices, that stage with SGLang's default prefill buffer, and that stage with rings of
+    several sizes and a prefill buffer that is large enough.
+    """
     layout = _unequal(base.scenario)
     made = [
         Arm(_SLICES, {**layout, "network.staging": None}),
@@ -230,8 +244,8 @@ def _ring(mib: int) -> str:
 
 
 def _unequal(scenario: Scenario) -> Changes:
-    """Changes to unequal TP sizes if the scenario's are equal: each prefill server gets two GPUs per former one, and
-    there are half as many.
+    """Changes after which prefill and decode have different TP sizes. If the scenario's are equal: half as many prefill
+    servers, with twice the GPUs each.
     """
     prefill = scenario.pair.prefill
     if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:
@@ -266,7 +280,9 @@ def _beside(study: Study, label: str, other: str) -> str:
 
 
 def _trap(study: Study, enough: str) -> list[str]:
-    """Notes on requests that are sent as slices although staging is on, found by their descriptors."""
+    """Says which share of the KV is sent as slices although it is staged with SGLang's default prefill buffer. enough:
+    label of the smallest ring that suffices.
+    """
     megabytes = _cell_bytes(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens) / 1e6
     text = f"the KV of a mean prompt is {number(megabytes)} MB on a prefill rank"
     if not {_TRAP, _SLICES} <= set(study.labels()):
@@ -281,7 +297,7 @@ def _trap(study: Study, enough: str) -> list[str]:
 
 
 def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
-    """Bytes that a prefill rank sends to a decode rank for one forward's part of a prompt."""
+    """Bytes that a prefill rank sends to a decode rank for the part of a prompt that one forward computes."""
     wire = wire_of(scenario)
     chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens
     return wire.page_bytes / scenario.page_size * min(num_tokens, chunk)

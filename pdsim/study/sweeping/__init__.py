@@ -1,1 +1,1 @@
-"""Sweeps: points of a grid, their runs, and the table of results."""
+"""Sweeps: the points that a sweep file lists, their runs, and the table of results."""

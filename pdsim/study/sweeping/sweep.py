@@ -1,4 +1,4 @@
-"""Runs a sweep from its file, and reads its results from its folder."""
+"""Runs the points of a sweep file, and reads the results from the sweep's folder."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -31,7 +31,9 @@ from pdsim.study.sweeping.sweep_file import (
 from pdsim.study.verdict.slo import Slo
 
 _BATCH = 8
-"""Number of trials that are chosen at once. It is fixed, so that results do not depend on the number of workers."""
+"""Number of points that the search chooses at a time. The number is fixed, so that results do not depend on the number
+of workers.
+"""
 
 Evaluate = Callable[[Sequence[Changes]], Sequence[PointResult]]
 
@@ -108,7 +110,9 @@ _REPEATS = [f"repeat_{i + 1}" for i in range(len(JITTERS))]
 
 
 def _repetitions(planner: Planner, point: Point) -> list[Point]:
-    """The only run of a recorded load, with slightly faster and slower messages. Empty: seeds vary the load."""
+    """The point with slightly faster and slower messages. Empty: the load is not a recorded trace, so seeds vary the
+    run.
+    """
     scenario = planner.scenario(point)
     if len(point.tasks) > 1 or not is_sample(scenario):
         return []
@@ -116,7 +120,9 @@ def _repetitions(planner: Planner, point: Point) -> list[Point]:
 
 
 def _with_runs(point: PointResult, runs: Mapping[tuple[int, str], PointResult]) -> PointResult:
-    """A point with the ends of its range and its repetitions, if all of them are computed."""
+    """Adds the results with the fastest and slowest step times, and of repetitions, to a point, if all of these runs
+    are computed.
+    """
     ends, repeats = ([runs.get((point.number, one)) for one in names] for names in (ENDS, _REPEATS))
     found = replace(point, ends=[end for end in ends if end is not None] if all(ends) else ())
     return found.repeated([one for one in repeats if one is not None]) if all(repeats) else found
@@ -127,7 +133,7 @@ def is_sweep_folder(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> SweepResult:
-    """All points whose runs have been computed. Raises ConfigError if there is none, or if the folder is damaged."""
+    """Reads all points whose runs are computed. Raises ConfigError if there are none, or if the folder is damaged."""
     store = Store(folder)
     if not (folder / HEAD).is_file():
         raise ConfigError(f"{folder} has no {HEAD}: start its sweep again, which keeps what is computed")
@@ -156,7 +162,9 @@ def read_sweep(folder: Path) -> SweepResult:
 
 
 def _kept_runs(store: Store, keys: Iterable[str], slos: Mapping[str, Slo]) -> tuple[dict[str, Replication], int]:
-    """Runs of a store by key, each read once, and the number of damaged runs, which are left out."""
+    """Reads runs from a store, each once. Returns the runs by key, without damaged ones, and the number of damaged
+    runs.
+    """
     runs: dict[str, Replication] = {}
     num_damaged = 0
     for key in dict.fromkeys(keys):
@@ -169,10 +177,11 @@ def _kept_runs(store: Store, keys: Iterable[str], slos: Mapping[str, Slo]) -> tu
 
 
 def search(settings: SearchSettings, slo: str, evaluate: Evaluate) -> None:
-    """Evaluates as many points as there are trials, chosen by Optuna's TPE. Equal points cost nothing.
+    """Evaluates as many points as the search has trials. Optuna's TPE chooses the points; a point that is chosen again
+    is not computed again.
 
-    The seed and the size of batches are fixed, so a repeated search asks for the same points: computed runs are in the
-    folder, and an interrupted search resumes.
+    The seed and the number of points chosen at a time are fixed. A repeated search therefore asks for the same points,
+    and an interrupted search goes on with the runs in the folder.
     """
     optuna = load_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -207,7 +216,9 @@ def _changes(trial: Any, settings: SearchSettings) -> Changes:
 
 
 def _objective(point: PointResult, settings: SearchSettings, slo: str) -> float:
-    """Value to maximise: goodput, or rate per GPU. For the rate, points that miss the SLO lie below all others."""
+    """The value that the search maximises: goodput, or requests per second and GPU. For the latter, a point that misses
+    the SLO is worth less than every point that meets the SLO.
+    """
     if settings.maximise == "goodput":
         return point.goodput_per_gpu(slo).mean
     if not point.meets(slo):

@@ -1,4 +1,6 @@
-"""The fields of a sweep file, and the points that it designs. `pdsim.sweep.schema.json` is made from this module."""
+"""The fields of a sweep file, and the points that the file describes. The schema `pdsim.sweep.schema.json` is made from
+this module.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +19,9 @@ from pdsim.study.verdict.slo import Slo
 from pdsim.workload.request_spec import Streams
 
 NUM_RANGES = 3
-"""Number of best points that a sweep also simulates at their fastest and slowest: twice as many further runs."""
+"""Number of best points that a sweep also simulates with the fastest and with the slowest step times. Each costs two
+further runs.
+"""
 _KEYS = ("from", "to", "count", "step", "scale")
 _SCALES = ("linear", "log")
 _EXAMPLE = "[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}"
@@ -25,19 +29,19 @@ _EXAMPLE = "[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}"
 
 @dataclass(frozen=True)
 class Range:
-    """A range from first to last, both included, in base units."""
+    """Numbers from `first` to `last`, both included, in base units."""
 
     first: float
     last: float
     dimension: Dimension | None
-    """Kind of quantity that the values are. None: plain numbers."""
+    """Kind of quantity, such as time, that the numbers are. None: plain numbers."""
     is_whole: bool
     is_log: bool
     count: int | None
     step: float | None
 
     def at(self, share: float) -> Any:
-        """The value at this share of the range, 0 to 1: a number, or a quantity with its unit."""
+        """The value at a share of the range, 0 (first) to 1 (last): a number, or a text with number and unit."""
         if self.is_log:
             amount = self.first * (self.last / self.first) ** share
             return self._shown(round(amount) if self.is_whole else amount)
@@ -47,7 +51,9 @@ class Range:
 
     @property
     def num_values(self) -> int:
-        """Number of values in a grid, or slightly more. Raises ValueError if the range has neither count nor step."""
+        """Number of values that the range has in a grid, or an upper bound. Raises ValueError if the range has neither
+        count nor step.
+        """
         if self.step is not None:
             return math.floor((self.last - self.first) / self.step * (1 + 1e-12)) + 1
         if self.count is not None:
@@ -55,7 +61,7 @@ class Range:
         raise ValueError("a range in a grid needs count, or step")
 
     def values(self) -> list[Any]:
-        """Values in a grid. Raises ValueError if the range has neither count nor step."""
+        """The values that the range has in a grid. Raises ValueError if the range has neither count nor step."""
         if self.step is not None:
             return [self._shown(self.first + i * self.step) for i in range(self.num_values)]
         made = [self.at(i / (self.num_values - 1)) for i in range(self.num_values)]
@@ -71,7 +77,7 @@ Values = Sequence[Any] | Range
 
 
 def parse_values(given: Any) -> Values:
-    """Values of a field, as a list or a range. Raises ValueError that says what is possible."""
+    """Reads the values of a field: a list or a range. Raises ValueError, whose message says what is possible."""
     if isinstance(given, Mapping):
         return _range(given)
     if not isinstance(given, list | tuple):
@@ -82,7 +88,7 @@ def parse_values(given: Any) -> Values:
 
 
 def pick(values: Values, share: float) -> Any:
-    """An element of a list, or a position in a range. share: from 0 to below 1."""
+    """The element of a list, or the value of a range, at a share from 0 to below 1."""
     return values.at(share) if isinstance(values, Range) else values[int(share * len(values))]
 
 
@@ -131,7 +137,7 @@ def _count(given: Any) -> int | None:
 
 
 def _amount(given: Any) -> tuple[float, Dimension | None]:
-    """The amount in base units, and its dimension."""
+    """A number in base units, and its kind of quantity. None: a plain number."""
     if isinstance(given, int | float) and not isinstance(given, bool):
         return given, None
     unit = str(given).lstrip("+-0123456789._ eE") if isinstance(given, str) else ""
@@ -163,12 +169,14 @@ FieldValues = Annotated[Values, PlainValidator(parse_values), WithJsonSchema(_VA
 
 
 def fields_of(key: str) -> list[str]:
-    """Fields of a key. Several fields in one key change together: "prefill.instances, decode.instances"."""
+    """Paths of the fields in one key of a sweep file. A key such as "prefill.instances, decode.instances" changes
+    several fields together.
+    """
     return [part.strip() for part in key.split(",")]
 
 
 def _check_fields(fields: dict[str, Values]) -> dict[str, Values]:
-    """Checks fields and values. Several fields that change together need a list of lists."""
+    """Checks the keys of a design and their values. A key of several fields needs a list of lists."""
     if not fields:
         raise ValueError("no fields: give it some, such as {page_size: [1, 16, 64]}, or leave it out")
     seen: set[str] = set()
@@ -214,7 +222,7 @@ Fields = Annotated[dict[str, FieldValues], AfterValidator(_check_fields)]
 
 
 class Sample(Section):
-    """A number of random points, spread over the fields' values."""
+    """A number of points whose values are drawn from the fields' lists and ranges."""
 
     count: int = Field(ge=1)
     seed: Seed = 0
@@ -222,7 +230,7 @@ class Sample(Section):
 
 
 def _slo(value: Any) -> Slo:
-    """An SLO from text. Raises ValueError for other values."""
+    """Reads an SLO from text. Raises ValueError if the value is no text, or no SLO."""
     if isinstance(value, Slo):
         return value
     if not isinstance(value, str):
@@ -236,41 +244,47 @@ SloText = Annotated[
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string"}),
 ]
-"""An SLO in the notation of `--slo`."""
+"""An SLO, written as for the option --slo."""
 
 
 class SearchSettings(Section):
-    """Points that Optuna's TPE chooses, using the results of earlier points."""
+    """A search: Optuna's TPE chooses points by the results of earlier points."""
 
     trials: int = Field(ge=1)
     seed: Seed = Field(default=0, lt=1 << 32)
     slo: str | None = None
-    """Name of the SLO. None: the only one of the file."""
+    """Name of the SLO that the search uses. None: the only SLO of the file."""
     maximise: Literal["goodput", "rate"] = "goodput"
-    """goodput: requests that meet the SLO, per second and GPU. rate: all requests, of points that meet the SLO."""
+    """goodput: the search maximises requests within the SLO, per second and GPU. rate: it maximises all requests per
+    second and GPU, of points that meet the SLO.
+    """
     fields_: Fields = Field(alias="fields")
 
 
 class SweepFile(Section):
-    """A base scenario and the points around it. The points of all designs are joined."""
+    """A scenario, and the points to simulate, each of which changes some of the scenario's fields. The points of all
+    designs (grid, points, random, sobol, search) are joined.
+    """
 
     name: Annotated[str, Field(pattern=r"^[^/\\]*$"), AfterValidator(names_a_folder)] = ""
-    """Name of the table and of the folder under runs/. Empty: the file's name."""
+    """Name of the sweep, of its table and of its folder under runs/. Empty: the name of the file."""
     description: str = ""
     scenario: str
-    """The base scenario: a file, relative to this one."""
+    """Path of the scenario file that the points change, relative to the folder of the sweep file."""
     seeds: tuple[Seed, ...] | None = Field(default=None, min_length=1)
-    """Seeds of the replications: each point runs once per seed. None: the scenario's own seed."""
+    """Seeds of random numbers. Each point is run once with each seed. None: once, with the scenario's own seed."""
     grid: Annotated[Fields, AfterValidator(_check_grid)] | None = None
-    """All combinations of these values."""
+    """Values of fields. Every combination of the values is a point."""
     points: Annotated[tuple[dict[str, Any], ...] | None, AfterValidator(_check_points)] = Field(
         default=None, min_length=1
     )
-    """Points that are listed one by one."""
+    """A list of points, each with the values of its fields."""
     random: Sample | None = None
-    """Points that are drawn independently."""
+    """Points whose values are drawn independently of one another."""
     sobol: Sample | None = None
-    """A scrambled Sobol sequence, which is more even than random points. Its count is a power of two."""
+    """Points of a scrambled Sobol sequence, which covers the fields' ranges more evenly than random points. The number
+    of points must be a power of two.
+    """
     search: SearchSettings | None = None
     slos: dict[str, SloText] = Field(default={})
 
@@ -286,7 +300,7 @@ class SweepFile(Section):
         return self
 
     def searched_slo(self, search: SearchSettings) -> str:
-        """The name of the SLO that a search uses."""
+        """Name of the SLO that a search uses: the one that the search names, or the file's only SLO."""
         if search.slo is None and len(self.slos) == 1:
             return next(iter(self.slos))
         known = ", ".join(self.slos) or "none; give it some, as in slos: {chat: ttft p99 < 2 s}"
@@ -300,7 +314,7 @@ class SweepFile(Section):
 
 
 def load_sweep(path: Path) -> SweepFile:
-    """Reads a sweep file. Raises ConfigError with every mistake."""
+    """Reads a sweep file. Raises ConfigError, which lists every mistake in the file."""
     file = read_section(path, SweepFile)
     return file if file.name else file.model_copy(update={"name": path.stem})
 
@@ -312,7 +326,9 @@ def sweep_schema() -> dict[str, Any]:
 
 
 def designed_points(file: SweepFile) -> list[Changes]:
-    """Points of all designs except the search, in the order of the file. Raises ConfigError if a package is missing."""
+    """Points of all designs except the search, in the order of the file. Raises ConfigError if a design needs a package
+    that is missing.
+    """
     made: list[Changes] = [*_grid(file.grid or {}), *map(dict, file.points or ())]
     if file.random is not None:
         made += _random(file.random)
@@ -322,7 +338,7 @@ def designed_points(file: SweepFile) -> list[Changes]:
 
 
 def num_points(file: SweepFile) -> int:
-    """Number of points of all designs, including the search; an upper bound for grids with ranges."""
+    """Number of points of all designs, including the search. The number is an upper bound if a grid has ranges."""
     grid = [v.num_values if isinstance(v, Range) else len(v) for v in (file.grid or {}).values()]
     samples = [sample.count for sample in (file.random, file.sobol) if sample is not None]
     searched = 0 if file.search is None else file.search.trials
@@ -330,7 +346,7 @@ def num_points(file: SweepFile) -> int:
 
 
 def assigned(values: Mapping[str, Any]) -> Changes:
-    """Values by field. The value of a key with several fields is a list."""
+    """Splits keys of several fields. Returns one value for each field."""
     changes: Changes = {}
     for key, value in values.items():
         names = fields_of(key)
@@ -346,7 +362,9 @@ def _grid(fields: Mapping[str, Values]) -> Iterator[Changes]:
 
 
 def _random(sample: Sample) -> Iterable[Changes]:
-    """Random points. Each field has its own random stream, so that another field does not change its values."""
+    """Random points. Each field has its own stream of random numbers, so that a further field does not change the
+    others' values.
+    """
     streams = {key: Streams(sample.seed).named(key) for key in sample.fields_}
     for _ in range(sample.count):
         yield assigned({key: pick(values, streams[key].random()) for key, values in sample.fields_.items()})

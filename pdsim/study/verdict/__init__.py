@@ -1,1 +1,1 @@
-"""Judges whether a run meets an SLO, by its readings, with a confidence."""
+"""Judges whether a run meets an SLO, by the numbers that the SLO limits, and says how confident the judgement is."""

@@ -1,4 +1,6 @@
-"""A first wave of requests that met cold servers: a measured run beside a simulated one of the same requests."""
+"""Finds that the first requests of a measured run met cold servers, by comparing the run with a simulation of the same
+requests.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,27 +9,29 @@ from statistics import median
 from pdsim.metrics.records import Records, RequestRecord
 
 LEAST_NS = 20_000_000
-"""Shortest delay that counts: the stalls of cold servers in experiments/sglang-h200 took 41 ms and more."""
+"""Smallest delay in ns that counts. Cold servers in experiments/sglang-h200 stalled for 41 ms and more."""
 _FEWEST_LATER = 8
-"""Fewest later requests from which the delay of a warm server is known."""
+"""Minimum number of later requests from which the delay of warm servers is computed."""
 _USUAL = 0.9
-"""Share of later requests that are less late than a cold first wave."""
+"""The first requests count as cold if they are later than this share of the later requests."""
 
 
 @dataclass(frozen=True)
 class ColdWave:
-    """The requests that were sent before the first one ended, and how late they are beyond later requests."""
+    """The requests that were sent before any request had ended, and how much later they are than the requests after
+    them.
+    """
 
     num_requests: int
     late_ns: int
-    """Median delay of their ends. A stall of a decode server delays first tokens of some requests and the rest of
-    others, so the two are not told apart.
+    """Median delay in ns of the requests' ends. A stall of a decode server delays some requests' first token and the
+    rest of other requests, so TTFT and TPOT are not told apart.
     """
 
 
 def cold_wave(measured: Records, predicted: Records) -> ColdWave | None:
-    """The first wave of a measured run. None: its requests are as late as later ones, compared with the prediction, or
-    the runs do not have the same requests.
+    """The first requests of a measured run, if they met cold servers. None: compared with the prediction, they are no
+    later than later requests, or the two runs have different requests.
     """
     theirs = {one.request_id: one for one in predicted.requests if one.outcome == "finished"}
     pairs = [(one, theirs[one.request_id]) for one in measured.requests if _is_alike(one, theirs)]

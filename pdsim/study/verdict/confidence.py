@@ -1,4 +1,4 @@
-"""Confidence in a verdict on an SLO: one word with its reason, and the effect of chance."""
+"""The confidence in a verdict on an SLO: a word with its reason, and a text on how much of the result is chance."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,13 +9,13 @@ from pdsim.study.verdict.outcome import Outcome
 from pdsim.study.verdict.readings import Reading
 
 END = {"fastest": "fast", "slowest": "slow"}
-"""Words of texts for both ends of a range."""
+"""Words that texts use for the two ends of the range of step times."""
 NOT_MEASURED = "No server of this kind was measured; step times come from single kernels."
 
 
 class Confidence(NamedTuple):
     word: str
-    """The confidence as a word: high, medium or low."""
+    """high, medium or low."""
     reason: str
 
 
@@ -28,11 +28,11 @@ def confidence(
     is_measured: bool,
     instead: str = "",
 ) -> Confidence:
-    """Confidence in the verdict on a cluster.
+    """Confidence in the verdict on one cluster.
 
-    runs: outcomes of the cluster, and of its repetitions with slightly faster and slower messages. ends: outcomes at
-    the ends of its range; empty if step times were measured on a server. instead: a sentence on a better choice if the
-    ends have another verdict.
+    subject: name of the cluster in the text. runs: outcomes of the cluster, first its own, then with slightly faster
+    and slower messages. ends: outcomes with the fastest and slowest step times; empty if step times were measured on a
+    server. instead: a sentence on a better choice, added if these outcomes have another verdict.
     """
     meets = runs[0].meets
     if any(one.meets != meets for one in runs):
@@ -51,7 +51,7 @@ def confidence(
 
 
 def confidence_in_numbers(scenario: Scenario) -> Confidence:
-    """Confidence in the numbers of a run that has no SLO."""
+    """Confidence in the numbers of a run for which the user gave no SLO."""
     if scenario.foreign_setup:
         return _of_setup(scenario.foreign_setup)
     if scenario.uncertain:
@@ -66,15 +66,15 @@ def _of_setup(foreign_setup: Sequence[str]) -> Confidence:
 
 
 def without_range(*, is_measured: bool) -> Confidence:
-    """Confidence in numbers that have no range."""
+    """Confidence in a prediction that has no range of step times. is_measured: step times were measured on a server."""
     if is_measured:
         return Confidence("high", "Step times were measured on a server.")
     return Confidence("low", "Step times were not measured on a server, and there is no range.")
 
 
 def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -> list[list[str]]:
-    """Rows of a table: each limit's name, the limit, the predicted value, and its range if the ends of the range were
-    simulated.
+    """Rows of a table of limits: name, limit, and predicted value. If `ends` has the readings with the fastest and
+    slowest step times, each row also has their range.
     """
     return [
         [one.name, one.limit_text, one.value_text, *([range_of([end[place] for end in ends])] if ends else [])]
@@ -83,8 +83,8 @@ def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -
 
 
 def by_chance(runs: Sequence[Outcome]) -> str:
-    """Sentence on the smallest and largest value of each limited number over repeated runs, and on how many runs meet
-    the SLO.
+    """A sentence on the smallest and largest value of each limited number over repeated runs, and on how many of the
+    runs meet the SLO.
     """
     names = [one.name for one in runs[0].readings]
     bands = [f"{name} is {band}" for name, band in zip(names, by_chance_each(runs), strict=False)]
@@ -93,25 +93,27 @@ def by_chance(runs: Sequence[Outcome]) -> str:
 
 
 def by_chance_each(runs: Sequence[Outcome]) -> list[str]:
-    """Text of the smallest and largest value of each limited number over repeated runs."""
+    """For each limited number: a text with the smallest and largest value over repeated runs."""
     same = zip(*(one.readings for one in runs), strict=False)
     return [range_of(sorted(readings, key=lambda one: one.value)) for readings in same]
 
 
 def range_of(ranked: Sequence[Reading]) -> str:
-    """Text from the first value to the last. A single value if both texts are equal."""
+    """A text from the first value to the last, such as "1.2 to 1.4 s". A single value if both have the same text."""
     first, last = (one.value_text for one in (ranked[0], ranked[-1]))
     return first if first == last else f"{first} to {last}"
 
 
 class Examined(NamedTuple):
-    """One run, judged by an SLO."""
+    """A run that is judged by an SLO, with all outcomes on which the confidence depends."""
 
     outcome: Outcome
     ends: Mapping[str, Outcome]
-    """Outcomes at the ends of the range. Empty if step times were measured on a server, or no range is wanted."""
+    """Outcomes with the fastest and slowest step times. Empty: step times were measured on a server, or the user wants
+    no range.
+    """
     repeated: Sequence[Outcome]
-    """Outcomes with slightly faster and slower messages. Empty if the limit is not near."""
+    """Outcomes with slightly faster and slower messages. Empty: no number is near its limit."""
 
     @property
     def runs(self) -> list[Outcome]:

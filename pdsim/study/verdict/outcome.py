@@ -1,4 +1,4 @@
-"""The outcome of a cluster: whether it meets an SLO, its numbers, and the limits that it misses."""
+"""The outcome of a cluster: whether the cluster meets an SLO, which numbers it has, and which limits it misses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,22 +13,22 @@ from pdsim.workload.client import Client, OpenLoop
 
 SATURATED = "cannot take the load"
 NEAR = 1.5
-"""Factor within which a number is near its limit, in either direction: chance moves a p99 by a quarter."""
+"""A number is near its limit if one is at most this many times the other. Chance can change a p99 by a quarter."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a cluster under an SLO, over all seeds."""
+    """How a cluster does under an SLO, over all its seeds."""
 
     meets: bool
     reason: str
-    """Reason why the cluster misses the SLO; empty if it meets the SLO."""
+    """Says why the cluster misses the SLO. Empty: it meets the SLO."""
     num_ended: int
-    """Requests that had ended when the verdict was certain."""
+    """Number of requests that had ended when the verdict was certain."""
     judgement: Judgement | None = field(default=None, kw_only=True)
-    """The SLO's judgement; None: the run stopped early or failed."""
+    """The values of the numbers that the SLO limits. None: the run stopped early or failed."""
     classes: Mapping[str, Attainment] = field(default_factory=dict, kw_only=True)
-    """Attainment of each class of requests."""
+    """For each class of requests: how many of them meet the SLO."""
 
     @property
     def attained(self) -> Attainment | None:
@@ -36,39 +36,43 @@ class Outcome:
 
     @property
     def readings(self) -> list[Reading]:
-        """Readings of all terms. The limits of a count come before the count."""
+        """The numbers that the SLO limits, with their values and limits. For a term such as "ttft < 2 s for 90 %":
+        first TTFT p90, then the share.
+        """
         return [] if self.judgement is None else self.judgement.listed
 
     @property
     def ratios(self) -> Mapping[Term, float]:
-        """Value divided by limit for each term of the SLO. Empty if the run stopped early or failed."""
+        """For each term of the SLO: the value divided by its limit. Empty: the run stopped early or failed."""
         return {} if self.judgement is None else self.judgement.ratios
 
     @property
     def ratio(self) -> float:
-        """The largest ratio of a value to its limit. Infinite if the ratios are not known."""
+        """The largest ratio of a value to its limit. Infinite: the ratios are not known."""
         return max(self.ratios.values(), default=inf)
 
     @property
     def is_near(self) -> bool:
-        """True if the worst number is near its limit, so that chance may change the verdict."""
+        """True if the number furthest above its limit, or nearest below, is near the limit, so that chance may change
+        the verdict.
+        """
         return 1 / NEAR <= self.ratio <= NEAR
 
     @property
     def why(self) -> str:
-        """The reason why the cluster misses the SLO, as a sentence."""
+        """A sentence on why the cluster misses the SLO."""
         return f"it {SATURATED}" if self.reason == SATURATED else self.reason
 
     @property
     def lack(self) -> str:
-        """Text of the missed terms with their values. If no values are known: the reason."""
+        """Lists the missed terms with their values. If no values are known: gives the reason."""
         if self.judgement is None or self.reason == SATURATED or not self.judgement.missed:
             return self.why
         return " and ".join(self.judgement.lacks)
 
     @property
     def shortfall(self) -> str:
-        """The term that misses its limit most, in a few words."""
+        """Names in a few words the term that is missed most."""
         judged = self.judgement
         if judged is None or self.reason == SATURATED or not judged.missed:
             return self.reason
@@ -98,8 +102,8 @@ def finite(value: float) -> float | None:
 
 
 def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo) -> Outcome:
-    """The outcome of a cluster from its rows, one for each seed. A growing queue under generated arrivals misses the
-    SLO.
+    """The outcome of a cluster from the rows of its runs, one per seed. A queue that grows under generated arrivals
+    counts as a miss.
     """
     num_ended = sum(row["completed"] or 0 for row in rows)
     bad = [row for row in rows if row["status"] != "ok"]
@@ -111,14 +115,14 @@ def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo) -> Outcome:
 
 
 def outcome_of_run(requests: Sequence[RequestRecord], client: Client, slo: Slo, failures: str = "") -> Outcome:
-    """The outcome of one run from its records. failures: number of failed requests, and why, as text."""
+    """The outcome of one run from the records of its requests. failures: text on how many requests failed, and why."""
     num_ended = sum(request.outcome == "finished" for request in requests)
     is_overloaded = cannot_take_load(client, requests)
     return _judged(slo, [Times.of_requests(requests)], num_ended, failures, is_overloaded=is_overloaded)
 
 
 def cannot_take_load(client: Client, requests: Sequence[RequestRecord]) -> bool:
-    """True if the queue grows under generated arrivals. A trace with its own times is not tested for this."""
+    """True if the queue keeps growing under generated arrivals. Traces with their own times are not tested."""
     return isinstance(client, OpenLoop) and client.arrivals is not None and is_saturated(requests)
 
 

@@ -1,4 +1,4 @@
-"""Times of a run's requests, and the numbers that limits apply to."""
+"""Times of the requests of a run, and the numbers that an SLO limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,39 +12,42 @@ from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary_rows import time_text
 
 OF_GAPS = ("tpot", *OWN_ITL)
-"""Metrics that a request with a single token does not have."""
+"""Metrics that a request with a single output token does not have."""
 _ROUNDING = 1e-9
-"""Relative rounding error of a mean of equal shares."""
+"""Relative error that rounding leaves in the mean of equal shares."""
 
 
 def time_limit(limit_ms: float) -> str:
-    """A limit in the notation of files: "2 s", "50 ms"."""
+    """Text of a time limit as in files: "2 s", "50 ms"."""
     return f"{limit_ms / 1e3:.10g} s" if limit_ms >= 1e3 else f"{limit_ms:.10g} ms"  # noqa: PLR2004
 
 
 def own_itl_ms(metric: str, request: RequestRecord) -> float:
-    """A metric of OWN_ITL in ms, for a request of at least two tokens."""
+    """A percentile in ms of the gaps between the request's tokens. metric: a name from OWN_ITL. The request must have
+    at least two tokens.
+    """
     return request.own_itl_ms[OWN_ITL.index(metric)]
 
 
 @dataclass(frozen=True)
 class Times:
-    """Times of one run's requests. Arrays are over the requests that finished."""
+    """Times of the requests of one run. Arrays have one entry per request that finished."""
 
     by_metric: Mapping[str, Any]
-    """Values by metric: ttft, tpot and e2e in ms, and observed percentiles of own gaps. Gaps of a single token
-    are 0."""
+    """Arrays by metric, in ms: ttft, tpot, e2e, and percentiles of the gaps between a request's own tokens if they were
+    recorded. A request of one token has 0 for its gaps.
+    """
     has_tpot: Any
-    """Mask of the requests with at least two output tokens."""
+    """Array: True for requests with at least two output tokens, which have a TPOT."""
     num_lost: int
-    """Number of requests that failed, or had not ended."""
+    """Number of requests that failed, or had not ended when the run ended."""
     classes: Any = None
-    """Classes of all requests, finished ones first. None: requests have no classes."""
+    """Array with the class of each request: finished ones first, then the others. None: requests have no classes."""
     duration_s: float = 0.0
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "Times":
-        """Times of a run from the row of its shard."""
+        """Reads the times of a run from `row`, the content of the run's result file."""
         return cls._of(
             row["ttft_ns"],
             row["e2e_ns"],
@@ -97,12 +100,12 @@ class Times:
         return len(self.has_tpot) + self.num_lost
 
     def of_class(self, request_class: str) -> "Times":
-        """Times of the requests of one class."""
+        """The times of those requests that belong to the class."""
         lost = [] if self.classes is None else self.classes[len(self.has_tpot) :].tolist()
         return self._where(self.is_of_class(request_class), lost.count(request_class))
 
     def is_of_class(self, request_class: str) -> Any:
-        """A mask of the finished requests of a class. Without a name: of all finished requests."""
+        """Array: True for finished requests of the class. An empty name stands for all requests."""
         if not request_class:
             return self.has_tpot | True
         return self.has_tpot & False if self.classes is None else self.classes[: len(self.has_tpot)] == request_class
@@ -112,7 +115,9 @@ class Times:
         return replace(self, by_metric=found, has_tpot=self.has_tpot[mask], num_lost=num_lost, classes=None)
 
     def percentile(self, metric: str, percent: float) -> float:
-        """A percentile of a metric in ms. Requests without an end count as infinite. 0 without requests."""
+        """The percentile of a metric in ms. Requests that did not finish count as infinite. 0: there are no
+        requests.
+        """
         values = self.by_metric[metric]
         if metric in OF_GAPS:
             values = values[self.has_tpot]
@@ -120,7 +125,7 @@ class Times:
         return interpolated(percent, len(ranked), ranked.__getitem__) if ranked else 0.0
 
     def within(self, limits_ms: Sequence[tuple[str, float]]) -> Any:
-        """A mask of the finished requests that keep all limits."""
+        """Array: True for finished requests that keep all of these limits (metric, limit in ms)."""
         kept = self.has_tpot | True
         for metric, limit_ms in limits_ms:
             kept = kept & (self.by_metric[metric] <= limit_ms)
@@ -129,14 +134,16 @@ class Times:
 
 @dataclass(frozen=True)
 class Reading:
-    """A measured or predicted number that has a limit, in the limit's own unit."""
+    """A measured or predicted number with its limit. Value and limit have the same unit."""
 
     name: str
-    """Name such as "TTFT p99", or "requests within TTFT and TPOT"."""
+    """Name of the number, such as "TTFT p99" or "requests within TTFT and TPOT"."""
     value: float
-    """Value in ms; for a count the share of requests in percent. Infinite: too many requests have no end."""
+    """Value in ms. For a share of requests: in percent. Infinite: so many requests did not finish that the percentile
+    has no value.
+    """
     limit: float
-    """Limit of the number, in the same unit as its value."""
+    """Limit in the unit of `value`. Times must not exceed the limit, and shares must reach it."""
     is_share: bool
     request_class: str = ""
 
@@ -156,7 +163,7 @@ class Reading:
 
     @property
     def value_text(self) -> str:
-        """The value in its unit. "no end": too many requests fail for a percentile."""
+        """Text of the value with its unit. "no end": so many requests failed that the percentile has no value."""
         if self.value == inf:
             return "no end"
         text = _text(self.value, is_share=self.is_share)
@@ -166,7 +173,7 @@ class Reading:
 
     @property
     def short(self) -> str:
-        """The value of a count, with the value that is asked for."""
+        """Text of a share of requests, followed by the share that the SLO asks for."""
         return f"{self.value_text}, {self.limit_text} asked"
 
     @classmethod
@@ -185,19 +192,19 @@ def _text(value: float, *, is_share: bool) -> str:
 
 
 def mean_reading(readings: Sequence[Reading]) -> Reading:
-    """The mean of a reading over several runs of one cluster."""
+    """The mean of one number over several runs of one cluster. All readings must have the same limit."""
     return replace(readings[0], value=fmean(reading.value for reading in readings))
 
 
 @dataclass(frozen=True)
 class Attainment:
-    """Number of requests within all limits that apply to them. Failed requests miss their limits."""
+    """How many requests are within all limits that apply to them. A failed request misses its limits."""
 
     num_requests: int
-    """Number of requests that were sent."""
+    """Number of requests that clients sent."""
     share: float
     goodput_per_s: float
-    """Rate of requests within all limits, per second."""
+    """Requests per second that are within all limits."""
 
 
 def attainment_of(num_kept: int, num_sent: int, duration_s: float) -> Attainment:
@@ -205,7 +212,7 @@ def attainment_of(num_kept: int, num_sent: int, duration_s: float) -> Attainment
 
 
 def mean_attainment(runs: Sequence[Attainment]) -> Attainment:
-    """The mean attainment over several runs of one cluster."""
+    """The mean over several runs of one cluster."""
     return Attainment(
         sum(one.num_requests for one in runs),
         fmean(one.share for one in runs),

@@ -50,16 +50,20 @@ _METRICS: Mapping[str, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tp
 
 @dataclass(frozen=True)
 class Term:
-    """One condition: a percentile below its limit, or enough requests within all limits."""
+    """One condition of an SLO: a percentile of a metric is below a limit, or a share of the requests is within several
+    limits.
+    """
 
     limits_ms: tuple[tuple[str, float], ...]
-    """Limits by metric: ttft, tpot, e2e, or one of a request's own gaps."""
+    """Pairs of a metric and its limit in ms. Metrics are ttft, tpot, e2e, and those of the gaps between a request's own
+    tokens, such as itl_p99.
+    """
     percentile: float
-    """Percentile that has the limit; for a count, the percent of requests that must be within."""
+    """The percentile that is limited. For a share: the percentage of requests that must be within the limits."""
     request_class: str = ""
-    """The class of the requests. Empty: all requests."""
+    """Class of the requests to which the term applies. Empty: all requests."""
     is_share: bool = False
-    """True: the term counts requests within limits."""
+    """True: the term asks for a share of requests within limits. False: the term limits a percentile."""
 
     def __str__(self) -> str:
         return f"{self._prefix}{self.name_in_class}"
@@ -85,14 +89,14 @@ class Term:
 
     @property
     def missed(self) -> str:
-        """Text on the requests that miss the limit."""
+        """Says that requests miss the limit, without their value."""
         if not self.is_share:
             return f"{self} is above {time_limit(self._limit_ms)}"
         requests = f" of {self.request_class}" if self.request_class else ""
         return f"fewer than {self.percentile:g} %{requests} have {self.limits}"
 
     def lack(self, value: float) -> str:
-        """Text on the found value of a missed term. value: ms, or percent of the requests."""
+        """Says by which value the term is missed. value: in ms, or for a share in percent of the requests."""
         if self.is_share:
             of_class = f"of class {self.request_class} " if self.request_class else ""
             return f"{significant(value)} % of the requests {of_class}have {self.limits} ({self.percentile:g} % asked)"
@@ -113,7 +117,9 @@ class Term:
         return self.request_class in ("", request_class)
 
     def is_about(self, num_output_tokens: int) -> bool:
-        """True if the limit applies to a request. A request with one token has no TPOT and no gaps."""
+        """True if the limit applies to a request with so many output tokens. A request with one token has no TPOT and
+        no gaps.
+        """
         return num_output_tokens > 1 or not self._is_of_gaps
 
     @cached_property
@@ -121,7 +127,7 @@ class Term:
         return not self.is_share and self.limits_ms[0][0] in OF_GAPS
 
     def is_missed(self, request: RequestRecord) -> bool:
-        """True if an ended request misses the limit."""
+        """True if a request that has ended exceeds one of the limits, or failed."""
         if request.outcome != "finished":
             return True
         if not self.is_about(request.num_output_tokens):
@@ -139,8 +145,8 @@ class Term:
         return Reading(str(self), share, self.percentile, is_share=True, request_class=self.request_class)
 
     def readings_of_limits(self, times: Times) -> list[Reading]:
-        """Readings of each limit of a count at its percentile: "TTFT p90" for "ttft < 2 s and tpot < 50 ms for
-        90 %".
+        """For a share: each limited metric at the percentile of the share. "ttft < 2 s and tpot < 50 ms for 90 %" gives
+        TTFT p90 and TPOT p90.
         """
         covered = self._covered(times)
         return [
@@ -155,8 +161,10 @@ class Term:
         ]
 
     def ratio(self, times: Times) -> float:
-        """Found value divided by the limit; above 1 the limit is missed. Infinite: too many requests failed. For `for
-        NN %`: that percentile, over requests, of each request's largest ratio of a time to its limit.
+        """The value divided by its limit; above 1, the term is missed. Infinite: too many requests failed.
+
+        For a share of N percent: each request has a largest ratio of a time to its limit, and the result is the
+        percentile N of these ratios.
         """
         if not self.is_share:
             reading = self.reading(times)
@@ -172,16 +180,16 @@ class Term:
         return times.of_class(self.request_class) if self.request_class else times
 
     def num_allowed(self, num_requests: int) -> int:
-        """Maximum number of requests that may exceed a limit. With more, the term is missed whatever their
-        times are.
+        """Maximum number of requests that may exceed a limit. If more do, the term is missed, whatever the other times
+        are.
         """
         if self.is_share:
             return num_requests - _num_needed(self.percentile, num_requests)
         return num_requests - 1 - floor(_position(self.percentile, num_requests))
 
     def num_lost_allowed(self, num_requests: int) -> int:
-        """Maximum number of requests that may have no end. A percentile between the last time and a request without end
-        is infinite.
+        """Maximum number of requests that may fail or not end. A percentile that lies between the largest time and such
+        a request is infinite.
         """
         if self.is_share:
             return self.num_allowed(num_requests)
@@ -189,29 +197,31 @@ class Term:
 
 
 def _position(percentile: float, num_requests: int) -> float:
-    """The position of a percentile among sorted values, as numpy defines it."""
+    """Position of a percentile among sorted values, from 0, as numpy defines it. Positions may lie between two
+    values.
+    """
     return max(0, num_requests - 1) * percentile / 100
 
 
 def _num_needed(percent: float, num_requests: int) -> int:
-    """Number of requests that make up a percentage, rounded up."""
+    """Smallest number of requests that makes up at least this percentage of all."""
     return ceil(round(percent / 100 * num_requests, 6))
 
 
 def _time_ms(metric: str, request: RequestRecord) -> float:
-    """Value of a metric in ms; 0 for gaps of a single token."""
+    """Value of a metric of a request in ms. A request of one token has 0 for its gaps."""
     return 0.0 if metric in OF_GAPS and request.num_output_tokens < 2 else _METRICS[metric](request)  # noqa: PLR2004
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Readings of an SLO in the runs of one cluster."""
+    """The numbers that an SLO limits, over the runs of one cluster."""
 
     readings: Mapping[Term, Reading]
     ratios: Mapping[Term, float]
-    """Found value divided by the limit, by term."""
+    """For each term of the SLO: the value divided by its limit."""
     details: tuple[Reading, ...]
-    """Readings of the limits of counts, each at its percentile."""
+    """For each share of requests that the SLO asks for: its metrics, each at the percentile of the share."""
     attained: Attainment
 
     @property
@@ -220,7 +230,7 @@ class Judgement:
 
     @property
     def listed(self) -> list[Reading]:
-        """Readings of all terms. The limits of a count come before the count."""
+        """The numbers that the SLO limits. For a term such as "ttft < 2 s for 90 %": first TTFT p90, then the share."""
         return [one for term, found in self.readings.items() for one in (*self.details_of(term), found)]
 
     @property
@@ -229,17 +239,19 @@ class Judgement:
 
     @property
     def lacks(self) -> list[str]:
-        """Text for each missed term: the found value and the asked value."""
+        """A text for each missed term, with the value and the limit."""
         return [term.lack(self.readings[term].value) for term in self.missed]
 
     @property
     def worst(self) -> Term:
-        """The term that misses its limit most, or is nearest to its limit."""
+        """The term furthest above its limit. If all limits are kept: the term nearest to its limit."""
         return max(self.ratios, key=self.ratios.__getitem__)
 
     @property
     def worst_percentile(self) -> Term:
-        """The worst term as a percentile of one metric. For a count: its limit with the largest ratio."""
+        """The worst term as the limit of a single percentile. If the worst term is a share: that of its metrics with
+        the largest ratio to the limit.
+        """
         worst = self.worst
         if not worst.is_share:
             return worst
@@ -248,7 +260,7 @@ class Judgement:
         return Term((worst.limits_ms[place],), worst.percentile, worst.request_class)
 
     def details_of(self, count: Term) -> list[Reading]:
-        """Readings of a count's limits, in order. Empty for a percentile."""
+        """For a term that asks for a share: its metrics, each at the percentile of the share. Empty for other terms."""
         skipped = 0
         for term in self.readings:
             if term == count:
@@ -257,7 +269,7 @@ class Judgement:
         raise KeyError(count)
 
     def tail_ms(self, metric: str) -> float | None:
-        """The metric at the percentile of the first term that limits it. None: no term does."""
+        """The metric in ms at the percentile that the SLO limits first. None: no term limits the metric."""
         for term, reading in self.readings.items():
             names = [name for name, _ in term.limits_ms]
             if metric in names:
@@ -266,7 +278,7 @@ class Judgement:
 
 
 def mean_judgement(runs: Sequence[Judgement]) -> Judgement:
-    """The mean judgement over several runs of one cluster."""
+    """The judgement with the mean of each number over several runs of one cluster."""
     first = runs[0]
     return Judgement(
         readings={term: mean_reading([one.readings[term] for one in runs]) for term in first.readings},
@@ -287,7 +299,7 @@ class Slo:
         )
 
     def judge(self, runs: Sequence[Times]) -> Judgement:
-        """Judges the runs of one cluster, one for each seed, by the means of their numbers."""
+        """Judges the runs of one cluster, one run per seed, by the mean of each number over the runs."""
         return mean_judgement([self._judge(times) for times in runs])
 
     def _judge(self, times: Times) -> Judgement:
@@ -302,7 +314,7 @@ class Slo:
         return self.judge([Times.of_requests(requests)])
 
     def kept(self, times: Times) -> Any:
-        """A mask of the finished requests that keep all limits that apply to them."""
+        """Array: True for finished requests that keep all limits that apply to them."""
         kept = times.has_tpot | True
         for term in self.terms:
             within = times.within(term.limits_ms)
@@ -310,35 +322,37 @@ class Slo:
         return kept
 
     def attained(self, times: Times, request_class: str) -> Attainment:
-        """Attainment of the requests of one class."""
+        """How many requests of the class meet the SLO."""
         is_of = times.classes == request_class
         num_kept = int((self.kept(times) & is_of[: len(times.has_tpot)]).sum())
         return attainment_of(num_kept, int(is_of.sum()), times.duration_s)
 
     def limit_ms(self, metric: str, request_class: str = "") -> float | None:
-        """The tightest limit of a metric in ms. None: there is none."""
+        """The lowest limit of a metric in ms, for requests of the class. None: the SLO does not limit the metric."""
         found = [
             ms for term in self.terms if term.covers(request_class) for name, ms in term.limits_ms if name == metric
         ]
         return min(found, default=None)
 
     def percentile_of(self, metric: str) -> float:
-        """The percentile of the first term that limits a metric; 99 if no term does."""
+        """The percentile at which the SLO limits a metric, by the first term that does. 99: no term limits the
+        metric.
+        """
         found = (term.percentile for term in self.terms if metric in dict(term.limits_ms))
         return next(found, 99.0)
 
     @property
     def needs_own_itl(self) -> bool:
-        """True if a term limits a request's own gaps, which runs compute only on demand."""
+        """True if a term limits the gaps between a request's own tokens. Runs record these gaps only on demand."""
         return any(name in OWN_ITL for term in self.terms for name, _ in term.limits_ms)
 
     @property
     def share(self) -> float:
-        """Share of the requests that must be within their limits: the largest of all terms."""
+        """Largest share of the requests that a term wants within its limits."""
         return max(term.percentile for term in self.terms) / 100
 
     def require_classes(self, requests: Sequence[RequestSpec]) -> None:
-        """Raises ConfigError if no request has one of the SLO's classes."""
+        """Raises ConfigError if the SLO names a class that no request has."""
         known = dict.fromkeys(classes_of(requests).values())
         for name in dict.fromkeys(term.request_class for term in self.terms):
             if name and name not in known:
@@ -347,7 +361,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str, where: str = "--slo") -> "Slo":
-        """An SLO from text. Raises ConfigError, whose message begins with `where`."""
+        """Reads an SLO from text. Raises ConfigError, whose message begins with `where`."""
         try:
             return cls.of_text(text)
         except ValueError as wrong:
@@ -355,7 +369,7 @@ class Slo:
 
     @classmethod
     def of_text(cls, text: str) -> "Slo":
-        """An SLO from text. Raises ValueError."""
+        """Reads an SLO from text. Raises ValueError, whose message says what is wrong."""
         terms = tuple(term for group in text.split(";") for term in _terms(group))
         names = [f"{term}" for term in terms]
         if twice := next((name for name in names if names.count(name) > 1), ""):
@@ -372,7 +386,9 @@ _FORMS = "'ttft p99 < 2 s', or 'ttft < 2 s and tpot < 50 ms for 95 %'"
 
 
 def _terms(group: str) -> list[Term]:
-    """Terms of a text such as "chat: ttft p99 < 2 s, tpot p99 < 50 ms", with or without a class."""
+    """Reads the terms of one class, such as "chat: ttft p99 < 2 s, tpot p99 < 50 ms". Without "chat:" the terms apply
+    to all requests.
+    """
     name, colon, terms = group.partition(":") if ":" in group else ("", "", group)
     if colon and not name.strip():
         raise ValueError(f"{group.strip()!r} has no class before its colon")
@@ -381,7 +397,7 @@ def _terms(group: str) -> list[Term]:
 
 
 def _terms_of_part(part: str) -> list[Term]:
-    """Terms of a text without commas: a count of requests, or percentiles joined with "and"."""
+    """Reads a part of an SLO without commas: a share of requests within limits, or percentiles joined by "and"."""
     if count := _SHARE.fullmatch(part):
         return [_count(part, count)]
     return [_percentile_term(piece.strip()) for piece in part.split(" and ")]

@@ -9,7 +9,7 @@ from pdsim.workload.request_spec import RequestSpec, classes_of
 
 
 class MissedError(Exception):
-    """Raised as soon as a run can no longer meet its SLO."""
+    """Raised as soon as it is certain that a run misses its SLO."""
 
     def __init__(self, term: Term, num_ended: int) -> None:
         super().__init__(term.missed)
@@ -17,10 +17,14 @@ class MissedError(Exception):
 
 
 class Tally:
-    """Callable for each request that has ended. Raises MissedError as soon as too many requests miss a term."""
+    """Counts requests as they end. Raises MissedError as soon as so many requests miss a term that the run cannot meet
+    its SLO.
+    """
 
     def __init__(self, slo: Slo, requests: Sequence[RequestSpec], num_left_out: int = 0) -> None:
-        """num_left_out: requests that do not count, the first to be sent."""
+        """num_left_out: number of requests that do not count, because they warm up. These are the first that clients
+        send.
+        """
         self._missed_left: dict[Term, int] = {}
         self._lost_left: dict[Term, int] = {}
         for term in slo.terms:
