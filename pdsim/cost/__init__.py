@@ -1,1 +1,1 @@
-"""Cost models: durations of steps and copies, the only part of a simulation that is modelled rather than executed."""
+"""Cost models: the durations of steps and copies. No other part of a simulation is modelled; the rest is executed."""

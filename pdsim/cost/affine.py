@@ -1,4 +1,4 @@
-"""Durations fitted to measurements: linear functions, or tables with interpolation between their entries."""
+"""Durations fitted to measurements: linear functions, or tables with interpolation between entries."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _WORK = ("base and tokens", "attention", "attention behind a context", "context"
 
 
 class AffineModel:
-    """Linear cost model of one GPU."""
+    """Durations of one GPU's steps, linear in tokens, prompts, requests and KV."""
 
     def __init__(self, settings: "Affine") -> None:
         self._settings = settings
@@ -31,7 +31,7 @@ class AffineModel:
         return {**terms, "launches beyond that": max(0.0, self._least_ns(step) - sum(terms.values()))}
 
     def _work(self, step: PrefillStep) -> tuple[float, float, float, float, float]:
-        """Terms of a forward's duration in ns, in the order of _WORK."""
+        """Returns the terms of a forward's duration in ns, in the order of _WORK."""
         settings, chunks = self._settings, step.chunks
         num_tokens, graph = step.num_tokens, self._graph_tokens(step.num_tokens)
         per_pair_ns = settings.prefill_graph_per_pair_ns if graph else settings.prefill_per_pair_ns
@@ -48,7 +48,7 @@ class AffineModel:
         )
 
     def _graph_tokens(self, num_tokens: int) -> int:
-        """Size in tokens of the CUDA graph that runs this number of tokens. 0: no graph is large enough."""
+        """Size in tokens of the smallest CUDA graph that holds num_tokens. 0: no graph is large enough."""
         sizes = self._settings.prefill_graph_sizes
         index = bisect_left(sizes, num_tokens)
         return sizes[index] if index < len(sizes) else 0
@@ -94,8 +94,8 @@ class TableModel(AffineModel):
 
 
 class Entries:
-    """Linear interpolation between table entries. Beyond the last entry the last line is continued; below the first
-    entry the first time holds.
+    """Linear interpolation between table entries. Above the last entry, the line through the last two entries
+    continues. Below the first entry, the first time holds.
     """
 
     def __init__(self, times_ns: Mapping[int, float]) -> None:
@@ -103,7 +103,7 @@ class Entries:
         self._times_ns = [times_ns[size] for size in self._sizes]
 
     def at(self, size: int) -> float:
-        """Time in ns for a size; 0 if the table is empty."""
+        """Returns the time in ns for a size; 0 if the table is empty."""
         after = min(bisect_right(self._sizes, size), len(self._sizes) - 1)
         if after < 1:
             return self._times_ns[0] if self._sizes else 0.0
@@ -113,21 +113,24 @@ class Entries:
 
 
 class GpuClock:
-    """The slowdown of a GPU that computes without pause: its clock falls with its recent utilisation.
+    """Slows forwards on a GPU that computes without pause, because its clock falls with recent utilisation.
 
-    Measured on an H200 (data of the sglang-h200 study): the same forward takes 19 % longer at the end of a second of
-    uninterrupted forwards than after a pause, in proportion to an exponential average of utilisation over about 0.1 s.
+    Measured on an H200 (data of the sglang-h200 study): after a second of uninterrupted forwards, the same forward
+    takes 19 % longer than after a pause. The slowdown is proportional to an exponential average of utilisation over
+    about 0.1 s.
     """
 
     def __init__(self, slowdown: float, memory_ns: float) -> None:
-        """slowdown: relative slowdown at full utilisation. memory_ns: time constant of the utilisation's average."""
+        """slowdown: relative slowdown at full utilisation. memory_ns: time constant of the average utilisation."""
         self._slowdown = slowdown
         self._memory_ns = memory_ns
         self._utilisation = 0.0
         self._busy_until_ns = 0
 
     def stretch(self, start_ns: int, duration_ns: float) -> float:
-        """Duration in ns of a forward that begins now and would take duration_ns on a rested GPU."""
+        """Returns the duration in ns of a forward that begins at start_ns. duration_ns: its duration on a GPU after a
+        pause.
+        """
         if not self._slowdown:
             return duration_ns
         at_start = self._utilisation * exp(-(start_ns - self._busy_until_ns) / self._memory_ns)

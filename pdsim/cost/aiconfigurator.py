@@ -1,8 +1,9 @@
 """Durations from the operator tables of NVIDIA's aiconfigurator, an optional package, measured on H100, H200, B200 and
 GB200.
 
-The tables cover batches of equal prompts, so a forward of unequal prompts counts as the same number of prompts of their
-mean length. A decode step is read at two context lengths, and interpolated linearly between and beyond them.
+The tables cover batches of equal prompts. A forward of unequal prompts takes the time of the same number of prompts of
+their mean length. Decode steps are read from the tables at two context lengths; other context lengths are interpolated
+or extrapolated linearly.
 """
 
 import importlib
@@ -35,7 +36,7 @@ MODELS = {
     "deepseek-r1": "deepseek-ai/DeepSeek-R1",
     "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
 }
-"""Names on Hugging Face, by the model's name in the catalog."""
+"""Name on Hugging Face of each model of pdsim's catalog."""
 WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
 CONTEXTS = (1024, 8192)
@@ -43,7 +44,7 @@ CONTEXTS = (1024, 8192)
 
 
 class NoOperatorTablesError(ValueError):
-    """Raised for a layout without operator tables. The message says what is missing."""
+    """Raised if aiconfigurator has no operator tables for a layout. The message names the missing table."""
 
 
 class AiConfiguratorModel:
@@ -81,7 +82,7 @@ class AiConfiguratorModel:
 
 
 def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
-    """The operator tables of a layout. Raises NoOperatorTablesError."""
+    """Loads the operator tables of a layout. Raises NoOperatorTablesError."""
     spec, gpu = layout.model, layout.gpu
     for name, known, what in ((spec.name, MODELS, "model"), (gpu.name, SYSTEMS, "GPU"), (layout.kv_dtype, KV, "KV in")):
         if name not in known:
@@ -103,7 +104,7 @@ def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
 
 @cache
 def _compiled(model: str, system: str, backend: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    """The operator tables, loaded once for all instances of a role, because loading takes seconds."""
+    """Loads operator tables. Cached for all instances of a role, because loading takes seconds."""
     try:
         module = importlib.import_module("aiconfigurator_core.sdk.engine")
     except ModuleNotFoundError:

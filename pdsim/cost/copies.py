@@ -1,4 +1,4 @@
-"""Durations of KV copies other than transfers: to host memory, to storage behind it, and through staging buffers."""
+"""Durations of KV copies other than transfers: to host memory, to storage, and through staging buffers."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,37 +8,38 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class HostCopies:
-    """Costs of copying the KV of retracted requests to host memory and back, layer by layer over the host link.
+    """Costs of copying KV to host memory and back, layer by layer over the host link.
 
-    The costs are those of one rank; all ranks copy their shares at the same time.
+    All values are for one rank. All ranks copy their shares of the KV at the same time.
     """
 
     page_bytes: int
     num_planes: int
-    """Copies per request: one of K and one of V in every layer."""
+    """Number of copies per request: one of K and one of V in every layer."""
     copy_ns: int
-    """Minimum time in ns of one plane's copy: its launch."""
+    """Minimum time in ns of one copy, for its launch."""
     save_bandwidth: float
-    """Rate of copies to host memory in bytes per second."""
+    """Rate in bytes per second of copies to host memory."""
     load_bandwidth: float
     pinning_bandwidth: float
-    """Rate in bytes per second at which host memory is pinned. Memory is pinned once, before its first copy."""
+    """Rate in bytes per second of pinning host memory. Memory is pinned once, before its first copy."""
     num_ranks: int = 1
 
 
 class HostMemory:
-    """Times the copies of one instance, one after another.
+    """Durations of one instance's copies of retracted requests to host memory and back, one after another.
 
-    A plane goes into pinned memory of a power of two in bytes, as in PyTorch's allocator. Memory is pinned once; later
-    copies reuse free memory of the same size.
+    Each copied array takes pinned memory whose size is a power of two, as in PyTorch's allocator. Memory is pinned
+    once; later copies reuse free memory of the same size.
     """
 
     def __init__(self, costs: HostCopies) -> None:
         self._costs = costs
         self._held_bytes: dict[int, int] = {}
-        """Bytes of each request whose KV is in host memory."""
+        """Number of KV bytes in host memory, by request id."""
         self._free: Counter[int] = Counter()
-        """Number of free pinned allocations, each for all planes of a request, by the bytes of a plane."""
+        """Number of free pinned allocations, by the bytes of one array. Each allocation holds all arrays of a
+        request."""
 
     def save_ns(self, request_id: int, num_pages: int) -> int:
         costs, num_bytes = self._costs, num_pages * self._costs.page_bytes
@@ -55,7 +56,7 @@ class HostMemory:
         return self._copy_ns(num_bytes, self._costs.load_bandwidth)
 
     def forget(self, request_id: int) -> None:
-        """Drops the host copy of a request, if it has one."""
+        """Drops the host copy of a request. No effect if there is none."""
         if num_bytes := self._held_bytes.pop(request_id, 0):
             self._free[self._plane_bytes(num_bytes)] += 1
 
@@ -69,7 +70,7 @@ class HostMemory:
 class HostLink:
     """The link between one instance's GPUs and its host cache. Each direction copies one block of pages after another.
 
-    The host cache's memory was pinned when the server started, so pinning takes no time here.
+    The host cache's memory was pinned when the server started, so copies need no time for pinning.
     """
 
     def __init__(self, costs: HostCopies) -> None:
@@ -79,21 +80,24 @@ class HostLink:
         self._free_ns = {"load": 0, "write": 0}
 
     def copy(self, kind: Literal["load", "write"], num_pages: int, now_ns: int) -> tuple[int, int]:
-        """Start and end in ns of a copy, which begins when earlier copies in its direction are done."""
+        """Returns start and end in ns of a copy. The copy starts when earlier copies in the same direction have
+        ended.
+        """
         start_ns = max(now_ns, self._free_ns[kind])
         duration_ns = max(1, round(1e9 * num_pages * self._page_bytes / self._bandwidths[kind]))
         self._free_ns[kind] = end_ns = start_ns + duration_ns
         return start_ns, end_ns
 
     def num_bytes(self, num_pages: int) -> int:
-        """Bytes of these pages on all ranks together."""
+        """Bytes of num_pages pages, summed over all ranks."""
         return num_pages * self._page_bytes * self._num_ranks
 
 
 def end_behind_load(start_ns: int, duration_ns: int, load: tuple[int, int], num_layers: int) -> int:
-    """End in ns of a forward whose layers each wait for their part of a load.
+    """Returns the end in ns of a forward each of whose layers waits until its own KV is loaded. load: start and end in
+    ns of the load.
 
-    All layers take equally long, and so do all parts of the load, so the first or the last layer decides.
+    All layers take equally long to load and to compute, so either the first or the last layer determines the end.
     """
     first_ns, last_ns = load
     behind_first = first_ns + (last_ns - first_ns) // num_layers + duration_ns
@@ -102,46 +106,47 @@ def end_behind_load(start_ns: int, duration_ns: int, load: tuple[int, int], num_
 
 @dataclass(frozen=True, kw_only=True)
 class StagingCost:
-    """Times of gather and scatter on one rank: host work per call, and one read and one write of every byte."""
+    """Times of gathering and scattering KV on one rank. Each call has fixed host work, and reads and writes every byte
+    once.
+    """
 
     gather_host_ns: int
     scatter_host_ns: int
     gather_bandwidth: float
-    """Bytes that a gather reads and writes per second."""
+    """Number of bytes per second that a gather reads or writes."""
     scatter_bandwidth: float
     num_writers: int
-    """Number of prefill ranks whose cells one decode rank scatters in one call."""
+    """Number of prefill ranks whose cells a decode rank scatters in one call."""
 
     def gather_ns(self, num_bytes: int) -> int:
         return self.gather_host_ns + round(2e9 * num_bytes / self.gather_bandwidth)
 
     def scatter_ns(self, num_bytes: int) -> int:
-        """Time in ns of a scatter. num_bytes: bytes of one writer."""
+        """Returns the time in ns of a scatter. num_bytes: bytes that one prefill rank wrote."""
         return self.scatter_host_ns + round(2e9 * num_bytes * self.num_writers / self.scatter_bandwidth)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageCosts:
-    """Times and sizes of the storage behind host caches. Bytes are those of all ranks of an instance together."""
+    """Times and sizes of the storage from which host caches read. Bytes are summed over all ranks of an instance."""
 
     num_pages: int
-    """Capacity of the storage in pages."""
+    """Capacity of the storage, in pages."""
     read_page_bytes: int
     write_page_bytes: int
-    """Bytes that an instance writes for a page. Where ranks hold the same KV, one rank writes it and each rank reads
-    it.
-    """
+    """Bytes that an instance writes for one page. If several ranks hold the same KV, one rank writes it and each rank
+    reads it."""
     objects_per_page: int
-    """Number of storage objects that hold one page, each with its own read or write."""
+    """Number of storage objects that hold one page. Each object is read and written separately."""
     read_bandwidth: float
-    """Read rate of all drives together, in bytes per second."""
+    """Read rate of all drives together in bytes per second."""
     write_bandwidth: float
     objects_per_s: float
-    """Object reads and writes per second of all drives together."""
+    """Number of object reads and writes per second of all drives together."""
     client_bandwidth: float
-    """Rate of one instance in bytes per second, in each direction; infinite: no limit."""
+    """Maximum rate of one instance in bytes per second, for reads and for writes. Infinite: no limit."""
     latency_ns: int
-    """Fixed latency in ns of one batch of pages (BATCH_PAGES), for a lookup, a read or a write."""
+    """Fixed time in ns of one batch of pages (BATCH_PAGES), for a lookup, a read or a write."""
 
     def objects_per_byte(self, kind: str) -> float:
         return self.objects_per_page / (self.read_page_bytes if kind == "read" else self.write_page_bytes)

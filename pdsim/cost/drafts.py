@@ -1,4 +1,4 @@
-"""Durations of a draft model's forwards, which run beside the forwards of the target model."""
+"""Durations of a draft model's forwards, which run in addition to the forwards of the target model."""
 
 from dataclasses import dataclass, field
 
@@ -9,34 +9,33 @@ from pdsim.cost.roofline import RooflineModel
 
 @dataclass(frozen=True)
 class DraftTimes:
-    """Draft forwards of SGLang's EAGLE worker (0.5.23, speculative/eagle_worker_v2.py).
+    """Durations of the draft forwards of SGLang's EAGLE worker (0.5.23, speculative/eagle_worker_v2.py).
 
     Before the target verifies a step, the draft proposes tokens in num_steps - 1 forwards (draft_forward: the last
     proposal needs no forward). After verification, one forward extends the draft's KV by all verified tokens and makes
     the next step's first proposal (_draft_extend_for_decode); only one row of each request passes the output
-    projection. Each forward reads the KV of the draft's layers. A prompt passes the draft's layers after the target's
-    (_draft_extend_for_prefill).
+    projection. Each forward reads the KV of the draft's layers. After the target has computed a prompt, the draft's
+    layers compute it, too (_draft_extend_for_prefill).
     """
 
     layers: CostModel
-    """Times of the draft's layers without the output projection."""
+    """Cost model of the draft's layers without the output projection."""
     proposing: CostModel
-    """Times of the draft's layers with the output projection."""
+    """Cost model of the draft's layers with the output projection."""
     num_steps: int
     num_rows: int
-    """Tokens of each request in a proposing forward: branches of the draft tree, or the block of DSPARK."""
+    """Number of tokens per request in a forward that proposes tokens: branches of the draft tree, or the block of
+    DSPARK."""
     num_verified: int
     computes_prompts: bool
-    """False: the draft proposes a block in one forward, from the target's hidden states (DSPARK). The projection of
-    hidden states to KV takes no time in this model.
-    """
+    """False: the draft proposes a block in one forward, from the target's hidden states (DSPARK). Projecting hidden
+    states to KV takes no time in this model."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict, repr=False)
 
     def decode_line(self, num_requests: int, expert_share: float | None = None) -> DecodeLine:
-        """Time of all draft forwards of one decode step.
+        """Returns the time of all draft forwards of one decode step.
 
-        expert_share: tokens that experts compute, relative to the tokens of this instance; None: the instance's own
-        tokens.
+        expert_share: number of tokens that experts compute, divided by the number of this instance's tokens; None: 1.
         """
         if expert_share is not None:
             return self._line(num_requests, expert_share)
@@ -55,7 +54,7 @@ class DraftTimes:
         return extending.plus(projection).plus(proposing, self.num_steps - 1)
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
-        """Time in ns of the draft's layers over the prompts of a forward."""
+        """Returns the time in ns that the draft's layers need for the prompts of a forward."""
         return self.layers.prefill_ns(step, start_ns) if self.computes_prompts else 0
 
 

@@ -1,4 +1,4 @@
-"""Times of collectives among GPUs that share the tokens of prompts, or divide the KV of requests."""
+"""Times of collectives among GPUs that divide the tokens of prompts or the KV of requests."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,18 +8,18 @@ from pdsim.system.model import LatentAttention
 
 _BF16 = 2
 _LOG_SUM_EXP = 4
-"""Bytes of a query head's log-sum-exp, with which outputs over parts of a context are merged."""
+"""Bytes of one query head's log-sum-exp, which is needed to merge attention outputs over parts of a context."""
 
 
 class Gathers(NamedTuple):
-    """Collectives of one forward."""
+    """Time of the collectives of one forward: a fixed time and a time per token."""
 
     fixed_ns: float = 0
     token_ns: float = 0
-    """Time in ns of one token's bytes."""
+    """Additional time in ns for each token."""
 
     def ns(self, num_tokens: float) -> float:
-        """Time in ns for this number of tokens. Without tokens there are no collectives."""
+        """Returns the time in ns for num_tokens tokens; 0 without tokens."""
         return self.fixed_ns + num_tokens * self.token_ns if num_tokens else 0.0
 
 
@@ -28,18 +28,16 @@ NO_GATHERS = Gathers()
 
 @dataclass(frozen=True)
 class Collectives:
-    """Collectives among a server's GPUs. Each takes the fixed time of an all-reduce, and its bytes the bandwidth of an
-    all-reduce.
-    """
+    """Collectives among a server's GPUs. Each collective has the fixed time and the bandwidth of an all-reduce."""
 
     layout: Layout
     fixed_ns: float
     link_efficiency: float
-    """Share of the nominal NVLink bandwidth that is reached."""
+    """Share of the nominal NVLink bandwidth that collectives reach."""
 
     def of_prompts(self) -> Gathers:
-        """Context parallelism, per prompt token: keys and values of each layer go to all groups. Hidden states go to
-        the experts, and the experts' outputs come back.
+        """Collectives of context parallelism, per prompt token. Keys and values of each layer go to all groups. Hidden
+        states go to the experts, and the experts' outputs come back.
         """
         cp, model = self.layout.cp, self.layout.model
         if cp == 1:
@@ -49,9 +47,9 @@ class Collectives:
         return self._gathers(model.attention.num_layers + 2 * num_experts, num_bytes * (cp - 1) / cp)
 
     def of_queries(self) -> Gathers:
-        """Divided KV, per computed token: each GPU gets the queries of its group's heads, and for its own heads the
-        other GPUs' outputs with their log-sum-exps (SGLang 0.5.23, layers/dcp/comm.py: all_gather_q_for_mla_decode and
-        dcp_a2a_lse_reduce; vLLM 0.33.0, v1/attention/ops/dcp.py: cp_lse_ag_out_rs).
+        """Collectives of divided KV, per computed token. Each GPU receives the queries of its group's heads and, for
+        its own heads, the other GPUs' outputs with their log-sum-exps (SGLang 0.5.23, layers/dcp/comm.py:
+        all_gather_q_for_mla_decode and dcp_a2a_lse_reduce; vLLM 0.33.0, v1/attention/ops/dcp.py: cp_lse_ag_out_rs).
         """
         layout, attention = self.layout, self.layout.model.attention
         if layout.dcp == 1:
@@ -61,8 +59,9 @@ class Collectives:
         return self._gathers(layout.dcp_rules.num_exchanges * attention.num_layers, num_bytes)
 
     def of_contexts(self) -> Gathers:
-        """Divided latents, per context token of a prompt: each GPU gets the latents that others hold (SGLang 0.5.23,
-        layers/dcp/comm.py: all_gather_kv_cache_for_dcp; vLLM 0.33.0, MLADCPManager.kv_gather).
+        """Collectives of divided latent KV, per context token of a prompt. Each GPU receives the latents that other
+        GPUs hold (SGLang 0.5.23, layers/dcp/comm.py: all_gather_kv_cache_for_dcp; vLLM 0.33.0,
+        MLADCPManager.kv_gather).
         """
         layout, attention = self.layout, self.layout.model.attention
         if layout.dcp == 1 or not isinstance(attention, LatentAttention):
@@ -70,6 +69,6 @@ class Collectives:
         return self._gathers(attention.num_layers, (layout.dcp - 1) * layout.read_token_bytes)
 
     def _gathers(self, num_collectives: int, token_bytes: float) -> Gathers:
-        """token_bytes: bytes per token that each GPU receives."""
+        """Time of collectives. token_bytes: bytes per token that each GPU receives."""
         rate = self.layout.gpu.nvlink_bandwidth * self.link_efficiency
         return Gathers(num_collectives * self.fixed_ns, 1e9 * token_bytes / rate)

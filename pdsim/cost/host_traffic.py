@@ -1,8 +1,8 @@
-"""Bytes that forwards of a server over several hosts send between its hosts, through the NICs.
+"""Traffic between the hosts of a server that spans several hosts: bytes that its forwards send through the NICs.
 
-All-reduces are hierarchical: the GPUs of a host reduce over NVLink, and each GPU sums its share with its peers on other
-hosts. Expert-parallel servers send tokens as DeepEP does. NVLink and NIC traffic overlap, and the NICs are the
-bottleneck at 2 to 8 hosts of 8 GPUs by DeepEP's tables (README.md and docs/legacy.md at 0297fc8).
+All-reduces are hierarchical: the GPUs of a host reduce over NVLink, then each GPU sums its share with GPUs of other
+hosts. Expert-parallel servers send tokens as DeepEP does. NVLink and NIC traffic overlap. By DeepEP's tables, the NICs
+are the bottleneck at 2 to 8 hosts of 8 GPUs (README.md and docs/legacy.md at 0297fc8).
 """
 
 from dataclasses import dataclass
@@ -12,49 +12,49 @@ from pdsim.system.memory import Layout
 from pdsim.system.model import ModelSpec
 
 NIC_SHARE = 0.9
-"""Share of a NIC's bandwidth that exchanges reach. DeepEP 2 over ConnectX-7 of 50 GB/s: 45 GB/s without the traffic
-inside hosts at 2 hosts (90 GB/s with it), 46 GB/s at 4.
-"""
+"""Share of a NIC's bandwidth that exchanges reach. DeepEP 2 over ConnectX-7 (50 GB/s): 45 GB/s at 2 hosts, 46 GB/s at 4
+hosts. Traffic within hosts is not counted."""
 EXCHANGE_NS = 32_000
-"""Time in ns of a dispatch or combine between hosts, without the time of its bytes. Source: median of DeepEP's
-low-latency kernels at EP16 to EP256, with bytes at NIC_SHARE.
-"""
+"""Fixed time in ns of a dispatch or a combine between hosts. Source: median of DeepEP's low-latency kernels at EP16 to
+EP256, minus the time of their bytes at NIC_SHARE."""
 ALL_REDUCE_NS = 20_000
-"""Time in ns by which an all-reduce over several hosts is longer than one within a host, without the time of its bytes
-(assumed).
-"""
+"""Additional fixed time in ns of an all-reduce over several hosts, in comparison with an all-reduce within one host
+(assumed)."""
 _DISPATCHED = 1 + 4 / 128
-"""Bytes of an element that is sent to experts: fp8, with a scale of 4 bytes for 128 elements."""
+"""Bytes of one element of a hidden state that is sent to an expert: fp8, with a scale of 4 bytes per 128 elements."""
 _BF16 = 2
 
 
 @dataclass(frozen=True)
 class HostMoves:
-    """Traffic of one kind of forward through the NIC of each GPU."""
+    """Traffic through each GPU's NIC, for prefill forwards or for decode steps."""
 
     fixed_ns: float
-    """Time in ns of all layers' exchanges without the time of their bytes."""
+    """Fixed time in ns of the exchanges of all layers."""
     reduced_bytes: float
-    """Bytes per token of the instance that all-reduces of all layers send, and also receive."""
+    """Bytes per token of the instance that the all-reduces of all layers send through one NIC. They receive as many
+    bytes."""
     exchanged_bytes: float
-    """Bytes per token of the instance that all layers send to experts and receive back."""
+    """Bytes per token of the instance that all layers send to experts through one NIC, including the results."""
     bandwidth: float
-    """Bytes per second that one NIC reaches in each direction."""
+    """Rate in bytes per second that one NIC reaches in each direction."""
 
     def out_bytes(self, num_tokens: float) -> float:
-        """Bytes that each NIC sends for the instance's own tokens."""
+        """Bytes that each NIC sends for num_tokens tokens of the instance."""
         return (self.reduced_bytes + self.exchanged_bytes) * num_tokens
 
     def in_bytes(self, num_tokens: float, routed: float) -> float:
-        """Bytes received. routed: tokens of the busiest GPU's experts, as a number of tokens of an instance."""
+        """Bytes that the NIC of the busiest GPU receives. routed: num_tokens times the busiest GPU's expert load,
+        relative to the mean load.
+        """
         return self.reduced_bytes * num_tokens + self.exchanged_bytes * routed
 
     def moving_ns(self, num_tokens: float, routed: float) -> float:
-        """Time in ns of the bytes on idle links."""
+        """Time in ns to send and receive all bytes on idle links, without the fixed time."""
         return 1e9 * max(self.out_bytes(num_tokens), self.in_bytes(num_tokens, routed)) / self.bandwidth
 
     def ns(self, num_tokens: float, routed: float) -> float:
-        """Time in ns of all exchanges on idle links, with the fixed time."""
+        """Time in ns of all exchanges on idle links, including the fixed time."""
         return self.fixed_ns + self.moving_ns(num_tokens, routed)
 
 
@@ -65,19 +65,19 @@ class HostTraffic:
     prefill: HostMoves
     decode: HostMoves
     busiest: float
-    """Tokens of the busiest GPU's experts, relative to the mean GPU."""
+    """Number of tokens that the experts of the busiest GPU compute, divided by the mean of all GPUs."""
     overlaps: bool = False
-    """True: half of a batch exchanges while the other half computes (two-batch overlap)."""
+    """True: one half of a batch exchanges tokens while the other half computes (two-batch overlap)."""
 
     def prefill_ns(self, num_tokens: float, routed: float, computing_ns: float) -> float:
-        """Time in ns by which exchanges on idle links prolong a forward. computing_ns: duration of the forward without
-        them.
+        """Time in ns that exchanges on idle links add to a forward. computing_ns: duration of the forward without
+        exchanges.
         """
         return self._seen_ns(self.prefill.ns(num_tokens, routed), computing_ns)
 
     def decode_ns(self, num_tokens: float, routed: float, computing_ns: float) -> float:
-        """Time in ns by which exchanges on idle links prolong a decode step. computing_ns: its duration without
-        exchanges and KV.
+        """Time in ns that exchanges on idle links add to a decode step. computing_ns: duration of the step without
+        exchanges and without reading KV.
         """
         return self._seen_ns(self.decode.ns(num_tokens, routed), computing_ns)
 
@@ -86,7 +86,7 @@ class HostTraffic:
 
 
 def host_traffic(layout: Layout) -> HostTraffic | None:
-    """Traffic of an instance between hosts. None: its server lies within one NVLink domain.
+    """Returns the traffic of an instance between hosts. None: the instance's server lies within one NVLink domain.
 
     Prefill uses DeepEP's normal kernels, which send a token once to each host that has one of its experts. Decode uses
     DeepEP's low-latency kernels, which send a token once per expert. If all GPUs share each expert, every host gets all
@@ -118,9 +118,10 @@ def host_traffic(layout: Layout) -> HostTraffic | None:
 
 
 def num_other_hosts(spec: ModelSpec, num_hosts: int) -> float:
-    """Mean number of other hosts that have an expert of a token, with uniform routing.
+    """Mean number of other hosts to which a token is sent, because they have one of its experts. Routing is assumed to
+    be uniform.
 
-    If a token's experts come from a few groups, and hosts hold whole groups, a token reaches fewer hosts.
+    A token reaches fewer hosts if its experts come from a few groups, and each host holds whole groups.
     """
     experts, routing = spec.experts, None if spec.llama is None else spec.llama.routing
     assert experts is not None

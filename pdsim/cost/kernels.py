@@ -1,4 +1,6 @@
-"""Fractions of nominal rates that measured kernels reach: kernels.csv, written by experiments/operators/distill.py."""
+"""Shares of nominal rates that measured kernels reach, from kernels.csv, which experiments/operators/distill.py
+writes.
+"""
 
 import csv
 from collections.abc import Collection, Iterator
@@ -17,39 +19,38 @@ _GENERATIONS = {
     **dict.fromkeys(("h20", "h20-3e"), "h20"),
     **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "blackwell"),
 }
-"""Generation of each GPU. Kernels of GPUs of one generation reach similar fractions; other GPUs are a generation of
-their own.
-"""
+"""Generation of each GPU. Kernels reach similar shares on GPUs of one generation. Each other GPU is a generation of its
+own."""
 _COVERED = 0.5
-"""Share of measured GPUs that lie within the spread given to an operator of an unmeasured GPU. The spread of servers
-comes on top.
-"""
+"""Share of measured GPUs whose value lies within the range that is given for an unmeasured GPU. The range for
+differences between servers is added to it."""
 MOST_REDUCED = 8
-"""Number of GPUs of the largest measured all-reduce."""
+"""Number of GPUs of the largest all-reduce that was measured."""
 WIDE_HEADS = 64
-"""Query heads per GPU from which decode attention over latents is bound by operations instead of bytes."""
+"""From this number of query heads per GPU, decode attention over latent KV is limited by operations, and no longer by
+bytes."""
 _FILE = Path(__file__).with_name("kernels.csv")
 
 
 class Kernel(NamedTuple):
-    """Measured shares of one operator on one GPU, for one data type or one number of GPUs."""
+    """Measured rates of one operator on one GPU, for one data type or one number of GPUs."""
 
     compute: float
-    """Reached share of the GPU's nominal operations per second for the data type."""
+    """Share of the GPU's nominal operations per second that the kernel reaches."""
     memory: float
-    """Reached share of memory bandwidth, or of link bandwidth if GPUs exchange data."""
+    """Share of memory bandwidth that the kernel reaches. All-reduces and exchanges: share of link bandwidth."""
     fixed_us: float
-    """Fixed time in us, without bytes and operations."""
+    """Fixed time in us, independent of bytes and operations."""
     token_us: float
-    """Time in us of each token of a server, which all its GPUs spend."""
+    """Additional time in us for each token of a server. More GPUs do not shorten it."""
     error: float
-    """Median relative error of the fit to the measured times."""
+    """Median relative error of these values against the measured times."""
 
 
 @contextmanager
 def leaving_out(gpus: Collection[str]) -> Iterator[None]:
-    """Context in which these GPUs, and GPUs of their generation, count as not measured. An operator that was measured
-    on these GPUs only stays known for the rest of their generation.
+    """Context manager: within it, these GPUs and all GPUs of their generation count as unmeasured. An operator that was
+    measured on no other generation stays known for the rest of their generation.
     """
     alike = {_GENERATIONS.get(gpu, gpu) for gpu in gpus}
     everything = _kernels()
@@ -84,7 +85,7 @@ def _kernels() -> dict[tuple[str, str, str], Kernel]:
 
 @cache
 def reached(gpu: str, operator: str, kind: str) -> Kernel:
-    """The measured kernel of this GPU, or the median of all measured GPUs."""
+    """Returns the measured kernel of this GPU, or the median of all measured GPUs if this GPU was not measured."""
     own = _kernels().get((gpu, operator, kind))
     return own or Kernel(*(median(values) for values in zip(*_others(operator, kind), strict=True)))
 
@@ -94,7 +95,7 @@ def _others(operator: str, kind: str) -> list[Kernel]:
 
 
 class Spread(NamedTuple):
-    """Factors of uncertainty of a kernel's shares and of its times."""
+    """Factors by which the true values of a kernel may lie above or below the given values. 1: measured."""
 
     compute: float = 1
     memory: float = 1
@@ -104,10 +105,10 @@ class Spread(NamedTuple):
 
 @cache
 def spread(gpu: str, operator: str, kind: str) -> Spread:
-    """Uncertainty of a kernel: 1 if this GPU was measured, else the deviation of GPUs from the median of other
-    generations.
+    """Returns the uncertainty of a kernel: 1 if this GPU was measured. Otherwise, the typical deviation of a GPU from
+    the median of GPUs of other generations.
 
-    All data types of an operator count together, because a single type has too few measured GPUs.
+    The deviation is taken over all data types of an operator, because each data type has too few measured GPUs.
     """
     if is_measured(gpu, operator, kind):
         return Spread()
@@ -115,24 +116,24 @@ def spread(gpu: str, operator: str, kind: str) -> Spread:
 
 
 class Beyond(NamedTuple):
-    """How much longer a token's experts take on servers than in the tables."""
+    """Factors by which experts take longer on servers than the operator tables say."""
 
     slowness: float = 1
     spread: float = 1
-    """Factor of uncertainty of the slowness."""
+    """Factor by which the true slowness may lie above or below `slowness`."""
     undivided: float = 1
-    """Factor on the experts' fixed time per token, which more GPUs do not shorten."""
+    """Factor on Kernel.token_us of experts."""
 
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.5)
-"""DeepSeek's whole experts in fp8. The cause is not known. Two loaded rows of B200 chose the factors, and the rows
-beside them judge (experiments/inferencex-tp).
-"""
+"""DeepSeek's experts in fp8, each held by one GPU. The cause of the slowness is not known. The factors were chosen on
+two measured rows of B200 under load, and tested on the other rows (experiments/inferencex-tp)."""
 
 
 def beyond_tables(layout: Layout) -> Beyond:
-    """Over several hosts, tokens reach the GPUs of their experts by DeepEP, so that no GPU handles all tokens. Within a
-    host SGLang gathers them by default (0.5.12, server_args.py:613: moe_a2a_backend none).
+    """Returns how much longer a layout's experts take than the tables say. Over several hosts, DeepEP sends tokens to
+    the GPUs of their experts, so no GPU handles all tokens. Within a host, SGLang gathers all tokens by default
+    (0.5.12, server_args.py:613: moe_a2a_backend none).
     """
     if layout.num_domains > 1:
         return Beyond(undivided=0)
@@ -140,7 +141,7 @@ def beyond_tables(layout: Layout) -> Beyond:
 
 
 def is_whole(kind: str) -> bool:
-    """True for experts that a GPU holds whole, whose kernels deviate in their own way."""
+    """True for kernels of experts that one GPU holds whole."""
     return kind.startswith("whole")
 
 
@@ -150,7 +151,7 @@ def is_measured(gpu: str, operator: str, kind: str) -> bool:
 
 @cache
 def _covering(operator: str, whole: bool, column: str) -> float:
-    """The factor within which a share of _COVERED of GPUs lies from the median of the GPUs of other generations."""
+    """Factor within which _COVERED of all GPUs lie from the median of the GPUs of other generations."""
     found = []
     for (gpu, name, kind), kernel in _kernels().items():
         if is_whole(kind) != whole:
@@ -168,9 +169,9 @@ def _covering(operator: str, whole: bool, column: str) -> float:
 
 
 def kinds(layout: Layout) -> dict[str, str]:
-    """Operators of a layout, each with the data type or the number of GPUs of its measurement.
+    """Returns the operators of a layout. The value names the measured kernel: its data type or number of GPUs.
 
-    Models with latent attention have kernels of their own for decode attention, and for experts that a GPU holds whole.
+    Models with latent attention have their own kernels for decode attention and for experts that one GPU holds whole.
     """
     spec, gpu = layout.model, layout.gpu
     measured = {*gpu.flops, "int4"}
@@ -188,8 +189,8 @@ def kinds(layout: Layout) -> dict[str, str]:
 
 
 def _all_reduce_kind(layout: Layout) -> str:
-    """Number of GPUs that an all-reduce joins, as the kernels' table writes it: those of an instance, or those of a
-    server whose GPUs all have a part of each expert.
+    """Number of GPUs that an all-reduce joins, as written in the kernels' table. The GPUs are those of an instance or,
+    if all GPUs of a server share each expert, those of the server.
     """
     sums_all = layout.dp > 1 and not layout.has_whole_experts
     num_gpus = layout.tp * (layout.dp if sums_all else layout.cp)
@@ -202,11 +203,11 @@ def _expert_kind(layout: Layout, weights: str) -> str:
 
 
 def _has_flashinfer(layout: Layout) -> bool:
-    """True if a server's setting chooses FlashInfer's attention in place of another kernel of the tables: on Blackwell,
-    where SGLang takes trtllm_mha by default (0.5.12, server_args.py:2620).
+    """True if a setting chooses FlashInfer's attention on Blackwell, where SGLang by default uses another kernel of the
+    tables, trtllm_mha (0.5.12, server_args.py:2620).
 
-    A prompt's tokens then attend to KV before them by FA2 (0.5.12, layers/attention/flashinfer_backend.py:126 and 870),
-    of which the tables have decode's times alone: such prompts take longer than told.
+    New tokens of a prompt then attend to cached tokens by FA2 (0.5.12, layers/attention/flashinfer_backend.py:126 and
+    870). The tables have FA2's times for decode only, so such prompts take longer in reality.
     """
     is_latent = isinstance(layout.model.attention, LatentAttention)
     is_other = _GENERATIONS.get(layout.gpu.name) == "blackwell" and not is_latent
@@ -222,9 +223,10 @@ def _decode_kind(layout: Layout) -> str:
 
 
 def products(layout: Layout) -> tuple[float, float]:
-    """Shares of nominal operations, and of memory bandwidth, that matrix products reach for all weights except experts.
+    """Returns the shares of nominal operations and of memory bandwidth that matrix products reach. Experts are not
+    included.
 
-    If some weights are bf16 and the others narrower, the bf16 weights use the bf16 kernels.
+    If some weights are bf16 and others narrower, the shares combine both kernels.
     """
     spec, gpu = layout.model, layout.gpu
     narrow, wide = reached(gpu.name, "gemm", kinds(layout)["gemm"]), reached(gpu.name, "gemm", "bf16")
@@ -241,17 +243,17 @@ def products(layout: Layout) -> tuple[float, float]:
 
 
 def origins(layout: Layout) -> dict[str, str]:
-    """Origin of the kernel of each operator of a layout, as text."""
+    """Describes where the rates of each operator of a layout come from."""
     return {operator: _origin(layout.gpu.name, operator, kind) for operator, kind in _used(layout).items()}
 
 
 def medians_of(layout: Layout) -> list[str]:
-    """Operators of a layout that were measured on other GPUs only."""
+    """Operators of a layout that were not measured on its GPU, but on other GPUs."""
     return [operator for operator, kind in _used(layout).items() if not is_measured(layout.gpu.name, operator, kind)]
 
 
 def _used(layout: Layout) -> dict[str, str]:
-    """Operators of a layout that take time, and their kinds."""
+    """Operators that take time in a layout, and the names of their kernels."""
     operators = kinds(layout)
     if layout.model.experts is None:
         del operators["experts"]
@@ -272,5 +274,5 @@ def _origin(gpu: str, operator: str, kind: str) -> str:
 
 
 def has_kernels(gpu: str) -> bool:
-    """True if kernels of this GPU were measured."""
+    """True if any kernel was measured on this GPU."""
     return any(name == gpu for name, _, _ in _kernels())

@@ -1,4 +1,4 @@
-"""Interfaces of cost models, and the lines that describe decode steps."""
+"""Interfaces of cost models, and the linear functions that describe decode steps."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,27 +6,30 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.system.memory import Layout
 
 FRACTION_BITS = 20
-"""Decode steps are timed in 2**-20 ns, so that a step's share of one KV token is not rounded away."""
+"""Decode steps are timed in units of 2**-20 ns, so that the time per KV token is not rounded to 0."""
 
 
 class DecodeLine(NamedTuple):
-    """Duration of a decode step at one batch size: linear in the KV tokens that the batch reads, in 2**-20 ns."""
+    """Duration of a decode step of a fixed batch size, linear in the KV tokens that the batch reads. All values are in
+    units of 2**-20 ns.
+    """
 
     base: int
     per_context_token: int
-    """Time of a context token, counted once for each request that reads it."""
+    """Time of each context token. A token that several requests read counts once for each of them."""
     per_distinct_token: int
-    """Time of a context token, counted once for all requests that share it. With attention waves: once per wave."""
+    """Time of each distinct context token. A token that several requests share counts once or, with attention waves,
+    once per wave."""
 
     def stretched(self, factor: float) -> "DecodeLine":
         return DecodeLine(*(round(part * factor) for part in self))
 
     def later(self, delay_ns: int) -> "DecodeLine":
-        """The line of a step that starts delay_ns later."""
+        """Returns the line of a step that takes delay_ns longer."""
         return DecodeLine(self.base + (delay_ns << FRACTION_BITS), self.per_context_token, self.per_distinct_token)
 
     def plus(self, other: "DecodeLine", times: int = 1) -> "DecodeLine":
-        """The sum of this line and `times` times another line."""
+        """Returns the sum of this line and `times` times the other line."""
         return DecodeLine(*(part + times * added for part, added in zip(self, other, strict=True)))
 
     @classmethod
@@ -36,41 +39,45 @@ class DecodeLine(NamedTuple):
 
 
 STANDING = DecodeLine(0, 0, 0)
-"""Line of a step that takes no time."""
+"""Line of a decode step that takes no time."""
 
 Terms = dict[str, float]
-"""Parts of a duration in ns, by name, in the order in which they are printed."""
+"""Terms of a duration in ns, by name, in the order in which they are printed."""
 
 
 class CostModel(Protocol):
-    """Times that a GPU takes for steps. They may depend on earlier steps of the model, and on nothing else."""
+    """Durations of a GPU's steps. A duration may depend on earlier steps of the same model, and on nothing else."""
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
-        """Duration in ns of one forward that begins at start_ns, at least 1. Called once per forward, in order."""
+        """Duration in ns of a forward that begins at start_ns, at least 1. The caller makes one call per forward, in
+        order.
+        """
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        """Durations of decode steps of this batch size. Equal arguments give equal results."""
+        """Durations of decode steps with num_requests requests. Equal arguments give equal results."""
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
-        """Parts of the duration of a forward on a rested GPU."""
+        """Terms of a forward's duration on a GPU that was idle before."""
 
     def decode_terms(self, num_requests: int) -> Terms:
-        """Parts of the base of a decode step's duration, without the time of its KV."""
+        """Terms of a decode step's duration that do not depend on the amount of KV."""
 
 
 class CostSettings(Protocol):
-    """Settings of a cost model in a scenario: a dataclass that makes the cost model of an instance from its layout."""
+    """Settings of a cost model in a scenario. `model` makes the cost model of an instance from its layout."""
 
     def model(self, layout: Layout) -> CostModel: ...
 
 
 def attended_pairs(chunk: PrefillChunk) -> float:
-    """Number of pairs of a new token and a token that it attends to: the context, and on average half of the chunk."""
+    """Number of pairs of a new token and a token that it attends to: all context tokens, and on average half of the
+    chunk.
+    """
     return chunk.num_tokens * (chunk.num_context_tokens + chunk.num_tokens / 2)
 
 
 def window_pairs(chunk: PrefillChunk, window_tokens: int) -> float:
-    """Number of attended pairs if each token attends only to the last window_tokens."""
+    """Number of attended pairs if each new token attends only to the last window_tokens tokens."""
     first, last = chunk.num_context_tokens, chunk.num_context_tokens + chunk.num_tokens
     beyond, before = max(0, last - window_tokens), max(0, first - window_tokens)
     return attended_pairs(chunk) - (beyond * beyond - before * before) / 2

@@ -1,5 +1,5 @@
-"""Durations from first principles: bytes over bandwidth and operations over rate, each with the share of the nominal
-rate that kernels reach.
+"""Durations from first principles: bytes divided by bandwidth, and operations divided by rate. Both rates are shares of
+the nominal rates.
 """
 
 from functools import cache, partial
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from pdsim.cost.settings import Roofline
 
 _STEEPEST = 8.0
-"""Exponent of a power law with which one expert has nearly all tokens."""
+"""Exponent of a power law at which one expert gets nearly all tokens."""
 _ROUNDS = 50
 
 
 class RooflineModel:
     def __init__(self, settings: "Roofline", layout: Layout, large: LargeMessages | None = None) -> None:
-        """large: times of all-reduces of large messages. None: large messages take the times of small messages."""
+        """large: times of all-reduces of large messages. None: large messages are timed as small messages."""
         spec, gpu, tp, num_ranks = layout.model, layout.gpu, layout.tp, layout.tp * layout.cp
         self._settings = settings
         self._spec = spec
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
         rate = gpu.flops_for(spec.weight_dtype)
         slower = spec.wide_flops_per_token * (rate / gpu.flops_for("bf16") - 1)
-        """FLOPs at the rate of the weights' type that take as long as the extra time of bf16 weights."""
+        """Additional time of bf16 weights per token, as the FLOPs that take this time at the rate of the other
+        weights."""
         self._flops_per_token = spec.flops_per_token + slower - (spec.expert_flops_per_token if self._experts else 0)
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
-        """FLOPs per token of routed experts, if they count with the other products."""
+        """FLOPs per token of routed experts, if they are timed together with the other products; else 0."""
         self._shared_bytes_read = spec.shared_bytes_read
         self._matrix_flops = num_ranks * rate * settings.matrix_efficiency
         self._attention_flops = num_ranks * gpu.flops_for("bf16") * settings.attention_efficiency
@@ -59,7 +60,7 @@ class RooflineModel:
         self._dp = layout.dp
         self._cp = layout.cp
         self._busiest = 1 + layout.expert_skew
-        """Tokens of the busiest GPU's experts, relative to the mean GPU."""
+        """Number of tokens that the experts of the busiest GPU compute, divided by the mean of all GPUs."""
         per_read = 1 / layout.num_verified_tokens  # all tokens that a step verifies of a request share one read
         state_ns = (1 + per_read) * 1e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
         self._state_ns = state_ns + windows_ns * per_read  # a token's, however long its request is
@@ -67,7 +68,7 @@ class RooflineModel:
         self._between_hosts = host_traffic(layout)
         self._exchange_ns = self._exchange_token_ns = 0.0
         self._sums: AllReduces | None = None
-        """All-reduces of all ranks' tokens, if every GPU has a part of each expert."""
+        """Times of all-reduces over the tokens of all data-parallel ranks. None: not all GPUs share each expert."""
         self._num_sums = 2 * num_expert_layers
         if layout.dp > 1 and self._between_hosts is None and not layout.has_whole_experts:
             self._sums = reductions(num_gpus=layout.tp * layout.dp)
@@ -159,8 +160,8 @@ class RooflineModel:
         return self._num_reductions * self._reductions.ns(num_tokens / self._cp) if self._num_reductions else 0.0
 
     def _gathering_ns(self, step: PrefillStep) -> float:
-        """Time in ns of a forward's gathers. With divided KV, heads of latents compute on gathered contexts, and other
-        heads gather the queries of prompts that have a context.
+        """Time in ns of a forward's gathers. With divided latent KV, the contexts are gathered. With other divided KV,
+        the queries of prompts with a context are gathered.
         """
         contexts = [chunk for chunk in step.chunks if chunk.num_context_tokens]
         merged = step.num_decode_tokens
@@ -170,8 +171,8 @@ class RooflineModel:
         return self._prompts.ns(step.num_tokens) + self._queries.ns(merged) + context_ns
 
     def _exchange_bytes_ns(self, layout: Layout) -> float:
-        """Time in ns of a token's fp8 dispatch to the GPUs of its experts and bf16 return, once for each of
-        these GPUs.
+        """Time in ns per token and layer of the bytes that go to the GPUs of its experts in fp8, and come back in bf16.
+        A token is sent once to each of these GPUs.
         """
         experts, efficiency = layout.model.experts, self._settings.expert_exchange_efficiency
         if experts is None or efficiency is None:
@@ -183,7 +184,7 @@ class RooflineModel:
 
 
 class ExpertTimes:
-    """Times of routed experts. Their groups of tokens are small, so reads and operations do not overlap."""
+    """Times of routed experts. Each expert gets few tokens, so reading weights and computing do not overlap."""
 
     def __init__(self, settings: "Roofline", layout: Layout) -> None:
         spec, gpu, tp = layout.model, layout.gpu, layout.tp * layout.cp
@@ -198,17 +199,18 @@ class ExpertTimes:
         self._layers_ns = spec.experts.num_layers * settings.expert_layer_ns
 
     def ns(self, num_tokens: float) -> float:
-        """Time in ns of a forward. num_tokens: mean number of tokens per instance of the server."""
+        """Time in ns of the experts in one forward. num_tokens: mean number of tokens of an instance of the server."""
         num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
         return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes
 
 
 @cache
 def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: int) -> float:
-    """Load of the busiest GPU above the mean with redundant experts, if it is `skew` without them.
+    """Load of the busiest GPU relative to the mean, minus 1, with redundant experts. skew: the same without redundant
+    experts.
 
-    Experts' popularities follow a power law, fitted so that the busiest GPU has its load with experts in checkpoint
-    order. A balancer (DeepSeek's EPLB) copies the most loaded experts, and places all experts on GPUs.
+    Popularities of experts follow a power law, fitted so that GPUs with experts in checkpoint order have `skew`. A
+    balancer (DeepSeek's EPLB) copies the most loaded experts, and places all experts on GPUs.
     """
     if skew == 0 or num_redundant >= num_experts * (num_gpus - 1):
         return 0.0
@@ -222,23 +224,23 @@ def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: i
 
 
 def popularities(exponent: float, num_experts: int) -> list[float]:
-    """Popularities of experts in checkpoint order: a power law in random order."""
+    """Popularities of experts in checkpoint order: values of a power law, in random order."""
     popular = [(1 + i) ** -exponent for i in range(num_experts)]
     Random(0).shuffle(popular)
     return popular
 
 
 def loads(popular: list[float], num_gpus: int) -> list[float]:
-    """Loads of GPUs that hold one block of consecutive experts each."""
+    """Load of each GPU, if each GPU holds a block of consecutive experts."""
     size = len(popular) // num_gpus
     return [sum(popular[gpu * size : (gpu + 1) * size]) for gpu in range(num_gpus)]
 
 
 def balance(popular: list[float], num_redundant: int, num_gpus: int) -> list[float]:
-    """Loads of GPUs after balancing with redundant experts.
+    """Load of each GPU after balancing with redundant experts.
 
-    Each redundant expert copies the expert with the largest load per copy. Then each expert goes, the heaviest first,
-    to the least loaded GPU with room.
+    Each redundant expert copies the expert with the largest load per copy. Then each expert, the most loaded first,
+    goes to the least loaded GPU with room.
     """
     copies = [1] * len(popular)
     for _ in range(num_redundant):
@@ -253,5 +255,5 @@ def balance(popular: list[float], num_redundant: int, num_gpus: int) -> list[flo
 
 
 def skew_of(of_gpus: list[float]) -> float:
-    """Load of the busiest GPU relative to the mean, minus 1. Never negative: sums may be rounded below their mean."""
+    """Load of the busiest GPU relative to the mean, minus 1. Rounding never makes the result negative."""
     return max(0.0, max(of_gpus) * len(of_gpus) / sum(of_gpus) - 1)

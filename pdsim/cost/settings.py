@@ -1,4 +1,6 @@
-"""Cost settings that a scenario names: durations of prefill forwards and decode steps."""
+"""Cost models that a scenario can name, with their settings. They give durations of prefill forwards and decode
+steps.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -17,74 +19,65 @@ from pdsim.system.model import LatentAttention
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Bytes over bandwidth, operations over rate, and fixed costs. No default was measured in a serving run of this
-    project.
+    """Times are bytes divided by bandwidth, operations divided by rate, and fixed times. No default was measured in a
+    serving run of this project.
 
-    Decode attention reads each distinct KV token from memory once a step, at memory_efficiency: requests that share a
-    prefix read it together, and the L2 cache serves all but the first. The remaining time, up to the rate kv_bandwidth
-    for unshared KV, is work on the SMs, which each request pays for itself.
+    Decode attention reads each distinct KV token from memory once per step, at memory_efficiency: requests that share a
+    prefix read it together, and the L2 cache serves all requests but the first. In addition, each request takes time of
+    the SMs for its own KV, so that unshared KV is read at the rate kv_bandwidth.
     """
 
     HOST_FIELDS: ClassVar = ("prefill_layer_ns", "step_overhead_ns", "prompt_overhead_ns")
-    """Fields with host work, which `host.slowdown` scales."""
+    """Names of the fields with host times, which `host.slowdown` scales."""
 
     matrix_efficiency: float = 0.7
-    """Share of nominal FLOP/s in matrix products. aiconfigurator's GEMM tables, 8192 tokens: 0.78 to 0.80 on H100 and
-    H200, 0.71 on B200 (bf16)."""
+    """Share of nominal FLOP/s that matrix products reach. aiconfigurator's GEMM tables at 8192 tokens: 0.78 to 0.80 on
+    H100 and H200, 0.71 on B200 (bf16)."""
     attention_efficiency: float = 0.5
-    """Share of nominal bf16 FLOP/s in prefill attention. aiconfigurator's context attention at 4k tokens: 0.52 to 0.55
-    on H100 and H200, 0.40 on B200; 0.91 on H20."""
+    """Share of nominal bf16 FLOP/s that prefill attention reaches. aiconfigurator's context attention at 4k tokens:
+    0.52 to 0.55 on H100 and H200, 0.40 on B200, 0.91 on H20."""
     memory_efficiency: float = 0.8
-    """Share of memory bandwidth for weights and shared KV: aiconfigurator's mem_eff."""
+    """Share of memory bandwidth that reading weights and shared KV reaches: aiconfigurator's mem_eff."""
     kv_bandwidth: float = 0.85
-    """Share of memory bandwidth in decode attention with bf16 KV. aiconfigurator at batch 64: 0.90 on H100, 0.89 on
-    H200, 0.85 on B200."""
+    """Share of memory bandwidth that decode attention with bf16 KV reaches. aiconfigurator at batch 64: 0.90 on H100,
+    0.89 on H200, 0.85 on B200."""
     fp8_kv_bandwidth: float = 0.45
-    """Share of memory bandwidth in decode attention with fp8 KV: 2.0 to 2.3 of 4.8 TB/s on Hopper."""
+    """Share of memory bandwidth that decode attention with fp8 KV reaches: 2.0 to 2.3 of 4.8 TB/s on Hopper."""
     link_efficiency: float = 0.8
     """Share of NVLink bandwidth that all-reduces reach (assumed)."""
     prefill_layer_ns: float = 310_000
-    """Minimum time of a layer in prefill, for launching its kernels. Qwen3-8B on H200 under SGLang 0.5.12: prefill of
-    up to 256 tokens takes 11.3 ms for 36 layers.
-    """
+    """Minimum time of one layer in a prefill forward, for launching its kernels. Qwen3-8B on H200 under SGLang 0.5.12:
+    prefill of up to 256 tokens takes 11.3 ms for 36 layers."""
     decode_layer_ns: float = 32_000
-    """Time per layer of a decode step in a CUDA graph, without bytes and operations. Qwen3-8B on H200 under SGLang
-    0.5.12 at batch 1: 5.08 ms on the GPU, of which weights take 3.94 ms.
-    """
+    """Fixed time of one layer in a decode step with a CUDA graph. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: a
+    step takes 5.08 ms on the GPU, of which weights take 3.94 ms."""
     step_overhead_ns: float = 300_000
-    """Host time of each prefill forward or decode step. Qwen3-8B on H200 under SGLang 0.5.12: 5.39 ms per token, of
-    which the GPU takes 5.08 ms.
-    """
+    """Host time of each prefill forward or decode step. Qwen3-8B on H200 under SGLang 0.5.12: a token takes 5.39 ms, of
+    which the GPU takes 5.08 ms."""
     prompt_overhead_ns: float = 4_200_000
-    """Host time per prompt chunk of a forward, during which the GPU is idle. Qwen3-8B on H200 under SGLang 0.5.12, one
-    short prompt: 16.5 ms, of which the GPU takes 12 ms.
-    """
+    """Host time of each prompt chunk of a forward. The GPU is idle during this time. Qwen3-8B on H200 under SGLang
+    0.5.12, one short prompt: 16.5 ms, of which the GPU takes 12 ms."""
     all_reduce_ns: float = 7_000
-    """Time of an all-reduce without the time of its bytes. With tensor parallelism each layer has two. Measured: a
-    graph-captured all-reduce of 128 bytes over two GB200.
-    """
+    """Fixed time of one all-reduce. With tensor parallelism each layer has two. Measured: a graph-captured all-reduce
+    of 128 bytes over two GB200."""
     expert_efficiency: float | None = None
-    """Share of FLOP/s that products of routed experts reach. None: experts are computed as all other products."""
+    """Share of FLOP/s that products of routed experts reach. None: experts are timed together with all other
+    products."""
     expert_memory_efficiency: float = 1.0
-    """Share of memory bandwidth for experts' weights. Used only if expert_efficiency is given."""
+    """Share of memory bandwidth that reading experts' weights reaches. Used only with expert_efficiency."""
     expert_layer_ns: float = 0
-    """Time of a layer's experts without bytes and operations: routing, sorting and gathering tokens. Used only if
-    expert_efficiency is given.
-    """
+    """Fixed time of one layer's experts: routing, sorting and gathering tokens. Used only with expert_efficiency."""
     expert_token_ns: float = 0
-    """Time of a layer's experts for each token of a server, which its GPUs do not divide among them. Used only if
-    expert_efficiency is given.
-    """
+    """Time of one layer's experts for each token of a server. More GPUs do not shorten this time. Used only with
+    expert_efficiency."""
     expert_prefill_layer_ns: float = 0
-    """Addition to prefill_layer for each layer with experts."""
+    """Addition to prefill_layer for each layer that has experts."""
     expert_exchange_ns: float = 25_000
-    """With data-parallel attention: time per layer for sending tokens to their experts' GPUs, and again for sending
-    results back, without the time of bytes (assumed).
-    """
+    """With data-parallel attention: fixed time per layer of sending tokens to the GPUs of their experts, and again of
+    sending the results back (assumed)."""
     expert_exchange_efficiency: float | None = None
-    """Share of link bandwidth that this exchange of tokens reaches. None: the exchange takes the same time for any
-    number of tokens.
-    """
+    """Share of link bandwidth that sending tokens to experts and back reaches. None: only the fixed time
+    expert_exchange counts."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -99,15 +92,17 @@ class Roofline:
 
 
 KERNELS_SPREAD = 1.3
-"""Factor within which step times of most servers lie, chosen on half of the points of experiments/default-cost."""
+"""Most servers' step times lie within this factor of the modelled times. Chosen on half of the points of
+experiments/default-cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """Shares of a GPU's nominal rates that measured kernels reach, by operator. Host times are those of the roofline.
+    """A roofline whose shares of nominal rates come from measured kernels, by operator. Host times are those of the
+    roofline.
 
-    The shares come from kernels.csv, by GPU and data type of weights or KV: see experiments/operators. A GPU that was
-    not measured takes the medians of the measured GPUs.
+    kernels.csv has the shares by GPU and data type of weights or KV: see experiments/operators. For a GPU that was not
+    measured, medians of the measured GPUs are used.
     """
 
     HOST_FIELDS: ClassVar = (
@@ -119,31 +114,28 @@ class Kernels:
     )
 
     prefill_layer_ns: float = 310_000
-    """Minimum time of a layer in prefill."""
+    """Minimum time of one layer in a prefill forward."""
     expert_prefill_layer_ns: float = 1_000_000
-    """Addition to prefill_layer for each layer with experts. Chosen on half of the points of
-    experiments/default-cost.
-    """
+    """Addition to prefill_layer for each layer that has experts. Chosen on half of the points of
+    experiments/default-cost."""
     latent_expert_prefill_layer_ns: float = 2_200_000
-    """Addition to prefill_layer for each layer with experts, if the model has latent attention and experts of fp8 or
-    fp4: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200 (experiments/default-cost/launches.csv).
-    """
+    """Addition to prefill_layer for each layer that has experts, if the model has latent attention and experts in fp8
+    or fp4. Measured: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200 (experiments/default-cost/launches.csv)."""
     decode_layer_ns: float = 44_000
-    """Time per layer of a decode step, without bytes and operations. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1:
-    5.08 ms on the GPU, of which weights explain 3.5 ms.
-    """
+    """Fixed time of one layer in a decode step. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: a step takes 5.08 ms
+    on the GPU, of which weights explain 3.5 ms."""
     step_overhead_ns: float = 300_000
     """Host time of each prefill forward or decode step."""
     prompt_overhead_ns: float = 4_200_000
     """Host time of each prompt chunk of a forward."""
     factor: float = 1
-    """Factor on all times."""
+    """All times are multiplied by this factor."""
     slowness: float = 0
-    """Position of all times in their ranges, from -1 (fastest) to 1 (slowest)."""
+    """Position of all times within their ranges: -1 is the fastest end, 1 the slowest."""
 
     @property
     def ends(self) -> "tuple[Kernels, Kernels]":
-        """The cost models at the fast and at the slow end of the range."""
+        """Returns the cost models at the fast and at the slow end of the range."""
         return replace(self, slowness=-1), replace(self, slowness=1)
 
     def model(self, layout: Layout) -> CostModel:
@@ -158,7 +150,7 @@ class Kernels:
         )
 
     def roofline(self, layout: Layout) -> Roofline:
-        """The roofline that the kernels of this layout reach."""
+        """Returns a roofline with the measured rates of a layout's kernels."""
         operators = kinds(layout)
         found = {operator: reached(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
         within = {operator: spread(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
@@ -197,7 +189,9 @@ class Kernels:
         )
 
     def _factor(self, *spreads: float) -> float:
-        """Factor on a time whose kernels have these spreads, combined with the spread of servers."""
+        """Returns the factor on a time at this slowness. spreads: factors of uncertainty of the time's kernels, which
+        are combined with KERNELS_SPREAD.
+        """
         return self.factor * exp(self.slowness * hypot(log(KERNELS_SPREAD), *map(log, spreads)))
 
     def _expert_prefill_layer_ns(self, layout: Layout) -> float:
@@ -208,76 +202,78 @@ class Kernels:
 
 
 _NO_TERMS = {"prefill_graph_sizes", "prefill_wave_tokens", "prefill_slowdown", "prefill_slowdown_memory_ns"}
-"""Fields of Affine that are not durations of work."""
+"""Fields of Affine that are not times of work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Affine:
-    """Linear costs with fitted coefficients, as profiles hold them.
+    """Times that are linear in the work, with fitted coefficients, as in profiles.
 
-    Prefill forwards: base + tokens + attended pairs + prompts. Decode steps: base + matrices + requests + KV.
+    Terms of a prefill forward: base, tokens, attended pairs, prompts. Terms of a decode step: base, matrices, requests,
+    KV.
 
-    A prompt is continued if some of its tokens are context: cached, or computed by an earlier forward.
+    A chunk continues a prompt if the prompt has earlier tokens that are cached or that an earlier forward has computed.
     """
 
     HOST_FIELDS: ClassVar = ("prefill_least_ns", "prefill_least_per_prompt_ns", "prefill_least_per_continued_prompt_ns")
-    """Fields with host work, which `host.slowdown` scales."""
+    """Names of the fields with host times, which `host.slowdown` scales."""
 
     prefill_base_ns: float = 0
-    """Time of each prefill forward."""
+    """Fixed time of a prefill forward."""
     prefill_per_token_ns: float = 0
-    """Time of each computed prompt token."""
+    """Time of a forward for each new prompt token."""
     prefill_per_pair_ns: float = 0
-    """Time of each pair of a new token and an earlier token that the new token attends to."""
+    """Time of a forward for each pair of a new token and a token that it attends to."""
     prefill_graph_sizes: tuple[int, ...] = ()
-    """Token counts of captured CUDA graphs, ascending. A forward is padded to the smallest graph that holds its tokens,
-    if any.
-    """
+    """Token counts of captured CUDA graphs, ascending. A forward is padded to the smallest graph that holds its tokens.
+    Larger forwards use no graph."""
     prefill_graph_per_pair_ns: float = 0
-    """Replaces prefill_per_pair in forwards with a CUDA graph, whose attention kernel is another one."""
+    """Takes the place of prefill_per_pair in forwards with a CUDA graph, because they use another attention kernel."""
     prefill_per_continued_pair_ns: float = 0
-    """Addition for each pair in a continued prompt, whose attention kernel is another one."""
+    """Addition to prefill_per_pair in chunks that continue a prompt, because they use another attention kernel."""
     prefill_per_context_token_ns: float = 0
-    """Time of gathering each context token of a continued prompt."""
+    """Time of gathering one context token of a chunk that continues a prompt."""
     prefill_wave_tokens: int = 1
-    """New tokens per wave of attention. Each wave reads the context once, and a partial wave counts as a full one."""
+    """Number of new tokens per wave of attention. Each wave gathers the context once. A partly filled wave counts as
+    full."""
     prefill_per_prompt_ns: float = 0
-    """Time of each prompt chunk."""
+    """Time of a forward for each prompt chunk."""
     prefill_least_ns: float = 0
     """Minimum time of a forward, for launching its kernels."""
     prefill_least_per_prompt_ns: float = 0
-    """Addition to the minimum time for each prompt chunk, whose attention is launched separately."""
+    """Addition to the minimum time for each prompt chunk, because its attention is launched separately."""
     prefill_least_per_continued_prompt_ns: float = 0
     """Addition to the minimum time for each chunk that continues a prompt."""
     prefill_slowdown: float = 0
-    """Fraction by which forwards take longer on a GPU that is always busy."""
+    """Share by which forwards take longer on a GPU that computes without pause."""
     prefill_slowdown_memory_ns: float = 100_000_000
-    """Time constant of the GPU's average utilisation, for prefill_slowdown."""
+    """Time constant of the average utilisation on which prefill_slowdown depends."""
     decode_base_ns: float = 0
-    """Time of each decode step."""
+    """Fixed time of a decode step."""
     decode_weights_ns: float = 0
-    """Time of each decode step for reading weights. Computing with the weights overlaps with reading."""
+    """Time of a decode step for reading weights. Computing with the weights overlaps with reading them."""
     decode_matrices_per_request_ns: float = 0
-    """Time of each request for computing with the weights. Only the part that exceeds the reading of weights counts."""
+    """Time of a decode step for computing one request with the weights. Only the sum that exceeds decode_weights
+    counts."""
     decode_per_request_ns: float = 0
-    """Other time of each request in a decode step."""
+    """Other time of a decode step for each request."""
     decode_per_context_token_ns: float = 0
-    """Time of each KV token, counted for each request that reads it."""
+    """Time of a decode step for each KV token. A token that several requests read counts once for each of them."""
     decode_per_distinct_token_ns: float = 0
-    """Time of each distinct KV token, counted once for all requests that share it."""
+    """Time of a decode step for each distinct KV token. A token that several requests share counts once."""
 
     def __post_init__(self) -> None:
         sizes = self.prefill_graph_sizes
         if list(sizes) != sorted({size for size in sizes if size > 0}):
-            raise ValueError(f"Affine needs prefill_graph_sizes above 0 that rise, found {list(sizes)}")
+            raise ValueError(f"Affine needs ascending prefill_graph_sizes above 0, found {list(sizes)}")
 
     @property
     def has_terms(self) -> bool:
-        """False if every step would take no time."""
+        """False if all coefficients are 0, so that every step takes no time."""
         return any(getattr(self, field.name) for field in fields(self) if field.name not in _NO_TERMS)
 
     def of_stage(self, share: float) -> "Affine":
-        """The costs of a pipeline stage that has this share of the layers."""
+        """Returns the costs of a pipeline stage. share: the stage's share of the layers."""
         times = [f.name for f in fields(self) if f.name.startswith("prefill") and f.name.endswith("_ns")]
         times.remove("prefill_slowdown_memory_ns")
         return replace(self, **{name: _scaled(getattr(self, name), share) for name in times})
@@ -288,7 +284,7 @@ class Affine:
 
 
 def _scaled(times_ns: Any, share: float) -> Any:
-    """A share of a time in ns, or of each time in a table."""
+    """Multiplies a time in ns, or each time of a table, by a share."""
     if isinstance(times_ns, Mapping):
         return {size: share * time_ns for size, time_ns in times_ns.items()}
     return None if times_ns is None else share * times_ns
@@ -296,23 +292,23 @@ def _scaled(times_ns: Any, share: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class AffineTable(Affine):
-    """Affine costs with tables of measured times by size, beside the base and the time per token or request.
+    """Affine costs that also contain tables of measured times by size.
 
-    Times between entries are interpolated, and must not fall as sizes grow. Beyond the last entry its line continues;
-    below the first entry the first time holds.
+    Times must not fall as sizes grow. Between entries, times are interpolated. Above the last entry, the line through
+    the last two entries continues. Below the first entry, the first time holds.
     """
 
     prefill_ns: Mapping[int, float] | None = None
-    """Times of prefill forwards by number of new tokens: {256: 11.8 ms, 8192: 162 ms}."""
+    """Times of prefill forwards, by number of new tokens: {256: 11.8 ms, 8192: 162 ms}."""
     decode_ns: Mapping[int, float] | None = None
-    """Times of decode steps by number of requests: {1: 5.2 ms, 64: 5.6 ms}."""
+    """Times of decode steps, by number of requests: {1: 5.2 ms, 64: 5.6 ms}."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, entries in (("prefill", self.prefill_ns), ("decode", self.decode_ns)):
             times = [(entries or {})[size] for size in sorted(entries or {})]
             if times != sorted(times):
-                raise ValueError(f"Table needs {name} times that do not fall, found {times} ns")
+                raise ValueError(f"Table needs {name} times that do not fall as sizes grow, found {times} ns")
 
     def model(self, layout: Layout) -> CostModel:
         del layout
@@ -324,20 +320,23 @@ class AiConfigurator:
     """GPU times from aiconfigurator's operator tables (pip install aiconfigurator). Host times are those of the
     roofline.
 
-    Unequal prompts count as prompts of their mean length. Shared KV counts once for each reader.
+    A forward of unequal prompts is timed as prompts of their mean length. KV that several requests share counts once
+    for each of them.
     """
 
     HOST_FIELDS: ClassVar = ("step_overhead_ns", "prompt_overhead_ns")
 
     backend: str = "sglang"
-    """Engine whose kernels were measured."""
+    """Engine whose kernels aiconfigurator measured."""
     version: str | None = None
-    """Version of the backend. None: the newest measured version."""
+    """Version of the engine. None: the newest measured version."""
     step_overhead_ns: float = 300_000
     """Host time of each prefill forward or decode step."""
     prompt_overhead_ns: float = 4_200_000
     """Host time of each prompt of a forward."""
 
     def model(self, layout: Layout) -> CostModel:
-        """The cost model of a layout. Raises NoOperatorTablesError if aiconfigurator has no tables for it."""
+        """Returns the cost model of a layout. Raises NoOperatorTablesError if aiconfigurator has no tables for the
+        layout.
+        """
         return AiConfiguratorModel(self, compiled_engine(self.backend, self.version, layout))

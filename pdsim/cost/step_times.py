@@ -1,7 +1,7 @@
-"""Durations of the steps of one instance, on its GPU and on its host.
+"""Durations of one instance's steps, on its GPU and on its host.
 
-A prefill forward takes the time of its cost model. A decode step of n requests drafts, computes n times the draft
-tokens in the next larger CUDA graph, and is followed by host work.
+A prefill forward takes the time that its cost model gives. A decode step of n requests first drafts tokens, then
+computes n times the draft tokens in the next larger CUDA graph. Host work follows.
 """
 
 from bisect import bisect_left
@@ -19,29 +19,29 @@ from pdsim.system.model import stage_layers
 
 
 class Drafting(NamedTuple):
-    """Speculative decoding: the target computes each drafted token as it would a separate request, but reads a
-    request's KV once for all its drafted tokens.
+    """Speculative decoding. The target model computes each drafted token as if it were a separate request, but reads a
+    request's KV only once for all its drafted tokens.
     """
 
     tokens: int = 1
     step_ns: float = 0
-    """Measured time in ns of drafting per step."""
+    """Measured time in ns that drafting takes in each step."""
     model: DraftTimes | None = None
-    """Times of the draft model. None: there is no draft model, or step_ns holds its measured time."""
+    """Durations of the draft model's forwards. None: there is no draft model, or step_ns has its measured time."""
 
 
 class Graphs(NamedTuple):
-    """CUDA graphs for some batch sizes. Larger batches launch their kernels one by one."""
+    """CUDA graphs for captured batch sizes. Batches larger than all graphs launch their kernels one by one."""
 
     sizes: Sequence[int]
     """Captured batch sizes, ascending."""
     launch_ns: float
-    """Time in ns of launching all kernels of a step without a graph: the minimum time of such a step."""
+    """Time in ns of launching all kernels of a step that has no graph. Such a step takes at least this time."""
     empty_row_kv: float = 0
-    """Time of each empty row of a graph, as a share of the time in which a row reads its KV."""
+    """Time of one empty row of a graph, divided by the time in which an occupied row reads its KV."""
 
     def size(self, num_requests: int) -> int | None:
-        """The smallest captured batch size that holds this number of requests. None: no graph is large enough."""
+        """Returns the smallest captured batch size that holds num_requests requests. None: no graph is large enough."""
         index = bisect_left(self.sizes, num_requests)
         return self.sizes[index] if index < len(self.sizes) else None
 
@@ -50,8 +50,8 @@ _FOREVER = 1 << 30
 
 
 def captured_batches(max_batch: int, max_running: int, *, speculative: bool = False) -> list[int]:
-    """Batch sizes that SGLang captures, up to max_batch or max_running (0.5.23,
-    generate_decode_cuda_graph_batch_sizes). The largest size is always captured.
+    """Returns the batch sizes that SGLang captures, up to the smaller of max_batch and max_running (0.5.23,
+    generate_decode_cuda_graph_batch_sizes). This largest size is always captured.
     """
     ranges = (
         [range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, _FOREVER, 16)]
@@ -64,12 +64,12 @@ def captured_batches(max_batch: int, max_running: int, *, speculative: bool = Fa
 
 
 class DecodeHostOverhead(NamedTuple):
-    """Host time of a decode loop between two steps, for processing one step's results and preparing the next step."""
+    """Host time between two decode steps, for processing the results of one step and preparing the next."""
 
     step_ns: float = 0
     request_ns: float = 0
     prefill_ns: float = 0
-    """Additional time of a prefill forward in the same loop."""
+    """Additional host time of a prefill forward in the same loop."""
 
     def ns(self, num_requests: int) -> float:
         return self.step_ns + self.request_ns * num_requests
@@ -80,46 +80,47 @@ NO_HOST_OVERHEAD = DecodeHostOverhead()
 
 
 SM_BANDWIDTH = 62e9
-"""KV bytes per second that one SM of an H200 processes (experiments/sglang-h200). Other GPUs' SMs are assumed to be as
-fast.
-"""
+"""KV bytes per second that one SM of an H200 processes (experiments/sglang-h200). SMs of other GPUs are assumed to be
+as fast."""
 _BLOCKS_PER_SM = 1.1
-"""FlashAttention-3 splits contexts if its blocks, times this factor, leave SMs idle (num_splits_heuristic)."""
+"""FlashAttention-3 splits contexts if the number of its blocks times this factor is below the number of SMs
+(num_splits_heuristic)."""
 
 
 class AttentionWaves(NamedTuple):
-    """Decode attention in waves of thread blocks over the SMs of one GPU, which computes all layers of its KV heads.
+    """Times decode attention as waves of thread blocks over the SMs of one GPU.
 
-    FlashAttention-3 gives each KV head of each request a thread block, and splits its context over several blocks if
-    SMs would be idle. As many blocks run at a time as there are SMs. A wave lasts as long as the memory needs for its
-    reads, and at least as long as an SM needs for one block: the last, partly filled wave of a step is not cheaper.
-    Measured on an H200, in experiments/sglang-h200.
+    FlashAttention-3 gives each KV head of each request a thread block. If SMs would be idle, it splits the context over
+    several blocks. A wave is the blocks that run at the same time, one per SM. A wave takes the time of its memory
+    reads, but at least the time that one SM needs for one block. A partly filled wave can therefore take as long as a
+    full wave. Measured on an H200 (experiments/sglang-h200).
     """
 
     num_sms: int
     num_heads: int
-    """KV heads on one GPU."""
+    """Number of KV heads on one GPU."""
     token_ns: float
-    """Time in ns of an SM for a token of one KV head."""
+    """Time in ns that one SM needs for one token of one KV head, over all layers."""
     merge_ns: float = 0
-    """Additional time in ns of a step whose contexts are split."""
+    """Additional time in ns of a step whose contexts are split, for merging the results."""
 
     @property
     def num_requests(self) -> float:
-        """Number of requests of a full wave."""
+        """Number of requests whose blocks fill one wave."""
         return self.num_sms / self.num_heads
 
     def num_splits(self, num_requests: int) -> int:
-        """Number of blocks that share a request's context."""
+        """Number of blocks over which each request's context is split."""
         return max(1, ceil(self.num_sms / (_BLOCKS_PER_SM * num_requests * self.num_heads)))
 
     def merging_ns(self, num_requests: int) -> float:
         return self.merge_ns if self.num_splits(num_requests) > 1 else 0.0
 
     def line(self, num_requests: int, smooth: DecodeLine) -> DecodeLine:
-        """The duration of a step in waves. smooth: the duration of the same step if only the memory limits attention.
+        """Returns the duration of a step in waves. smooth: duration of the same step if only memory reads limited
+        attention.
 
-        Contexts count as equally long. KV that requests of a wave share takes only the time of SMs.
+        All contexts are assumed to be equally long. KV that requests of one wave share takes only time of SMs.
         """
         one_ns = 1 << FRACTION_BITS
         read = (smooth.per_context_token + smooth.per_distinct_token) / self.num_heads
@@ -135,23 +136,23 @@ class AttentionWaves(NamedTuple):
 
 
 class KvReads:
-    """KV transfers that read a GPU's memory and so prolong forwards (experiments/transfer-micro).
+    """Prolongs forwards during which KV transfers read the GPU's memory (experiments/transfer-micro).
 
-    A forward pays for reads that happened during earlier forwards, because later reads are unknown when the forward
-    begins. Simultaneous reads count once, if they end in the order in which they began.
+    The reads during one forward prolong the next forward, because later reads are unknown when a forward begins.
+    Simultaneous reads count once if they end in the order in which they began.
     """
 
     def __init__(self, slows_prefill: float) -> None:
-        """slows_prefill: share of a transfer's time by which the transfer prolongs forwards."""
+        """slows_prefill: share of a transfer's duration by which the transfer prolongs forwards."""
         self._share = slows_prefill
         self._busy_since_ns = self._busy_until_ns = 0
         self._counted_ns = 0
-        """Time in ns when the last transfer ended."""
+        """Time in ns until which transfers have been counted."""
         self._owed_ns = 0.0
 
     def prolonged_ns(self, start_ns: int, duration_ns: int) -> int:
-        """Duration in ns of a forward that begins at start_ns, including the time owed for earlier reads. Called once
-        per forward, in order.
+        """Returns the duration in ns of a forward that begins at start_ns, including the time for earlier reads. The
+        caller makes one call per forward, in order.
         """
         owed_ns = int(self._owed_ns)
         self._owed_ns -= owed_ns
@@ -161,7 +162,7 @@ class KvReads:
         return duration_ns + owed_ns
 
     def ended(self, since_ns: int, now_ns: int) -> None:
-        """Counts a transfer that began at since_ns and ends now."""
+        """Counts a transfer that began at since_ns and ends at now_ns."""
         beside_since_ns = max(since_ns, self._counted_ns, self._busy_since_ns)
         self._counted_ns = now_ns
         self._owed_ns += self._share * max(0, min(now_ns, self._busy_until_ns) - beside_since_ns)
@@ -169,29 +170,34 @@ class KvReads:
 
 @dataclass(kw_only=True)
 class StepTimes:
-    """Durations of one instance's steps. They may depend on the earlier steps of its GPU, and on nothing else."""
+    """Durations of one instance's steps. A duration may depend on earlier steps of the same GPU, and on nothing
+    else.
+    """
 
     prefill: CostModel
     decode: CostModel
     drafting: Drafting = NO_DRAFTING
     graphs: Graphs | None = None
     waves: AttentionWaves | None = None
-    """Waves of decode attention. None: the time per KV token does not depend on the batch."""
+    """Waves of decode attention. None: the time per KV token is the same for all batch sizes."""
     host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
     speedup: tuple[float, float] = (1, 1)
-    """Hypothetical speedup factors of the GPU: in prefill, in decode."""
+    """Hypothetical speedup factors of the GPU: in prefill and in decode."""
     kv_reads: KvReads | None = None
-    """Reads of KV that prolong forwards. None: transfers do not prolong forwards."""
+    """Reads by KV transfers, which prolong forwards. None: transfers do not prolong forwards."""
     cold_start: Mapping[int, int] = field(default_factory=dict)
-    """Stalls in ns after a cold start, by the ordinal number of the decode step among steps of several requests."""
+    """Stalls in ns after a cold start, by the ordinal number of the decode step. Only steps of several requests
+    count."""
     _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
-    """Number of decode steps of several requests since the last start, for cold_start."""
+    """Number of decode steps with several requests since the last start, for cold_start."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
-        """Duration in ns of one forward that begins at start_ns, at least 1. Called once per forward, in order.
+        """Duration in ns of a forward that begins at start_ns, at least 1. The caller makes one call per forward, in
+        order.
 
-        expert_tokens: number of tokens that experts compute, if it differs from the step's own. Only rooflines use it.
+        expert_tokens: number of tokens that experts compute; None: the step's own tokens. Only rooflines use this
+        number.
         """
         if expert_tokens is None or not isinstance(self.prefill, RooflineModel):
             duration_ns = self.prefill.prefill_ns(step, start_ns)
@@ -205,8 +211,8 @@ class StepTimes:
         return duration_ns if self.kv_reads is None else self.kv_reads.prolonged_ns(start_ns, duration_ns)
 
     def mixed_ns(self, step: MixedStep, start_ns: int, expert_tokens: float | None = None) -> int:
-        """Duration in ns of a forward over prompts and running requests, including reading the KV of these requests.
-        Called once per forward, in order.
+        """Duration in ns of a forward over prompts and running requests, including reading the KV of running requests.
+        The caller makes one call per forward, in order.
         """
         decode = step.decode
         line = self.decode_line(decode.num_requests)
@@ -214,7 +220,7 @@ class StepTimes:
         return self.prefill_ns(step.prefill, start_ns, expert_tokens) + (kv >> FRACTION_BITS)
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        """Durations of decode steps of this batch size."""
+        """Durations of decode steps with num_requests requests."""
         line = self._lines.get(num_requests)
         if line is None:
             line = self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests)))
@@ -222,13 +228,11 @@ class StepTimes:
         return line
 
     def num_computed(self, num_requests: int) -> int:
-        """Number of tokens that a decode step computes, including drafts and empty rows of its graph."""
+        """Number of tokens that a decode step computes, including draft tokens and empty rows of its CUDA graph."""
         return ((self.graphs and self.graphs.size(num_requests)) or num_requests) * self.drafting.tokens
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
-        """Durations of decode steps whose experts compute this number of tokens. Only rooflines have times of
-        experts.
-        """
+        """Durations of decode steps whose experts compute expert_tokens tokens. Only rooflines distinguish experts."""
         if not isinstance(self.decode, RooflineModel):
             return self.decode_line(num_requests)
         computed = self.num_computed(num_requests)
@@ -236,7 +240,7 @@ class StepTimes:
         return self._around(num_requests, line, expert_tokens / computed)
 
     def next_stall(self, num_requests: int) -> tuple[int, int]:
-        """Number of decode steps of this batch size before the next stall, and the stall in ns."""
+        """Returns the number of decode steps of num_requests requests before the next stall, and the stall in ns."""
         if num_requests > 1:
             for ordinal in sorted(self.cold_start):
                 if ordinal > self._num_shared_steps:
@@ -244,18 +248,19 @@ class StepTimes:
         return _FOREVER, 0
 
     def count_steps(self, num_requests: int, num_steps: int) -> None:
-        """Counts ended decode steps of this batch size."""
+        """Counts num_steps ended decode steps of num_requests requests."""
         if num_requests > 1:
             self._num_shared_steps += num_steps
 
     def restart(self) -> None:
-        """Restarts the count of steps since a cold start."""
+        """Begins to count decode steps again, because the instance has restarted."""
         self._num_shared_steps = 0
 
     def _around(self, num_requests: int, line: DecodeLine, expert_share: float | None = None) -> DecodeLine:
-        """Duration of a whole decode step, from the duration of its target forward.
+        """Returns the duration of a whole decode step. line: duration of the target model's forward in this step.
 
-        expert_share: tokens that experts compute, relative to the instance's own tokens; None: its own tokens.
+        expert_share: number of tokens that experts compute, divided by the number of the instance's own tokens; None:
+        1.
         """
         size = None if self.graphs is None else self.graphs.size(num_requests)
         base = line.base + _units(self.drafting.step_ns)
@@ -275,7 +280,7 @@ class StepTimes:
         return line if self.speedup[1] == 1 else line.stretched(1 / self.speedup[1])
 
     def _drafting_ns(self, num_requests: int) -> float:
-        """Time in ns of drafting without reading the draft's KV."""
+        """Time in ns that drafting takes in one step, without reading the draft's KV."""
         if self.drafting.model is None:
             return self.drafting.step_ns
         size = (self.graphs and self.graphs.size(num_requests)) or num_requests
@@ -284,12 +289,12 @@ class StepTimes:
     # What the times are made of.
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
-        """Terms of a forward's duration in ns on an idle GPU, by name. Their sum is the duration."""
+        """Returns the terms of a forward's duration in ns on an idle GPU, by name. Their sum is the duration."""
         terms = self.prefill.prefill_terms(step)
         return terms if self.drafting.model is None else {**terms, "draft": self.drafting.model.prefill_ns(step, 0)}
 
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
-        """Terms of a decode step's duration in ns, by name. Their sum is the duration."""
+        """Returns the terms of a decode step's duration in ns, by name. Their sum is the duration."""
         line = self.decode_line(num_requests)
         terms = self.decode.decode_terms(self.num_computed(num_requests))
         terms["drafting"] = self._drafting_ns(num_requests)
@@ -306,22 +311,22 @@ def _units(duration_ns: float) -> int:
 
 
 LINK_EFFICIENCY = 0.8
-"""Share of link bandwidth that activations reach (assumed, as for all-reduces in a roofline)."""
+"""Share of link bandwidth that sending activations reaches (assumed, as for all-reduces in a roofline)."""
 
 
 @dataclass(frozen=True)
 class PipelineTimes:
-    """Pipeline stages of an instance. The cost model gives the time of the largest stage."""
+    """Times of an instance's pipeline stages. The cost model gives the time of the stage with most layers."""
 
     shares: tuple[float, ...]
-    """Time of each stage, relative to the largest stage."""
+    """Time of each stage, divided by the time of the largest stage."""
     hop_token_ns: float
     """Time in ns of sending one token's activations to the next stage."""
 
     def pass_on(self, start_ns: int, largest_ns: int, num_tokens: int, free_ns: list[int]) -> int:
-        """Passes a forward through all stages. Returns the time when the forward leaves the last stage.
+        """Passes a forward through all stages. Returns the time in ns at which the forward leaves the last stage.
 
-        free_ns: times when the stages become free; updated.
+        free_ns: times in ns at which each stage becomes free. The call updates them.
         """
         hop_ns, end_ns = round(self.hop_token_ns * num_tokens), start_ns
         for stage, share in enumerate(self.shares):
@@ -331,9 +336,9 @@ class PipelineTimes:
 
 
 def pipeline_times(layout: Layout, num_layers: int) -> PipelineTimes:
-    """Times of pipeline stages. num_layers: layers of the whole model.
+    """Returns the times of a layout's pipeline stages. num_layers: number of layers of the whole model.
 
-    Hidden states and residuals are sent in bf16, a part from each rank.
+    Hidden states and residuals are sent in bf16. Each rank sends an equal share.
     """
     layers, gpu = stage_layers(num_layers, layout.pp), layout.gpu
     bandwidth = gpu.nvlink_bandwidth if layout.num_gpus <= gpu.gpus_per_server else gpu.nic_bandwidth

@@ -135,7 +135,7 @@ def test_a_forward_in_a_graph_takes_what_its_padding_does_and_pairs_what_its_ker
 
 
 def test_graphs_that_do_not_rise_are_refused():
-    with pytest.raises(ValueError, match=r"needs prefill_graph_sizes above 0 that rise, found \[4, 2\]"):
+    with pytest.raises(ValueError, match=r"needs ascending prefill_graph_sizes above 0, found \[4, 2\]"):
         Affine(prefill_graph_sizes=(4, 2))
 
 
