@@ -1,1 +1,1 @@
-"""Records, summaries and figures of a run, the same for simulated and real runs."""
+"""Records of a run, its summary and its figures. They are the same for simulated and for real runs."""

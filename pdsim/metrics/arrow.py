@@ -1,6 +1,6 @@
-"""Arrow arrays from Python's values, and NumPy arrays from Arrow's.
+"""Converts Python values to Arrow arrays, and Arrow arrays to NumPy arrays.
 
-pyarrow's own conversions and its reader of tables import pandas if it is installed, which takes longer than to write
+The conversions of pyarrow, and its reader of tables, import pandas if it is installed. That takes longer than to write
 and read the tables of a thousand requests.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_table(path: Path) -> Any:
-    """Reads a Parquet file."""
+    """Reads a Parquet file as an Arrow table, without pandas."""
     from pyarrow import parquet  # noqa: PLC0415  slow to import
 
     with parquet.ParquetFile(path) as file:
@@ -25,7 +25,7 @@ def read_table(path: Path) -> Any:
 
 
 def arrow_array(values: Sequence[Any]) -> Any:
-    """Array of integers, floats, texts or truth values. Each may be None."""
+    """Arrow array of integers, floats, texts or truth values. Any value may be None."""
     import pyarrow as pa  # noqa: PLC0415
 
     kinds = set(map(type, values))
@@ -46,7 +46,7 @@ def arrow_array(values: Sequence[Any]) -> Any:
 
 
 def numpy_array(values: Any) -> "NDArray[Any]":
-    """The values of an array of numbers or truth values without None."""
+    """NumPy array of an Arrow array's numbers or truth values. The array must not have nulls."""
     import numpy as np  # noqa: PLC0415  slow to import
     from pyarrow import types, uint8  # noqa: PLC0415
 
@@ -56,7 +56,7 @@ def numpy_array(values: Any) -> "NDArray[Any]":
 
 
 def mask(rows: "NDArray[np.bool_]") -> Any:
-    """Array of truth values, which picks rows of a table."""
+    """Arrow array of truth values, with which rows of a table are selected."""
     import pyarrow as pa  # noqa: PLC0415
 
     return pa.Array.from_buffers(pa.bool_(), len(rows), [None, _bits(rows)])
@@ -73,7 +73,9 @@ def _numbers(kind: Any, numbers: "array[Any]", present: Any) -> Any:
 
 
 def _texts(texts: Sequence[str], present: Any) -> Any:
-    """Array of texts: their UTF-8, one behind the other, and where each ends."""
+    """Arrow array of texts: their UTF-8 bytes one after another, and the position at which each text ends. present:
+    bits that tell values from nulls.
+    """
     import pyarrow as pa  # noqa: PLC0415
 
     joined = "".join(texts)

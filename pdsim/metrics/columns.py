@@ -1,4 +1,4 @@
-"""Tables of a run as NumPy columns, so that an analysis of 100,000 requests takes milliseconds."""
+"""The tables of a run as NumPy columns, so that an analysis of 100,000 requests takes milliseconds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -15,13 +15,13 @@ from pdsim.metrics.records import LevelRecord, Records, RequestRecord, StepRecor
 from pdsim.metrics.tables import KINDS, checked_table, records_in
 
 NEVER = -1
-"""The number that stands for None in columns of integers."""
+"""Stands for None in columns of integers."""
 
 Array = NDArray[Any]
 
 
 class Columns:
-    """Columns of a table. Each column is made when it is first used."""
+    """The columns of a table, as NumPy arrays. Each is made when it is first used."""
 
     def __init__(self, numbers: Callable[[str], Array], words: Callable[[str], tuple[Array, list[str]]]) -> None:
         self._numbers, self._words = numbers, words
@@ -34,26 +34,26 @@ class Columns:
         return self._made[name]
 
     def words(self, name: str) -> tuple[Array, list[str]]:
-        """A column of texts: for each row the index of its text, and the list of texts."""
+        """A column of texts, as the different texts and, for each row, the index of its text."""
         if name not in self._made_words:
             self._made_words[name] = self._words(name)
         return self._made_words[name]
 
     def having(self, name: str, word: str) -> Array:
-        """Mask of the rows that have this text in the column."""
+        """Mask of the rows whose text in column `name` is `word`."""
         codes, words = self.words(name)
         found: Array = codes == (words.index(word) if word in words else NEVER)
         return found
 
     def are_same(self, name: str, other: str) -> Array:
-        """Mask of the rows that have the same text in two columns."""
+        """Mask of the rows that have the same text in columns `name` and `other`."""
         (codes, words), (other_codes, other_words) = self.words(name), self.words(other)
         numbers = [words.index(word) if word in words else NEVER for word in other_words]
         found: Array = codes == np.array(numbers, dtype=np.int64)[other_codes]
         return found
 
     def where(self, rows: Array) -> "Columns":
-        """The columns, restricted to some rows. rows: a mask, or row numbers in order."""
+        """These columns with some of the rows. rows: a mask, or row numbers in ascending order."""
 
         def words(name: str) -> tuple[Array, list[str]]:
             codes, known = self.words(name)
@@ -63,10 +63,12 @@ class Columns:
 
 
 class StoredRecords:
-    """Records of a run folder. A table becomes a list of records, or columns, only when an analysis uses it."""
+    """Records of a run folder. A table is read as a list of records, or as columns, when an analysis first uses it."""
 
     def __init__(self, folder: Path, tables: Mapping[str, Any] | None = None) -> None:
-        """Reads the tables, unless they are given. Raises RunFolderError for tables that no run has written."""
+        """tables: the folder's tables, if they are already read. Raises RunFolderError if no run has written such
+        tables.
+        """
         self._folder = folder
         self._tables = {name: checked_table(folder, name) for name in KINDS} if tables is None else tables
         for name, table in self._tables.items():
@@ -90,7 +92,7 @@ class StoredRecords:
         return records_in(self._folder, "levels", self._tables["levels"])
 
     def without_first(self, num_requests: int) -> "StoredRecords":
-        """Records without the first requests to arrive; steps and transfers stay those of the whole run."""
+        """The records without the requests that arrived first. Steps and transfers stay those of the whole run."""
         sent = self._tables["requests"].sort_by([("arrival_ns", "ascending"), ("request_id", "ascending")])
         return StoredRecords(self._folder, {**self._tables, "requests": sent.slice(num_requests)})
 
@@ -100,17 +102,17 @@ class StoredRecords:
         return next(iter(records_in(self._folder, "requests", rows)), None)
 
     def columns(self, name: str) -> Columns:
-        """Columns of one of TABLES."""
+        """The columns of a table. name: one of TABLES."""
         return self._columns[name]
 
 
 def columns(records: Records, name: str) -> Columns:
-    """Columns of a table, one of TABLES."""
+    """The columns of a table of these records. name: one of TABLES."""
     return records.columns(name) if isinstance(records, StoredRecords) else columns_of(name, getattr(records, name))
 
 
 def columns_of(name: str, rows: Sequence[Any]) -> Columns:
-    """Columns of the records of the table `name`."""
+    """The columns of records, which belong to the table `name`."""
     attributes = dict(zip(KINDS[name].columns, KINDS[name].values, strict=True))
 
     def numbers(column: str) -> Array:

@@ -1,6 +1,6 @@
-"""Means and percentiles of single values and of the durations of many decode steps.
+"""Means and percentiles of single values, and of the durations of many decode steps.
 
-Percentiles interpolate linearly between order statistics, as numpy's do by default.
+Percentiles are interpolated linearly between sorted values, as numpy does by default.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 
 class Samples:
-    """Count, mean, deviation and percentiles of single values."""
+    """Count, mean, standard deviation and percentiles of single values."""
 
     def __init__(self, values: Iterable[float]) -> None:
         self._sorted = array("d", sorted(values))
@@ -26,7 +26,7 @@ class Samples:
         return sum(self._sorted) / len(self._sorted) if self._sorted else 0.0
 
     def std(self) -> float:
-        """Standard deviation of the population, as numpy computes it."""
+        """Standard deviation of the values as a whole population, as numpy computes it."""
         mean = self.mean()
         return sqrt(sum((v - mean) ** 2 for v in self._sorted) / len(self._sorted)) if self._sorted else 0.0
 
@@ -37,13 +37,15 @@ class Samples:
 Number = TypeVar("Number", int, float)
 
 Run = tuple[float, float, int, int]
-"""(first, growth, length, weight): the values first, first + growth, ..., `length` of them, each counted `weight`
-times.
+"""(first, growth, length, weight): the `length` values first, first + growth, first + 2 growth, ..., each of which
+counts `weight` times.
 """
 
 
 class RunSamples:
-    """Exact statistics of values given as non-decreasing arithmetic progressions, without listing the values."""
+    """Exact statistics of many values that are given as arithmetic progressions, without listing the values.
+    Progressions must not decrease.
+    """
 
     def __init__(self, runs: Iterable[Run]) -> None:
         firsts, growths, lengths, weights = array("d"), array("d"), array("q"), array("q")
@@ -72,7 +74,7 @@ class RunSamples:
         return self._total / self.count if self.count else 0.0
 
     def std(self) -> float:
-        """Standard deviation of the population."""
+        """Standard deviation of the values as a whole population."""
         if not self.count:
             return 0.0
         mean = self.mean()
@@ -90,7 +92,7 @@ class RunSamples:
         return self._value_at(self.count - 1) if self.count else 0.0
 
     def _value_at(self, rank: int) -> float:
-        """The value of this rank. Only the runs that can hold this rank are listed."""
+        """The value at this position if all values were sorted. Lists only progressions that can hold this value."""
         low = self._firsts[bisect_right(self._up_to_first, rank)]
         high = self._lasts[bisect_right(self._up_to_last, rank)]
         num_below = bisect_left(self._lasts, low)
@@ -122,7 +124,11 @@ def _arranged(values: "array[Number]", order: list[int]) -> "array[Number]":
 
 
 def interpolated(percent: float, count: int, value_at: Callable[[int], float]) -> float:
-    """Percentile of sorted values, interpolated linearly. Infinite if a neighbouring value is infinite."""
+    """The percentile of sorted values, by linear interpolation. Infinite if a value next to the percentile's position
+    is infinite.
+
+    value_at: gives the value at a position from 0.
+    """
     position = (count - 1) * percent / 100
     rank = floor(position)
     low = value_at(rank)

@@ -1,4 +1,4 @@
-"""Percentiles of the gaps between one request's own tokens, for SLOs that limit them."""
+"""Percentiles of the gaps between the tokens of one request, for SLOs that limit each request's own gaps."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,38 +9,41 @@ from pdsim.metrics.distribution import Run, RunSamples
 from pdsim.metrics.records import StepRecord
 
 OWN_ITL = ("itl_p50", "itl_p90", "itl_p95", "itl_p99", "itl_max")
-"""Metrics of one request: percentiles of its own gaps between tokens, and its longest gap."""
+"""Metrics of one request: percentiles of the gaps between its tokens, and its longest gap."""
 _PERCENTILES = (50, 90, 95, 99)
 _MS = 1e6
 
 
 class _Row(NamedTuple):
-    """Decode steps of one instance. Times are in ns."""
+    """Consecutive decode steps of one batch. Times are in ns."""
 
     lead_ns: int
-    """First gap of the requests that were already in the batch. Equal to first_ns unless these requests paused."""
+    """First gap of the requests that were in the batch before. Equal to first_ns unless these requests paused."""
     first_ns: int
     growth_ns: float
     num_steps: int
 
 
 class _Stay(NamedTuple):
-    """A request's stay in a batch, which begins with the row number `begin`."""
+    """The time of a request in a batch. The first decode steps of the request are rows[begin]."""
 
     rows: list[_Row]
     begin: int
     lead_ns: int
-    """First gap in ns of the request in this batch."""
+    """Time in ns from the request's token before to its first token in this batch."""
 
 
 class OwnGaps:
-    """Collects the gaps between tokens of each attempt of a request, over all batches that the attempt joins.
+    """Collects the gaps between the tokens of each attempt of a request. An attempt may join several batches, one after
+    another.
 
-    With a stream interval, the gaps of a request are those between the groups in which its tokens reach the client.
+    With a stream interval, a gap is the time between two groups of tokens that reach the client together.
     """
 
     def __init__(self, stream_interval: int = 1, *, has_percentiles: bool = True) -> None:
-        """stream_interval: number of tokens of a group. has_percentiles: False: only groups are collected."""
+        """stream_interval: number of tokens that reach the client together. has_percentiles: False: only groups of
+        tokens are collected, and no percentiles.
+        """
         self.groups: list[Run] | None = [] if stream_interval > 1 else None
         """Groups of tokens of finished requests: `grouped`, in ns. None: each token reaches the client alone."""
         self._stream_interval = stream_interval
@@ -53,13 +56,14 @@ class OwnGaps:
         """Gaps in ns of running attempts, without the gaps of their present stay in a batch."""
 
     def on_pause(self, attempt: int, gap_ns: int) -> None:
-        """Adds a gap that ends with a token of a prefill step."""
+        """Adds the gap of an attempt whose next token came from a prefill step. gap_ns: time since the token before."""
         self._gaps[attempt].append((gap_ns, 0.0, 1, 1))
 
     def on_decode(self, step: DecodeStep, row: StepRecord, joined_ns: Sequence[int], others_ns: int) -> None:
         """Adds decode steps of one batch.
 
-        joined_ns: first gap of each request that joined. others_ns: first gap of the other requests.
+        joined_ns: time from the last token to the first in this batch, for each request that joined. others_ns: the
+        same for all other requests.
         """
         rows = self._rows[row.instance_id]
         for attempt in step.left:
@@ -69,9 +73,10 @@ class OwnGaps:
         rows.append(_Row(others_ns, row.first_ns, row.growth_ns, row.num_steps))
 
     def on_verified(self, step: DecodeStep, row: StepRecord, gaps_ns: Sequence[int], verified: Verified) -> None:
-        """Adds a step that verified drafts.
+        """Adds a decode step that verified drafted tokens.
 
-        gaps_ns: for each request in batch order, the time since its last token, which its new tokens share.
+        gaps_ns: for each request in batch order, the time since its last token. The request's new tokens share this
+        time equally.
         """
         batch = self._batches[row.instance_id]
         if len(step.joined) == step.num_requests:
@@ -85,12 +90,14 @@ class OwnGaps:
             batch.pop(attempt, None)
 
     def forget(self, attempt: int) -> None:
-        """Drops the gaps of a failed attempt."""
+        """Drops the gaps of an attempt that failed."""
         self._stays.pop(attempt, None)
         self._gaps.pop(attempt, None)
 
     def finished_ms(self, attempt: int, num_output_tokens: int) -> tuple[float, ...]:
-        """Values of OWN_ITL in ms for a finished request; 0 for a single token. Empty without percentiles."""
+        """The values of OWN_ITL in ms for a request that has finished. 0: the request has a single token. Empty:
+        percentiles are not collected.
+        """
         self._close(attempt)
         runs = _first(self._gaps.pop(attempt, ()), num_output_tokens - 1)
         if self.groups is not None:
@@ -103,19 +110,19 @@ class OwnGaps:
         return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
 
     def _close(self, attempt: int) -> None:
-        """Ends the stay of a request with the last row. A request that ended before the end of this row has more gaps
-        than tokens.
+        """Adds the gaps of a request that leaves its batch. If the request ended within the batch's last row of steps,
+        these are more gaps than the request has.
         """
         if (stay := self._stays.pop(attempt, None)) is not None:
             self._gaps[attempt].extend(_gaps(stay))
 
 
 def grouped(runs: Iterable[Run], interval: int) -> Iterator[Run]:
-    """Groups of tokens as a server sends them: as soon as at least `interval` tokens are unsent, and the rest at the
-    end.
+    """Groups tokens as a server sends them to the client: whenever at least `interval` tokens are unsent, and the rest
+    at the end.
 
-    runs: gaps of successive tokens after the first, as steps give them: `weight` tokens of one step share its time.
-    Yields runs of times between groups, whose weight is the number of tokens in each group.
+    runs: gaps between successive tokens, in order; the `weight` tokens of one step share the time of the step. Yields
+    runs of times between groups, whose weight is the number of tokens per group.
     """
     unsent_time, num_unsent = 0.0, 0
     for first, growth, length, weight in runs:
@@ -154,7 +161,7 @@ def _gaps(stay: _Stay) -> Iterator[Run]:
 
 
 def _first(runs: Sequence[Run], count: int) -> Iterator[Run]:
-    """The runs, cut to their first `count` values."""
+    """Yields the runs, cut so that they have `count` values in all."""
     for first, growth, length, weight in runs:
         if count <= 0:
             return

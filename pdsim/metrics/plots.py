@@ -1,4 +1,6 @@
-"""Figures of runs. Each function returns a matplotlib Figure or draws on given axes, and changes no global state."""
+"""Figures of runs. Each function returns a matplotlib Figure, or draws on the given axes. None changes matplotlib's
+global state.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -14,20 +16,22 @@ from pdsim.metrics.records import Records, RequestRecord
 from pdsim.metrics.summary import ttft_ms
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Palette of Okabe and Ito for runs. Colour-blind readers can tell its colours apart."""
+"""Colours of runs: the palette of Okabe and Ito, which colour-blind readers can tell apart."""
 STAGE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255")
-"""Tol's muted palette for stages, different from the colours of runs."""
+"""Colours of stages: Tol's muted palette, which shares no colour with the colours of runs."""
 LINES = ("-", "--", "-.", ":")
 NUM_BINS = 300
-"""Number of time bins of a figure. More bins would not be visible."""
+"""Number of time bins of a figure. With more, single bins could not be seen."""
 _MANY = 6
-"""Largest number of instances with a line label each. With more, instances of one role share a colour and a label."""
+"""Up to this many instances, each has a line with a label. With more instances, those of one role share a colour and a
+label.
+"""
 _FEW, _SHORT = 4, 10
 """Largest number of runs, and largest length of their names, with horizontal labels under bars."""
 _SMALL = 0.02
-"""Share of the longest bar. Shorter stages are drawn together."""
+"""Stages shorter than this share of the longest bar are drawn together."""
 _WIDE = 30
-"""Ratio of the largest to the smallest value from which an axis is labelled with powers of ten only."""
+"""If the largest value is more than this many times the smallest, an axis has labels at powers of ten only."""
 
 _BARS = (
     ("request_throughput", "requests/s", 1.0),
@@ -40,7 +44,9 @@ _BARS = (
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Records]) -> Figure:
-    """Throughput and latency of several runs side by side. Runs with records also show their stages and TTFT."""
+    """Figure that compares throughput and latency of several runs. For runs with records, the figure also shows stages
+    and TTFT.
+    """
     figure = Figure(figsize=(13, 7), layout="constrained")
     sides: Any = figure.subfigures(1, 2, width_ratios=(1.35, 1))
     bars, side = sides
@@ -67,7 +73,9 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Re
 
 
 def overview(records: Records) -> Figure:
-    """Overview of one run: stages, TTFT, and over time the running requests, waiting requests and used KV pages."""
+    """Figure of one run: stages, TTFT, and over time the running requests, the waiting requests and the used KV
+    pages.
+    """
     figure = Figure(figsize=(11, 9))
     top = figure.add_gridspec(1, 2, left=0.075, right=0.985, bottom=0.73, top=0.93, wspace=0.1)
     below = figure.add_gridspec(3, 1, left=0.075, right=0.985, bottom=0.06, top=0.64, hspace=0.12)
@@ -88,7 +96,7 @@ def overview(records: Records) -> Figure:
 
 
 def draw_stages(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
-    """Draws the mean latency of each run, stage by stage. Stages too short to see are drawn as one."""
+    """Draws the mean latency of each run as a bar of stages. Stages that are too short to see are drawn as one."""
     times = {
         name: {stage: ms / 1e3 for stage, ms in mean_stage_ms(requests).items()} for name, requests in runs.items()
     }
@@ -129,7 +137,9 @@ def draw_ttft_cdf(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
 
 
 def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns], Array]) -> None:
-    """Draws means over short bins of time, one line per instance or role."""
+    """Draws a number of each instance, or of each role, over time. Each line has the means over short time bins. value:
+    computes the number from the levels.
+    """
     times_ns, values = levels["time_ns"], value(levels)
     codes, names = levels.words("instance_id")
     last_ns = int(times_ns.max(initial=0))
@@ -158,7 +168,9 @@ def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns],
 
 
 def binned(times_ns: Array, values: Array, end_ns: int, num_bins: int = NUM_BINS) -> tuple[list[float], list[float]]:
-    """Middles (in s) and means of num_bins time bins from 0 to end_ns. Each value holds from its time to the next."""
+    """Means over num_bins equal time bins from 0 to end_ns, and the bins' middles in s. A value holds from its time
+    until the next value's time.
+    """
     width = max(1, end_ns) / num_bins
     at = np.minimum(np.append(times_ns, end_ns), end_ns)
     areas = np.concatenate(([0.0], np.cumsum(values * np.diff(at))))
@@ -167,7 +179,9 @@ def binned(times_ns: Array, values: Array, end_ns: int, num_bins: int = NUM_BINS
 
 
 def plain_log_axis(ax: Any, which: Literal["x", "y"], lowest: float, highest: float) -> None:
-    """Labels a logarithmic axis with plain numbers such as 0.1, 1, 10. If the range is short, also with 2 and 5."""
+    """Labels a logarithmic axis with plain numbers, such as 0.1, 1, 10. If the range from lowest to highest is short, 2
+    and 5 have labels, too.
+    """
     ax.set(**{f"{which}scale": "log"})
     axis = ax.xaxis if which == "x" else ax.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0,) if highest > _WIDE * lowest else (1.0, 2.0, 5.0)))

@@ -1,4 +1,4 @@
-"""Makes a run's records from the events that the simulator or the real mode reports."""
+"""Makes the records of a run from the events that the simulator, or real mode, reports."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,7 +30,7 @@ def transfer_record(
     line_ns: int = 0,
     posting_ns: int = 0,
 ) -> TransferRecord:
-    """The record of a transfer unit, with the sums over all ranks."""
+    """The record of a transfer unit. Bytes and descriptors are summed over all ranks."""
     return TransferRecord(
         unit.request_id,
         unit.source,
@@ -57,12 +57,12 @@ _ATTEMPT_FIELDS = (
     "transfer_start_ns",
     "transfer_end_ns",
 )
-"""Fields that are reset when a request is retried."""
+"""Fields of a request's record that are reset when the request is retried."""
 
 
 class Recorder:
-    """Fills RunRecords. Each method is called at the time of its event. Requests are named by the ids of their
-    attempts.
+    """Fills the records of a run. Each method is called at the time of its event, and names a request by the id of its
+    attempt.
     """
 
     def __init__(self, own_gaps: OwnGaps | None = None) -> None:
@@ -94,7 +94,7 @@ class Recorder:
         record.decode_id = decode_id
 
     def on_retry(self, attempt: int) -> None:
-        """Resets the request's row for a new attempt. The rows of earlier attempts are not kept."""
+        """Resets the record of the request for a new attempt. Times of earlier attempts are not kept."""
         request_id = request_of(attempt)
         before = self._attempts.get(request_id, request_id)
         record = self._requests[before]
@@ -134,7 +134,7 @@ class Recorder:
         self.records.transfers.append(row)
 
     def on_returned(self, row: TransferRecord) -> None:
-        """Records KV that was returned to prefill after its request had ended."""
+        """Records a transfer that returned the KV of an ended request to prefill."""
         self.records.transfers.append(row)
 
     def on_host_copy(self, row: HostCopyRecord) -> None:
@@ -144,7 +144,9 @@ class Recorder:
         self._requests[request_id].streamed_ns = now_ns
 
     def on_first_token(self, request_id: int, now_ns: int) -> None:
-        """Records the first token that the client receives. request_id: the client's id, not the attempt's."""
+        """Records that the client received the first token. request_id: the client's id of the request, not the
+        attempt's.
+        """
         self._requests[self._attempts.get(request_id, request_id)].first_token_ns = now_ns
 
     def on_retracted(self, request_id: int, now_ns: int) -> None:
@@ -170,7 +172,9 @@ class Recorder:
         return record
 
     def on_output(self, request_id: int, num_tokens: int) -> None:
-        """Sets an output length that is known only at the end. request_id: the client's id, not the attempt's."""
+        """Sets the output length in tokens, if only the end of the request shows it. request_id: the client's id of the
+        request, not the attempt's.
+        """
         self._requests[self._attempts.get(request_id, request_id)].num_output_tokens = num_tokens
 
     def on_levels(self, instance_id: str, levels: Levels, now_ns: int) -> None:
@@ -199,7 +203,9 @@ class Recorder:
         self._last_token_ns[request_id] = now_ns
 
     def _on_decode(self, step: DecodeStep, row: StepRecord) -> StepRecord:
-        """Records decode steps, and the longer gaps of requests whose last token came before the steps began."""
+        """Records decode steps, and the gap of each request whose last token came earlier than the begin of the first
+        step.
+        """
         start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
         pauses: list[TokenGap] = []
         last_tokens: list[int] = []
@@ -223,7 +229,9 @@ class Recorder:
         return row
 
     def _on_verified(self, step: DecodeStep, row: StepRecord, verified: Verified) -> StepRecord:
-        """Records a step that verified drafts. The new tokens of a request share the gap since its last token."""
+        """Records a decode step that verified drafted tokens. The new tokens of a request share the time since its last
+        token.
+        """
         start_ns, end_ns = row.start_ns, row.start_ns + row.duration_ns
         since = [self._decoded_until_ns.get(row.instance_id, start_ns)] * (step.num_requests - len(step.joined))
         since += [self._pop_last_token_ns(request_id) for request_id in step.joined]
@@ -238,7 +246,7 @@ class Recorder:
         return row
 
     def _pop_last_token_ns(self, request_id: int) -> int:
-        """Time of the last token of a request that joins a batch."""
+        """Removes and returns the time in ns of a request's last token before the request joins a batch."""
         last_ns = self._last_token_ns.pop(request_id, None) or self._requests[request_id].streamed_ns
         assert last_ns is not None
         return last_ns

@@ -1,4 +1,4 @@
-"""Records of a run, simulated or real. Times are ns since the run began; None means never."""
+"""Records of a simulated or real run. Times are in ns since the run began; None means that the event never happened."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,10 +10,10 @@ from pdsim.metrics.distribution import Run
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request with the times of its stages."""
+    """One request, with the times at which its stages began and ended."""
 
     request_id: int
-    """Number of the request, in order of arrival."""
+    """Number of the request in the order of arrival, from 0."""
     num_prompt_tokens: int
     """Length of the prompt in tokens."""
     num_output_tokens: int
@@ -21,11 +21,13 @@ class RequestRecord:
     arrival_ns: int
     """Time when the client sent the request."""
     routed_ns: int | None = None
-    """Time when the router chose the instances. After a retry, this field and all below describe the last attempt."""
+    """Time when the router chose the instances. After a retry, this field and all fields below are those of the last
+    attempt.
+    """
     prefill_id: str = ""
     """Instance that computed the prompt."""
     decode_id: str = ""
-    """Instance that decoded the request. The same as prefill_id if the instance is aggregated."""
+    """Instance that decoded the request. Equal to prefill_id on an aggregated instance."""
     admitted_ns: int | None = None
     """Time when decode reserved pages and asked prefill to compute."""
     prefill_start_ns: int | None = None
@@ -43,34 +45,36 @@ class RequestRecord:
     end_ns: int | None = None
     """Time when the client saw the last token, or the failure."""
     num_decode_cached_tokens: int = 0
-    """Prompt tokens cached on decode, whose KV was not sent."""
+    """Prompt tokens whose KV decode had cached, so that it was not sent."""
     num_prefill_cached_tokens: int = 0
-    """Prompt tokens cached on prefill, which were not computed."""
+    """Prompt tokens whose KV prefill had cached, so that it was not computed."""
     transfer_bytes: int = 0
     """Bytes of transferred KV, over all ranks."""
     num_retractions: int = 0
     """Number of times that the request lost its pages while decoding."""
     num_retries: int = 0
-    """Number of attempts after the first, because instances or transfers failed."""
+    """Number of attempts after the first. Attempts fail if instances die or transfers time out."""
     outcome: str = "unfinished"
     """unfinished, finished or failed."""
     reason: str = ""
-    """Reason of a failure."""
+    """Why the request failed. Empty: it did not fail."""
     request_class: str = ""
-    """Class of the request in its trace. Empty: no class."""
+    """Class of the request, from its trace. Empty: no class."""
     own_itl_ms: tuple[float, ...] = field(default=(), metadata={"in_table": False})
-    """Values of own_gaps.OWN_ITL in ms. Empty unless the run observes them."""
+    """Percentiles in ms of the gaps between the request's tokens, in the order of own_gaps.OWN_ITL. Empty: the run did
+    not record them.
+    """
 
     @property
     def is_aggregated(self) -> bool:
-        """True if one instance computed the prompt and decoded. False before the request is routed."""
+        """True if one instance both computed the prompt and decoded. False if the request was never routed."""
         return self.prefill_id == self.decode_id != ""
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """A prefill forward, or consecutive decode steps of one batch. Each decode step is longer than the one before by
-    growth_ns.
+    """A prefill forward, or consecutive decode steps of one batch, of which each takes growth_ns longer than the step
+    before.
     """
 
     instance_id: str
@@ -80,7 +84,7 @@ class StepRecord:
     start_ns: int
     """Time when the step, or the first of the steps, began."""
     duration_ns: int
-    """Duration of all steps of the row."""
+    """Duration of all steps of the record together."""
     first_ns: int
     """Duration of the first decode step, or of a forward's first pipeline stage."""
     num_steps: int
@@ -88,23 +92,30 @@ class StepRecord:
     num_requests: int
     """Number of requests in the batch."""
     num_tokens: int
-    """Number of tokens computed or generated in the whole row."""
+    """Number of tokens that all steps of the record compute or generate."""
     num_context_tokens: int
-    """Prefill: tokens that were cached or computed before. Decode: KV tokens that the first of the steps reads."""
+    """Prefill: number of tokens that were cached or computed before. Decode: number of KV tokens that the record's
+    first step reads.
+    """
     growth_ns: float
-    """Time by which each step is longer than the step before."""
+    """Time by which each decode step takes longer than the step before."""
     num_resumed: int = 0
-    """Number of requests whose first gap in the row is not the first step, but one of RunRecords.token_gaps."""
+    """Number of requests that got their last token earlier than just before these steps. RunRecords.token_gaps has
+    their gap up to the first step's token.
+    """
     copying_ns: int = 0
-    """Time before the step in which KV of retracted requests was copied to or from host memory, or was written back."""
+    """Time before the step in which KV of retracted requests moves to or from host memory, or cached KV is written
+    back.
+    """
 
 
 @dataclass(slots=True)
 class TransferRecord:
-    """A transfer unit on its way from a prefill to a decode instance.
+    """A transfer unit: KV that one transfer worker sends from a prefill to a decode instance at once.
 
-    From start_ns on the unit passes these stages: set-up, queue of the engine (line), posting, and until end_ns the
-    transfer of bytes at the speed of their links.
+    The unit waits from queued_ns to start_ns. Then come the set-up, a wait while the engine serves other transfers
+    (line), and the posting of descriptors. The rest of the time until end_ns, the bytes move at the speed of their
+    links.
     """
 
     request_id: int
@@ -114,50 +125,50 @@ class TransferRecord:
     target: str
     """Name of the receiving instance."""
     num_bytes: int
-    """Bytes over all ranks; 0 if the unit only carries the first token."""
+    """Bytes over all ranks. 0: the unit carries only the first token."""
     num_pages: int
     """Number of pages."""
     num_descriptors: int
     """Number of descriptors over all ranks."""
     is_last: bool
-    """True: the unit carries the first token."""
+    """True: the unit is the request's last, and carries the first token."""
     queued_ns: int
-    """Time when the unit was planned."""
+    """Time when the prefill instance planned the unit."""
     start_ns: int
-    """Time when a transfer worker took the unit."""
+    """Time when a transfer worker began with the unit."""
     end_ns: int
-    """Time when the unit's bytes had arrived, in pages or in the staging ring."""
+    """Time when all bytes of the unit had arrived, in pages or in the staging ring."""
     needs: str = ""
-    """Condition other than a free worker that the unit waited for. "ring": room in the staging ring. "layers": the
-    forward of its layers.
+    """What the unit waited for besides a free worker. "ring": room in the staging ring. "layers": the end of the
+    layers' computation. Empty: nothing.
     """
     setup_ns: int = 0
-    """Time of the engine's batch, and with staging of the gather."""
+    """Time of setting up the batch in the transfer engine; with staging, also of the gather."""
     line_ns: int = 0
-    """Time behind transfers of other workers, if the engine serves one transfer at a time."""
+    """Time of waiting for transfers of other workers, if the engine serves one transfer at a time."""
     posting_ns: int = 0
-    """Time by which posting descriptors delayed the bytes, before or while they moved."""
+    """Time by which the posting of descriptors delays the bytes, before they move or while they move."""
     worker: int = 0
-    """Number of the worker at the source."""
+    """Number of the transfer worker at the source, from 0."""
 
 
 class TokenGap(NamedTuple):
-    """A gap between two tokens of some requests that differs from one decode step: after a retraction, beside prompts,
-    or before several tokens at once.
+    """A gap between two tokens of some requests that is longer or shorter than one decode step: after a retraction,
+    during a prefill forward, or before several tokens at once.
     """
 
     duration_ns: int
     num_requests: int
     num_tokens: int = 1
-    """Number of tokens of each request that share the gap."""
+    """Number of tokens per request that arrive together after the gap."""
 
 
 class HostCopyRecord(NamedTuple):
-    """A copy between an instance's pages and its host cache, or between the host cache and storage."""
+    """A copy of KV between an instance's GPU pages and its host cache, or between the host cache and storage."""
 
     instance_id: str
     kind: str
-    """load or write for the host cache; read or store for storage."""
+    """load (from the host cache), write (to the host cache), read (from storage) or store (to storage)."""
     start_ns: int
     end_ns: int
     num_pages: int
@@ -166,7 +177,7 @@ class HostCopyRecord(NamedTuple):
 
 
 class ServerRecord(NamedTuple):
-    """The state of one server of an elastic cluster from time_ns on, until its next record."""
+    """The role of one server of an elastic cluster, from time_ns until the server's next record."""
 
     server: int
     time_ns: int
@@ -176,12 +187,12 @@ class ServerRecord(NamedTuple):
 
 
 class LevelRecord(NamedTuple):
-    """The state of one instance from time_ns on, until its next record."""
+    """Requests and pages of one instance, from time_ns until the instance's next record."""
 
     instance_id: str
     """Name of the instance."""
     time_ns: int
-    """Time from which the row holds, until the instance's next row."""
+    """Time from which the record holds, until the instance's next record."""
     levels: Levels
 
 
@@ -191,24 +202,25 @@ class RunRecords:
     steps: list[StepRecord] = field(default_factory=list)
     transfers: list[TransferRecord] = field(default_factory=list)
     levels: list[LevelRecord] = field(default_factory=list)
-    """Levels of instances. Empty unless the run observes them."""
+    """Requests and pages of each instance over time. Empty: the run did not record them."""
     token_gaps: list[TokenGap] = field(default_factory=list)
     token_groups: list[Run] | None = None
-    """Groups in which the tokens of finished requests reach the client, with a stream interval: times in ns between
-    groups, whose weight is the number of tokens in each group. None: each token reaches the client alone."""
+    """With a stream interval: times in ns between the groups of tokens that reach the client of a finished request
+    together. The weight of a Run is the number of tokens per group. None: each token reaches the client alone.
+    """
     host_copies: list[HostCopyRecord] = field(default_factory=list)
-    """Copies of host caches. Empty without host caches."""
+    """Copies to and from host caches and storage. Empty: there are no host caches."""
     servers: list[ServerRecord] = field(default_factory=list)
-    """Roles of servers over time. Empty unless the cluster is elastic."""
+    """Roles of the servers over time. Empty: the cluster is not elastic."""
 
     def without_first(self, num_requests: int) -> "RunRecords":
-        """Records without the first requests to arrive; steps and transfers stay those of the whole run."""
+        """The records without the requests that arrived first. Steps and transfers stay those of the whole run."""
         requests = sorted(self.requests, key=lambda request: (request.arrival_ns, request.request_id))
         return replace(self, requests=requests[num_requests:])
 
 
 class Records(Protocol):
-    """Records of a run, in memory or in its folder."""
+    """The records of a run, either in memory or read from its folder."""
 
     @property
     def requests(self) -> list[RequestRecord]: ...
@@ -226,6 +238,6 @@ class Records(Protocol):
 
 
 def judged_records(records: Records, summary: Mapping[str, Any]) -> Records:
-    """Records without the requests that the run's summary leaves out."""
+    """The records without the requests that the run's summary leaves out because they warm up."""
     num_left_out = summary.get("pdsim", {}).get("warm_up_requests", 0)
     return records.without_first(num_left_out) if num_left_out else records

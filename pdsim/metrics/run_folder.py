@@ -1,7 +1,7 @@
-"""A run as a folder. Simulated and real runs write it alike, and every tool reads it.
+"""A run as a folder. Simulated and real runs write the same files, and all tools read them.
 
-The folder holds summary.json, requests/steps/transfers/levels.parquet, journal.jsonl.zst and scenario.yaml. StoredRun
-shows a folder as pandas DataFrames; pandas is an optional package, loaded when a table is first used.
+The files are summary.json, requests/steps/transfers/levels.parquet, journal.jsonl.zst and scenario.yaml. StoredRun
+shows them as pandas DataFrames; the optional package pandas is imported when a table is first used.
 """
 
 import json
@@ -31,28 +31,30 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
 CATALOG = "catalog"
-"""Folder with the user's own catalog entries that a run used."""
+"""Folder, inside a run folder, with the user's own catalog entries that the run used."""
 JOURNAL = "journal.jsonl.zst"
 LOGS = "logs"
-"""Folder with the logs of a real run whose results are not written yet."""
+"""Folder, inside a run folder, with the logs of a real run whose results are not written yet."""
 TIMELINE = "timeline.json.gz"
 OVERVIEW = "overview.png"
 EXPERTS = "experts.parquet"
 _FILES = (SUMMARY, SCENARIO, JOURNAL, TIMELINE, OVERVIEW, EXPERTS, *(f"{name}.parquet" for name in TABLES))
 SAID = "pdreal.log"
-"""File in the folder of a matrix's variant, with the output of the command that ran the variant for real."""
+"""File with the output of the command that ran a variant of a matrix in real mode."""
 ABOUT = "run.json"
-"""File in the folder of logs that describes the run."""
+"""File that describes the run, inside the folder of logs."""
 LOG_FILES = ("*.journal", "*.rows", "*.experts", ABOUT, SCENARIO, f"{CATALOG}/*/*.yaml", LOCK)
-"""Patterns of the files in the folder of logs."""
+"""Name patterns of all files in the folder of logs."""
 RUN_FILES = (*_FILES, f"{CATALOG}/*/*.yaml", *(f"{LOGS}/{name}" for name in LOG_FILES))
-"""Patterns of all files of a run folder. Commands may replace or remove these files only."""
+"""Name patterns of all files of a run folder. Commands replace or remove no other files."""
 
 _LINES_AT_ONCE = 256
 
 
 def require_out(out: Path, *, is_file: bool = False) -> None:
-    """Checks that a folder or file can be written, without creating it. Raises RunFolderError."""
+    """Checks that a folder or file can be written, without making it. Raises RunFolderError if not. is_file: True:
+    `out` is a file.
+    """
     if is_file and out.is_dir():
         raise RunFolderError(f"--out {out}: is a folder; expected a file's name, such as {out / 'NAME'}")
     folder = out.parent if is_file else out
@@ -66,8 +68,8 @@ def require_out(out: Path, *, is_file: bool = False) -> None:
 
 
 def require_out_of_run(out: Path, *, force: bool) -> None:
-    """Checks that a run can be written to a folder. Raises RunFolderError if not, and if a run is there and force is
-    False. Raises ForeignFileError for a folder of other files.
+    """Checks that a run can be written to a folder. Raises RunFolderError if not, or if a run is there and `force` is
+    False. Raises ForeignFileError if other files are there.
     """
     require_out(out)
     link = next((name for name in (*_FILES, CATALOG, LOGS) if (out / name).is_symlink()), None)
@@ -80,7 +82,7 @@ def require_out_of_run(out: Path, *, force: bool) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """True if a run wrote to the folder, even if it was cut short."""
+    """True if a run wrote into the folder, even if the run did not end."""
     if any((folder / name).is_file() for name in (JOURNAL, SAID, f"{LOGS}/{ABOUT}", f"{LOGS}/{LOCK}")):
         return True
     try:
@@ -93,8 +95,8 @@ def holds_run(folder: Path) -> bool:
 def require_out_file(out: Path, read: Sequence[Path], begins: str) -> None:
     """Checks that a file can be written. Raises RunFolderError if not.
 
-    A file is refused if the command reads it, if it belongs to a run, or if its beginning differs from `begins`, the
-    beginning of what would replace it.
+    A file is not replaced if the command reads it (`read`), if it belongs to a run, or if it does not begin with
+    `begins`, as the new file does.
     """
     require_out(out, is_file=True)
     if not out.is_file():
@@ -110,8 +112,8 @@ def require_out_file(out: Path, read: Sequence[Path], begins: str) -> None:
 
 @contextmanager
 def run_replaced(folder: Path) -> Iterator[Path]:
-    """Context with a new folder to write a run into. At its end the new files replace those in `folder`, if all are
-    there.
+    """Context with a new folder into which a run is written. At the end of the context the new files replace those in
+    `folder`, if all of them were written.
     """
     with files_replaced(folder, _FILES, last=SUMMARY) as new:
         yield new
@@ -154,18 +156,22 @@ _SUMMARY_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "pdsim.interval_requests": ("a whole number", lambda found: type(found) is int and found > 0),
     "pdsim.interval_error": ("a number", lambda found: _is_number(found)),  # noqa: PLW0108  it is defined below
 }
-"""Types of the summary fields that are not metrics. Each of these fields may be missing."""
+"""Types of the summary's fields that are not metrics, each with a check. Any of these fields may be missing."""
 _COUNTED = re.compile(
     r"duration|total_\w+|\w+_throughput|pdsim\.(failed|unfinished|retractions|retries|events|transfers|\w+_steps)"
 )
-"""Numbers that every run's summary has."""
+"""Fields that every run's summary has, each with a number."""
 _METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*concurrency|pdsim\.\w+_(tokens|bytes|s|rate)")
 _IN_ROWS = {row.field for row in SUMMARY_ROWS}
-"""Fields of SUMMARY_ROWS. They are null if nothing was measured, such as the TPOT of one-token requests."""
+"""Fields of SUMMARY_ROWS. A field is null if there was nothing to measure, such as the TPOT of requests with
+one token.
+"""
 
 
 def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
-    """Raises RunFolderError if a field has a wrong type, because screens compute with the fields."""
+    """Raises RunFolderError if a field of the summary has a wrong type, because the display of a run computes with the
+    fields.
+    """
     extra = summary.get("pdsim", {})
     nested = {f"pdsim.{name}": value for name, value in extra.items()} if isinstance(extra, dict) else {}
     for name, value in {**summary, **nested}.items():
@@ -196,20 +202,20 @@ def _all_are(found: Any, kind: type) -> bool:
 
 
 def read_records(folder: Path) -> RunRecords:
-    """Reads the records of a run folder, except the gaps between tokens, which only the summary has."""
+    """Reads the records of a run folder. The gaps between tokens are missing, because only the summary has them."""
     read_summary(folder)
     return stored_records(folder)
 
 
 class JournalProof:
-    """Number of calls and digest of a journal. The summary keeps both, so that missing lines are found."""
+    """Number of lines and digest of a journal. The run's summary has both, so that missing lines are noticed."""
 
     def __init__(self) -> None:
         self._num_calls = 0
         self._hash = blake2b(digest_size=16)
 
     def add(self, lines: Sequence[str]) -> bytes:
-        """Adds lines to the proof. Returns their bytes."""
+        """Counts lines and adds them to the digest. Returns the lines as bytes."""
         data = "".join(lines).encode()
         self._num_calls += len(lines)
         self._hash.update(data)
@@ -220,7 +226,7 @@ class JournalProof:
 
 
 class JournalWriter:
-    """Writes each journal entry at once, so that an interrupted run keeps its journal."""
+    """Writes the journal of a run. Each entry is written at once, so that an interrupted run keeps its journal."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -239,8 +245,8 @@ class JournalWriter:
 
 @contextmanager
 def journal_writer(folder: Path) -> Iterator[JournalWriter]:
-    """Context that writes a journal. When the context ends, the number and digest of its lines are complete; summaries
-    keep these as `pdsim.journal`.
+    """Context that writes a journal. Afterwards the writer has the number and the digest of the lines, which the
+    summary keeps as `pdsim.journal`.
     """
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
@@ -254,15 +260,15 @@ def journal_writer(folder: Path) -> Iterator[JournalWriter]:
 
 
 def proves_its_journal(summary: Mapping[str, Any]) -> bool:
-    """True if a summary has the proof of its journal. Runs of earlier releases have none."""
+    """True if a summary has the number and the digest of the journal's lines. Runs of earlier releases have neither."""
     return "journal" in summary.get("pdsim", {})
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
-    """Reads the calls of a journal. Raises RunFolderError if the journal is damaged or incomplete: its lines must match
-    the summary's proof.
+    """Reads the calls of a journal. Raises RunFolderError if the journal is damaged, or if its lines do not have the
+    number and digest that the summary gives.
 
-    For a run of an earlier release, only its finished requests are counted.
+    For a run of an earlier release, only the number of finished requests is compared.
     """
     import pyarrow as pa  # noqa: PLC0415
 
@@ -292,7 +298,7 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 
 def _entry(line: str) -> Entry:
-    """The entry that a line holds. Raises ValueError, LookupError, TypeError or RecursionError for other lines."""
+    """The journal entry in a line. Raises ValueError, LookupError, TypeError or RecursionError if the line has none."""
     (entry,) = from_lines([line])
     if not (isinstance(entry.instance_id, str) and isinstance(entry.call, str) and isinstance(entry.args, tuple)):
         raise ValueError(f"no call of an instance: {line[:60]!r}")
@@ -317,17 +323,17 @@ class HasRecords(Protocol):
 
 
 class RunTables:
-    """Base of classes with the records of a run. It shows the records as pandas tables, with the columns of the
-    folder's files.
+    """Base of classes that have the records of a run. Shows them as pandas tables, with the columns of the files in a
+    run folder.
 
-    Times are ns since the run began. A column with missing times has floats, with NaN for missing. Each access makes a
-    new table. Raises PandasMissingError without pandas.
+    Times are in ns since the run began. Columns in which times are missing have floats, and NaN for a missing time.
+    Each access makes a new table. Raises PandasMissingError without pandas.
     """
 
     @property
     def requests(self) -> Any:
-        """Requests by request_id. Added to the columns of requests.parquet: ttft_ms, tpot_ms, e2e_ms, NaN for
-        unfinished requests.
+        """Table of requests, by request_id. It has the columns of requests.parquet, and ttft_ms, tpot_ms and e2e_ms,
+        which are NaN for requests that did not finish.
         """
         frame = self._frame("requests").set_index("request_id")
         is_done = frame["outcome"] == "finished"
@@ -349,12 +355,12 @@ class RunTables:
 
     @property
     def levels(self) -> Any:
-        """Occupancy of each instance from time_ns on. No rows unless the run observed levels."""
+        """Table with the requests and pages of each instance from time_ns on. Empty: the run did not record levels."""
         return self._frame("levels")
 
     def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> "Tail":
-        """The slowest requests by a metric, grouped by the part of their time that was longest relative to other
-        requests. Full pools are found as causes only if the run observed levels.
+        """The slowest requests by a metric, grouped by the part of their time that is longest compared with other
+        requests. Full pools are found as a cause only if the run recorded levels.
         """
         from pdsim.metrics.explanation.tail import tail  # noqa: PLC0415  numpy, which only analyses need
 
@@ -367,15 +373,15 @@ class RunTables:
         return table.to_pandas().astype(dict.fromkeys(never, float))
 
     def _table(self, name: str) -> Any:
-        """Arrow table of this name."""
+        """The Arrow table of this name, one of TABLES."""
         raise NotImplementedError
 
 
 class StoredRun(RunTables):
-    """A run folder of a simulated or real run. Each file is read when it is first used."""
+    """The folder of a simulated or real run. Each file is read when it is first used."""
 
     def __init__(self, folder: Path | str) -> None:
-        """Opens a run folder. Raises RunFolderError if the folder holds no run."""
+        """Raises RunFolderError if the folder has no run."""
         self.folder = Path(folder)
         read_summary(self.folder)
 
@@ -391,7 +397,7 @@ class StoredRun(RunTables):
 
 
 def load_pandas() -> Any:
-    """Imports pandas. Raises PandasMissingError."""
+    """Imports pandas. Raises PandasMissingError if pandas is not installed."""
     try:
         import pandas as pd  # noqa: PLC0415  an extra
     except ImportError:

@@ -12,7 +12,7 @@ from pdsim.metrics.distribution import Run, RunSamples, Samples
 from pdsim.metrics.records import HostCopyRecord, RequestRecord, RunRecords, ServerRecord, StepRecord
 
 TailMetric = Literal["ttft", "tpot", "e2e"]
-"""Metrics by which `tail` ranks requests."""
+"""The metrics by which `tail` can rank requests."""
 _MS = 1e6
 _S = 1e9
 
@@ -20,7 +20,9 @@ _S = 1e9
 def summarize(
     records: RunRecords, *, speculative: bool = False, extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Summary of a run's records. extra: further fields of the "pdsim" object."""
+    """The summary of a run's records. speculative: True: steps verify drafted tokens. extra: further fields for the
+    object "pdsim".
+    """
     done = [r for r in records.requests if r.outcome == "finished"]
     start_ns = min((r.arrival_ns for r in records.requests), default=0)
     end_ns = max((_end_ns(r) for r in done), default=start_ns)
@@ -66,7 +68,7 @@ def summarize(
 
 
 def _classes(requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Latencies of each request class, if requests have classes."""
+    """Latencies of each class of requests. Empty: requests have no classes."""
     names = sorted({r.request_class for r in requests} - {""})
     return (
         {"classes": {name: _of_class([r for r in requests if r.request_class == name]) for name in names}}
@@ -92,14 +94,15 @@ def ttft_ms(request: RequestRecord) -> float:
 
 
 def tpot_ms(request: RequestRecord) -> float:
-    """Time per output token after the first, in ms, of a request with at least two output tokens."""
+    """Mean time in ms per output token after the first. The request must have at least two output tokens."""
     return (e2e_ms(request) - ttft_ms(request)) / (request.num_output_tokens - 1)
 
 
 def itl_samples(records: RunRecords) -> RunSamples:
-    """Gaps between tokens: each decode step is a gap of every request in its batch, except of requests that paused.
+    """Gaps between tokens in ms. Each decode step is a gap of every request in its batch, except of requests whose last
+    token came earlier.
 
-    With a stream interval, the tokens of a group share the time since the group before.
+    With a stream interval, the tokens that reach the client together share the time since the tokens before them.
     """
     return RunSamples(_gaps(records) if records.token_groups is None else _gaps_in_groups(records.token_groups))
 
@@ -111,7 +114,9 @@ def _gaps_in_groups(groups: Iterable[Run]) -> Iterator[Run]:
 
 
 def _chunk_fields(groups: Iterable[Run] | None) -> dict[str, float | None]:
-    """Summary fields of the times between groups of tokens. Empty without a stream interval."""
+    """Summary fields of the times between groups of tokens that reach the client together. Empty: no stream
+    interval.
+    """
     if groups is None:
         return {}
     samples = RunSamples((first / _MS, growth / _MS, length, 1) for first, growth, length, _ in groups)
@@ -135,7 +140,7 @@ def _end_ns(request: RequestRecord) -> int:
 
 
 def statistics(name: str, samples: Samples | RunSamples) -> dict[str, float | None]:
-    """Summary fields of one latency, from samples in ms. None without samples."""
+    """The summary fields of one latency: mean, median, deviation and percentiles in ms. None: there are no samples."""
     if not samples.count:
         return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
     percentiles = {f"p{p}_{name}_ms": samples.percentile(p) for p in (90, 95, 99)}
@@ -170,7 +175,7 @@ def _own_fields(records: RunRecords, duration_s: float) -> dict[str, Any]:
 
 
 def host_cache_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str, int]:
-    """Summary fields of a run with host caches."""
+    """Summary fields on the copies between GPU pages and host caches."""
     loads, writes = ([copy for copy in copies if copy.kind == kind] for kind in ("load", "write"))
     return {
         "host_hit_tokens": page_size * sum(load.num_pages for load in loads),
@@ -180,7 +185,7 @@ def host_cache_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[
 
 
 def storage_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str, int]:
-    """Summary fields of a run with storage."""
+    """Summary fields on the copies between host caches and storage."""
     reads, stores = ([copy for copy in copies if copy.kind == kind] for kind in ("read", "store"))
     return {
         "storage_read_tokens": page_size * sum(read.num_pages for read in reads),
@@ -190,7 +195,7 @@ def storage_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str
 
 
 def elastic_fields(servers: Sequence[ServerRecord], num_gpus: int, end_ns: int) -> dict[str, Any]:
-    """Summary fields of an elastic cluster. num_gpus: GPUs of each server."""
+    """Summary fields of an elastic cluster. num_gpus: GPUs per server. end_ns: end of the run."""
     by_server: dict[int, list[ServerRecord]] = {}
     for row in servers:
         by_server.setdefault(row.server, []).append(row)
@@ -211,14 +216,14 @@ def elastic_fields(servers: Sequence[ServerRecord], num_gpus: int, end_ns: int) 
 
 
 def _accept_length(records: RunRecords) -> float:
-    """Mean number of tokens that a decode step gives a request."""
+    """Mean number of tokens per request that a decode step yields."""
     steps = [step for step in records.steps if step.kind == "decode"]
     num_verified = sum(step.num_requests for step in steps)
     return sum(step.num_tokens for step in steps) / num_verified if num_verified else 0.0
 
 
 def _per_step(steps: Iterable[StepRecord]) -> float:
-    """Mean number of running requests over decode steps. Idle time has no steps and does not count."""
+    """Mean number of running requests, over all decode steps. Times without steps do not count."""
     num_steps = num_requests = 0
     for step in steps:
         num_steps += step.num_steps
@@ -227,7 +232,7 @@ def _per_step(steps: Iterable[StepRecord]) -> float:
 
 
 def _peak_tokens(records: RunRecords, start_ns: int) -> int:
-    """Maximum number of output tokens in one second of the run."""
+    """Largest number of output tokens within one second of the run. start_ns: begin of the first second."""
     seconds: dict[int, int] = {}
     for request in records.requests:
         if request.first_token_ns is not None:
@@ -250,7 +255,7 @@ def _peak_tokens(records: RunRecords, start_ns: int) -> int:
 
 
 def _peak_requests(done: Iterable[RequestRecord], start_ns: int) -> int:
-    """Maximum number of requests that are in the cluster during one second."""
+    """Largest number of requests that are in the cluster within one second. start_ns: begin of the first second."""
     changes: dict[int, int] = {}
     for request in done:
         first, last = (request.arrival_ns - start_ns) // 10**9, (_end_ns(request) - start_ns) // 10**9
@@ -269,7 +274,9 @@ STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 
 
 def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
-    """The summary with the definitions of another client, whose fields of the same name may mean something else."""
+    """The summary with the fields that another client would print. Some fields of the same name mean something else to
+    that client.
+    """
     fields = dict(summary)
     if client == "aiperf":
         for statistic in STATISTICS:
@@ -278,21 +285,22 @@ def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 
 _SHARE = 0.05
-"""Share of the arrivals. A queue that grows more slowly cannot be told from the end of a burst."""
+"""Share of the requests. If fewer than this share end too late, a growing queue cannot be told from the end of
+a burst.
+"""
 _DEVIATIONS = 3
-"""Number of standard deviations of the arrivals' number that counts as more than chance."""
+"""Number of standard deviations of the number of arrivals above which a difference is not taken for chance."""
 _NUM_WINDOWS = 8
-"""Number of windows of the arrivals' time between which the number of arrivals is compared."""
+"""Number of windows into which the time of the arrivals is divided, to see how much the number of arrivals varies."""
 
 
 def is_saturated(requests: Sequence[RequestRecord]) -> bool:
-    """True if the queue of an open loop grows: clearly fewer requests ended in the second half than should have. The
-    latencies then depend on the length of the run.
+    """True if the queue of an open loop grows: in the second half of the run, clearly fewer requests ended than should
+    have. Latencies then depend on the length of the run.
 
-    Requests should have ended if they arrived a typical latency earlier, so that a rising rate does not count as a
-    growing queue. A burst at the end counts as chance, within the variation of the number of arrivals. If requests take
-    about as long as the arrivals last, the run is too short to tell and counts as saturated. False if all requests
-    arrived at once.
+    A request should have ended a typical latency after its arrival, so a rising rate does not count as a growing queue.
+    Neither does a burst at the end, if it is within the variation of arrivals. If requests take about as long as the
+    arrivals last, the run is too short to tell, and counts as saturated. False: all requests arrived at once.
     """
     first_ns = min((r.arrival_ns for r in requests), default=0)
     last_ns = max((r.arrival_ns for r in requests), default=0)
@@ -309,9 +317,10 @@ def is_saturated(requests: Sequence[RequestRecord]) -> bool:
 
 
 def _deviation(arrivals_ns: Iterable[int], first_ns: int, last_ns: int) -> float:
-    """Standard deviation of the number of arrivals in half of the time, estimated from windows of time.
+    """Standard deviation of the number of arrivals in half of the time from first_ns to last_ns, estimated from windows
+    of this time.
 
-    Neighbouring windows are compared, so that a slowly rising rate does not count as variation.
+    Each window is compared with the next, so that a slowly rising rate does not count as variation.
     """
     counts = [0] * _NUM_WINDOWS
     for arrival_ns in arrivals_ns:

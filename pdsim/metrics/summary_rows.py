@@ -1,7 +1,7 @@
-"""Numbers of a summary that screens and reports show, with their order, units and precision.
+"""The numbers of a summary that are shown to users: their order, units and precision.
 
-If the step times were not measured on a server, a number has a range: the smallest and largest value over the ends of
-their range.
+If step times were not measured on a server, a number has a range: its smallest and largest value over runs with the
+fastest and slowest step times.
 """
 
 import re
@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 _LONG_MS = 1000.0
 _LONG_NUMBER = 1000
 _VISIBLE = 0.005
-"""Smallest relative difference that counts as better or worse."""
+"""A relative difference below this counts neither as better nor as worse."""
 
 
 class Difference(NamedTuple):
     text: str
     is_better: bool | None = None
-    """True: the change is an improvement. False: it is a decline. None: neither."""
+    """True: the number improved. False: it became worse. None: neither."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class SummaryRow:
     kind: Literal["count", "time", "share", "bytes"]
     decimals: int = 0
     better: int = 0
-    """1 if more is better, -1 if less is better."""
+    """1: more is better. -1: less is better. 0: neither."""
 
     def value(self, summary: Mapping[str, Any]) -> float | None:
-        """Value of the row in a summary.
+        """The row's number in a summary.
 
-        0 for quantities that the run did not count. None for unknown numbers, and for times that no request has.
+        0: the run did not count this quantity. None: the number is not known, or no request has such a time.
         """
         value: Any = summary
         for key in self.field.split("."):
@@ -42,7 +42,7 @@ class SummaryRow:
         return None if is_missing else float(value or 0)
 
     def cells(self, values: Sequence[float | None]) -> tuple[str, list[str]]:
-        """Title with unit, and the values in this unit."""
+        """The row's title with a unit, and texts of the values in this unit."""
         if self.kind == "time":
             unit = unit_of([value for value in values if value is not None])
             return f"{self.title}, {unit}", [
@@ -104,11 +104,11 @@ _IF_ANY = {
     "pdsim.retries",
     "pdsim.failed",
 }
-"""Rows that are shown only if a run has a value other than 0."""
+"""Rows that are shown only if some run has a value other than 0."""
 
 
 def rows_to_show(summaries: Iterable[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
-    """Rows with the value of each run. The rows of _IF_ANY need a run with a value."""
+    """The rows to show, each with the value of each run."""
     summaries = list(summaries)
     rows = [(row, [row.value(summary) for summary in summaries]) for row in SUMMARY_ROWS]
     return [(row, values) for row, values in rows if row.field not in _IF_ANY or any(values)]
@@ -123,20 +123,22 @@ def unit_of(values_ms: Iterable[float]) -> str:
 
 
 def in_unit(value_ms: float, unit: str, decimals: int) -> str:
-    """The time as text in the given unit: seconds with two decimals, ms with `decimals`, below 1 ms with two."""
+    """Text of a time in a unit, without the unit's name. Seconds have two decimals, ms have `decimals`, and ms below 1
+    have two.
+    """
     if unit == "s":
         return f"{value_ms / 1e3:,.2f}"
     return f"{value_ms:,.{decimals if value_ms >= 1 else 2}f}"
 
 
 def time_text(value_ms: float) -> str:
-    """The time with its unit, such as 12.3 ms."""
+    """Text of a time with its unit, such as "12.3 ms"."""
     unit = unit_of([value_ms])
     return f"{in_unit(value_ms, unit, 1)} {unit}"
 
 
 def signed(value: float) -> str:
-    """A number with its sign and one decimal. Zero has no sign."""
+    """Text of a number with its sign and one decimal. Zero has no sign."""
     text = f"{value:+,.1f}"
     return "0.0" if text in {"+0.0", "-0.0"} else text
 
@@ -146,12 +148,12 @@ def percentage(error: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """The number with its noun, such as 1 request or 2,000 requests."""
+    """Text of a number with its noun: "1 request", "2,000 requests"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def significant(value: float) -> str:
-    """The number with four significant digits, or with all digits before the decimal point if these are more."""
+    """Text of a number with four significant digits. All digits before the decimal point are kept."""
     return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"
 
 
@@ -159,13 +161,13 @@ _OF_MARKDOWN = re.compile(r"\\|\||`|\](?=[(\[])|<(?=[A-Za-z/!?])|&(?=[A-Za-z#])"
 
 
 def markdown_text(text: str) -> str:
-    """Text as one line in which Markdown finds no HTML, link, code or end of a table cell."""
+    """The text on one line, changed so that Markdown finds no HTML, link, code or table cell in it."""
     escaped = _OF_MARKDOWN.sub(lambda found: {"<": "&lt;", "&": "&amp;"}.get(found[0], f"\\{found[0]}"), text)
     return escaped.replace("\n", " ")
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table of plain texts."""
+    """A Markdown table whose cells are plain texts."""
     return table_of_markdown(list(map(markdown_text, titles)), (list(map(markdown_text, row)) for row in rows))
 
 
@@ -180,29 +182,31 @@ RANGED_FIELDS = (
     *(f"{statistic}_{time}_ms" for time in _TIMES for statistic in ("mean", "median", "p90", "p95", "p99")),
 )
 RANGED = tuple(row for row in SUMMARY_ROWS if row.field in RANGED_FIELDS)
-"""Rows of a summary that have a range."""
+"""Summary fields that have a range."""
 HEADLINES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
-"""Summary fields that are shown if there is no room for all."""
+"""Summary fields that are shown where there is no room for all."""
 
 Ranges = Mapping[str, Sequence[float]]
-"""Smallest and largest value by summary field."""
+"""Smallest and largest value, by summary field."""
 
 
 def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Ranges over a run and both ends of its range. Fields that one of these runs lacks are left out."""
+    """Smallest and largest value of each field over a run, and over the runs with the fastest and slowest step times. A
+    field that one of the runs lacks is left out.
+    """
     values = {field: [summary.get(field) for summary in summaries] for field in RANGED_FIELDS}
     known = {field: [float(value) for value in found if value is not None] for field, found in values.items()}
     return {field: [min(found), max(found)] for field, found in known.items() if len(found) == len(summaries)}
 
 
 def ranges_of(summary: Mapping[str, Any]) -> Ranges:
-    """Ranges in a summary. Empty if the run's step times were measured on a server."""
+    """The ranges that a summary has. Empty: the run's step times were measured on a server."""
     found: Ranges = summary.get("pdsim", {}).get("interval") or {}
     return found
 
 
 def range_note(summary: Mapping[str, Any]) -> str:
-    """Sentence on the part of the load that the ranges come from. Empty: the whole load."""
+    """A sentence that says from which requests the ranges come. Empty: from all requests."""
     own = summary.get("pdsim", {})
     if "interval_requests" not in own:
         return ""
@@ -213,7 +217,7 @@ def range_note(summary: Mapping[str, Any]) -> str:
 
 
 def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
-    """Text such as "1.2 to 3.4", in the unit of the values beside it."""
+    """Text of a field's range, such as "1.2 to 3.4", in the unit of the values `beside` it."""
     if row.field not in found:
         return ""
     _, (*_, least, most) = row.cells([*beside, *found[row.field]])
@@ -221,8 +225,8 @@ def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
 
 
 def between(field: str, found: Ranges, beside: str = "") -> str:
-    """Text such as "1.2 to 3.4 s" for a range that is printed behind a number. beside: text to put before it, and the
-    whole text without a range.
+    """Text of a field's range behind a number, such as "1.2 to 3.4 s". beside: text that comes before the range. If
+    there is no range: `beside` alone.
     """
     if field not in found:
         return beside
@@ -259,8 +263,8 @@ SUMMARY_FIELDS = {
     "max_concurrent_requests": "most requests in one such second",
     "pdsim": "further numbers",
 }
-"""Definitions of bench_serving. A request is sent at a, its first token arrives at f and its last at e; it has n output
-tokens.
+"""How bench_serving defines each field. A request of n output tokens is sent at a; its first token arrives at f and its
+last at e.
 """
 
 OWN_FIELDS = {

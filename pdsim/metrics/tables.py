@@ -1,4 +1,4 @@
-"""Records of a run as Arrow tables in memory, and as Parquet files of a run folder."""
+"""The records of a run as Arrow tables in memory, and as Parquet files in a run folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -16,18 +16,18 @@ Record = TypeVar("Record")
 
 
 class RunFolderError(InputError):
-    """Raised for a folder that holds no run, or an incomplete run."""
+    """Raised if a folder has no run, or an incomplete run, or if a run cannot be written to it."""
 
 
 class Kind(NamedTuple):
-    """Description of one table and its records."""
+    """A kind of table: its columns, and how records are made of its rows."""
 
     columns: Sequence[str]
     values: Sequence[str]
-    """For each column the path of the record's attribute."""
+    """For each column: the path of the attribute that a record has for it."""
     hints: Mapping[str, Any]
     make: Callable[..., Any]
-    """Makes a record from the values of a table's row."""
+    """Makes a record from the values of a row."""
 
 
 def _kind(of: type[Any]) -> Kind:
@@ -54,7 +54,7 @@ TABLES = tuple(KINDS)
 
 
 def arrow_table(records: Records, name: str) -> Any:
-    """Arrow table of records, one row each, in order. `name` is one of TABLES."""
+    """Arrow table with a row for each record, in order. name: one of TABLES."""
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
     if name not in KINDS:
@@ -71,7 +71,7 @@ def write_tables(folder: Path, records: Records) -> None:
 
 def _write_table(table: Any, path: Path) -> None:
     """Writes a table to a Parquet file. Integers are stored as differences, which takes two thirds of the bytes and
-    half the time.
+    half of the time.
     """
     from pyarrow import parquet, types  # noqa: PLC0415
 
@@ -82,7 +82,7 @@ def _write_table(table: Any, path: Path) -> None:
 
 
 def stored_table(folder: Path, name: str) -> Any:
-    """Reads a table of a run folder. Raises RunFolderError if the table is damaged or missing."""
+    """Reads a table of a run folder. Raises RunFolderError if the table is missing or damaged."""
     import pyarrow as pa  # noqa: PLC0415
 
     path = folder / f"{name}.parquet"
@@ -98,12 +98,12 @@ def stored_table(folder: Path, name: str) -> Any:
 
 
 def stored_records(folder: Path) -> RunRecords:
-    """Reads the records of a run folder. Raises RunFolderError for tables that no run has written."""
+    """Reads the records of a run folder. Raises RunFolderError if no run has written such tables."""
     return RunRecords(**{name: records_in(folder, name, checked_table(folder, name)) for name in TABLES})
 
 
 def checked_table(folder: Path, name: str) -> Any:
-    """Reads a table, and checks that its columns have the types of their fields. Raises RunFolderError."""
+    """Reads a table, and checks that each column has the type of its field. Raises RunFolderError."""
     table = stored_table(folder, name)
     for column in table.schema:
         _require_column(folder / f"{name}.parquet", table, column, KINDS[name].hints.get(column.name))
@@ -111,7 +111,7 @@ def checked_table(folder: Path, name: str) -> Any:
 
 
 def records_in(folder: Path, name: str, table: Any) -> list[Any]:
-    """Records from the rows of a table. Raises RunFolderError for columns that the record does not have."""
+    """Makes a record of each row of a table. Raises RunFolderError if the table has columns that the record lacks."""
     kind, names = KINDS[name], table.column_names
     rows = zip(*map(_values, table.columns), strict=True)
     try:
@@ -123,7 +123,7 @@ def records_in(folder: Path, name: str, table: Any) -> list[Any]:
 
 
 def _values(column: Any) -> Iterator[Any]:
-    """Values of a column. Equal texts become one object, because a column has few different texts."""
+    """The values of a column. Equal texts become one object, because a column has few different texts."""
     from pyarrow import types  # noqa: PLC0415
 
     if not (types.is_string(column.type) or types.is_large_string(column.type)):
@@ -133,13 +133,11 @@ def _values(column: Any) -> Iterator[Any]:
 
 
 _WORDS = {("steps", "kind"): {"prefill", "decode"}, ("requests", "outcome"): {"unfinished", "finished", "failed"}}
-"""Columns whose texts are limited to a few words, by table."""
+"""Columns of which each row has one of a few words, by table and column."""
 
 
 def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
-    """Raises RunFolderError if a column's type differs from its field's, or if values are missing that each
-    record has.
-    """
+    """Raises RunFolderError if a column has not the type of its field, or lacks values that every record has."""
     from pyarrow import types  # noqa: PLC0415
 
     hint = int | None if hint is type else hint  # all that a compiled record keeps of a union, and it has no other

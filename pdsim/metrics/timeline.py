@@ -31,11 +31,13 @@ _GPU, _GRANTS, _MERGES, _FIRST_WORKER = 1, 2, 3, 10
 """Track ids of an instance."""
 _EVENTS_AT_ONCE = 4096
 _POINT_NS = 1000
-"""Length in ns with which a decision, which takes no time, is drawn if the next decision leaves room."""
+"""Length in ns with which a decision is drawn, which takes no time. Shorter if the next decision comes earlier."""
 
 
 def write_timeline(path: Path, records: Records) -> None:
-    """Writes the trace. Many events are encoded in one call, which is faster than json.dump to a file."""
+    """Writes the records of a run as a Chrome trace. Encodes many events per call, which is faster than json.dump to a
+    file.
+    """
     events = trace_events(records)
     with path.open("wb") as whole, gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
@@ -46,7 +48,7 @@ def write_timeline(path: Path, records: Records) -> None:
 
 
 def trace_events(records: Records) -> list[Event]:
-    """Chrome trace events, with names first. Times are in us."""
+    """Events of a Chrome trace. Events that name processes and tracks come first. Times are in us."""
     names = sorted(
         {step.instance_id for step in records.steps}
         | {level.instance_id for level in records.levels}
@@ -67,7 +69,7 @@ def trace_events(records: Records) -> list[Event]:
 
 
 def _names(process: dict[str, int], events: Iterable[Event]) -> Iterator[Event]:
-    """Name events of the processes and tracks that the events use."""
+    """Events that name the processes and tracks which `events` use."""
     used = {(event["pid"], event["tid"]) for event in events}
     processes = {_REQUESTS: "requests", _LINKS: "links"} | {pid: name for name, pid in process.items()}
     tracks = {_GPU: "GPU", _GRANTS: "grants pages", _MERGES: "merges requests"}
@@ -108,8 +110,8 @@ def _request_events(request: RequestRecord) -> Iterator[Event]:
 
 
 def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int]) -> Iterator[Event]:
-    """Events of transfers: on the track of their worker, with the stages that delay their bytes; and as numbers in
-    flight per path.
+    """Events of transfers: a slice on the track of each transfer's worker, with the causes of delay inside, and
+    counters of the transfers in flight per path.
     """
     for i, transfer in enumerate(transfers):
         pid, tid = process[transfer.source], _FIRST_WORKER + transfer.worker
@@ -141,8 +143,8 @@ def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int
 
 
 def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Event]:
-    """Grants and merges of decode, with arrows from the grant to the forward or worker of prefill, and on to
-    the merge.
+    """Slices for the grants and merges of decode. An arrow leads from each grant to the forward or the transfer worker
+    of prefill, and one from there to the merge.
     """
     done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
     last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}
@@ -166,7 +168,9 @@ def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Eve
 def _decisions(
     requests: Sequence[RequestRecord], process: dict[str, int], tid: int, name: str, moment: str
 ) -> Iterator[Event]:
-    """One short slice for all requests whose decision falls on one moment."""
+    """Slices for decisions. Requests whose decision falls on one moment share a slice. moment: the record field with
+    the time of the decision.
+    """
     together: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for request in requests:
         together[request.decode_id][getattr(request, moment)].append(request.request_id)
@@ -179,7 +183,7 @@ def _decisions(
 
 
 def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, int, int]) -> Iterator[Event]:
-    """An arrow between the slices at two moments on two tracks."""
+    """An arrow from the slice at one moment and track to that at another. begin, end: time, process and track."""
     for phase, (pid, tid, time_ns) in (("s", begin), ("f", end)):
         bound = {"bp": "e"} if phase == "f" else {}
         yield {
@@ -195,7 +199,7 @@ def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, 
 
 
 def _level_events(levels: Sequence[LevelRecord], process: dict[str, int]) -> Iterator[Event]:
-    """Counter events of instances, one whenever a value changes."""
+    """Counters of the requests and pages of instances, with an event whenever a value changes."""
     shown: dict[tuple[int, str], dict[str, int]] = {}
     for level in levels:
         now, pid = level.levels, process[level.instance_id]

@@ -1,4 +1,4 @@
-"""A first scenario file: the starting point with some choices applied, and a comment on each section."""
+"""Writes a first scenario file: the starter scenario with the user's choices, and with a comment on each section."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -33,7 +33,7 @@ _COMMENTS = {
     "client.concurrency": "requests in flight",
     "client.arrivals.rate": "requests per second, on average",
 }
-"""Comments by field, for a trace in an open loop."""
+"""Comments by field, for a scenario with a trace in an open loop."""
 _COMMENTS_BY_USE = {
     "random_lengths": {
         "workload": "The requests: generated, with lengths in tokens. Prompts share no prefix.",
@@ -42,7 +42,7 @@ _COMMENTS_BY_USE = {
     },
     "closed_loop": {"client": "When requests are sent: this many at the start, then one after each answer."},
 }
-"""Comments that replace these, by workload or client."""
+"""Comments by the name of a workload or client, which replace those of _COMMENTS."""
 
 OPTIONAL = """\
 # More fields, with their defaults; pdsim fields has all of them.
@@ -52,12 +52,12 @@ OPTIONAL = """\
 # cost: kernels  # times of operators that were measured; {profile: FILE} has those of your server
 """
 _NUM_OF_TRACE = 5000
-"""Number of requests of a trace that a scenario uses. A question about so many takes a minute or two."""
+"""Number of requests of a trace that a first scenario uses. A question about so many takes a minute or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StarterOptions(LoadOptions):
-    """Choices for a first scenario. None: as in the starting point."""
+    """Choices for a first scenario. None: the starter scenario's value."""
 
     gpu: str | None = None
     """GPU of all servers, by its name in pdsim catalog."""
@@ -81,15 +81,16 @@ class StarterOptions(LoadOptions):
 
 
 def starting_point() -> dict[str, Any]:
-    """Plain data of the scenario that commands start from if no file is given."""
+    """The starter scenario as plain data. Commands start from it if the user names no file."""
     data: dict[str, Any] = read_yaml(Path(str(files("pdsim.scenario") / "starter.yaml")))
     return data
 
 
 def first_scenario(options: StarterOptions, changes: Sequence[str], *, file: Path) -> dict[str, Any]:
-    """Plain data of a runnable scenario for the given file. Raises ConfigError or CatalogError.
+    """Makes a scenario that can run, as plain data. Raises ConfigError or CatalogError.
 
-    Without `tp` the servers have the fewest GPUs, a power of two, that hold the model and the longest request.
+    file: path of the scenario, where relative paths start. Without `tp`, servers get the smallest power of two of GPUs
+    that hold the model and the longest request.
     """
     chosen = _chosen(options, file)
     gpu = load_gpu(chosen["prefill"]["gpu"])
@@ -131,7 +132,7 @@ def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
 
 
 def workload_of_trace(trace: Path) -> tuple[dict[str, Any], bool]:
-    """The workload that reads the first requests of a trace, and whether the trace has times. Raises ConfigError."""
+    """A workload that reads the first requests of a trace, and whether the trace has times. Raises ConfigError."""
     try:
         kind = trace_kind(trace)
     except TraceError as wrong:
@@ -140,7 +141,7 @@ def workload_of_trace(trace: Path) -> tuple[dict[str, Any], bool]:
 
 
 def commented(data: Mapping[str, Any]) -> str:
-    """The text of a scenario file, with comments on each section and on the fields that need one."""
+    """The text of a scenario file, with comments on sections and on fields that need one."""
     comments = dict(_COMMENTS)
     for part in (data["workload"], data["client"]):
         comments |= _COMMENTS_BY_USE.get(part.get("use", ""), {}) if isinstance(part, Mapping) else {}

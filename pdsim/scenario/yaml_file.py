@@ -1,4 +1,4 @@
-"""YAML 1.2 files: reads and writes them, and finds the line of a field."""
+"""Reads and writes YAML 1.2 files, and finds the line of a field."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -14,7 +14,9 @@ from pdsim.inputs import parse_yaml as parse_input
 
 
 class ConfigError(InputError):
-    """A wrong file or flag. The message names the place, the value, and the possible values."""
+    """Raised for a wrong file or option. The message says where the mistake is, what was found, and what is
+    possible.
+    """
 
 
 def read_yaml(path: Path) -> Any:
@@ -32,7 +34,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Reads YAML. Raises ConfigError with the line of a mistake."""
+    """Reads YAML text. Raises ConfigError with the line of a mistake. where: names the text in messages."""
     try:
         return parse_input(text, where)
     except InputError as wrong:
@@ -40,12 +42,12 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def write_yaml(data: Any, path: Path) -> None:
-    """Writes a YAML file. If OSError is raised, an earlier file stays."""
+    """Writes a YAML file. If this raises OSError, a file that was there before stays as it was."""
     write_whole(path, to_yaml(data))
 
 
 def _represent_text(representer: Any, text: str) -> Any:
-    """Represents a text. Unicode line breaks are escaped, because a YAML reader takes them for spaces outside double
+    """Writes a text. Unicode line breaks are escaped, because YAML readers take them for spaces outside double
     quotes.
     """
     style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
@@ -63,7 +65,9 @@ def to_yaml(data: Any) -> str:
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
-    """The line of the field at this path, or of the innermost enclosing field that the file contains."""
+    """Line of the field at this path. If the file lacks the field: line of the innermost section around it. None: no
+    such section.
+    """
     node = YAML(typ="safe", pure=True).compose(text)
     line = None
     for key in path:
@@ -79,8 +83,9 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 
 def did_you_mean(word: object, among: Iterable[str]) -> str:
-    """A suggestion such as " (did you mean 'fcfs'?)", or an empty text. word: a text, number, date or null from
-    a file.
+    """A suggestion such as " (did you mean 'fcfs'?)". Empty: no similar word.
+
+    word: what the user wrote, also a number, date or null. among: possible words.
     """
     close = get_close_matches(str(word), list(among), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,1 +1,3 @@
-"""Why requests took their time or failed: stages, critical paths, the slowest requests, occupancy."""
+"""Explains why requests took their time or failed: stages, critical paths, the slowest requests, and the use of
+instances.
+"""

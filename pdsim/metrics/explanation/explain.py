@@ -1,5 +1,5 @@
-"""Where requests spend their time: stages, and critical paths, which split stages by the resource or message that a
-request waited for.
+"""Explains where requests spend their time. Stages follow one another; critical paths divide each stage by the resource
+or message for which the request waited.
 """
 
 from collections import defaultdict
@@ -17,19 +17,21 @@ from pdsim.metrics.records import Records, RequestRecord
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Time of one stage over all finished requests, in ms. share: fraction of the mean latency."""
+    """Time in ms that finished requests spend in one stage. share: the stage's share of the mean latency."""
 
     stage: str
     meaning: str
     mean_ms: float
     median_ms: float
     slowest_ms: float
-    """Mean over the 1 % of the requests, at least one, with the largest TTFT."""
+    """Mean time in the stage, over the 1 % of the requests (at least one) with the largest TTFT."""
     share: float
 
 
 def _by_stages(requests: Columns) -> list[tuple[dict[str, tuple[str, str, str]], Array]]:
-    """Tables of stages, each with the mask of the requests that pass through them. Without requests: STAGES alone."""
+    """Pairs of a table of stages and a mask of the requests that pass through these stages. Without requests: STAGES
+    with an empty mask.
+    """
     granted_ns = requests["admitted_ns"]
     is_aggregated = requests.are_same("prefill_id", "decode_id") & ~requests.having("prefill_id", "")
     is_late = granted_ns > requests["prefill_start_ns"]
@@ -45,7 +47,7 @@ def _by_stages(requests: Columns) -> list[tuple[dict[str, tuple[str, str, str]],
 
 
 def stage_times(records: Records) -> list[StageTimes]:
-    """Stage times of a cluster's requests, which must be all disaggregated or all aggregated."""
+    """Times of each stage over the finished requests. The requests must be all disaggregated, or all aggregated."""
     requests = finished(records)
     times_ns = _stage_times_ns(requests)
     order = np.argsort(requests["first_token_ns"] - requests["arrival_ns"], kind="stable")
@@ -66,7 +68,7 @@ def stage_times(records: Records) -> list[StageTimes]:
 
 
 def mean_stage_ms(requests: Sequence[RequestRecord]) -> dict[str, float]:
-    """Mean time of each stage in ms, over finished requests."""
+    """Mean time in ms of each stage over the finished requests."""
     done = columns_of("requests", [request for request in requests if request.outcome == "finished"])
     return {stage: _mean_ms(spent_ns) for stage, spent_ns in _stage_times_ns(done).items()}
 
@@ -77,7 +79,7 @@ def finished(records: Records) -> Columns:
 
 
 def _stage_times_ns(requests: Columns) -> dict[str, Array]:
-    """Times in ns of each stage that any of these requests has; 0 for requests without the stage."""
+    """For each stage: the time in ns that each request spends in it, or 0. Stages that no request has are left out."""
     tables = _by_stages(requests)
     found = {
         stage: np.zeros(len(requests["arrival_ns"]), dtype=np.int64)
@@ -111,11 +113,13 @@ PARTS = {
     "decode compute": "decode computes a step of its batch",
     "decode wait": "between decode steps: retraction, prompts of other requests, host work",
 }
-"""Parts of a request's time in order, with a description of each."""
+"""Parts of a critical path in the order of a request's life, each with a text on why the request does not go on."""
 
 
 class CriticalPaths:
-    """Critical paths of one run's finished requests. Without levels, waiting for admission counts as handshake."""
+    """Critical paths of the finished requests of a run: how long each request waited for which resource or message. If
+    the run did not record levels, waiting for admission counts as handshake.
+    """
 
     def __init__(self, records: Records) -> None:
         self._requests = finished(records)
@@ -135,12 +139,16 @@ class CriticalPaths:
         self._lists = {part: spent_ns.tolist() for part, spent_ns in self.parts_ns.items() if spent_ns.any()}
 
     def of(self, request: RequestRecord) -> dict[str, int]:
-        """Time in ns of a finished request, by part, without parts that take no time."""
+        """Time in ns that a finished request spent in each part of its critical path. Parts that take no time are left
+        out.
+        """
         row = self._rows[request.request_id]
         return {part: spent_ns[row] for part, spent_ns in self._lists.items() if spent_ns[row]}
 
     def _split(self, stage: str, rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
-        """Splits the time of one stage into parts, for some requests."""
+        """Divides the time of one stage into parts. rows: the requests to divide; begin_ns, end_ns: their times in the
+        stage.
+        """
         whole = end_ns - begin_ns
         match stage:
             case "decode_bootstrap":
@@ -162,7 +170,9 @@ class CriticalPaths:
         return {{"front_end": "front end", "decode_transferred": "merge wait"}.get(stage, stage): whole}
 
     def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:
-        """Time in ns that lies in the spans of each request's instance."""
+        """For each request: how much of the time from begin_ns to end_ns lies in the time spans of its instance, in ns.
+        place: column with the instance's name.
+        """
         codes, names = self._requests.words(place)
         spent_ns = np.zeros(len(rows), dtype=np.int64)
         for code, name in enumerate(names):
@@ -173,12 +183,16 @@ class CriticalPaths:
 
 
 def mean_parts_ms(records: Records) -> dict[str, float]:
-    """Mean time of each part in ms over finished requests, in the order of PARTS, without parts that take no time."""
+    """Mean time in ms of each part of the critical paths of finished requests. Parts are in the order of PARTS; parts
+    that take no time are left out.
+    """
     return {part: _mean_ms(ns) for part, ns in CriticalPaths(records).parts_ns.items() if ns.any()}
 
 
 def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
-    """Times of the last transfer unit of each request, by column. `known` is False for requests without a unit."""
+    """Times of the last transfer unit of each request, by column. The column `known` is False for requests that sent no
+    unit.
+    """
     last = np.flatnonzero(transfers["is_last"])
     last = last[np.argsort(transfers["request_id"][last], kind="stable")]
     ids = transfers["request_id"][last]
@@ -190,9 +204,9 @@ def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
 
 
 def _transfer(units: Mapping[str, Array], rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
-    """Splits the time between two moments into parts of the last unit's transfer.
+    """Divides the time from begin_ns to end_ns by what the request's last transfer unit waited for.
 
-    The time before the unit was planned counts as waiting for a worker.
+    The time before the unit was planned counts as waiting for a transfer worker.
     """
     known = units["known"][rows]
     if not known.any():
@@ -225,8 +239,8 @@ def _busy(records: Records, kind: str) -> Mapping[str, TimeSpans]:
 
 
 def blocked(records: Records, kind: str = "") -> Mapping[str, TimeSpans]:
-    """Times when the first request of an instance's queue lacked pages or slots, by instance. kind: only this
-    resource.
+    """Times in which the first request of an instance's queue lacked pages or slots, by instance. kind: "pages" or
+    "slots"; empty: both.
     """
     levels = columns(records, "levels")
     codes, names = levels.words("instance_id")

@@ -1,4 +1,6 @@
-"""Failed requests of a run, counted by reason, and the fields of the scenario that would prevent such failures."""
+"""Counts the failed requests of a run by reason, and names the fields of the scenario that would prevent such
+failures.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,28 +22,30 @@ _RESOURCES = {
     " pages of ": "{last} KV",
     "no transfer from": "link",
 }
-"""Resource that is missing if a reason contains these words. {role} and {last} stand for the roles of the first and the
-last instance in the reason.
+"""The resource that was missing, by words that the reason contains. {role} is the role of the first instance in the
+reason, {last} that of the last.
 """
 _CLIENTS = ("aborted by the client", "shed")
-"""First words of reasons that are always intended by the scenario."""
+"""First words of reasons that the scenario always intends, such as a client's abort."""
 _NEVER_FAULTS = "fit"
-"""Word in the reasons of requests that are too large. Faults do not cause such failures."""
+"""Words in the reasons of requests that are too large. Faults of instances or links do not cause such failures."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Requests that failed for one reason."""
+    """The requests that failed for one reason."""
 
     reason: str
-    """Reason of the first of these requests, with roles instead of instances."""
+    """Reason of the first failed request, in which roles replace the names of instances."""
     num_requests: int
     relief: str
-    """Fields of the scenario that would prevent such failures. Empty: no field would."""
+    """Fields of the scenario that would prevent such failures. Empty: none would."""
     is_wanted: bool
-    """True: the scenario asks for such failures, by faults, client aborts, or a router that sheds load."""
+    """True: the scenario asks for such failures, by faults, by clients that abort, or by a router that refuses
+    requests.
+    """
     example: int
-    """Id of the first of these requests."""
+    """Id of the first request that failed for this reason."""
 
     @property
     def text(self) -> str:
@@ -51,7 +55,7 @@ class Failure:
 def failures_of(requests: Iterable[RequestRecord], *, has_faults: bool) -> list[Failure]:
     """Failures by reason, the most frequent first.
 
-    has_faults: the scenario has dying instances or slow links, which may fail any request that fits.
+    has_faults: True: instances die or links slow down in the scenario, so that any request may fail.
     """
     by_kind: dict[str, list[RequestRecord]] = {}
     for request in requests:
@@ -86,17 +90,21 @@ def _resource(reason: str) -> str:
 
 
 def failure_rows(requests: Iterable[RequestRecord], *, has_faults: bool) -> list[dict[str, Any]]:
-    """Failed requests by reason, in the format of summaries."""
+    """Failed requests by reason, as summaries list them. has_faults: True: instances die or links slow down in the
+    scenario.
+    """
     return [asdict(failure) for failure in failures_of(requests, has_faults=has_faults)]
 
 
 def failures_in(summary: Mapping[str, Any]) -> list[Failure]:
-    """Failures of a summary. Empty for summaries of other tools or earlier releases."""
+    """The failures that a summary lists. Empty: the summary comes from another tool, or from an earlier release of
+    pdsim.
+    """
     return [Failure(**row) for row in summary.get("pdsim", {}).get("failures", ())]
 
 
 def failure_text(summary: Mapping[str, Any]) -> str:
-    """Sentence on the failures that the scenario does not ask for. Empty: there are none."""
+    """A sentence on the failures that the scenario does not ask for. Empty: there are none."""
     unwanted = [failure for failure in failures_in(summary) if not failure.is_wanted]
     if not unwanted:
         return ""

@@ -17,7 +17,7 @@ RELIEF = {
     "host link": "GPUs with a faster host_bandwidth",
     "storage": "storage.drives, storage.client_bandwidth",
 }
-"""Resources of a disaggregated cluster, and the fields of a scenario that increase each of them."""
+"""For each resource of a disaggregated cluster: the fields of a scenario that give more of it."""
 
 AGGREGATED_RELIEF = {
     "prefill compute": "aggregated.instances, aggregated.tp, a faster aggregated.gpu",
@@ -29,9 +29,9 @@ AGGREGATED_RELIEF = {
     "host link": RELIEF["host link"],
     "storage": RELIEF["storage"],
 }
-"""Resources of an aggregated cluster, and the fields of a scenario that increase each of them."""
+"""For each resource of an aggregated cluster: the fields of a scenario that give more of it."""
 
 
 def relief_of(resource: str, *, aggregated: bool) -> str:
-    """Fields that increase the resource. Empty for other names."""
+    """Fields of a scenario that give more of the resource. Empty: no such resource."""
     return (AGGREGATED_RELIEF if aggregated else RELIEF).get(resource, "")

@@ -1,4 +1,4 @@
-"""Stages of a request, from its arrival to its end."""
+"""The stages of a request from its arrival to its end."""
 
 from pdsim.metrics.records import RequestRecord
 
@@ -12,8 +12,9 @@ STAGES: dict[str, tuple[str, str, str]] = {
     "response": ("streamed_ns", "first_token_ns", "gateway, first token"),
     "decode_forward": ("first_token_ns", "end_ns", "decodes"),
 }
-"""Stages by SGLang's names, each with the fields of its begin and its end, and a description. Each stage begins where
-the stage before ends."""
+"""Stages by the names that SGLang gives them. Each has the record fields of its begin and its end, and a description. A
+stage begins where the stage before it ends.
+"""
 
 _WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
 
@@ -27,13 +28,15 @@ COMPUTED_FIRST_STAGES: dict[str, tuple[str, str, str]] = {
     "response": STAGES["response"],
     "decode_forward": STAGES["decode_forward"],
 }
-"""Stages of a request that prefill had computed before decode granted its pages."""
+"""Stages of a request whose prompt was computed before decode granted pages."""
 
 HIDDEN_BOOTSTRAP_STAGES = {
     **{stage: way for stage, way in STAGES.items() if stage != "decode_bootstrap"},
     "prefill_waiting": _WAITING,
 }
-"""Stages of a request that got its pages while prefill computed it, so that it did not wait for the grant."""
+"""Stages of a request to which decode granted pages while prefill computed its prompt. The request did not wait for the
+grant.
+"""
 
 AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
     "front_end": STAGES["front_end"],
@@ -42,7 +45,7 @@ AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
     "response": STAGES["response"],
     "decode_forward": STAGES["decode_forward"],
 }
-"""Stages of a request that one instance prefills and decodes."""
+"""Stages of a request on an aggregated instance."""
 
 
 def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
@@ -55,11 +58,11 @@ def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
 
 
 def stage_spans(request: RequestRecord) -> dict[str, tuple[int, int]]:
-    """Begin and end in ns of each stage of a finished request."""
+    """Begin and end in ns of each stage of a finished request, by stage."""
     stages = stages_of(request).items()
     return {stage: (getattr(request, first), getattr(request, last)) for stage, (first, last, _) in stages}
 
 
 def stage_ms(request: RequestRecord) -> dict[str, float]:
-    """Time in ms of each stage of a finished request."""
+    """Time in ms of each stage of a finished request, by stage."""
     return {stage: (end_ns - begin_ns) / 1e6 for stage, (begin_ns, end_ns) in stage_spans(request).items()}

@@ -1,4 +1,4 @@
-"""The slowest requests of a run, grouped by what made them slower than the median request."""
+"""The slowest requests of a run, grouped by the reason why they were slower than the median request."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
@@ -14,7 +14,7 @@ from pdsim.metrics.records import Records, RequestRecord, StepRecord
 from pdsim.metrics.summary import TailMetric, e2e_ms, tpot_ms, ttft_ms
 
 METRICS: dict[TailMetric, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
-"""Metrics by which requests are ranked, in ms."""
+"""Metrics by which requests are ranked, each with a function that gives a request's value in ms."""
 
 _DECODING = ("decode compute", "decode wait")
 _PARTS: dict[TailMetric, tuple[str, ...]] = {
@@ -22,68 +22,73 @@ _PARTS: dict[TailMetric, tuple[str, ...]] = {
     "tpot": _DECODING,
     "e2e": tuple(PARTS),
 }
-"""Parts of a critical path that add up to the metric."""
+"""Parts of a critical path whose times add up to the metric."""
 _ON_PREFILL = ("prefill queue", "prefill compute")
 _ON_DECODE = ("admission wait", "merge wait", *_DECODING)
 _ON_LINK = ("transfer queue", "ring wait", "transfer set-up", "transfer line", "descriptors", "transfer")
 _MOST = 0.9
-"""Share of a group's requests that its time window holds."""
+"""A group's time window is the shortest that holds this share of the group's requests."""
 
 
 class Cause(NamedTuple):
-    """A part of the critical path that delayed a group of requests, and the resource that was scarce."""
+    """Why a request was slow: the part of its critical path that took longer than usual, and the scarce resource."""
 
     text: str
     part: str
     resource: str = ""
-    """Scarce resource, by its name in pdsim.sim.uncertainty.sensitivity. Empty: none of those."""
+    """Name of the scarce resource, as in pdsim.sim.uncertainty.sensitivity. Empty: no resource was scarce."""
 
 
 @dataclass(frozen=True)
 class TailGroup:
-    """Requests of the tail with one cause."""
+    """The slowest requests that have one cause."""
 
     cause: str
     part: str
-    """Part of the critical path. Its times are ms; for TPOT, ms per output token after the first."""
+    """The part of the critical path that took longer than usual. Times of the part are in ms; for TPOT, in ms per
+    output token after the first.
+    """
     resource: str
     num_requests: int
     share: float
-    """Fraction of the tail's requests that are in the group."""
+    """Share of the slowest requests that belong to the group."""
     median_ms: float
-    """Median time in the part, over the group."""
+    """Median time of the group's requests in this part, in ms."""
     all_median_ms: float
-    """Median time in the part, over all requests."""
+    """Median time of all requests in this part, in ms."""
     instances: dict[str, int]
-    """Number of the group's requests by instance, or by pair of instances for transfers; largest first."""
+    """Number of the group's requests by instance, the largest first. For transfers: by pair of instances."""
     first_s: float
     last_s: float
-    """Shortest time window, in s, in which 90 % of the group's requests arrived."""
+    """End in s of the shortest time window in which 90 % of the group's requests arrived. first_s is its begin."""
     window_share: float
-    """Length of this window as a fraction of the time in which all requests arrived."""
+    """Length of the window, as a share of the time in which all requests arrived."""
     load: float | None
-    """Arrival rate at the first of the instances while its queue built up, relative to its mean arrival rate."""
+    """Arrival rate at the group's first instance while its queue grew, relative to the mean arrival rate. None: all
+    requests arrived at once.
+    """
     tokens: float | None
-    """Median number of the tokens that cause the wait: computed prompt tokens, or output tokens. None: the cause is no
-    number of tokens."""
+    """Median number of the tokens that take the time: computed prompt tokens, or output tokens. None: the cause is no
+    number of tokens.
+    """
     all_tokens: float | None
     example: int
-    """Id of the slowest request of the group."""
+    """Id of the slowest request in the group."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The slowest requests by one metric, grouped by cause, with the largest group first."""
+    """The slowest requests of a run by one metric, grouped by cause. The largest group comes first."""
 
     metric: TailMetric
     percent: float
     num_requests: int
     num_all: int
-    """Number of finished requests that have the metric."""
+    """Number of finished requests for which the metric is defined."""
     from_ms: float
-    """Smallest value of the metric in the tail."""
+    """Smallest value of the metric in ms among the slowest requests."""
     median_ms: float
-    """Median of the metric over all requests."""
+    """Median of the metric in ms over all finished requests."""
     is_aggregated: bool
     groups: list[TailGroup]
 
@@ -91,8 +96,8 @@ class Tail:
 def tail(records: Records, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
     """Groups the slowest `percent` of the finished requests, at least one request, by cause.
 
-    The cause of a request is the part of its critical path that exceeds the median of all requests by most. Without
-    recorded levels, waiting for admission counts as handshake.
+    The cause is the part of a request's critical path that exceeds the median of all requests by most. If the run did
+    not record levels, waiting for admission counts as handshake.
     """
     if metric not in METRICS or not 0 < percent <= 100:  # noqa: PLR2004
         raise ValueError(f"tail({metric!r}, percent={percent:g}): a metric of {', '.join(METRICS)}, and above 0 to 100")
@@ -119,7 +124,7 @@ def tail(records: Records, metric: TailMetric = "ttft", *, percent: float = 1.0)
 
 
 class _Causes:
-    """Finds what makes requests slower than the median request."""
+    """Finds out why requests are slower than the median request."""
 
     def __init__(self, records: Records, done: Sequence[RequestRecord], metric: TailMetric) -> None:
         self._done = done
@@ -171,7 +176,7 @@ class _Causes:
         return Cause(text, part, resource)
 
     def _queued(self, request: RequestRecord, part: str, role: str) -> Cause:
-        """Cause of a wait in a queue: other requests are computed, or pages or slots are missing."""
+        """The cause of a long wait in a queue: other requests were computed, or pages or slots were missing."""
         instance_id = request.prefill_id if part == "prefill queue" else request.decode_id
         stage = "prefill_waiting" if part == "prefill queue" else "decode_bootstrap"
         begin_ns, end_ns = stage_spans(request)[stage]
@@ -185,7 +190,7 @@ class _Causes:
         return Cause(f"no {role} slot: max_running_requests reached", part, f"{role} slots")
 
     def _forward_tokens(self, request: RequestRecord) -> int:
-        """Number of tokens in the forwards that ran while prefill computed the request."""
+        """Number of tokens, of all requests, in the forwards that ran while prefill computed this request."""
         begin_ns, end_ns = request.prefill_start_ns or 0, request.prefill_end_ns or 0
         forwards = self._forwards[request.prefill_id]
         start = bisect_left(forwards, begin_ns, key=lambda step: step.start_ns)
@@ -193,7 +198,9 @@ class _Causes:
         return sum(forward.num_tokens for forward in forwards[start:end])
 
     def group(self, cause: Cause, requests: Sequence[RequestRecord], num_tail: int) -> TailGroup:
-        """The group of requests with one cause. requests: sorted by the metric, the slowest last."""
+        """Describes the requests that have one cause. requests: sorted by the metric, the slowest last. num_tail:
+        number of all slowest requests.
+        """
         places = Counter(_place(request, cause.part) for request in requests)
         instances = dict(sorted(places.items(), key=lambda item: (-item[1], item[0])))
         first_ns, last_ns = _window([r.arrival_ns for r in requests])
@@ -225,8 +232,11 @@ class _Causes:
     def _load(
         self, place: str, requests: Sequence[RequestRecord], part: str, first_ns: int, last_ns: int
     ) -> float | None:
-        """Arrival rate while the queue built up, relative to the mean rate. The queue builds up from the group's median
-        wait before the window until the window's end.
+        """Arrival rate at the instance `place` while the group's queue grew, relative to the mean rate. None: all
+        requests arrived at once.
+
+        first_ns, last_ns: the group's time window. The queue grows until last_ns, from first_ns minus the median time
+        that the group waited.
         """
         arrivals = self._arrivals[place.partition(" ")[0]]
         waited_ms = _median(
@@ -254,12 +264,12 @@ _OTHER: dict[str, tuple[str, str]] = {
     "response": ("response through the front end", ""),
     "decode wait": ("decode loop paused between steps", ""),
 }
-"""Text and resource of parts that have a single cause."""
+"""Text and scarce resource for parts of a critical path that always have the same cause."""
 
 
 def part_times_ms(paths: CriticalPaths, request: RequestRecord, metric: TailMetric) -> dict[str, float]:
-    """Parts of a request's critical path in ms that add up to the metric; for TPOT, per output token after the
-    first.
+    """Times in ms of the parts of a request's critical path that add up to the metric. For TPOT: per output token after
+    the first.
     """
     divisor = 1e6 * (request.num_output_tokens - 1 if metric == "tpot" else 1)
     return {part: ns / divisor for part, ns in paths.of(request).items() if part in _PARTS[metric]}
@@ -280,7 +290,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _window(arrivals_ns: Sequence[int]) -> tuple[int, int]:
-    """Shortest span of time that holds the share _MOST of the arrivals."""
+    """Begin and end in ns of the shortest time window that holds the share _MOST of the arrivals."""
     ordered = sorted(arrivals_ns)
     most = ceil(_MOST * len(ordered))
     spans = [(ordered[i], ordered[i + most - 1]) for i in range(len(ordered) - most + 1)]

@@ -1,4 +1,4 @@
-"""Spans of time, and the time in them between two moments."""
+"""Spans of time, and how much of a period lies in them."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class TimeSpans:
-    """Disjoint spans of time, merged from spans that may overlap. Starts and ends are in ns."""
+    """Spans of time that do not overlap, made by merging spans that may. Begins and ends are in ns."""
 
     def __init__(self, starts_ns: Array = _NONE, ends_ns: Array = _NONE) -> None:
         order = np.argsort(starts_ns, kind="stable")
@@ -20,15 +20,15 @@ class TimeSpans:
         self._before_ns = np.concatenate(([0], np.cumsum(self.ends_ns - self.starts_ns)))
 
     def within(self, begin_ns: Array, end_ns: Array) -> Array:
-        """Time in ns that lies in the spans, for each pair of begin and end."""
+        """For each period from begin_ns to end_ns: the time in ns that lies in the spans."""
         return self._until(end_ns) - self._until(begin_ns)
 
     def between(self, begin_ns: int, end_ns: int) -> int:
-        """Time in ns that lies in the spans between two moments."""
+        """How much of the period from begin_ns to end_ns lies in the spans, in ns."""
         return int(self.within(np.array(begin_ns), np.array(end_ns)))
 
     def united(self, other: "TimeSpans") -> "TimeSpans":
-        """The union of these and other spans."""
+        """The spans that cover each moment of these or of the other spans."""
         starts_ns, ends_ns = (self.starts_ns, other.starts_ns), (self.ends_ns, other.ends_ns)
         return TimeSpans(np.concatenate(starts_ns), np.concatenate(ends_ns))
 

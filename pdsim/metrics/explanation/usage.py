@@ -1,4 +1,4 @@
-"""Occupancy of instances while the cluster is loaded."""
+"""How busy instances are while the cluster is loaded."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,26 +22,26 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class InstanceUsage:
-    """Work of one instance, as fractions of the time in which the cluster was loaded."""
+    """Use of one instance. Shares are of the time in which the cluster was loaded."""
 
     instance_id: str
     computing: float
-    """Share of time in which the instance runs prefill forwards."""
+    """Share of the time in which the instance runs prefill forwards."""
     decoding: float
-    """Share of time in which the instance runs decode steps."""
+    """Share of the time in which the instance runs decode steps."""
     lacks_pages: float
-    """Share of time in which the first request of the queue, or a retracted request, waits for KV pages."""
+    """Share of the time in which the first request of the queue, or a retracted request, waits for KV pages."""
     lacks_slots: float
-    """Share of time in which the first request of the queue, or an arrived request, waits for a slot in the batch
-    (max_running_requests).
+    """Share of the time in which the first request of the queue, or a request whose KV has arrived, waits for a slot in
+    the batch (max_running_requests).
     """
     mean_pages_used: float
-    """Mean share of the pool that requests hold."""
+    """Mean share of the KV pool that requests hold."""
     mean_running: float
     mean_waiting: float
-    """Mean number of requests in the queue, arrived requests without a slot in the batch, and retracted requests."""
+    """Mean number of requests that wait: in the queue, for a slot in the batch, or for memory after a retraction."""
     link_busy: float
-    """Share of time in which bytes move from or to the instance."""
+    """Share of the time in which KV moves from or to the instance."""
 
 
 USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {
@@ -53,12 +53,12 @@ USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {
     "running": (",.1f", lambda use: use.mean_running),
     "waiting": (",.1f", lambda use: use.mean_waiting),
 }
-"""Columns of tables on instances: title, with format and value."""
+"""Columns of tables of instances: a title, with the number's format and a function that gives the number."""
 
 
 def loaded_window(records: Records) -> Window:
-    """Time in which the cluster had at least half its mean number of requests, without the start and the end of the
-    run.
+    """The time in which the cluster has at least half its mean number of requests. Leaves out the start and the end of
+    a run.
     """
     arrivals_ns, ends_ns = columns(records, "requests")["arrival_ns"], columns(records, "requests")["end_ns"]
     if not len(arrivals_ns):
@@ -77,7 +77,9 @@ def loaded_window(records: Records) -> Window:
 
 
 def instance_usage(records: Records, window: Window | None = None) -> list[InstanceUsage]:
-    """Usage of each instance. Without recorded levels, only its busy times are known."""
+    """Usage of each instance in the window; None: in `loaded_window`. If the run did not record levels, only busy times
+    are known, and the rest is 0.
+    """
     window = loaded_window(records) if window is None else window
     steps, levels, moves = _by_instance(records, "steps"), _by_instance(records, "levels"), _moves(records)
     none = TimeSpans()
@@ -107,7 +109,8 @@ def _instance_usage(
 
 
 def _busy_ns(steps: Columns, window: Window) -> dict[str, int]:
-    """Time in ns in the window by kind of step, on the GPUs of the first pipeline stage. Later stages are as busy.
+    """Time in ns that the GPUs of the first pipeline stage spend on prefill and on decode in the window. Later stages
+    are equally busy.
 
     A mixed step has a row of each kind, and counts as prefill.
     """
@@ -122,7 +125,9 @@ _HELD = ("used", "running", "waiting", "pages", "slots")
 
 
 def _held(levels: Columns, window: Window) -> dict[str, float]:
-    """What an instance held and lacked in the window, each multiplied by its time in ns."""
+    """Pages, requests and shortages of an instance in the window, by the names of _HELD. Each value is multiplied by
+    the ns for which it lasted.
+    """
     times_ns = levels["time_ns"]
     durations_ns = _overlaps_ns(window, times_ns, np.append(times_ns[1:], window.end_ns))
     used, retracted, ready = levels["num_used_pages"], levels["num_retracted"], levels["num_ready"]
@@ -142,13 +147,13 @@ def _overlaps_ns(window: Window, starts_ns: Array, ends_ns: Array) -> Array:
 
 
 def moving_span(transfer: TransferRecord) -> tuple[int, int]:
-    """Begin and end in ns of the movement of a transfer's bytes, without the times before it."""
+    """Begin and end in ns of the time in which a transfer's bytes move. Set-up, queue and posting come before."""
     held_ns = transfer.setup_ns + transfer.line_ns + transfer.posting_ns
     return transfer.start_ns + held_ns, transfer.end_ns
 
 
 def _moves(records: Records) -> dict[str, TimeSpans]:
-    """Times when bytes move from or to an instance, as moving_span defines them."""
+    """Times in which a transfer's bytes move from or to an instance, by instance (see moving_span)."""
     transfers = columns(records, "transfers")
     starts_ns = transfers["start_ns"] + transfers["setup_ns"] + transfers["line_ns"] + transfers["posting_ns"]
     found: dict[str, TimeSpans] = {}

@@ -1,7 +1,8 @@
-"""Policies, cost models, workloads and clients by name: `fcfs`, or `{use: "my_module:MyPolicy", patience: 5 s}`.
+"""Components of a scenario file by name: policies, cost models, workloads and clients. A file has `fcfs`, or `{use:
+"my_module:MyPolicy", patience: 5 s}`.
 
-A component is a dataclass whose fields are its settings. There is no registry: a name is a built-in name from the
-tables below, or an import path. A field with a unit has no unit suffix in a file: patience_ns is `patience: 5 s`.
+A component is a dataclass whose fields are its settings. Names are those of the tables below, or import paths; nothing
+is registered. In a file, a field with a unit has no unit in its name: patience_ns is written `patience: 5 s`.
 """
 
 import importlib
@@ -34,7 +35,7 @@ _ALLOWED: ContextVar[bool] = ContextVar("imports_allowed", default=True)
 
 @contextmanager
 def imports(*, allowed: bool) -> Iterator[None]:
-    """Context in which components may, or may not, be named by import path."""
+    """Context in which import paths of components are allowed or refused."""
     token = _ALLOWED.set(allowed)
     try:
         yield
@@ -47,8 +48,8 @@ def imports_are_allowed() -> bool:
 
 
 def require_trust(name: str, module: str) -> None:
-    """Raises ValueError if imports are not allowed. The message names the file to import, which is found without
-    importing anything.
+    """Raises ValueError if import paths are refused. The message names the file that an import would run; the file is
+    found without an import.
     """
     if imports_are_allowed():
         return
@@ -171,13 +172,13 @@ ROUTING_POLICIES = tuple(BUILT_IN[protocols.RoutingPolicy])
 
 
 class Component:
-    """Marks a pydantic field that holds a component: the object itself in code, its name in a file.
+    """Marks a pydantic field that holds a component. Code has the object, and files have its name.
 
-    Settings without `use` change the default component.
+    A mapping without `use` changes the settings of the default component.
     """
 
     def __init__(self, default: str | None = None, *, by_field: bool = False) -> None:
-        """by_field: True: instead of `use`, a field that only one component has may name that component."""
+        """by_field: True: a field that only one component has may take the place of `use`."""
         self.default, self.by_field = default, by_field
 
     def __get_pydantic_core_schema__(self, seam: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -207,7 +208,10 @@ class Component:
 
 
 def build_component(seam: Any, spec: Any, base: Path) -> Any:
-    """The component for a name, or for a mapping with `use` and its fields. An object is returned as it is."""
+    """Makes a component from its name, or from a mapping with `use` and settings. Returns an object unchanged.
+
+    seam: the protocol or union of classes that the component must satisfy. base: folder at which relative paths start.
+    """
     if seam is Lengths and isinstance(spec, int) and not isinstance(spec, bool):
         spec = {"use": "fixed", "tokens": spec}
     if is_dataclass(spec) and not isinstance(spec, type):
@@ -220,7 +224,7 @@ def build_component(seam: Any, spec: Any, base: Path) -> Any:
 
 
 def describe_component(value: Any) -> Any:
-    """The name of a component, with its settings if it has any: the inverse of build_component."""
+    """The name of a component, or a mapping with its name and settings. `build_component` makes the component again."""
     kind: Any = type(value)
     name = _name_of(kind)
     settings = {key: _describe(getattr(value, field.name), dimension) for field, key, dimension in settings_of(kind)}
@@ -228,7 +232,7 @@ def describe_component(value: Any) -> Any:
 
 
 def component_name(value: Any) -> str:
-    """Name of a component, as in `use`."""
+    """The name that a file gives to this component as `use`."""
     kind: Any = type(value)
     return _name_of(kind)
 
@@ -241,7 +245,7 @@ def _name_of(kind: type[Any]) -> str:
 
 @cache
 def settings_of(kind: type[Any]) -> tuple[tuple[Field[Any], str, Dimension | None], ...]:
-    """Fields of a component, each with its name in a file and the dimension of its values there."""
+    """The fields of a component, each with its name in files and the kind of quantity that files give."""
     return tuple((field, *in_file(field.name)) for field in fields(kind) if field.init)
 
 
@@ -250,7 +254,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def default_of(field: Field[Any], dimension: Dimension | None) -> Any:
-    """A field's default in the notation of files. MISSING: the field has no default."""
+    """The default of a field, as a file would give it. MISSING: the field has no default."""
     if field.default is MISSING and field.default_factory is MISSING:
         return MISSING
     default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -297,7 +301,9 @@ def _construct(kind: Any, name: str, settings: dict[str, Any], base: Path) -> An
 
 
 def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> Any:
-    """Converts a value from a file to the type of its field."""
+    """Converts a value from a file to the type of its field. dimension: kind of quantity of the value; None: a plain
+    value.
+    """
     options = get_args(hint) or (hint,)
     if value is None and NoneType in options:
         return None
@@ -328,7 +334,7 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
 
 
 def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
-    """Quantities by size, from a mapping such as {256: 11.8 ms, 1024: 20 ms}."""
+    """Reads a mapping from sizes to quantities, such as {256: 11.8 ms, 1024: 20 ms}."""
     if not isinstance(value, Mapping) or not all(isinstance(key, int) and key >= 0 for key in value):
         raise ValueError(
             f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {shown(value)}"
@@ -366,7 +372,7 @@ def _load(seam: Any, name: str) -> type[Any]:
 
 
 def _checked(seam: Any, made: Any) -> Any:
-    """Checks a component. Raises ValueError for an object without the methods of its protocol."""
+    """Returns the component. Raises ValueError if it lacks a method of its protocol."""
     kinds = get_args(seam)
     if kinds and not isinstance(made, kinds):
         raise ValueError(f"{made!r} is none of {', '.join(kind.__name__ for kind in kinds)}")

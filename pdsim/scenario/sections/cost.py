@@ -20,7 +20,7 @@ ENDS: tuple[End, ...] = get_args(End)
 Group = Literal["prefill", "decode", "outside"]
 
 GROUPS: tuple[Group, ...] = get_args(Group)
-"""Groups of times that share one uncertainty: prefill forwards, decode steps, and times outside the GPUs."""
+"""The groups of times that are uncertain together: prefill forwards, decode steps, and times outside the GPUs."""
 
 
 _TITLES = {
@@ -41,16 +41,16 @@ Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
 class Setup(Section):
-    """A model with its data types, its GPU and its parallel sizes."""
+    """A model with its data types, on a GPU, with the parallel sizes of prefill and decode."""
 
     model: str | None = None
-    """Model by name. None: the setup is not known."""
+    """Name of the model. None: not known."""
     weight_dtype: str | None = None
     """Data type of the weights."""
     kv_dtype: str | None = None
     """Data type of the KV."""
     device: str | None = None
-    """GPU of the catalog, or a CPU's name."""
+    """Name of the GPU in the catalog, or of a CPU."""
     tp: tuple[int, int] = (1, 1)
     """Tensor-parallel sizes of prefill and of decode."""
     dp: tuple[int, int] = (1, 1)
@@ -68,13 +68,15 @@ class Setup(Section):
         return ", ".join(part for part in self.parts().values() if part)
 
     def differences(self, run: "Setup") -> list[str]:
-        """Parts of a run's setup that differ from this setup, as text."""
+        """Texts that say how another setup differs from this one."""
         mine, theirs = self.parts(), run.parts()
         known = (name for name in mine if getattr(self, name) is not None)
         return [theirs[name] or f"no {name}" for name in known if mine[name] != theirs[name]]
 
     def parts(self) -> dict[str, str | None]:
-        """A text for each field. Empty: the field has its default value. None: the value is not known."""
+        """A text for each field, by the field's name. Empty: the field has its default value. None: the value is not
+        known.
+        """
         return {
             "model": self.model,
             "weight_dtype": f"{self.weight_dtype} weights" if self.weight_dtype else "",
@@ -95,15 +97,18 @@ def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
 
 
 class MeasuredSettings(Setup):
-    """Setup and step sizes [least, most] that times were measured on, from `pdsim calibrate`.
+    """Setup and step sizes [least, most] at which times were measured, as `pdsim calibrate` writes them.
 
-    Commands print a warning about a run that exceeds these sizes, because its times are extrapolated. None: not known.
+    Commands print a warning if a run exceeds these sizes, because its step times are then extrapolated. None: not
+    known.
     """
 
     role: Literal["prefill", "decode"] | None = None
-    """The only measured role; sizes and device are that role's. None: both roles."""
+    """The role that was measured, if only one was. Sizes and device are those of this role. None: both roles were
+    measured.
+    """
     scaled_from: str | None = None
-    """Setup of the profile that times were scaled from. None: times were measured on this setup."""
+    """Setup of the profile from which `pdsim scale` computed the times. None: the times were measured on this setup."""
     prefill_new_tokens: Bounds | None = None
     """Smallest and largest number of new tokens of one forward."""
     prefill_context_tokens: Bounds | None = None
@@ -122,7 +127,7 @@ class MeasuredSettings(Setup):
         return f"profile{of_role} measured on {super().__str__()}"
 
     def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
-        """Fields whose bounds the steps exceed, as text with the value farthest outside."""
+        """A text for each size field that the steps exceed, with the size that lies farthest outside."""
         found = []
         for name, (least, most) in reached(steps).items():
             bounds = getattr(self, name)
@@ -133,7 +138,7 @@ class MeasuredSettings(Setup):
 
 
 def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:
-    """Smallest and largest sizes of the steps, by the field that bounds them."""
+    """Smallest and largest sizes of these steps, by the field of MeasuredSettings that limits them."""
     extremes: dict[str, tuple[float, float]] = {}
     for step in steps:
         for name, low, high in _sizes(step):
@@ -143,7 +148,9 @@ def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:
 
 
 def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
-    """Names of the size fields of a step record, each with the smallest and the largest value in the record."""
+    """Yields the size fields of MeasuredSettings that apply to a step, each with the smallest and the largest size in
+    the record.
+    """
     if step.kind == "decode":
         grown = step.num_requests * (step.num_steps - 1)
         yield "decode_batch", step.num_requests, step.num_requests
@@ -181,17 +188,17 @@ class HostSettings(Section):
 
     @property
     def is_none(self) -> bool:
-        """True if a prefill loop takes no host time."""
+        """True if the loop of a prefill instance takes no CPU time."""
         return not (self.start or self.launch or self.result or self.send)
 
     def slowed(self) -> "HostSettings":
-        """These settings with all times of a prefill loop multiplied by the slowdown."""
+        """These settings, with all times of a prefill loop multiplied by `slowdown`."""
         times = {name: round(self.slowdown * getattr(self, name)) for name in ("start", "launch", "result", "send")}
         return self.model_copy(update={**times, "slowdown": 1})
 
 
 class CostChoice(Section):
-    """Costs of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
+    """Times of steps. `cost: X` sets the cost model of both roles; `cost: {profile: FILE}` reads fitted settings."""
 
     prefill: Annotated[CostSettings, Component("kernels")] = Kernels()
     """Cost model of prefill forwards."""
@@ -235,7 +242,9 @@ class CostChoice(Section):
         return self
 
     def at(self, corner: Mapping[Group, End]) -> "CostChoice":
-        """These costs with the given groups of times at one end of their range. Groups without a range stay."""
+        """These costs, in which each of the given groups has the fastest or slowest times of its range. Groups without
+        a range do not change.
+        """
         update: dict[str, Any] = {}
         for role, end in corner.items():
             if role != "outside" and (ends := self._ends(role)):
@@ -244,7 +253,7 @@ class CostChoice(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """Roles whose times have a range."""
+        """The roles whose times have a range."""
         return tuple(role for role in GROUPS if role != "outside" and self._ends(role))
 
     def _ends(self, role: str) -> Interval | None:
@@ -254,5 +263,5 @@ class CostChoice(Section):
 
     @property
     def is_of_kernels(self) -> bool:
-        """True if a role's cost comes from kernels and was not measured on a server."""
+        """True if the cost of some role comes from measurements of single kernels, not of a server."""
         return isinstance(self.prefill, Kernels) or isinstance(self.decode, Kernels)

@@ -1,4 +1,4 @@
-"""Faults of a run, their detection, and retries."""
+"""Faults of a run, how they are detected, and how requests are retried."""
 
 from dataclasses import dataclass
 
@@ -74,8 +74,8 @@ Fault = Kill | SlowLink | ClientAbort | ClientAborts
 
 
 class HealthSettings(Section):
-    """Detection of failures, and retries of requests. Without this section pdsim neither watches instances nor retries
-    requests.
+    """How failures are detected and requests are retried. Without this section pdsim neither watches instances nor
+    retries requests.
     """
 
     heartbeat_interval: Duration = Field(default=5_000_000_000, gt=0)
@@ -98,5 +98,6 @@ class HealthSettings(Section):
     max_retries: int = Field(default=5, ge=0)
     """Maximum number of retries of a request."""
     backoff_jitter: float = Field(default=0.2, ge=0, lt=1)
-    """Random share by which a backoff is longer or shorter. The first backoff is 50 ms, and each next 1.5 times as
-    long."""
+    """Largest share by which chance makes a backoff longer or shorter. The first backoff is 50 ms, and each next 1.5
+    times as long.
+    """

@@ -1,5 +1,5 @@
-"""Sections of a file, and quantities. A quantity has its unit beside its value in a file (5 ms), and in its name in
-code (_ns).
+"""Base of the sections of a file, and quantities. A quantity has its unit beside its value in files (5 ms), and in its
+name in code (_ns).
 """
 
 import ast
@@ -27,7 +27,9 @@ from pdsim.system.catalog import hint
 
 
 class Section(BaseModel):
-    """Part of a file. Immutable; unknown fields are refused. Null stands for a field's default."""
+    """A part of a file. Sections cannot be changed, and unknown fields are errors. Null stands for a field's
+    default.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True, allow_inf_nan=False
@@ -52,7 +54,11 @@ class Section(BaseModel):
 
 
 def require_no_boolean(hint: Any, value: Any, where: str = "") -> None:
-    """Raises ValueError for true and false where a number is expected. Python would take them for 1 and 0."""
+    """Raises ValueError if the value has true or false where the type wants a number. Python would take them for 1 and
+    0.
+
+    hint: type of the value. where: names the value in the message.
+    """
     found = next((one for one in (value if isinstance(value, list) else [value]) if isinstance(one, bool)), None)
     kinds = [] if found is None else _kinds(hint)
     if bool not in kinds and (int in kinds or float in kinds):
@@ -60,7 +66,7 @@ def require_no_boolean(hint: Any, value: Any, where: str = "") -> None:
 
 
 def _kinds(hint: Any) -> list[Any]:
-    """A type and all types inside it, such as int in tuple[int, ...] | None."""
+    """A type and all types within it. `tuple[int, ...] | None` has tuple, int and None."""
     return [hint, *(kind for inside in get_args(hint) for kind in _kinds(inside))]
 
 
@@ -79,7 +85,7 @@ Seed = Annotated[int, Field(ge=0)]
 
 
 def meanings(kind: type[Any]) -> dict[str, str]:
-    """Docstrings of the fields of a class and of its bases, by field."""
+    """The docstrings of a class's fields, including those of its bases, by field."""
     found = {}
     for base in reversed(kind.__mro__):
         for field, below in pairwise(_body(base)):
@@ -90,12 +96,12 @@ def meanings(kind: type[Any]) -> dict[str, str]:
 
 
 def in_words(docstring: str | None) -> str:
-    """A docstring as one paragraph, with null in place of None, as in files."""
+    """A docstring as one paragraph, in which null takes the place of None, as in files."""
     return re.sub(r"\bNone\b", "null", " ".join((docstring or "").split()))
 
 
 def _body(kind: type[Any]) -> list[ast.stmt]:
-    """Statements of a class of pdsim, from its source file. Compiled modules have their source beside them."""
+    """The statements of a class of pdsim, read from its source file. Compiled modules have their source beside them."""
     package, *path = kind.__module__.split(".")
     if package != __package__.partition(".")[0]:
         return []
@@ -105,7 +111,7 @@ def _body(kind: type[Any]) -> list[ast.stmt]:
 
 
 def base_folder(info: ValidationInfo[Any]) -> Path:
-    """The folder that paths in a file are relative to."""
+    """The folder at which relative paths in a file start."""
     return Path((info.context or {}).get("base", "."))
 
 
@@ -122,19 +128,23 @@ _RATES = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}
 
 
 class Dimension(NamedTuple):
-    """A kind of quantity: the suffix of its fields in code, and the units of its values in files."""
+    """A kind of quantity, such as time: the suffix of its fields in code, and the units of its values in files."""
 
     what: str
     suffix: str
     units: dict[str, float]
     example: str
     least: float
-    """Smallest accepted value above 0, in base units. Smaller values are mistakes, and their inverse would overflow."""
+    """Smallest accepted value above 0, in base units. Smaller values are mistakes, and dividing by them would
+    overflow.
+    """
     most: float
-    """Largest accepted value, in base units. Larger values are mistakes, and their sums would overflow 64 bits."""
+    """Largest accepted value, in base units. Larger values are mistakes, and sums of them would overflow 64 bits."""
 
     def parse(self, value: Any) -> float:
-        """The amount in base units. Raises ValueError that names the possible units."""
+        """Reads a value with its unit and returns it in base units. Raises ValueError, which names the possible
+        units.
+        """
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError(f"expected a {self.what} such as {self.example!r}, found {shown(value)}")
         match = _NUMBER.match(str(value))
@@ -160,7 +170,9 @@ class Dimension(NamedTuple):
         return amount
 
     def show(self, value: float) -> str:
-        """The amount as text in the largest unit that gives a whole number, or else exactly, in the base unit."""
+        """Text of a value in the largest unit that gives a whole number. If none does: the exact value in the base
+        unit.
+        """
         for unit, factor in sorted(self.units.items(), key=lambda item: -item[1]):
             if value and value % factor == 0:
                 return f"{int(value / factor)} {unit}".replace(" /", "/")
@@ -174,11 +186,11 @@ BANDWIDTH = Dimension("bandwidth", "_bytes_per_s", _BANDWIDTHS, "50 GB/s", 1.0, 
 RATE = Dimension("rate", "_per_s", _RATES, "4/s", 1e-12, 1e15)
 
 DIMENSIONS = (DURATION, BANDWIDTH, SIZE, RATE)
-"""All dimensions. A field has the first dimension whose suffix ends its name: _bytes_per_s comes before _per_s."""
+"""All kinds of quantities. A field has the first whose suffix ends its name, so _bytes_per_s stands before _per_s."""
 
 
 class Quantity:
-    """Marks a pydantic field whose value in a file carries a unit."""
+    """Marks a pydantic field whose value has a unit in files."""
 
     def __init__(self, dimension: Dimension) -> None:
         self.dimension = dimension

@@ -1,4 +1,4 @@
-"""Front ends between clients and the router, by kind, with the delays measured for each kind."""
+"""Front ends between clients and router: their kinds, and the delays that were measured for each kind."""
 
 from typing import Any, Literal, NamedTuple, Self, get_args
 
@@ -50,12 +50,12 @@ class FrontEndSettings(Section):
 
     @property
     def is_uncertain(self) -> bool:
-        """True if the times are those of a kind, which have a range."""
+        """True if the times are those of a kind of front end, which have a range."""
         return self.kind is not None and self.of_times(self) == self.of_times(FrontEndSettings(kind=self.kind))
 
     @property
     def ends(self) -> tuple[Self, Self]:
-        """Front ends of this kind with the fastest and with the slowest times."""
+        """This front end with the fastest, and with the slowest times of its kind."""
         assert self.kind is not None
         kind = KINDS[self.kind]
         times = ({**kind.usual, **end, "waits_for_prefill": self.waits_for_prefill} for end in (kind.fast, kind.slow))
@@ -64,13 +64,13 @@ class FrontEndSettings(Section):
 
     @staticmethod
     def of_times(front_end: "FrontEndSettings") -> "FrontEndSettings":
-        """These settings with their times alone, without `kind` and `waits_for_prefill`."""
+        """The times of a front end alone, without `kind` and `waits_for_prefill`."""
         return front_end.model_copy(update={"kind": None, "waits_for_prefill": None})
 
 
 class SeenTimes(NamedTuple):
-    """Measured fields of a kind of front end: usual values, and the values of the fastest and slowest servers where
-    they differ.
+    """Measured times of a kind of front end: the usual times, and those of the fastest and slowest servers where they
+    differ.
 
     experiments/front-ends names the source of each measurement.
     """
@@ -81,7 +81,7 @@ class SeenTimes(NamedTuple):
 
 
 def _delay(usual_ms: int, fast_ms: int, slow_ms: int, **fields: Any) -> SeenTimes:
-    """Times of a front end that delays all requests in parallel, and has no other times but `fields`."""
+    """Times of a front end that delays each request without making others wait. fields: its other times."""
     usual, fast, slow = ({"latency_in": f"{ms} ms"} for ms in (usual_ms, fast_ms, slow_ms))
     return SeenTimes(usual | fields, fast, slow)
 

@@ -1,4 +1,4 @@
-"""Settings of the network between instances, and of staging buffers."""
+"""Settings of the network between instances, and of staging memory."""
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ class StagingSettings(Section):
     ring: Size = 4 * 2**30
     """Staging memory of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
     prefill_buffer: Size | None = None
-    """Staging memory of one prefill worker. Larger cells are sent as slices. None: no limit."""
+    """Staging memory of one prefill worker. Cells that are larger are sent as slices. None: no limit."""
     gather_host: Duration = 840_000
     """Host time of one gather, during which the worker does nothing else (SGLang PR 19890, GB200)."""
     scatter_host: Duration = 678_000

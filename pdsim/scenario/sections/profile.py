@@ -1,4 +1,4 @@
-"""Settings that were fitted to measurements, in a file of their own that also says where they come from.
+"""A profile: a file of settings that were fitted to measurements. The file also says where they come from.
 
 name: qwen3-32b-b200-tp2
 cost: {use: affine, ..., measured: {model: ..., ...}}   or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
@@ -25,9 +25,9 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 from pdsim.workload.trace_file import InputNote
 
 _BESIDE = ("host", "cold_start")
-"""Sections of a profile's cost that a scenario may change."""
+"""Sections of a profile's cost that a scenario may also give, to change them."""
 _NO_MODEL = (*_BESIDE, "measured")
-"""Sections of a profile's cost that do not belong to a cost model."""
+"""Sections of a profile's cost that are not settings of its cost model."""
 _OF_ROLE = {
     "prefill": ("prefill_interval",),
     "decode": (
@@ -40,17 +40,21 @@ _OF_ROLE = {
         "cold_start",
     ),
 }
-"""Fields of a profile's cost that belong to one role, besides the cost model of that name."""
+"""Fields of a profile's cost that belong to one role, by role. The role's cost model itself is not listed."""
 _HOST_OF_DECODE = ("decode_step", "decode_request", "decode_prefill")
 
 
 def origin(command: str) -> dict[str, str]:
-    """The end of a profile's provenance: the command that made the profile, the date, and pdsim's version."""
+    """The last fields of a profile's provenance: the command that made the profile, the date, and the version
+    of pdsim.
+    """
     return {"command": command, "date": datetime.now(UTC).date().isoformat(), "pdsim": version("pdsim")}
 
 
 def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]] | None:
-    """The profile that a section names, and the fields beside it. None: the section names no profile."""
+    """The path of the profile that a section names, and the section's other fields. None: the section names no
+    profile.
+    """
     if not (isinstance(value, dict) and "profile" in value):
         return None
     beside = {key: setting for key, setting in value.items() if key != "profile"}
@@ -58,10 +62,11 @@ def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]]
 
 
 def with_profile(data: Any, base: Path) -> Any:
-    """Replaces the field `profile` of a scenario by the sections that the profile measured, and lists them in a note.
+    """Replaces the field `profile` of a scenario by the sections that the profile has, and notes which sections these
+    are.
 
-    One file serves both roles; {prefill: FILE, decode: FILE} gives each role its own. Transfers and front end come from
-    the first file that has them. Raises ValueError if the scenario also has step times.
+    One file serves both roles; {prefill: FILE, decode: FILE} gives each role a file of its own. Transfers and front end
+    come from the first file that has them. Raises ValueError if the scenario has step times of its own.
     """
     given = data.get("profile") if isinstance(data, dict) else None
     if given is None:
@@ -83,7 +88,7 @@ def with_profile(data: Any, base: Path) -> Any:
 
 
 _Section = tuple[dict[str, Any], str, bool]
-"""A section of the scenario, its name in words, and whether the profile has this section."""
+"""A section of the scenario, its name in messages, and whether the profile has it."""
 
 
 def _cost_beside(cost: Any, files: Mapping[str, str]) -> dict[str, Any]:
@@ -114,8 +119,8 @@ def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by the file's cost. Beside `profile`, only changes of the sections in _BESIDE
-    may stand.
+    """Replaces {profile: FILE} by the cost in the file. Only the sections in _BESIDE may stand beside `profile`; they
+    change the cost.
     """
     of_role = {role: its for role in _OF_ROLE if isinstance(value, dict) and (its := _named(value.get(role), info))}
     named = _named(value, info)
@@ -135,7 +140,7 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
-    """Costs whose roles have separate profiles."""
+    """Joins the costs of two profiles, of which one is measured for prefill and one for decode."""
     given = {key: setting for key, setting in value.items() if key != "profile"}
     costs = {}
     for role, (path, others) in of_role.items():
@@ -161,7 +166,9 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
 
 
 def _measured(costs: dict[str, Any]) -> dict[str, Any]:
-    """The setups of both roles in one. Where they differ, texts are joined, so that no run matches them."""
+    """Joins the setups of two profiles, by role. Where the setups differ, the texts are joined, so that no run has an
+    equal setup.
+    """
     known = {role: cost.get("measured") or {} for role, cost in costs.items()}
     found: dict[str, Any] = {} if len(known) == len(_OF_ROLE) else {"role": next(iter(known))}
     for name in ("model", "weight_dtype", "kv_dtype", "device", "scaled_from"):
@@ -177,7 +184,9 @@ def _measured(costs: dict[str, Any]) -> dict[str, Any]:
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces `profile: FILE` by the fitted values of the transport. Fields beside `profile` override them."""
+    """Replaces `profile: FILE` by the network settings that were fitted for the transport. Fields beside `profile` take
+    precedence.
+    """
     if (named := _named(value, info)) is None:
         return value
     path, given = named
@@ -196,7 +205,7 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces `profile: FILE` by the measured values. Fields beside `profile` override them.
+    """Replaces `profile: FILE` by the measured times of the front end. Fields beside `profile` take precedence.
 
     waits_for_prefill is false by default, because profiles are measured in real mode, which has no gateway.
     """

@@ -1,4 +1,4 @@
-"""Servers of each role, how they change their roles, and the host memory and drives behind their caches."""
+"""Settings of the servers of each role, of role changes, and of the host memory and drives behind prefix caches."""
 
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -20,7 +20,7 @@ HostCacheConnector = Literal["offloading", "lmcache"]
 
 
 def size_or_auto(value: Any) -> int | Literal["auto"]:
-    """Size in bytes, or auto. Raises ValueError that names the possible values."""
+    """Reads a size in bytes, or `auto`. Raises ValueError, which names the possible values."""
     if value == "auto":
         return "auto"
     if isinstance(value, dict):
@@ -41,7 +41,7 @@ SizeOrAuto = Annotated[
     PlainSerializer(lambda size: size if size == "auto" else SIZE.show(size)),
     WithJsonSchema({"type": "string", "description": "a size with its unit, or auto", "examples": ["64 GiB", "auto"]}),
 ]
-"""A size in bytes, or auto until the scenario is resolved."""
+"""A size in bytes. `auto` becomes a size when the scenario is resolved."""
 
 
 class StorageSettings(Section):
@@ -74,7 +74,7 @@ class StorageSettings(Section):
 
 
 class Split(NamedTuple):
-    """Sizes of the groups in which the GPUs of a server share its work."""
+    """Parallel sizes of a server: into how many groups its GPUs divide layers, prompts, requests and experts."""
 
     tp: int
     pp: int = 1
@@ -91,7 +91,7 @@ class Split(NamedTuple):
 
 
 class ServerSettings(Section):
-    """Servers of any role."""
+    """Settings that servers of all roles have."""
 
     instances: int = Field(default=1, ge=1)
     """Number of servers. Their names are prefill-0, prefill-1, …; with data-parallel attention prefill-0.dp0,
@@ -179,13 +179,13 @@ class ServerSettings(Section):
 
     @property
     def resolved_max_running(self) -> int:
-        """Maximum number of running requests of one data-parallel rank, in resolved settings."""
+        """Maximum number of running requests of one data-parallel rank. The settings must be resolved."""
         assert self.max_running_requests is not None, "the scenario is not resolved"
         return max(1, self.max_running_requests // self.dp)
 
     @property
     def host_cache_bytes(self) -> int | None:
-        """Host memory per GPU in bytes, in resolved settings. None: no host cache."""
+        """Host memory in bytes per GPU. None: no host cache. The settings must be resolved."""
         assert self.host_cache != "auto", "the scenario is not resolved"
         return self.host_cache
 
@@ -199,7 +199,7 @@ class ServerSettings(Section):
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs of all servers together."""
+        """Number of GPUs that all servers of the role have together."""
         return self.instances * self.num_server_gpus
 
 
@@ -225,7 +225,9 @@ class ComputingSettings(ServerSettings):
 
     @property
     def rank_chunk_tokens(self) -> int:
-        """Chunk size in tokens of one data-parallel rank, in resolved settings. 0: no chunking."""
+        """Chunk size in tokens of one data-parallel rank. 0: prompts are not divided into chunks. The settings must be
+        resolved.
+        """
         return (self.chunked_prefill_tokens or 0) // self.dp
 
 
@@ -363,7 +365,7 @@ class ElasticSettings(Section):
     """
 
     policy: Annotated[protocols.ScalingPolicy, Component("load_thresholds")] = LoadThresholds()
-    """Scaling policy: how many servers each role has."""
+    """Scaling policy: how many servers prefill, and how many decode."""
     max_servers: int | None = Field(default=None, ge=2)
     """Maximum number of servers of both roles together. None: the initial number."""
     interval: Duration = Field(default=180_000_000_000, gt=0)

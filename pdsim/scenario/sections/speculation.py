@@ -1,4 +1,4 @@
-"""Speculative decoding: its fields, SGLang's defaults, and the draft model."""
+"""Speculative decoding: its fields, the defaults of SGLang, and the draft model."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -12,11 +12,9 @@ from pdsim.system.model import ModelSpec
 from pdsim.workload.lengths import Acceptance
 
 DEFAULT_RUNNING = 48
-"""Maximum running requests of a server with speculation, if not given (SGLang 0.5.23,
-arg_groups/speculative_hook.py:1078).
-"""
+"""Default of max_running_requests with speculation (SGLang 0.5.23, arg_groups/speculative_hook.py:1078)."""
 DSPARK_TOKENS = 8
-"""Number of tokens that DSPARK verifies: a block of 7, and the last token (DEFAULT_DSPARK_GAMMA)."""
+"""Number of tokens that a step with DSPARK verifies: a block of 7 drafts, and the last token (DEFAULT_DSPARK_GAMMA)."""
 NGRAM_TOKENS = 12
 _CHAIN, _LLAMA_TREE = (3, 1, 4), (5, 4, 8)
 """Numbers of draft steps, branches and verified tokens (_auto_choose_speculative_params)."""
@@ -25,11 +23,11 @@ Algorithm = Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DSPARK", "NGRAM"]
 
 
 class DraftError(ValueError):
-    """Raised if a target model has no draft of the chosen kind."""
+    """Raised if a model has no draft of the chosen kind, with the reason as message."""
 
 
 def named(value: Any) -> Any:
-    """The algorithm's name in capital letters, which SGLang does not require. MTP, the name in other engines, becomes
+    """The algorithm's name in capital letters, which SGLang does not require. MTP, as other engines call it, becomes
     NEXTN.
     """
     name = value.upper() if isinstance(value, str) else value
@@ -86,26 +84,30 @@ class SpeculativeSettings(Section):
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """Acceptance of drafted tokens. None: a step gives each request one token."""
+        """How many drafted tokens a step accepts. None: each step gives a request one token."""
         if self.speculative_draft_tokens is None or self.speculative_accept_length is None:
             return None
         return Acceptance(draft_tokens=self.speculative_draft_tokens, accept_length=self.speculative_accept_length)
 
     @property
     def num_verified_tokens(self) -> int:
-        """Tokens of a request that one decode step computes."""
+        """Number of tokens that one decode step computes for each request."""
         return self.speculative_draft_tokens or 1
 
     @property
     def num_draft_steps(self) -> int:
-        """Number of draft forwards of a decode step, including the forward over accepted tokens. 0: no speculation."""
+        """Number of forwards of the draft model per decode step, including the one over accepted tokens. 0: no
+        speculation.
+        """
         if self.speculative_draft_tokens is None:
             return 0
         return self.speculative_num_steps or self.speculative_draft_tokens - 1
 
     def drafts(self, page_size: int) -> Drafts | None:
-        """Tokens that a step verifies, and tokens that it may need pages for. With pages of several tokens each branch
-        of a tree begins on a copy of the last page (0.5.23, mem_cache/allocation_sizing.py, get_alloc_len_per_decode).
+        """How many tokens a step verifies, and for how many it may need pages. None: no speculation.
+
+        If a page holds several tokens, each branch of a tree of drafts begins on a copy of the last page (SGLang
+        0.5.23, mem_cache/allocation_sizing.py, get_alloc_len_per_decode).
         """
         verified, branches = self.speculative_draft_tokens, self.speculative_eagle_topk or 1
         if verified is None:
@@ -117,16 +119,16 @@ class SpeculativeSettings(Section):
         return Drafts(verified, max(verified, drafted))
 
     def num_ahead_tokens(self, page_size: int) -> int:
-        """Number of tokens beyond its KV for which a request needs pages before a decode step: 1, or the drafts of two
-        steps.
+        """Number of tokens after a request's KV for which the request needs pages before a decode step: 1, or with
+        speculation the drafts of two steps.
         """
         drafts = self.drafts(page_size)
         return 1 if drafts is None else 2 * drafts.num_reserved
 
 
 def with_chosen_drafts(servers: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """The fields of servers, with missing numbers of steps, branches and verified tokens filled in as SGLang chooses
-    them (0.5.23, arg_groups/speculative_hook.py: _handle_eagle_family, _auto_choose_speculative_params).
+    """The fields of all servers, in which missing numbers of draft steps, branches and verified tokens have the values
+    that SGLang chooses (0.5.23, arg_groups/speculative_hook.py: _handle_eagle_family, _auto_choose_speculative_params).
     """
     given = {name: servers.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk", "draft_tokens")}
     algorithm = named(servers.get("speculative_algorithm"))
@@ -146,7 +148,7 @@ def with_chosen_drafts(servers: Mapping[str, Any], model: Any) -> dict[str, Any]
 
 
 def num_draft_layers(settings: SpeculativeSettings, draft: ModelSpec | None) -> int:
-    """Number of the draft model's layers with KV. 0: no speculation, or no such layers. draft: the model of
+    """Number of layers of the draft model that have KV. 0: no speculation, or no such layers. draft: the draft model of
     STANDALONE.
     """
     if settings.acceptance is None:
@@ -161,7 +163,10 @@ def num_draft_layers(settings: SpeculativeSettings, draft: ModelSpec | None) -> 
 def draft_model(
     settings: SpeculativeSettings, target: ModelSpec, load: Callable[[str], ModelSpec]
 ) -> DraftModel | None:
-    """The draft model of a target. None: there is no speculation, or its drafts need no model. Raises DraftError."""
+    """The draft model for a target model. None: no speculation, or drafts without a model (NGRAM). Raises DraftError.
+
+    load: reads a model from the catalog by name.
+    """
     named_draft = settings.speculative_draft_model
     small = None if named_draft is None else load(named_draft)
     if not (num_layers := num_draft_layers(settings, small)):
