@@ -1,1 +1,3 @@
-"""Simulated mode: SimPy's event queue drives the scheduler in simulated time, and cost models give the durations."""
+"""Simulated mode. SimPy's event queue gives instances simulated time, and cost models give the durations of their
+steps.
+"""

@@ -1,5 +1,5 @@
-"""Messages and commands of a simulation, and the objects that all its parts share: cluster, timeline, recorder,
-drivers.
+"""Delivers messages and commands of a simulation. Holds the objects that all its components share: cluster, timeline,
+recorder and drivers.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from pdsim.sim.timeline import Timeline
 
 
 class Driver:
-    """Drives one instance: the interface for other parts of a simulation."""
+    """Drives one instance. Other components of a simulation use this interface."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -25,40 +25,40 @@ class Driver:
         raise NotImplementedError
 
     def post(self, message: m.Message) -> None:
-        """Delivers a message. A dead instance ignores it."""
+        """Delivers a message to the instance. A dead instance ignores it."""
         raise NotImplementedError
 
     def go_at(self, pace: float) -> None:
-        """Sets the speed of the instance's loop, relative to its normal speed."""
+        """Sets the speed of the instance's loop, as a share of its normal speed."""
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Kills the instance. Its running steps produce no result."""
+        """Kills the instance. Steps under way produce no result."""
         raise NotImplementedError
 
     @property
     def num_steps_done(self) -> int:
-        """Number of decode steps under way that are done, and that the instance does not know of yet."""
+        """Number of decode steps under way that have ended, but whose result the instance has not seen."""
         raise NotImplementedError
 
 
 class Bus:
-    """Delivers messages and carries out commands for all parts of a simulation, which the simulation connects to it."""
+    """Delivers messages and carries out commands. The simulation connects all its components to the bus."""
 
     def __init__(self, cluster: Cluster, recorder: Recorder, journal: Callable[[Entry], None] | None) -> None:
         self.cluster = cluster
         self.timeline = Timeline()
         self.recorder = recorder
         self.journal = journal
-        """Called with every call into an instance. None: the run has no journal."""
+        """Function that is called with every call into an instance. None: the run writes no journal."""
         self.outputs = {spec.request_id: spec.output for spec in cluster.requests}
-        """Outputs of all attempts. Clients add the outputs of retries."""
+        """Output tokens by the id of an attempt. Clients add the outputs of retries."""
         self.order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
         self.sender_ids = {instance_id: sender_of(instance_id) for instance_id in self.order}
         self.drivers: dict[str, Driver] = {}
-        """Drivers of all instances; of a dead instance the driver of its last life."""
+        """Drivers of all instances by instance id. For a dead instance: the driver of its last life."""
         self.agents: dict[str, Any] = {agent.instance_id: self.recorded(agent) for agent in cluster.agents}
-        """Living senders and receivers."""
+        """Living senders and receivers, by id."""
         self.commands: dict[type, Callable[[Any], None]] = {
             m.Send: self.send,
             m.Tell: self.deliver,
@@ -67,16 +67,18 @@ class Bus:
             m.AskOutput: self._put_out,
             TransferUnit: self._queue_unit,
         }
-        """Handlers by type. Clients and transfers add theirs."""
+        """Handlers of commands, by type. Clients and transfers add their own."""
         self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns
         self._grant_ns = 0 if cluster.grant_wait_ns is None else self._message_ns + cluster.grant_wait_ns
 
     def recorded(self, machine: Any) -> Any:
-        """The state machine, wrapped to write its calls into the journal if the run has a journal."""
+        """Wraps a state machine so that its calls go to the journal. Returns it unchanged if the run writes no
+        journal.
+        """
         return machine if self.journal is None else Recorded(machine, self.journal)
 
     def instance(self, instance_id: str) -> Any:
-        """The instance of this name that lives now. If the instance is dead: the one that died last."""
+        """Returns the living instance with this id or, if it is dead, the instance that died last."""
         instance = self.drivers[instance_id].instance
         return getattr(instance, "inner", instance)
 
@@ -118,13 +120,15 @@ class Bus:
         self.deliver(m.Tell(asked.instance_id, m.PutOut(asked.request_id, output)))
 
     def tell_router(self, message: m.Message) -> None:
-        """Gives the router a message, and carries out its answer. Called by the clients, who see the ends of
-        requests.
+        """Gives the router a message, and carries out the commands that it returns. Clients call this, because they see
+        the ends of requests.
         """
         raise NotImplementedError
 
     def tell_agent(self, to: str, message: m.Message) -> None:
-        """Gives a living sender or receiver a message, and carries out the commands that it returns."""
+        """Gives a message to a sender or receiver, and carries out the commands that it returns. No effect if it is
+        dead.
+        """
         if (agent := self.agents.get(to)) is not None:
             self.carry_out(agent.on_message(message, self.timeline.now_ns))
 

@@ -1,4 +1,4 @@
-"""Clients, front end and router of a run: from a request's arrival to the end that its client sees."""
+"""Clients, front end and router of a run. They handle a request from its arrival to the end that its client sees."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,26 +16,26 @@ from pdsim.workload.client import ClientDriver, sessions_of
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 STALL_WITHIN_NS = 40_000_000
-"""Maximum idle time in ns of a connection that stalls: Linux delays acknowledgements by 40 ms on connections in recent
-use."""
+"""A connection stalls if it was idle for less than this time in ns: Linux delays acknowledgements by 40 ms on recently
+used connections."""
 
 
 @dataclass(slots=True)
 class _Passing:
-    """A request in the front end, between its arrival and its answer."""
+    """State of a request in the front end, between its arrival and its end."""
 
     stalls: bool
     prefill_answered: bool = False
     streamed: bool = False
     ended: Callable[[], None] | None = None
     answered_ns: int | None = None
-    """Time when the first token reaches the client."""
+    """Time in ns at which the first token reaches the client. None: the first token was not forwarded yet."""
 
 
 class FrontEnd:
-    """HTTP server, tokenizer and gateway, which delay requests and answers.
+    """Models HTTP server, tokenizer and gateway, which delay requests and answers.
 
-    The client reuses the connection that has been idle longest.
+    A client sends each request on the connection that has been idle longest.
     """
 
     def __init__(self, timeline: Timeline, settings: FrontEndSettings, clients: "Clients") -> None:
@@ -44,17 +44,17 @@ class FrontEnd:
         self._clients = clients
         self._free_ns = 0
         self._idle: deque[int] = deque([0])
-        """Times when idle connections sent their last answers. A benchmark's warm-up leaves one idle connection."""
+        """Times in ns at which the idle connections sent their last answers. A benchmark's warm-up leaves one idle
+        connection."""
         self._passing: dict[int, _Passing] = {}
         self._turns: deque[Callable[[], None]] = deque()
-        """Client work that waits for the thread shared with the server, in order. The first item runs or waits for the
-        thread.
-        """
+        """Calls of client work that wait for the thread that clients share with the server, in order. The first call
+        runs or waits."""
         self._in_turn = False
 
     def send(self, spec: RequestSpec) -> None:
-        """Sends a request. A client that has just received the end of a request sends its next request without
-        delay.
+        """Sends a client's request. A client that is just handling the end of a request sends its next request at
+        once.
         """
         if self._in_turn:
             self._send(spec)
@@ -79,25 +79,25 @@ class FrontEnd:
             self._forward(request_id, passing)
 
     def on_streamed(self, request_id: int) -> None:
-        """Handles the first token, which decode has streamed."""
+        """Handles the first token that a decode instance has streamed."""
         passing = self._passing[request_id]
         passing.streamed = True
         self._forward(request_id, passing)
 
     def on_retry(self, request_id: int) -> None:
-        """Handles a retry: a prefill instance must answer again before the first token is forwarded."""
+        """Handles a retry. The front end waits again for an answer of prefill before it forwards the first token."""
         self._passing[request_id].prefill_answered = False
 
     def on_end(self, request_id: int, ended: Callable[[], None], *, failed: bool) -> None:
-        """Handles the end of a request. `ended` is called when the client sees the end."""
+        """Handles the end of a request. ended: function to call when the client sees the end."""
         passing = self._passing[request_id]
         passing.ended = ended
         if failed or passing.answered_ns is not None or not passing.streamed:
             self._finish(request_id, passing)
 
     def _forward(self, request_id: int, passing: _Passing) -> None:
-        """Forwards the first token, and a pending end, when decode has streamed and any awaited answer of prefill is
-        there.
+        """Forwards the first token, if decode has streamed it and prefill has answered. Then also forwards an end that
+        has waited for it.
         """
         if not passing.streamed or passing.answered_ns is not None:
             return
@@ -125,7 +125,7 @@ class FrontEnd:
     # The client's turns.
 
     def _take_turn(self, turn: Callable[[], None]) -> None:
-        """Runs client work at once. If client and server share a busy thread, the work waits for the thread."""
+        """Calls client work at once. If client and server share a busy thread, the call waits for the thread."""
         if not self._settings.holds_client:
             turn()
             return
@@ -155,18 +155,18 @@ class Clients:
         cluster = bus.cluster
         self.num_ended = 0
         self.local: set[int] = set()
-        """vLLM: attempts whose prompts the decode instance computes, until those prompts are computed."""
+        """Ids of attempts whose prompts a vLLM decode instance computes. Removed when the prompt is computed."""
         self.on_sent: Callable[[int], None] | None = None
-        """Called when a client sends a request. None: the scenario has no faults."""
+        """Function to call with the id of each request that a client sends. None: the scenario has no faults."""
         self.on_ended: Callable[[RequestRecord], None] | None = None
-        """Called with each ended request. None: the cluster has no autoscaler."""
+        """Function to call with each ended request. None: the cluster has no autoscaler."""
         self.commands: dict[type, Callable[[Any], None]] = {
             m.FirstToken: self._on_first_token,
             m.PrefillDone: self._on_prefill_done,
             m.Finished: self._on_finished,
             m.Failed: self.tell_router,
         }
-        """Handlers of the instances' commands that concern clients, by type."""
+        """Handlers of instances' commands that concern clients, by type."""
         self._bus = bus
         self._timeline = bus.timeline
         self._recorder = bus.recorder
@@ -180,12 +180,12 @@ class Clients:
         self._priorities = cluster.scenario.priorities
         self._ignore_eos = cluster.scenario.ignore_eos
         self._sessions: dict[int, int] = {}
-        """Sessions of requests, if the router asks."""
+        """Session of each request, by request id. Empty unless the router reads sessions."""
         if cluster.router.reads_sessions:
             sessions = enumerate(sessions_of(cluster.requests))
             self._sessions = {spec.request_id: number for number, session in sessions for spec in session}
         self._waiting: set[int] = set()
-        """Requests that clients wait for."""
+        """Ids of unfinished requests."""
         has_front_end = not cluster.front_end.is_none
         self._front_end = FrontEnd(self._timeline, cluster.front_end, self) if has_front_end else None
         streams = Streams(cluster.scenario.seed)
@@ -197,7 +197,7 @@ class Clients:
         self._driver.start()
 
     def abort(self, request_id: int) -> None:
-        """Aborts a request for its client, even while the front end still holds the request."""
+        """Aborts a request for its client, also while the front end still delays the request."""
         if request_id not in self._waiting:
             return
         reason = "aborted by the client"
@@ -213,7 +213,7 @@ class Clients:
             self._front_end.send(spec)
 
     def arrive(self, spec: RequestSpec) -> None:
-        """Records the arrival of a request that its client has sent."""
+        """Records that a client has sent a request."""
         self._recorder.on_arrival(
             spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns, spec.request_class
         )
@@ -231,7 +231,7 @@ class Clients:
     # The router and the attempts under way.
 
     def tell_router(self, message: m.Message) -> None:
-        """Gives the router a message, and carries out its answer: new attempts, ends, and decisions."""
+        """Gives the router a message, and carries out the commands that it returns. Records the router's choices."""
         sends: list[m.Send] = []
         for command in self._recorded_router.on_message(message, self._timeline.now_ns):
             if isinstance(command, m.Send):
@@ -296,7 +296,7 @@ class Clients:
             self._end(m.Finished(request_id))
 
     def _end(self, outcome: m.Finished | m.Failed) -> None:
-        """Ends a request that no instance holds any more. The client sees the end through the front end."""
+        """Ends a request that no instance serves any more. The front end shows the end to the client."""
         self._waiting.discard(outcome.request_id)
         if self._front_end is None:
             self._on_end(outcome)

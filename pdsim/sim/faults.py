@@ -1,4 +1,4 @@
-"""Carries out the faults of a scenario at their times, and sends heartbeats."""
+"""Carries out a scenario's faults at their times, and sends heartbeats."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ class FaultInjector:
                 self._timeline.after(fault.at_ns, actions[type(fault)], fault)
 
     def _on_sent(self, request_id: int) -> None:
-        """Draws at random whether and when the client of a request aborts it."""
+        """Decides at random whether and when the client of a request aborts it."""
         for fault in self._faults:
             if isinstance(fault, ClientAborts):
                 gives_up, share = self._draws.random() < fault.abort_fraction, self._draws.random()
@@ -45,7 +45,7 @@ class FaultInjector:
                     self._timeline.after(round(share * fault.within_ns), self._clients.abort, request_id)
 
     def _kill(self, fault: Kill) -> None:
-        """Kills an instance. Killing a dead instance has no effect and does not delay its restart."""
+        """Kills an instance, and schedules its restart. No effect if the instance is dead already."""
         if self._lives.life(fault.kill) is None:
             return
         self._lives.kill(fault.kill)
@@ -67,9 +67,10 @@ class FaultInjector:
 
 
 class Heartbeats:
-    """Heartbeats of all instances. An instance is only asked when its answer may have changed.
+    """Sends heartbeats of instances to the health monitor.
 
-    Instances that died or restarted are asked at each interval until the health monitor knows their state.
+    Instances that died or restarted are asked at each interval until the monitor knows their state. Other instances are
+    not asked, because their answer would not change.
     """
 
     def __init__(self, bus: Bus, health: HealthSettings, lives: Lives) -> None:
@@ -80,7 +81,7 @@ class Heartbeats:
         self._interval_ns = health.heartbeat_interval
         self._max_failures = health.heartbeat_failures
         self._watched: dict[str, int] = {}
-        """Instances to ask at the next heartbeat, with their number of heartbeats since the change."""
+        """Instances to ask at the next heartbeat. Value: number of heartbeats since the instance died or restarted."""
 
     def watch(self, instance_id: str) -> None:
         if instance_id not in self._watched:

@@ -1,4 +1,6 @@
-"""Lives of instances: faults kill instances and restart them with empty memory."""
+"""Faults kill instances and restart them with empty memory. The time between two restarts is one life of an
+instance.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +21,9 @@ class Lives:
         new_driver: Callable[[Any], Driver],
         on_levels: Callable[[Instance], None] | None,
     ) -> None:
-        """on_levels: called with the empty instance that replaces a killed one; None: levels are not recorded."""
+        """on_levels: function called with each restarted instance, which is empty; None: levels are not recorded."""
         self.dead: dict[str, Any] = {}
-        """Fresh state machines of dead instances, by name, which start when the instance restarts."""
+        """New state machines, by id, that take the places of dead ones at the restart of their instances."""
         self._bus = bus
         self._transfers = transfers
         self._new_driver = new_driver
@@ -29,7 +31,9 @@ class Lives:
         self._lives = dict.fromkeys(bus.order, 0)
 
     def kill(self, instance_id: str) -> None:
-        """Kills an instance with its sender or receiver and its transfers. Later messages to it are lost."""
+        """Kills an instance together with its sender or receiver, and drops its transfers. Later messages to the
+        instance are lost.
+        """
         self._bus.drivers[instance_id].kill()
         if self._transfers is not None:
             self._transfers.kill(instance_id)
@@ -54,5 +58,5 @@ class Lives:
         self._bus.drivers[instance_id].start()
 
     def life(self, instance_id: str) -> int | None:
-        """Number of restarts of an instance; None if the instance is dead."""
+        """Number of restarts of an instance. None: the instance is dead."""
         return None if instance_id in self.dead else self._lives[instance_id]

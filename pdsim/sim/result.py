@@ -1,4 +1,4 @@
-"""The result of a run, and warnings about steps that were not measured on a server."""
+"""The result of a run, with warnings about costs that were not measured on a server."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,20 +16,20 @@ from pdsim.workload.client import warm_up_requests
 
 @dataclass
 class RunResult(RunTables):
-    """The records of a run, its tables as DataFrames, and its summary."""
+    """Records of a run. Also gives its tables as DataFrames, and its summary."""
 
     scenario: Scenario
     """The scenario with all defaults filled in."""
     records: RunRecords
     num_events: int
     stall: list[str] = field(default_factory=list)
-    """One line for each request that still waits in a stalled run. Empty: the run did not stall."""
+    """One line for each request that never ended. Empty: the run did not stall."""
     num_primes: int = 0
-    """Number of warm-up requests of the workload."""
+    """Number of warm-up requests in the workload."""
 
     @property
     def judged(self) -> RunRecords:
-        """Records without the client's warm-up requests."""
+        """Records without the workload's warm-up requests."""
         return self.records.without_first(self._num_warm_up)
 
     @property
@@ -37,7 +37,9 @@ class RunResult(RunTables):
         return warm_up_requests(self.scenario.client, len(self.records.requests), self.num_primes)
 
     def summary(self, skip: int = 0) -> dict[str, Any]:
-        """Summary of the run. skip: number of further requests to leave out after the warm-up, in order of arrival."""
+        """Returns the summary of the run. skip: number of requests, in order of arrival, to leave out in addition to
+        warm-up requests.
+        """
         num_warm_up = self._num_warm_up
         extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
         extra["device"] = self.scenario.device
@@ -66,13 +68,13 @@ class RunResult(RunTables):
         return arrow_table(self.records, name)
 
     def warnings(self) -> list[str]:
-        """Warnings: one line for each part of a real server that the run does not model, and for each cost outside its
-        measured sizes.
+        """Returns one line for each property of a real server that the run does not model, and for each cost outside
+        its measured sizes.
         """
         return [*self.scenario.engine_warnings, *self._cost_warnings()]
 
     def _cost_warnings(self) -> list[str]:
-        """Warnings: one line for each cost that was not measured, or that is used outside its measured sizes."""
+        """Returns one line for each cost that was not measured, or that is used outside its measured sizes."""
         cost, measured = self.scenario.cost, self.scenario.cost.measured
         servers = dict(zip(("prefill", "decode"), self.scenario.servers, strict=True))
         if measured is None:

@@ -1,4 +1,4 @@
-"""Gives the autoscaler of an elastic cluster its view, and carries out its commands."""
+"""Gives the autoscaler of an elastic cluster the state of the cluster, and carries out its commands."""
 
 from pdsim.core import messages as m
 from pdsim.core.autoscaler import DRAINING, SERVING, STARTING, Autoscaler
@@ -31,7 +31,7 @@ class Scaling:
         self._timeline.after(self._autoscaler.interval_ns, self._look)
 
     def _on_ended(self, record: RequestRecord) -> None:
-        """Counts a request whose end the client has seen."""
+        """Counts a request whose end its client has seen."""
         if record.outcome == "finished":
             self._num_finished += 1
             self._num_output_tokens += record.num_output_tokens

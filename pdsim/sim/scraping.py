@@ -1,4 +1,4 @@
-"""Reads metrics of instances for the router at an interval, as a gateway reads their /metrics pages."""
+"""Reads metrics of instances for the router at regular intervals, as a gateway reads their /metrics pages."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,9 @@ class Scraping:
         levels: Callable[[], dict[str, Levels] | None],
         send: Callable[[m.MetricsSeen], None],
     ) -> None:
-        """levels: those of living instances by name; None: the run has ended. interval_ns 0: reads nothing."""
+        """interval_ns: 0: no metrics are read. levels: function that returns the levels of living instances by id;
+        None: the run has ended.
+        """
         self._timeline = timeline
         self._interval_ns = interval_ns
         self._levels = levels
@@ -26,7 +28,9 @@ class Scraping:
             self._timeline.after(self._interval_ns, self._look)
 
     def _look(self, _: None) -> None:
-        """A run that has come to a halt is not kept alive."""
+        """Reads the metrics, and schedules the next reading. Stops if no other event is due, so that a stalled run
+        ends.
+        """
         levels = self._levels()
         if levels is None or self._timeline.has_ended:
             return

@@ -1,4 +1,4 @@
-"""Runs a scenario in simulated time. The simulation carries out the commands of instances and takes no decisions."""
+"""Runs a scenario in simulated time. The simulation carries out commands of instances; it makes no decisions itself."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -39,32 +39,32 @@ from pdsim.workload.request_spec import Streams
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Observers of a run. They do not change the run."""
+    """Observers of a run. They cannot change the run."""
 
     journal: Callable[[Entry], None] | None = None
-    """Called with every call into an instance."""
+    """Function that is called with every call into an instance. None: no journal."""
     levels: bool = False
-    """True: record how full each instance is whenever its loop chooses a step."""
+    """True: records how full an instance is each time its loop chooses a step."""
     progress: Callable[[int], None] | None = None
-    """Called from time to time with the number of ended requests."""
+    """Function that is called from time to time with the number of ended requests. None: no reports."""
     ended: Callable[[RequestRecord], None] | None = None
-    """Called with each ended request. An exception ends the run."""
+    """Function that is called with each ended request. An exception that it raises ends the run. None: no calls."""
     own_itl: bool = False
-    """True: compute the percentiles of each request's own gaps between tokens."""
+    """True: computes ITL percentiles of each single request."""
 
 
 UNOBSERVED = Observation()
 
 
 def simulate(scenario: Scenario, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> RunResult:
-    """Simulates a scenario to its end. single_steps: simulate each decode step alone, which is slower and gives the
-    same result.
+    """Simulates a scenario to its end. single_steps: True: simulates each decode step alone, which is slower and gives
+    the same result.
     """
     return Simulation(build(scenario), observation, single_steps=single_steps).run()
 
 
 def _own_gaps(scenario: Scenario, observation: Observation) -> OwnGaps | None:
-    """None: neither the observation nor a stream interval needs the gaps of each request."""
+    """Returns the recorder of each request's ITLs. None: neither the observation nor a stream interval needs them."""
     interval = scenario.servers[1].stream_interval
     if not observation.own_itl and interval == 1:
         return None
@@ -72,12 +72,12 @@ def _own_gaps(scenario: Scenario, observation: Observation) -> OwnGaps | None:
 
 
 class Simulation(Bus):
-    """A cluster on a timeline: connects drivers, clients, links and faults to the bus, and runs them to the end."""
+    """A cluster on a timeline. Connects drivers, clients, links and faults to the bus, and runs them to the end."""
 
     def __init__(self, cluster: Cluster, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> None:
         super().__init__(cluster, Recorder(_own_gaps(cluster.scenario, observation)), observation.journal)
         self._on_levels = self.record_levels if observation.levels else None
-        """Called with each instance that chooses a step. None: levels are not recorded."""
+        """Function that is called with each instance that chooses a step. None: levels are not recorded."""
         self._single_steps = single_steps
         self._clients = Clients(self, observation.progress, observation.ended)
         self.commands |= self._clients.commands
@@ -98,7 +98,9 @@ class Simulation(Bus):
         self._clients.tell_router(message)
 
     def _driver(self, instance: Any) -> Actor:
-        """Driver of a new or restarted instance. Host memory and warmed-up shapes of an earlier life are lost."""
+        """Returns the driver of a new or restarted instance. Host memory and warmed-up shapes of an earlier life are
+        lost.
+        """
         lockstep = self._locksteps.get(server_of(instance.instance_id))
         parts = Parts(
             executor=self._executor_of(instance),
@@ -109,7 +111,7 @@ class Simulation(Bus):
         return Actor(self, instance, parts) if lockstep is None else Rank(self, instance, parts, lockstep)
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
-        """Locksteps of servers with data-parallel attention or over several hosts, by server."""
+        """Returns the lockstep of each server with data-parallel attention or over several hosts, by server."""
         num_ranks = Counter(server_of(instance_id) for instance_id in self.order)
         last = EventPriority(CHOICES + len(self.order))
         found = {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}
@@ -168,7 +170,7 @@ class Simulation(Bus):
         return self.result()
 
     def result(self) -> RunResult:
-        """The result so far, also of an interrupted run."""
+        """Returns the result so far. The run may have been interrupted."""
         ran_dry = self.timeline.has_ended
         stall: list[str] = []
         if ran_dry and self._clients.num_ended < len(self.cluster.requests):
@@ -179,13 +181,13 @@ class Simulation(Bus):
         return RunResult(self.cluster.scenario, self.recorder.records, self.timeline.num_events, stall, num_primes)
 
     def machines(self) -> list[Any]:
-        """The state machines of all living instances, senders and receivers, and the router."""
+        """All living state machines: instances, senders and receivers, and the router."""
         living = [self.instance(name) for name in self.drivers if name not in self._lives.dead]
         agents = [getattr(agent, "inner", agent) for agent in self.agents.values()]
         return [*living, *agents, self.cluster.router]
 
     def _living_levels(self) -> dict[str, Levels] | None:
-        """None: all requests have ended."""
+        """Returns the levels of living instances by id. None: all requests have ended."""
         if self._clients.num_ended == len(self.cluster.requests):
             return None
         return {name: self.instance(name).levels() for name in self.order if name not in self._lives.dead}

@@ -1,9 +1,9 @@
 """Simulated time in integer ns. Events of one instant run in this order:
 
-first   messages, transfers, arrivals                          in the order in which they were scheduled
-then    instances see their steps end and choose the next ones   by instance
+first messages, transfers, arrivals in the order in which they were scheduled then instances see their steps end and
+choose the next ones by instance
 
-So the order of instances does not depend on which of them scheduled first.
+Therefore the order of instances does not depend on which instance scheduled its event first.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Callback = Callable[[Any], None]
 
 
 class Alarm:
-    """A scheduled call, which happens once at its time."""
+    """A scheduled call of a function at one time."""
 
     def __init__(self, callback: Callback, payload: Any) -> None:
         self.callback = callback
@@ -37,16 +37,18 @@ def _nothing(_: Any) -> None:
 
 
 class Timeline:
-    """SimPy's event queue, with every delay a whole number of ns. Law: tests/laws/test_alarms.py."""
+    """SimPy's event queue, with delays in whole ns. Law: tests/laws/test_alarms.py."""
 
     def __init__(self) -> None:
         self.now_ns = 0
         self.num_events = 0
-        """Number of scheduled events."""
+        """Number of events scheduled so far."""
         self._queue: list[Any] = Environment()._queue  # noqa: SLF001  not inherited, for it is compiled
 
     def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
-        """Schedules a callback as a SimPy timeout would be. order: its place among the events of that instant."""
+        """Schedules a callback, as SimPy's timeout does. order: priority among events of the same instant, lower
+        first.
+        """
         assert delay_ns >= 0, f"{callback} is due {-delay_ns} ns ago"
         alarm = Alarm(callback, payload)
         self.num_events += 1
@@ -54,7 +56,9 @@ class Timeline:
         return alarm
 
     def run_all(self) -> None:
-        """Runs all alarms, as SimPy's run does. No other events are scheduled here, and no alarm can fail."""
+        """Runs all alarms, as SimPy's run does. SimPy's own loop is not needed, because all events here are alarms, and
+        none can fail.
+        """
         queue = self._queue
         while queue:
             now_ns, _, _, alarm = heappop(queue)
@@ -63,7 +67,7 @@ class Timeline:
 
     @property
     def is_last_now(self) -> bool:
-        """True if no other event is due at this instant."""
+        """True if no other event is due at the present instant."""
         return not self._queue or self._queue[0][0] > self.now_ns
 
     @property

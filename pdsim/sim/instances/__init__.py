@@ -1,1 +1,1 @@
-"""Instances in simulated time: their loops, and the steps that they execute."""
+"""Instances in simulated time: their loops, and the steps that they run."""

@@ -1,6 +1,4 @@
-"""Drives one instance in simulated time: runs the steps that its scheduling loop asks for, and returns their
-results.
-"""
+"""Drives one instance in simulated time: runs the steps that its loop asks for, and returns their results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,14 +37,14 @@ class Waiting:
 
 
 class Host:
-    """CPU of one instance's scheduling loop. Its clock runs slower than simulated time while other threads use
-    the CPU.
+    """The CPU that runs one instance's scheduling loop. The host's clock runs slower than simulated time while other
+    threads use the CPU.
     """
 
     def __init__(self, timeline: Timeline, settings: HostSettings) -> None:
         self.settings = settings
         self.free_ns = 0
-        """Time of the host's clock when the loop has finished launching forwards, sending KV and processing results."""
+        """Time in ns, on the host's clock, at which the loop has finished all its work: launches, sends and results."""
         self._timeline = timeline
         self._pace = 1.0
         self._since_ns = self._lost_ns = 0
@@ -54,7 +52,7 @@ class Host:
 
     @property
     def lost_ns(self) -> int:
-        """Time in ns that other threads have taken from the host so far."""
+        """Total time in ns that other threads have taken from the host."""
         elapsed_ns = self._timeline.now_ns - self._since_ns
         return self._lost_ns + (0 if self._pace == 1 else elapsed_ns - int(elapsed_ns * self._pace))
 
@@ -70,14 +68,14 @@ class Host:
         self.free_ns = max(self.free_ns, self.now_ns) + duration_ns
 
     def wait_until(self, time_ns: int) -> None:
-        """Keeps the host busy until this time of the timeline."""
+        """Keeps the host busy until a time in ns of the timeline."""
         self.free_ns = max(self.free_ns, time_ns - self.lost_ns)
 
     def when_free(self, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> None:
         self.at(self.free_ns, callback, payload, order)
 
     def at(self, due_ns: int, callback: Callback, payload: Any, order: EventPriority) -> None:
-        """Schedules a callback at this time of the host's clock."""
+        """Schedules a callback at due_ns on the host's clock."""
         waiting = Waiting(due_ns, callback, payload, order)
         self._waiting.append(waiting)
         self._set_alarm(waiting)
@@ -100,37 +98,37 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class BegunForward:
-    """A prefill forward on the GPU. The forward ends no earlier than the host has launched it."""
+    """A prefill forward on the GPU. The forward cannot end before the host has launched all its kernels."""
 
     step: m.PrefillStep
     start_ns: int
     launched_ns: int
-    """Time when the host has launched the forward, by the host's clock."""
+    """Time in ns, on the host's clock, at which the host has launched the forward."""
     lost_ns: int
-    """Time in ns that other threads had taken from the host before the launch."""
+    """Total time in ns that other threads had taken from the host when the launch began."""
     first_ns: int | None
-    """Time in ns on the first pipeline stage. None: there is a single stage."""
+    """Duration in ns on the first pipeline stage. None: there is only one stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Parts of an actor that depend on the scenario, and the observers of the run."""
+    """Components of an actor that depend on the scenario, and observers of the run."""
 
     executor: Executor
     cache_copies: CacheCopies | None
-    """Copies of the host cache. None: the instance has no host cache."""
+    """Copies between GPU and host cache. None: the instance has no host cache."""
     on_choice: Callable[[Instance], None] | None
-    """Called with the instance when it chooses a step. None: its levels are not recorded."""
+    """Function to call with the instance when it chooses a step. None: levels are not recorded."""
     single_steps: bool
-    """True: simulate each decode step alone."""
+    """True: each decode step is simulated alone."""
 
 
 class Actor(Driver):
-    """Runs one instance: the instance waits, runs a forward, or runs a number of decode steps.
+    """Runs one instance. At any time the instance waits, runs forwards, or runs decode steps.
 
-    The actor simulates as many decode steps at once as the instance allows, until a sequence ends. When a message
-    arrives, the actor finishes the step in progress and asks the instance again. With single_steps each decode step is
-    simulated alone, with the same result.
+    The actor simulates many decode steps at once: as many as the instance allows, but not beyond the end of a sequence.
+    When a message arrives, the actor finishes the present step and asks the instance again. With single_steps, each
+    decode step is simulated alone, with the same result.
     """
 
     def __init__(self, bus: Bus, instance: AnyInstance, parts: Parts) -> None:
@@ -153,16 +151,16 @@ class Actor(Driver):
         self._host_memory = None if copies is None else HostMemory(copies)
         self._cache_copies = cache_copies = parts.cache_copies
         self._pipeline = cluster.pipeline if isinstance(instance, PrefillInstance) else None
-        """Pipeline stages of a prefill instance. The loop gets the result of a forward that has left the last stage."""
+        """Pipeline stages of a prefill instance. The loop gets a forward's result when the forward has left the last
+        stage. None: no stages."""
         self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.shares)
         self._decode = DecodeRun(
             timeline, instance_id, self._order, self._cost, self._executor, self._on_step, self._on_result
         )
         self._inbox: list[m.Message] = []
         self._is_read_at_once = isinstance(instance, VllmPrefillInstance)
-        """True: KV moves as soon as decode has pages, without the loop: vLLM's decode reads it, or a thread of prefill
-        writes it (0.33.0, nixl/pull_worker.py:554, nixl/push_worker.py:4).
-        """
+        """True: a KV transfer begins as soon as decode has pages, without the instance's loop. vLLM's decode reads the
+        KV, or a thread of prefill writes it (0.33.0, nixl/pull_worker.py:554, nixl/push_worker.py:4)."""
         carry_out = self._carry_out if host.is_none else self._hand_on
         hand_on = carry_out if copies is None else self._copy
         self._loop = instance_loop(
@@ -175,20 +173,21 @@ class Actor(Driver):
         self._is_dead = False
         self._waits = False
         self._is_pausing = False
-        """True while the loop waits for the host."""
+        """True: the loop waits until the host is free."""
         self._held: list[m.Result] = []
-        """Results that arrived during a pause although the host was free: alarms of a slowed clock are rounded up."""
+        """Results that arrived while the loop waited for the host. The host can already be free, because alarms on its
+        clock are rounded up."""
         self._timer: Alarm | None = None
         self._num_in_flight = 0
         self._max_in_flight = instance.max_steps_in_flight
         self._gpu_free_ns = 0
-        """Time when the last begun forward ends. The next forward begins no earlier."""
+        """Time in ns at which the last begun forward ends. The next forward cannot begin earlier."""
 
     def start(self) -> None:
         self._advance(None)
 
     def post(self, message: m.Message) -> None:
-        """Delivers a message. A dead instance ignores it."""
+        """Delivers a message to the instance. A dead instance ignores it."""
         if self._is_read_at_once and isinstance(message, m.KvGranted):
             self._begin_read(message)
             return
@@ -214,7 +213,7 @@ class Actor(Driver):
         return self._decode.num_done
 
     def kill(self) -> None:
-        """Kills the instance. Its running steps produce no result."""
+        """Kills the instance. Steps under way produce no result."""
         self._decode.kill()
         if self._cache_copies is not None:
             self._cache_copies.kill()
@@ -232,7 +231,7 @@ class Actor(Driver):
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begins the steps that the loop asks for, until the loop must wait for a result or a message."""
+        """Begins steps until the loop must wait for a result or a message. answer: answer to the loop's last yield."""
         self._is_pausing = False
         for result in self._held:
             self._timeline.after(0, self._see_result, result, self._order)
@@ -266,7 +265,7 @@ class Actor(Driver):
             answer = None
 
     def _advance_later(self) -> None:
-        """Continues the loop when the host is free."""
+        """Continues the loop as soon as the host is free."""
         self._host.when_free(self._advance, None, self._order)
 
     def go_at(self, pace: float) -> None:
@@ -296,11 +295,11 @@ class Actor(Driver):
     # Commands that take the instance's time.
 
     def _hand_on(self, commands: list[m.Command]) -> None:
-        """Hands the KV of requests to the transfer workers one request after another, and sends all other messages at
+        """Gives the KV of requests to the transfer workers, one request after another. Sends all other messages at
         once.
 
-        A transfer worker starts when the loop releases the interpreter's lock (GIL): at its next request or after its
-        last. A direct write needs the lock once, a gather into the staging buffer twice.
+        A transfer worker starts when the loop releases the interpreter's lock (GIL), which happens at the loop's next
+        request or after its last. A direct write needs the lock once; a gather into the staging buffer needs it twice.
         """
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
@@ -319,7 +318,7 @@ class Actor(Driver):
             self._carry_out([unit])
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """Copies the KV of retracted requests to host memory or back. The loop waits for these copies."""
+        """Copies KV of retracted requests to host memory or back. The loop waits for these copies."""
         assert self._host_memory is not None
         for command in commands:
             if isinstance(command, m.SaveKv):
@@ -399,9 +398,7 @@ class Actor(Driver):
         self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: m.Result) -> None:
-        """Gives a result to the loop. A host that still launches a forward or processes an earlier result
-        delays this.
-        """
+        """Gives a step's result to the loop. If the host is busy, the loop gets the result when the host is free."""
         if self._host.is_busy:
             self._host.when_free(self._see_result, result, self._order)
         elif self._is_pausing:

@@ -1,4 +1,4 @@
-"""Stands in for GPU and model: decides when decode steps end, and which sequences end with them."""
+"""Takes the place of GPU and model: decides when decode steps end, and which sequences end with them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
@@ -17,28 +17,28 @@ OnStep = Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None]
 
 _MASK = (1 << FRACTION_BITS) - 1
 _NONE_ENDED = StepResult()
-"""Result of a prefill step that ends no sequence, as most do."""
+"""Result of a step that ends no sequence. Most prefill steps have this result."""
 
 
 class Executor:
-    """Ends sequences in place of a model, by their true output lengths, which no other part of an instance may read.
+    """Takes the place of a model: ends sequences at their true output lengths. Nothing else in an instance may read
+    these lengths.
 
-    The executor tracks the batch of one instance by the instance's steps.
+    The executor follows the batch of one instance from step to step.
     """
 
     def __init__(self, outputs: Mapping[int, Spans]) -> None:
         self._outputs = outputs
         self._num_steps = 0
         self._ends: list[tuple[int, int]] = []
-        """Heap of (number of the step that ends the request, request). Entries of requests that left the batch are
-        stale.
-        """
+        """Heap of (number of the step that ends the request, request id). An entry is invalid if its request has left
+        the batch."""
         self._end_of: dict[int, int] = {}
         self._remaining: dict[int, int] = {}
-        """Remaining output tokens of requests that left the batch."""
+        """Number of remaining output tokens of requests that left the batch, by request id."""
 
     def begin(self, step: DecodeStep) -> int:
-        """Updates the batch. Returns the number of steps until the first sequence ends."""
+        """Updates the batch by a step. Returns the number of steps until the first sequence ends."""
         for request_id in step.left:
             self._set_aside(request_id)
         for request_id in step.joined:
@@ -63,7 +63,7 @@ class Executor:
         return StepResult(num_steps, tuple(ended))
 
     def prefill(self, step: PrefillStep) -> StepResult:
-        """Gives each completed prompt one token: the first token, or the next token after a retraction."""
+        """Gives each completed prompt one token: its first token, or its next token after a retraction."""
         ended = []
         for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
             self._set_aside(request_id)
@@ -76,8 +76,8 @@ class Executor:
         return StepResult(1, tuple(ended)) if ended else _NONE_ENDED
 
     def _set_aside(self, request_id: int) -> None:
-        """Keeps the number of remaining tokens of a request that left the batch. A second call for the request changes
-        nothing: the batch may report the departure later, with its next step.
+        """Stores the number of remaining tokens of a request that left the batch. Further calls for the request change
+        nothing: the batch may report the request only with its next step.
         """
         end = self._end_of.pop(request_id, None)
         if end is not None:
@@ -85,13 +85,16 @@ class Executor:
 
 
 class RecomputingExecutor(Executor):
-    """Executor of a decode instance that recomputes preempted requests, whose first token came with their KV.
+    """Executor of a decode instance that recomputes preempted requests.
 
-    For a prompt that decode alone computes, the first forward makes the first token.
+    Prefill makes the first token of most requests. If decode itself computes the prompt, its first forward makes the
+    first token.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], local: set[int]) -> None:
-        """local: requests whose prompts decode computes, until those prompts are computed."""
+        """local: ids of requests whose prompts decode computes. The executor removes an id when the prompt is
+        computed.
+        """
         super().__init__(outputs)
         self._local = local
 
@@ -106,19 +109,20 @@ class RecomputingExecutor(Executor):
 
 
 class SpeculativeExecutor(Executor):
-    """Decides how many drafted tokens are accepted, in place of a draft model and a verifying model.
+    """Takes the place of draft and target model: decides how many draft tokens are accepted.
 
-    Each step, each sequence gains the next number of its random stream, capped at the tokens that the sequence still
-    lacks.
+    In each step, each sequence gains the next number of its random stream, but no more tokens than it lacks.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], accepted: Callable[[int], Iterator[int]]) -> None:
-        """accepted: for a request, the numbers of tokens that its successive steps gain."""
+        """accepted: function that returns, for a request id, the number of tokens that each step gives to the
+        request.
+        """
         super().__init__(outputs)
         self._accepted = accepted
         self._streams: dict[int, Iterator[int]] = {}
         self._lacks: dict[int, int] = {}
-        """Output tokens that each sequence of the batch still lacks, in batch order."""
+        """Number of output tokens that each sequence of the batch still lacks, in batch order."""
 
     def begin(self, step: DecodeStep) -> int:
         for request_id in step.left:
@@ -159,11 +163,11 @@ class SpeculativeExecutor(Executor):
 
 
 class DecodeClock:
-    """Computes when an instance's decode steps end, one at a time or many at once, to the same nanosecond.
+    """Computes when an instance's decode steps end. Many steps at once end at the same nanosecond as single steps.
 
-    Every step adds the same number of KV tokens, so durations of consecutive steps are an arithmetic progression and
-    the time of n steps is a quadratic in n. Fractions of a nanosecond carry over to the next step: n steps at once take
-    exactly as long as n single steps. Usage: `begin` a step, query its times, `finish` it.
+    Each step adds the same number of KV tokens, so the durations of steps are an arithmetic progression, and the time
+    of n steps is quadratic in n. Fractions of a nanosecond are carried over to the next step. Usage: `begin` a step,
+    read its times, `finish` it.
     """
 
     __slots__ = ("_carry", "_first", "_growth")
@@ -180,7 +184,7 @@ class DecodeClock:
 
     @property
     def growth_ns(self) -> float:
-        """Time in ns by which each step is longer than the step before."""
+        """Time in ns by which each step takes longer than the step before."""
         return self._growth / (1 << FRACTION_BITS)
 
     @property
@@ -193,7 +197,7 @@ class DecodeClock:
         ) >> FRACTION_BITS
 
     def steps_until(self, elapsed_ns: int) -> int:
-        """The smallest number of steps, at least 1, that together take at least elapsed_ns."""
+        """Returns the smallest number of steps, at least 1, that together take at least elapsed_ns."""
         need = elapsed_ns << FRACTION_BITS
         linear = self._first - self._growth / 2
         n = ceil(
@@ -223,7 +227,7 @@ def prefill_record(
 
 
 class DecodeRun:
-    """Decode steps that an instance has in progress: the steps before its next decision."""
+    """The decode steps that an instance runs before its next decision."""
 
     def __init__(
         self,
@@ -236,9 +240,9 @@ class DecodeRun:
         on_result: Callable[[Result], None],
     ) -> None:
         self.num_steps = 0
-        """Number of steps in progress. `cut_short` reduces it."""
+        """Number of steps of the present run. `cut_short` reduces it. 0: no run."""
         self.copying_ns = 0
-        """Time in ns for copying the KV of retracted requests before the next run begins."""
+        """Time in ns that copies of retracted requests' KV take before the next run begins."""
         self._timeline = timeline
         self._instance_id = instance_id
         self._order = order
@@ -250,9 +254,9 @@ class DecodeRun:
         self._start_ns = 0
         self._end: Alarm | None = None
         self._prompts: PrefillStep | None = None
-        """Prompt chunks that the step in progress also computes."""
+        """Chunks of prompts that the present step also computes. None: the step only decodes."""
         self._warms_up = False
-        """True if the steps in progress count towards the end of a cold start."""
+        """True: the steps of this run count for StepTimes.cold_start."""
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns
@@ -268,7 +272,9 @@ class DecodeRun:
         self._end_after(step, 1 if single else num_steps)
 
     def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int, prompts: PrefillStep | None = None) -> None:
-        """Begins one step; the caller gives start and duration. prompts: chunks that the step also computes."""
+        """Begins one step with a given start and duration in ns. prompts: chunks that the step also computes; None:
+        none.
+        """
         self._start_ns = start_ns
         self._prompts = prompts
         self._warms_up = False
@@ -283,12 +289,12 @@ class DecodeRun:
 
     @property
     def num_done(self) -> int:
-        """Number of ended steps that the instance does not know of yet."""
+        """Number of steps that have ended, but whose result the instance has not seen."""
         elapsed_ns = self._timeline.now_ns - self._start_ns
         return self._clock.steps_until(elapsed_ns) - 1 if self.num_steps > 1 and elapsed_ns > 0 else 0
 
     def cut_short(self) -> None:
-        """Makes the step in progress the last of this run."""
+        """Ends the run after the step that is being computed now."""
         num_steps = self._clock.steps_until(max(0, self._timeline.now_ns - self._start_ns))
         if num_steps < self.num_steps:
             assert self._end is not None
@@ -296,7 +302,7 @@ class DecodeRun:
             self._end_after(self._end.payload, num_steps)
 
     def kill(self) -> None:
-        """Ends the run of a dead instance, and records the steps that had ended."""
+        """Ends the run because the instance has died. Records the steps that had ended."""
         if self._end is None or not self.num_steps:
             return
         self._end.cancel()

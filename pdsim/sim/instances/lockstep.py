@@ -1,9 +1,9 @@
-"""Ranks of a server with data-parallel attention. All ranks begin a step together, and the slowest rank sets its
-duration.
+"""Ranks of a server with data-parallel attention. All ranks begin each step together, and the slowest rank determines
+the step's duration.
 
-Experts compute the tokens of all ranks, so no rank can proceed alone; a rank without work takes part with no tokens. A
-round begins when every rank's host is ready and at least one rank has a step, as SGLang's ranks agree before each
-forward (prepare_mlp_sync_batch_raw).
+Experts compute the tokens of all ranks, so no rank can proceed alone. A rank without work takes part with no tokens. As
+with SGLang, whose ranks agree before each forward, a round begins when the hosts of all ranks are free and at least one
+rank has a step (prepare_mlp_sync_batch_raw).
 """
 
 from collections import deque
@@ -22,13 +22,13 @@ from pdsim.sim.timeline import Timeline
 
 
 class Rank(Actor):
-    """A rank of a server. Its steps begin together with those of the other ranks."""
+    """A rank of a server. Its steps begin together with the steps of the other ranks."""
 
     def __init__(self, bus: Bus, instance: AnyInstance, parts: Parts, lockstep: "Lockstep") -> None:
         super().__init__(bus, instance, parts)
         self._lockstep = lockstep
         self._begun: BegunForward | None = None
-        """Prefill forward that exchanges bytes between hosts and therefore has no known end yet."""
+        """Prefill forward that exchanges bytes between hosts. Its end is not known yet. None: there is none."""
         lockstep.join(self)
 
     @property
@@ -38,7 +38,7 @@ class Rank(Actor):
 
     @property
     def free_ns(self) -> int:
-        """Time of the host's clock when the rank's host becomes free."""
+        """Time in ns, on the host's clock, at which the rank's host becomes free."""
         return self._host.free_ns
 
     def kill(self) -> None:
@@ -46,7 +46,9 @@ class Rank(Actor):
         self._lockstep.leave(self)
 
     def go_at(self, pace: float) -> None:
-        """No effect: the slowdown by posting threads was measured only without data-parallel attention."""
+        """Does nothing: the slowdown by threads that post descriptors was measured without data-parallel attention
+        only.
+        """
 
     def _begin_decode(self, step: DecodeStep) -> None:
         self._lockstep.ask(self, step)
@@ -60,13 +62,13 @@ class Rank(Actor):
     # What a round asks of it.
 
     def ready_ns(self, step: Step) -> int:
-        """Earliest time at which the rank's step can begin."""
+        """Earliest time in ns at which the rank's step can begin."""
         if isinstance(step, PrefillStep):
             return self._prefill_start_ns()
         return self._decode_start_ns()
 
     def num_tokens(self, step: Step) -> int:
-        """Number of the rank's tokens that experts compute in this step."""
+        """Number of tokens that the rank's step gives to the experts."""
         if isinstance(step, PrefillStep):
             return step.num_tokens
         if isinstance(step, MixedStep):
@@ -74,7 +76,9 @@ class Rank(Actor):
         return self._cost.num_computed(step.num_requests)
 
     def end_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
-        """Time when the step would end if no other rank were slower. Called once for each step, in order."""
+        """Time in ns at which the step would end if the rank were the slowest. The caller makes one call per step, in
+        order.
+        """
         if isinstance(step, PrefillStep):
             return self._forward_end_ns(start_ns, self._cost.prefill_ns(step, start_ns, expert_tokens))
         if isinstance(step, MixedStep):
@@ -101,7 +105,9 @@ class Rank(Actor):
             self._begun = self._launched(step, start_ns, None)
 
     def pass_layers(self, step: Step, num_done: int, num_parts: int) -> None:
-        """Reports the layer groups of a prefill step that are computed when this part of the step is done."""
+        """Reports the layer groups of a prefill step that are computed when num_done of num_parts parts of the step are
+        done.
+        """
         if isinstance(step, PrefillStep):
             before, after = (self._layer_groups * done // num_parts for done in (num_done - 1, num_done))
             for group in range(before + 1, after + 1):
@@ -123,13 +129,13 @@ class Rank(Actor):
 
 
 class Lockstep:
-    """The ranks of one server, which begin each step together."""
+    """The ranks of one server. All ranks begin each step together."""
 
     def __init__(
         self, timeline: Timeline, num_ranks: int, order: EventPriority, nics: ServerNics | None = None
     ) -> None:
-        """order: priority of this server's events, after the choices of all instances. nics: between the server's
-        hosts, if the server spans several.
+        """order: priority of this server's events, after the choices of all instances. nics: NICs between the server's
+        hosts; None: the server has one host.
         """
         self._timeline = timeline
         self._num_ranks = num_ranks
@@ -137,14 +143,14 @@ class Lockstep:
         self._nics = nics
         self._ranks: dict[str, Rank] = {}
         self._asked: dict[str, deque[Step]] = {}
-        """Steps of each rank that wait for the next round."""
+        """Steps of each rank that wait for the next round, by instance id."""
         self._end_ns = 0
         self._looks = False
         self._exchanges = False
-        """True during a round that exchanges bytes between hosts, whose end is not known in advance."""
+        """True during a round that exchanges bytes between hosts. The end of such a round is not known in advance."""
 
     def join(self, rank: Rank) -> None:
-        """Adds a rank. A restarted instance replaces its earlier rank."""
+        """Adds a rank. The rank of a restarted instance replaces the earlier rank."""
         self._ranks[rank.instance.instance_id] = rank
 
     def leave(self, rank: Rank) -> None:
@@ -161,7 +167,7 @@ class Lockstep:
         self._timeline.after(time_ns - self._timeline.now_ns, self._look, order=self._order)
 
     def _look(self, _: None) -> None:
-        """Begins a round, or tries again when the last round has ended and all hosts are free."""
+        """Begins a round if the last round has ended and all hosts are free. Otherwise tries again at that time."""
         self._looks = False
         if not self._asked:
             return
@@ -194,8 +200,8 @@ class Lockstep:
         expert_tokens: float,
         ends_ns: Sequence[int],
     ) -> None:
-        """Begins a round that ends when all ranks have exchanged their bytes. ends_ns: ends of the steps on
-        idle links.
+        """Begins a round that ends when all ranks have exchanged their bytes between hosts. ends_ns: times in ns at
+        which the ranks' steps would end on idle links.
         """
         num_tokens = dict.fromkeys(self._ranks, 0)
         computing_ns = 0

@@ -1,1 +1,3 @@
-"""Bytes that cross links in simulated time: KV, cached pages, forwards of several hosts."""
+"""Traffic on links in simulated time: KV transfers, copies of cached pages, and forwards of servers over several
+hosts.
+"""

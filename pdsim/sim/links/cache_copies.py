@@ -1,4 +1,4 @@
-"""Copies of cached KV in simulated time: to host memory, and to the storage behind it."""
+"""Copies of cached KV in simulated time, between GPU, host memory and storage."""
 
 from collections import deque
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Path
 
 BATCH_PAGES = 128
-"""Pages per batch of storage reads and writes (SGLang 0.5.12, cache_controller.py, storage_batch_size)."""
+"""Number of pages in one batch of storage reads or writes (SGLang 0.5.12, cache_controller.py, storage_batch_size)."""
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Pages that are read from storage, or written to storage, together."""
+    """Pages that are read from or written to storage together."""
 
     client: "StorageClient"
     kind: Literal["read", "store"]
@@ -34,7 +34,7 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A running prefetch of KV from storage."""
+    """A prefetch of KV from storage that is queued or running."""
 
     command: m.PrefetchKv
     num_found: int = 0
@@ -43,7 +43,7 @@ class Reading:
 
 
 class Storage:
-    """The KV storage of a cluster, one store per server or one shared store, and the links to the stores."""
+    """The KV storage of a cluster: one store per server or one shared store, and the links to the stores."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Storage:
         self._stores: dict[str, PageStore] = {}
 
     def store_of(self, server: str) -> tuple[str, PageStore]:
-        """Name and store of a server. A store survives restarts of instances."""
+        """Returns name and pages of a server's store. A store survives restarts of instances."""
         name = "" if self._shared else server
         if name not in self._stores:
             self._stores[name] = PageStore(self.costs.num_pages, self.page_size)
@@ -76,8 +76,8 @@ class Storage:
 
 
 class StorageClient:
-    """Storage threads of one instance: one thread looks up prompts, one reads batches, one writes radix-tree nodes.
-    Each thread serves one request at a time.
+    """The storage threads of one instance. One thread looks up prompts, one reads batches, and one writes nodes of the
+    prefix tree. Each thread handles one request at a time.
     """
 
     def __init__(self, storage: Storage, instance_id: str, server: str) -> None:
@@ -105,7 +105,7 @@ class StorageClient:
     # Writing.
 
     def store(self, command: m.StoreKv, due_ns: int) -> None:
-        """Queues a write, which begins at due_ns or later, after earlier writes."""
+        """Queues a write to storage. The write begins at due_ns or later, and after earlier writes."""
         self._timeline.after(due_ns - self._timeline.now_ns, self._enqueue, command)
 
     def _enqueue(self, command: m.StoreKv) -> None:
@@ -114,7 +114,7 @@ class StorageClient:
             self._begin_write()
 
     def _begin_write(self) -> None:
-        """Begins the first queued write that has pages which storage lacks."""
+        """Begins the first queued write that has pages which storage lacks. Drops writes before it."""
         while self._writes and not self._is_dead:
             command = self._writes[0]
             if num_pages := self._store.num_missing(command.sequence, command.start_tokens, self._stop(command)):
@@ -128,7 +128,7 @@ class StorageClient:
     # Reading.
 
     def prefetch(self, command: m.PrefetchKv) -> None:
-        """Queues the lookup of a prompt. Its reads follow the reads of earlier prefetches."""
+        """Queues a prompt for lookup in storage. Its reads begin after the reads of earlier prefetches."""
         reading = Reading(command)
         self._by_id[command.request_id] = reading
         self._lookups.append(reading)
@@ -136,12 +136,16 @@ class StorageClient:
             self._look_up()
 
     def stop(self, command: m.StopPrefetch) -> None:
-        """Stops a prefetch. The prefetch ends when the queue reaches it, and its message may already be on the way."""
+        """Stops a prefetch. The prefetch ends when the thread reaches it. No effect if the prefetch has ended
+        already.
+        """
         if (reading := self._by_id.get(command.request_id)) is not None:
             reading.is_stopped = True
 
     def _look_up(self) -> None:
-        """Looks up the pages of the first queued prompt, batch by batch, until a batch has a missing page."""
+        """Looks up the pages of the first queued prompt, batch by batch. Stops at the first batch with a missing
+        page.
+        """
         while self._lookups and not self._is_dead:
             reading, num_pages = self._lookups[0], len(self._lookups[0].command.host_pages)
             if not reading.is_stopped:
@@ -167,7 +171,7 @@ class StorageClient:
         return self._store.num_found(reading.command.prompt, reading.command.start_tokens)
 
     def _read_on(self) -> None:
-        """Reads the next batch of the first queued prefetch. Pages that storage has dropped since the lookup are not
+        """Reads the next batch of the first queued prefetch. Pages that storage has evicted since the lookup are not
         read.
         """
         while self._reads and not self._is_dead:
@@ -220,13 +224,16 @@ class StorageClient:
 class CacheCopies:
     """Copies KV between one instance's GPU pages, its host cache and storage.
 
-    A forward waits for the loads of the pages that it reads. The loop waits for those writes that block it.
+    A forward waits for loads of pages that it reads. The instance's loop waits for writes that must end before their
+    pages are overwritten.
     """
 
     def __init__(self, bus: Bus, instance: AnyInstance, storage: StorageClient | None) -> None:
-        """Decode and vLLM's instances get a message when KV is loaded. SGLang's prefill forwards wait on the GPU."""
+        """Decode instances and vLLM's instances get a message when KV is loaded. SGLang's prefill instances get none:
+        their forward waits on the GPU.
+        """
         self.blocked_until_ns = 0
-        """Time until which the loop waits for write-backs and for copies of retracted requests."""
+        """Time in ns until which the instance's loop waits for copies."""
         self._timeline = bus.timeline
         self._instance_id = instance.instance_id
         self._link = HostLink(bus.cluster.host_links[instance.instance_id])
@@ -236,14 +243,14 @@ class CacheCopies:
         self._is_dead = False
         self._storage = storage
         self._written_ns = 0
-        """Time when the last write to host memory ends."""
+        """Time in ns at which the last write to host memory ends."""
         self._saves: list[int] = []
-        """Numbers of pages that the next step saves, copy by copy."""
+        """Number of pages of each copy to host memory that follows the next step."""
         self._load: tuple[int, int] | None = None
-        """Start and end in ns of the loads that the next forward reads."""
+        """Start and end in ns of the loads that the next forward waits for. None: no load."""
 
     def begin(self, commands: list[m.Command]) -> list[m.Command]:
-        """Begins the copies among the commands. Returns the other commands."""
+        """Begins all copies among the commands. Returns the other commands."""
         others: list[m.Command] = []
         for command in commands:
             if isinstance(command, m.WriteBackup):
@@ -273,8 +280,8 @@ class CacheCopies:
             self._storage.kill()
 
     def forward_end_ns(self, start_ns: int, duration_ns: int) -> int:
-        """End in ns of a forward that begins at start_ns, reads the pages loaded since the last forward, and saves
-        those whose saves were decided since then.
+        """Returns the end in ns of a forward that begins at start_ns. The forward waits for loads that began since the
+        last forward. Copies to host memory that were decided since then follow the forward, and delay its end.
         """
         load, self._load = self._load, None
         end_ns = start_ns + duration_ns
@@ -308,7 +315,7 @@ class CacheCopies:
             self._tell(m.Tell(self._instance_id, message))
 
     def _copy(self, kind: Literal["load", "write"], num_pages: int, begin_ns: int = 0) -> tuple[int, int]:
-        """Start and end in ns of a copy that begins now, or later at begin_ns."""
+        """Begins a copy now, or at begin_ns if that is later. Returns its start and end in ns."""
         start_ns, end_ns = self._link.copy(kind, num_pages, max(begin_ns, self._timeline.now_ns))
         num_bytes = self._link.num_bytes(num_pages)
         self._record(HostCopyRecord(self._instance_id, kind, start_ns, end_ns, num_pages, num_bytes))

@@ -1,4 +1,4 @@
-"""Bytes that cross links at the same time.
+"""Moves bytes over links that several flows share.
 
 Flows share links max-min fairly: no flow can be faster without slowing a flow that is at most as fast. Law:
 tests/laws/test_fair_links.py.
@@ -15,21 +15,21 @@ from pdsim.system.transport import Path
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Bytes on their way over a path of links."""
+    """Bytes that are being moved over a path of links."""
 
     owner: Any
     path: Path
     limit: float
-    """Maximum rate of the flow in bytes per second."""
+    """Maximum rate of this flow in bytes per second."""
     remaining: float
     rate: float = 0.0
     finish_ns: float = 0.0
-    """Time when the last byte arrives; infinite on a link without bandwidth."""
+    """Time in ns at which the last byte arrives. Infinite: a link of the path has no bandwidth."""
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
-    """Sets max-min fair rates: all rates rise evenly until a link or a flow reaches its limit, these flows keep their
-    rate, and the others continue to rise.
+    """Sets max-min fair rates. All rates rise evenly until a link or a flow reaches its limit. The flows that reach a
+    limit keep their rates, and the other rates rise further.
     """
     open_flows = list(flows)
     links = [link for flow in open_flows for link, _ in flow.path]
@@ -59,7 +59,7 @@ def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
 
 
 class Flows:
-    """Moves bytes over shared links, and calls back with the owner of each flow that has arrived."""
+    """Moves bytes over shared links. Calls a function with the owner of each flow that has arrived."""
 
     def __init__(self, timeline: Timeline, capacity: Mapping[str, float], on_arrived: Callable[[Any], None]) -> None:
         self._timeline = timeline
@@ -75,13 +75,13 @@ class Flows:
         self._share()
 
     def begin_together(self, owner: Any, moves: Iterable[tuple[float, Path]]) -> None:
-        """Begins one flow per pair of bytes and path. Each arrival calls back with the same owner."""
+        """Begins one flow per pair of bytes and path. Every arrival calls the function with the same owner."""
         self._progress()
         self._flows += [Flow(owner, path, inf, num_bytes) for num_bytes, path in moves]
         self._share()
 
     def drop(self, is_gone: Callable[[Any], bool]) -> None:
-        """Removes the flows of the owners for which is_gone is true. Their bytes do not arrive."""
+        """Removes all flows for whose owner is_gone returns True. Their bytes never arrive."""
         self._progress()
         self._flows = [flow for flow in self._flows if not is_gone(flow.owner)]
         self._share()
@@ -101,7 +101,7 @@ class Flows:
             self._on_arrived(flow.owner)
 
     def _progress(self) -> None:
-        """Subtracts the bytes that have moved since the rates last changed."""
+        """Subtracts from each flow the bytes that have moved since the rates last changed."""
         seconds = (self._timeline.now_ns - self._updated_ns) / 1e9
         for flow in self._flows:
             flow.remaining -= flow.rate * seconds

@@ -1,7 +1,8 @@
-"""Forwards of a server over several hosts. The bytes between its hosts cross the same NICs as KV transfers.
+"""Forwards of a server that spans several hosts. Bytes between its hosts cross the same NICs as KV transfers.
 
 A forward alternates between computing and exchanging, in a fixed number of parts. The cost model gives the time of the
-exchange on idle links; here the exchange shares the links' bandwidth with KV transfers. Law: tests/laws/test_hosts.py.
+exchange on idle links; this module lets the exchange share the bandwidth of links with KV transfers. Law:
+tests/laws/test_hosts.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,13 @@ PREFILL_PARTS, DECODE_PARTS = 64, 8
 as long as a decode step, and much shorter than a forward, so a forward has more parts.
 """
 Move = tuple[float, Path]
-"""Bytes of an exchange, and the links that they cross."""
+"""Number of bytes of an exchange, and the path of links that they cross."""
 
 
 class HostExchange:
-    """One forward of all ranks of a server. Each part begins when all ranks have the bytes of the part before."""
+    """One forward of all ranks of a server, in parts. A part begins when all ranks have received the bytes of the part
+    before.
+    """
 
     def __init__(
         self,
@@ -35,8 +38,8 @@ class HostExchange:
         on_part: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> None:
-        """overlaps: a part computes and exchanges at the same time. on_part: called after each part with the number of
-        finished parts and the number of all parts.
+        """overlaps: True: each part computes and exchanges at the same time. on_part: function called after each part,
+        with the number of finished parts and of all parts.
         """
         self._timeline = timeline
         self._flows = flows
@@ -71,7 +74,7 @@ class HostExchange:
         self._flows.begin_together(self, self._moves)
 
     def arrived(self, _: None = None) -> None:
-        """Counts one awaited event of the part: bytes that arrived, or the computation that ended."""
+        """Counts one event that the present part waits for: bytes that arrived, or the end of computing."""
         self._num_awaited -= 1
         if not self._num_awaited:
             self._end_part()
@@ -86,7 +89,7 @@ class HostExchange:
 
 
 class ServerNics:
-    """NICs between the hosts of one server."""
+    """The NICs between the hosts of one server."""
 
     def __init__(self, timeline: Timeline, flows: Flows, nics: HostNics) -> None:
         self._timeline = timeline
@@ -96,8 +99,8 @@ class ServerNics:
     def computing_ns(
         self, instance_id: str, duration_ns: int, num_tokens: int, mean_tokens: float, *, decodes: bool
     ) -> int:
-        """Time in ns that a step computes: its duration on idle links without the time of its bytes, unless both
-        overlap.
+        """Time in ns that a step computes: its duration on idle links minus the time of its bytes. If computing and
+        exchanging overlap, nothing is subtracted.
         """
         traffic = self._nics.traffic[instance_id]
         if traffic.overlaps:
@@ -115,7 +118,9 @@ class ServerNics:
         on_part: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> HostExchange:
-        """The forward of a server whose ranks have these numbers of tokens."""
+        """Returns one forward of a server. num_tokens: number of tokens of each rank, by instance id. mean_tokens: mean
+        number of tokens that the ranks give to experts.
+        """
         found = (self._move(name, num, mean_tokens, decodes=decodes) for name, num in num_tokens.items())
         moves = [move for move in found if move[0]]
         return HostExchange(
@@ -130,7 +135,7 @@ class ServerNics:
         )
 
     def _move(self, instance_id: str, num_tokens: int, mean_tokens: float, *, decodes: bool) -> Move:
-        """Bytes that a GPU of the instance sends and receives, as one flow over both directions."""
+        """Returns the bytes that one GPU of the instance sends and receives, as one flow over both directions."""
         traffic = self._nics.traffic[instance_id]
         moves: HostMoves = traffic.decode if decodes else traffic.prefill
         sent, received = moves.out_bytes(num_tokens), moves.in_bytes(num_tokens, mean_tokens * traffic.busiest)

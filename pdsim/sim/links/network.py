@@ -1,7 +1,7 @@
 """Transfer engines that send KV over links.
 
-A transfer first takes the engine's time per batch and per descriptor, and with staging the time of the gather. Then its
-bytes share the links with all other running transfers.
+A transfer first takes the engine's time per batch and per descriptor and, with staging, the time of the gather. Then
+its bytes share the links with the bytes of all other running transfers.
 """
 
 from collections import deque
@@ -25,36 +25,38 @@ from pdsim.sim.timeline import Timeline
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A running transfer of one unit of KV."""
+    """A running transfer of one unit."""
 
     unit: TransferUnit
     num_bytes: int
-    """Bytes that one source rank sends to all its targets."""
+    """Number of bytes that one prefill rank sends to all its decode ranks."""
     start_ns: int
     since_ns: int
-    """Time when the current stage of the transfer began."""
+    """Time in ns at which the present stage of the transfer began."""
     setup_ns: int
     least_ns: float
     """Minimum time in ns for moving the bytes, because the last bytes move only after their descriptors are posted."""
     line_ns: int = 0
     posting_ns: int = 0
     unposted_ns: int = 0
-    """Time in ns that a worker alone needs for posting the remaining descriptors."""
+    """Time in ns that one thread alone needs to post the remaining descriptors."""
     takes_turns: bool = False
-    """True if posting the descriptors takes longer than one turn of the engine."""
+    """True: posting the descriptors takes longer than one turn of the engine, so transfers post alternately."""
     is_stuck: bool = False
-    """True if the target has died: no bytes move, and the engine waits for its timeout."""
+    """True: the target has died. No bytes move, and the engine waits for its timeout."""
     is_over: bool = False
-    """True if the transfer is finished, has failed, or died with its source."""
+    """True: the transfer has finished or failed, or its source has died."""
 
     def took(self, now_ns: int) -> int:
-        """Ends the current stage of the transfer and begins the next. Returns the duration of the ended stage in ns."""
+        """Ends the present stage of the transfer, and begins the next stage. Returns the duration of the ended stage in
+        ns.
+        """
         duration_ns, self.since_ns = now_ns - self.since_ns, now_ns
         return duration_ns
 
 
 class Network:
-    """Carries transfer units over links, and reports the end of each unit."""
+    """Sends transfer units over links, and reports when each transfer has ended."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Network:
         on_posting: Callable[[str, float], None] | None = None,
         timeout_ns: int | None = None,
     ) -> None:
-        """timeout_ns: time after which an engine gives up a transfer. None: never."""
+        """timeout_ns: time in ns after which an engine gives up a transfer. None: never."""
         self._timeline = timeline
         self._topology = interconnect.topology
         self._transport = interconnect.transport
@@ -77,13 +79,14 @@ class Network:
         self._on_posting = on_posting
         self._timeout_ns = timeout_ns
         self._factors: dict[str, list[float]] = {}
-        """Slowdown factors of links, by link, while faults last."""
+        """Factors by which present faults slow each link, by link."""
         self._dead: set[str] = set()
         self._under_way: list[Transfer] = []
-        """Running transfers; kept only if faults are possible."""
+        """Running transfers. Empty unless transfers have a timeout."""
         self.flows = Flows(timeline, interconnect.topology.capacity, self._on_arrived)
         self._lines: dict[str, deque[Transfer]] = {}
-        """For serial engines: transfers of each prefill instance that post or wait to post, in order."""
+        """Transfers that post descriptors or wait to post, in order, by prefill instance. Used only for engines that
+        post serially."""
 
     def start(self, command: m.StartTransfer) -> None:
         unit = command.unit
@@ -104,8 +107,8 @@ class Network:
             self._timeline.after(setup_ns + transfer.posting_ns, self._move, transfer)
 
     def _batch_ns(self, unit: TransferUnit) -> int:
-        """Time in ns that the engine takes per batch. The last unit of a staged request may have neither cell nor
-        pages.
+        """Time in ns that the engine takes per batch. A unit counts as staged if it has a cell, or if it is the last
+        unit of a staged request, which has no pages.
         """
         is_staged = self._staging is not None and (unit.cell is not None or not unit.source_pages)
         staged_ns = self._transport.staged_batch_ns
@@ -125,7 +128,9 @@ class Network:
             self._post(transfer)
 
     def _post(self, transfer: Transfer) -> None:
-        """Posts descriptors for one turn, or all remaining descriptors."""
+        """Posts a transfer's descriptors for one turn. Posts all remaining descriptors if the transfer takes no
+        turns.
+        """
         duration_ns = part_ns = transfer.unposted_ns
         if transfer.takes_turns:
             whole_ns, num_posting = self._transport.turn_alone_ns, self._num_in_turns(transfer.unit.source)
@@ -182,7 +187,9 @@ class Network:
         self._on_done(transfer)
 
     def _leave_line(self, transfer: Transfer) -> None:
-        """Removes a transfer from the queue of a serial engine. If the transfer was first, the next one posts."""
+        """Removes a transfer from the queue of an engine that posts serially. If the transfer was first, the next
+        transfer posts.
+        """
         line = self._lines.get(transfer.unit.source)
         if not line or transfer not in line:
             return
@@ -196,7 +203,7 @@ class Network:
     # What goes wrong.
 
     def slow(self, links: Iterable[str], factor: float) -> None:
-        """Slows these links by a factor, in addition to earlier factors."""
+        """Slows links by a factor, in addition to the factors of other faults."""
         for link in links:
             self._factors.setdefault(link, []).append(factor)
         self._change_capacity(links)
@@ -211,7 +218,9 @@ class Network:
         self.flows.set_capacity({link: whole[link] * prod(self._factors[link]) for link in links})
 
     def kill(self, instance_id: str) -> None:
-        """Ends the transfers from a dead instance. Transfers to it make no progress until their engine times out."""
+        """Drops transfers from a dead instance. Transfers to a dead instance make no progress until their engine times
+        out.
+        """
         self._dead.add(instance_id)
         for transfer in self._under_way:
             transfer.is_over = transfer.unit.source == instance_id
@@ -239,12 +248,12 @@ class Network:
         self._on_failed(transfer)
 
     def _drop_flows(self) -> None:
-        """Drops the flows of failed or stuck transfers, so that other flows get their bandwidth."""
+        """Removes the bytes of failed and stuck transfers from the links, so that other transfers get the bandwidth."""
         self.flows.drop(lambda owner: isinstance(owner, Transfer) and (owner.is_over or owner.is_stuck))
 
 
 class Transfers:
-    """The interconnect of a disaggregated cluster: starts transfers, and tells senders and receivers how they ended."""
+    """Starts the transfers of a disaggregated cluster, and tells senders and receivers how each transfer ended."""
 
     def __init__(self, bus: Bus, interconnect: Interconnect) -> None:
         cluster, health = bus.cluster, bus.cluster.scenario.health
@@ -270,7 +279,7 @@ class Transfers:
         """Handlers of commands that move KV, by type."""
 
     def scatter(self, command: m.Scatter) -> None:
-        """Scatters the cells of a decode instance one after another. Scatters run beside forwards."""
+        """Scatters the cells of a decode instance one after another. Scatters run in parallel with forwards."""
         assert self._interconnect.staging is not None
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))
@@ -305,7 +314,7 @@ class Transfers:
         self.network.start(m.StartTransfer(command.unit, None))
 
     def _on_returned(self, row: TransferRecord) -> None:
-        """Tells the sending and the receiving instance that KV has returned to prefill."""
+        """Tells the decode and the prefill instance that KV has returned to prefill."""
         self._bus.recorder.on_returned(row)
         for name in (row.target, row.source):
             self._bus.send(m.Send(name, m.KvReturned(row.request_id)))
@@ -321,7 +330,7 @@ class Transfers:
         self._bus.tell_agent(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
 
     def _on_posting(self, instance_id: str, pace: float) -> None:
-        """Sets the speed of an instance's loop while threads post descriptors on its host."""
+        """Sets the speed of an instance's loop while threads on its host post descriptors."""
         self._bus.drivers[instance_id].go_at(pace)
 
     def kill(self, instance_id: str) -> None:
@@ -329,7 +338,9 @@ class Transfers:
         self._scatter_free_ns.pop(instance_id, None)
 
     def links_of(self, name: str) -> list[str]:
-        """Link of an instance in each direction, the first of its path; or the shared link of this name."""
+        """Returns an instance's own link in each direction: the first link of its path. For other names, returns the
+        shared link of this name.
+        """
         topology = self._interconnect.topology
         paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
         return [link for path in paths for link, _ in path[:1]] or [name]

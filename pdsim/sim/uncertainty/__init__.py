@@ -1,1 +1,1 @@
-"""Uncertainty of a result: ends of its range, noise, sensitivity, steps outside of all measurements."""
+"""Uncertainty of a result: its range, its noise, its sensitivity to resources, and steps outside of measurements."""

@@ -1,8 +1,9 @@
-"""The range of a run whose costs were not measured on a server: the same load with the fastest and slowest durations.
+"""Computes the range of a run whose costs were not measured on a server: simulates the same load with the fastest and
+with the slowest durations.
 
-The two ends of the range are simulated in processes of their own if a CPU core is free. For a long load, an end is
-first simulated only until a part of its requests has ended, and the change of this part is extrapolated to the whole
-load. If the part differs from the whole, or its change drifts, the end is simulated to its last request.
+Each end of the range is simulated in its own process if a CPU core is free. Of a long load, only the first requests are
+simulated at each end, and their change in comparison with the run itself is extrapolated to the whole load. If the
+first requests differ from the whole load, or their change drifts, the end is simulated completely.
 """
 
 import os
@@ -21,28 +22,28 @@ from pdsim.sim.uncertainty.part import LEAST_REQUESTS, Numbers, Part, PartWatch,
 from pdsim.workload.request_spec import RequestSpec
 
 Ranging = Literal["part", "whole", "none"]
-"""Number of requests of a long load that are simulated at the ends of the range. For a short load, `part` means all
-requests."""
+"""Requests that are simulated at the ends of the range. part: of a long load only the first requests, of a short load
+all. whole: all. none: no range."""
 _MAX_ERROR = 0.02
-"""Largest accepted standard error of a change that is extrapolated from a part."""
+"""Maximum relative standard error of a change that may be extrapolated from the first requests."""
 _MAX_DRIFT = 2 * _MAX_ERROR
-"""Largest accepted drift. The difference between two halves has twice the standard error of their mean."""
+"""Maximum drift of such a change. The difference between two halves has twice the standard error of their mean."""
 
 Judge = Callable[[Part], Numbers | None]
-"""Estimates the summary of an end of the range for the whole load, from a part of the load. None: the part does not
-suffice."""
+"""Function that extrapolates the numbers of an end of the range from its first requests to the whole load. None: the
+first requests do not suffice."""
 VerdictOf = Callable[[RunResult], Any]
 
 
 class _Found(NamedTuple):
-    """Result of simulating one end of the range."""
+    """Numbers of one end of the range, and the verdict on its run, if any."""
 
     numbers: Numbers
     verdict: Any = None
 
 
 class Ends:
-    """The ends of a run's range. Forked processes start before the run and proceed beside it."""
+    """The two ends of a run's range. Forked processes can simulate them while the run itself is simulated."""
 
     def __init__(
         self,
@@ -53,28 +54,29 @@ class Ends:
         verdict_of: VerdictOf | None = None,
         own_itl: bool = False,
     ) -> None:
-        """whole: simulate all requests at each end, however many there are.
+        """whole: True: simulates all requests at each end, also of a long load.
 
-        verdict_of: function that judges the whole run of each end.
-        own_itl: the runs compute percentiles of each request's own gaps between tokens.
+        verdict_of: function that judges the complete run of each end; None: no verdict. own_itl: True: computes ITL
+        percentiles of each single request.
         """
         size = None if whole or verdict_of else part_size(len(requests))
         self.watch = PartWatch(size)
-        """Observes the run itself."""
+        """Observer of the run itself, which notes the numbers of its first requests."""
         self.part_requests: int | None = None
-        """Number of requests of the part that an end was simulated for. None: all requests."""
+        """Number of first requests that an end was simulated for. None: both ends were simulated completely."""
         self.error = 0.0
-        """Largest relative standard error of a change that was extrapolated from a part."""
+        """Highest relative standard error of a change that was extrapolated."""
         self._size = size
         self._is_long = len(requests) >= LEAST_REQUESTS
         self.verdicts: list[Any] = []
-        """Results of `verdict_of` at each end, in order. Empty before `numbers` is called, and without `verdict_of`."""
+        """Results of `verdict_of` for each end, in order. Empty before `numbers` is called, and without
+        `verdict_of`."""
         self._ends = [_End(end, requests, size, verdict_of, own_itl=own_itl) for end in scenario.ends]
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Context in which forked processes simulate the ends, if CPU cores are free. The processes end with the
-        context.
+        """Context manager in which forked processes simulate the ends, if CPU cores are free. The processes end with
+        the context.
         """
         with ExitStack() as stack:
             if self._is_long and _can_fork():
@@ -82,7 +84,7 @@ class Ends:
             yield
 
     def numbers(self, summary: Mapping[str, Any]) -> list[Numbers]:
-        """Summary of each end of the range for the whole load. summary: the run's own summary."""
+        """Returns the numbers of each end of the range, for the whole load. summary: summary of the run itself."""
         judge = self._judge_by(summary)
         for end in self._ends:
             end.look(judge)  # all, so that those that go on do so together
@@ -104,7 +106,7 @@ class Ends:
 
 
 def _undecided(_part: Part) -> None:
-    """Judge that needs the whole load."""
+    """A judge that never extrapolates, so that the whole load is simulated."""
 
 
 class _Told(Exception):  # noqa: N818  no error: the part tells all
@@ -113,7 +115,7 @@ class _Told(Exception):  # noqa: N818  no error: the part tells all
 
 
 class _End:
-    """An end of the range, which this process simulates on demand."""
+    """One end of the range. This process simulates it when its numbers are needed."""
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class _End:
         self._judge: Judge = _undecided
 
     def look(self, judge: Judge) -> None:
-        """Sets the judge of this end's part. A forked end also judges its part at once."""
+        """Sets the judge of this end. A forked end also judges its first requests at once."""
         self._judge = judge
 
     def found(self) -> _Found:
@@ -155,7 +157,9 @@ class _End:
 
 
 class _ForkedEnd(_End):
-    """An end of the range in a forked process: sends its part, waits for the judgement, then sends its numbers."""
+    """One end of the range, simulated in a forked process. The process sends the numbers of its first requests, waits
+    for the judge's answer, and then sends the numbers of the end.
+    """
 
     def __init__(self, end: _End) -> None:
         self._end = end
@@ -180,7 +184,9 @@ class _ForkedEnd(_End):
             self._said = None
 
     def found(self) -> _Found:
-        """Numbers of the end. If the forked process died, this process simulates the end and raises its errors here."""
+        """Returns the numbers of the end. If the forked process died, this process simulates the end, so that its
+        errors appear here.
+        """
         if isinstance(self._said, Part):
             self.look(self._judge)
         found: _Found | None = self._said
@@ -203,7 +209,7 @@ def _forked(end: _End) -> Iterator[_ForkedEnd]:
 
 
 def _answer(end: _End, from_parent: int, to_parent: int) -> None:
-    """Main function of a forked process. It neither closes files of its parent nor writes to them."""
+    """Main function of a forked process. The process must not close its parent's files or write to them."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent that is interrupted, and stops this
         with os.fdopen(from_parent, "rb") as source, os.fdopen(to_parent, "wb") as target:
@@ -224,8 +230,8 @@ def _say(what: Any, target: Any) -> None:
 
 
 def _can_fork() -> bool:
-    """True if a CPU core is free and this process has one thread. A forked child would never get locks that other
-    threads hold.
+    """True if a CPU core is free and this process has only one thread. A forked child could wait for ever for locks
+    that other threads hold.
     """
     if not hasattr(os, "fork") or threading.active_count() > 1:
         return False

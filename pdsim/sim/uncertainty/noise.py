@@ -1,7 +1,7 @@
-"""Noise of a run's numbers: the same requests are simulated with slightly faster and slower messages.
+"""Measures the noise of a run's numbers: simulates the same requests with slightly faster and slower messages.
 
 Routers read loads, and requests narrowly miss a batch, so one microsecond changes the order of events. A difference
-within this noise says nothing about its cause.
+between two runs that is within this noise is not evidence of an effect.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,23 +11,25 @@ from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.building.cluster import Cluster
 
 JITTERS = (-0.1, -0.05, 0.05, 0.1)
-"""Relative changes of the message latency: some microseconds, as between two runs on one host."""
+"""Relative changes of the message latency: a few microseconds, as between two runs on one host."""
 UNSTABLE = 0.02
-"""Relative width from which a band is reported as unstable."""
+"""A band whose relative width is at least this number is reported as unstable."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """Smallest and largest value of one number, over a run and its repetitions with other message latencies."""
+    """Smallest and largest value of one number, over the run itself and its repetitions with other message
+    latencies.
+    """
 
     base: float
-    """Value of the number in the run itself, without other latencies."""
+    """Value of the number in the run itself."""
     least: float
     most: float
 
     @property
     def width(self) -> float:
-        """Width of the band relative to the run's own value; 0 if that value is 0."""
+        """Width of the band, divided by the run's own value; 0 if this value is 0."""
         return (self.most - self.least) / self.base if self.base else 0.0
 
     @property
@@ -35,7 +37,7 @@ class Band:
         return self.width >= UNSTABLE
 
     def hides(self, change: float) -> bool:
-        """True if a relative change is at most the band's width."""
+        """True if a relative change does not exceed the band's relative width."""
         return abs(change) <= self.width
 
     def __str__(self) -> str:
@@ -43,7 +45,7 @@ class Band:
 
 
 def bands(base: Mapping[str, float], repeated: Sequence[Mapping[str, float]]) -> dict[str, Band]:
-    """Bands of a run's numbers, over the run and its repetitions."""
+    """Returns the band of each number. base: numbers of the run itself. repeated: numbers of its repetitions."""
     found = {}
     for name, value in base.items():
         values = [value, *(one[name] for one in repeated)]
@@ -52,7 +54,9 @@ def bands(base: Mapping[str, float], repeated: Sequence[Mapping[str, float]]) ->
 
 
 def jittered(build: Callable[[], Cluster]) -> Iterator[Cluster]:
-    """Yields one cluster per repetition. If messages take no time, all clusters are equal."""
+    """Yields one cluster for each repetition, with another message latency. If messages take no time, all clusters are
+    equal.
+    """
     for jitter in JITTERS:
         cluster = build()
         yield replace(cluster, message_latency_ns=max(0, round(cluster.message_latency_ns * (1 + jitter))))

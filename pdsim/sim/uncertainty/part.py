@@ -1,4 +1,4 @@
-"""The first part of a long run, and the change of this part between two runs of the same load."""
+"""The first requests of a long load (its part), and how their numbers change between two runs of the same load."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
@@ -9,48 +9,49 @@ from pdsim.metrics.summary_rows import RANGED_FIELDS
 from pdsim.sim.simulation import Simulation
 
 LEAST_REQUESTS = 1_000
-"""Minimum number of requests of a part. With so many requests, the p99 is the tenth largest value."""
+"""Minimum number of first requests. Of this number of requests, the p99 is the tenth largest value."""
 _SHARE = 0.15
-"""Share of a load's requests in its part. Simulating the parts of both ends of a range then costs 0.3 of the run."""
+"""Share of a load's requests that count as its first requests. Simulating them at both ends of a range costs 0.3 of the
+run's time."""
 _BATCHES = 10
 _LIKE = 0.1
-"""Largest accepted relative difference of a mean between the part and the whole run."""
+"""Maximum relative difference between a mean over the first requests and the mean over the whole run."""
 _MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
 
 Numbers = Mapping[str, float | None]
-"""Summary fields that have a range, with their values."""
+"""Values of the summary fields for which a range is given, by field."""
 
 
 class Part(NamedTuple):
-    """Numbers of a run at the time when the requests of its part have ended."""
+    """Numbers of a run at the time at which its first requests have ended."""
 
     numbers: Numbers
     half_ns: int
-    """Time in ns in which the second half of the part's requests ended. The first half contains the run's start, and
-    does not count."""
+    """Time in ns in which the second half of the first requests ended. The first half is left out, because it includes
+    the start of the run."""
     batches: Sequence[tuple[float, float]]
-    """Mean TTFT and latency in ns of each tenth of the part's requests, by arrival. Empty if a tenth has no finished
-    request.
-    """
+    """Mean TTFT and latency in ns of each tenth of the first requests, by arrival. Empty: a tenth has no finished
+    request."""
 
     def is_like(self, whole: Numbers) -> bool:
-        """True if the part's mean latencies are near those of the whole run."""
+        """True if the mean latencies of the first requests are close to those of the whole run."""
         pairs = [(self.numbers[field], whole[field]) for field in _MEANS]
         return all(here == there or (here and there and abs(here / there - 1) <= _LIKE) for here, there in pairs)
 
 
 class Change(NamedTuple):
-    """Numbers of one run relative to another, for the same part of the load."""
+    """Ratios between the numbers of two runs of the same load, over their first requests."""
 
     ratios: Mapping[str, float]
     error: float
-    """Relative standard error of the change of TTFT or latency, whichever is larger."""
+    """Relative standard error of the ratio, of TTFT or of latency, whichever is higher."""
     drift: float
-    """Relative difference of this change between the halves of the part, for TTFT or latency, whichever is larger."""
+    """Relative difference of the ratio between the two halves of the first requests, of TTFT or of latency, whichever
+    is higher."""
 
 
 def part_size(num_requests: int) -> int | None:
-    """Number of requests of a load's part. None: the load is too short for a part."""
+    """Number of requests that count as a load's first requests. None: the load is too short."""
     size = max(LEAST_REQUESTS, round(_SHARE * num_requests))
     return size if size < num_requests else None
 
@@ -60,13 +61,15 @@ def numbers_of(summary: Mapping[str, Any]) -> Numbers:
 
 
 class PartWatch:
-    """Observer of a run that calls `seen` when the requests of the part have ended."""
+    """Observer of a run. Calls `seen` when the run's first requests have ended."""
 
     def __init__(self, num_requests: int | None, seen: Callable[[Part], None] | None = None) -> None:
-        """num_requests: requests of the part; None: no part. An exception raised by `seen` ends the run."""
+        """num_requests: number of first requests; None: `seen` is never called. seen: an exception that it raises ends
+        the run.
+        """
         self.part: Part | None = None
         self.simulation: Simulation | None = None
-        """The observed simulation, set before the simulation runs."""
+        """The observed simulation. The caller sets it before the simulation runs."""
         self._num_requests = num_requests
         self._seen = seen
         self._num_ended = 0
@@ -99,7 +102,7 @@ def _batches(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
 
 
 def change_of(other: Part, run: Part) -> Change | None:
-    """The change between two parts. None: a part lacks a number that is needed."""
+    """Returns the change from `run` to `other`. None: a part lacks a number that is needed."""
     if not (other.batches and run.batches and other.half_ns and run.half_ns):
         return None
     ratios = {}
@@ -117,7 +120,9 @@ def change_of(other: Part, run: Part) -> Change | None:
 
 
 def _spread(ratios: Sequence[float]) -> tuple[float, float]:
-    """Relative standard error of the ratios' mean, and relative difference between the means of their two halves."""
+    """Returns the relative standard error of the ratios' mean, and the relative difference between the means of their
+    two halves.
+    """
     mean, half = fmean(ratios), len(ratios) // 2
     drift = abs(fmean(ratios[half:]) - fmean(ratios[:half]))
     return stdev(ratios) / len(ratios) ** 0.5 / mean, drift / mean

@@ -1,6 +1,6 @@
 """Simulates the same requests with 10 % more of one resource at a time.
 
-The resource whose increase improves a metric most limits this metric, unless chance alone moves the metric as much.
+A metric is limited by the resource whose increase improves the metric most, unless noise changes the metric as much.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ MEASURES = {
     "mean_tpot_ms": "TPOT mean",
     "p99_tpot_ms": "TPOT p99",
 }
-"""Summary fields and their titles. Higher throughput is better; for all other fields lower is better."""
+"""Titles of summary fields. For throughput higher is better; for all other fields lower is better."""
 
 Measure = Callable[[RunResult], Mapping[str, float]]
 Numbers = Callable[[Cluster], Mapping[str, float]]
@@ -33,41 +33,44 @@ Numbers = Callable[[Cluster], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Relative changes of a run's metrics if it has more of one resource, by the fraction GAIN."""
+    """Relative changes of a run's metrics if the cluster has more of one resource. GAIN is the relative increase of the
+    resource.
+    """
 
     resource: str
     changes: Mapping[str, float]
-    """Relative change of each metric with more of the resource."""
+    """Relative change of each metric."""
     relief: str
-    """Fields of the scenario that increase the resource."""
+    """Fields of the scenario that increase the resource, as text. Empty: no field does."""
     noise: Mapping[str, Band] = field(default_factory=dict)
-    """Smallest and largest value of each metric over runs that differ by chance."""
+    """Band of each metric over runs that differ only by noise."""
 
     def by_chance(self, metric: str) -> bool:
-        """True if chance alone moves the metric as much as the resource does."""
+        """True if noise alone changes the metric as much as the resource does."""
         return metric in self.noise and self.noise[metric].hides(self.changes[metric])
 
     @property
     def effect(self) -> float:
-        """The largest relative change of any metric, in absolute value."""
+        """Largest relative change of any metric, in absolute value."""
         return max(map(abs, self.changes.values()))
 
 
 class Limit(NamedTuple):
-    """The resource whose increase by GAIN improves a metric most."""
+    """The resource that limits one metric, if any."""
 
     metric: str
     resource: str
-    """Name of the limiting resource. Empty: no resource improves the metric."""
+    """Name of the limiting resource. Empty: no resource limits the metric."""
     change: float
-    """Relative change of the metric by more of this resource, or of `most`."""
+    """Relative change of the metric if there is more of `resource`, or else of `most`."""
     relief: str
     unstable: str = ""
     """Smallest and largest value of an unstable metric, as text. Empty: the metric is stable."""
     most: str = ""
-    """Resource whose increase improves the metric most, if none limits it. Empty: none improves it."""
+    """If no resource limits the metric: the resource whose increase improves it most. Empty: no resource improves
+    it."""
     noise: float = 0.0
-    """Width of the metric's band by chance, relative to the metric."""
+    """Relative width of the metric's noise band."""
 
     def __str__(self) -> str:
         if not self.resource and self.unstable:
@@ -88,7 +91,7 @@ class Limit(NamedTuple):
 
 
 def limits(found: Sequence[Sensitivity]) -> list[Limit]:
-    """The limiting resource of each measured metric."""
+    """Returns the limiting resource of each metric."""
     return [_limit(found, metric) for metric in found[0].changes]
 
 
@@ -105,7 +108,7 @@ def _limit(found: Sequence[Sensitivity], metric: str) -> Limit:
 
 
 def _unstable(band: Band | None, metric: str) -> str:
-    """The band of an unstable metric, as text. Empty: the metric is stable."""
+    """Returns the band of an unstable metric as text. Empty: the metric is stable."""
     if band is None or not band.is_unstable:
         return ""
     unit = "requests/s" if metric == "request_throughput" else "%" if "within " in metric else "ms"
@@ -125,11 +128,11 @@ def sensitivities(
     known: Sequence[Mapping[str, float]] = (),
     progress: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
-    """Sensitivities of a scenario, the largest effect first. Raises ConfigError as build does. Calls progress after
-    each run.
+    """Returns the sensitivities of a scenario, the largest effect first. Raises ConfigError if the scenario cannot be
+    built. Calls progress after each run.
 
-    own_itl: the runs compute percentiles of each request's own gaps between tokens. known: what `measure` gives of the
-    scenario's own run and of its repetitions (`jittered`), if these runs were made before.
+    own_itl: True: computes ITL percentiles of each single request. known: results of `measure` for the run itself and
+    for its repetitions (`jittered`), if these runs were made before.
     """
 
     def numbers(cluster: Cluster) -> Mapping[str, float]:
@@ -159,8 +162,8 @@ def sensitivities(
 
 
 def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """Changes that may reduce descriptors: larger pages, and with unequal tensor-parallel sizes staging instead of
-    slices, or equal sizes.
+    """Returns changes of the scenario that may reduce descriptors: larger pages and, if tensor-parallel sizes differ,
+    equal sizes or staging.
     """
     prefill, decode = scenario.pair
     size = max(_LARGE_PAGE, 2 * scenario.page_size)
@@ -176,13 +179,16 @@ def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
 
 
 _LARGE_PAGE = 64
-"""Smallest page size to try, in tokens."""
+"""Smallest page size in tokens that is tried."""
 _TRIED = {"descriptor cost": _fewer_descriptors}
-"""Resources whose relief depends on the scenario, with functions that return the changes to try."""
+"""For some resources: function that returns changes of a scenario to try. Whether these changes help depends on the
+scenario."""
 
 
 def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numbers: Numbers) -> str:
-    """Changes that improve the metric most affected by the resource, as text with their simulated gains, best first."""
+    """Simulates changes of the scenario. Returns those that improve the metric on which the resource has the largest
+    effect, as text with their gains, best first.
+    """
     metric = max(one.changes, key=lambda name: _better(name, one.changes[name]))
     gains: dict[str, float] = {}
     for name, update in _TRIED[one.resource](scenario).items():
@@ -198,11 +204,11 @@ def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numb
 
 
 _USEFUL = 0.01
-"""Smallest relative gain of a change that is proposed."""
+"""Minimum relative gain of a change that is proposed."""
 
 
 def _better(metric: str, change: float) -> float:
-    """Relative change of a metric; positive means improvement."""
+    """Returns a relative change of a metric with the sign turned so that positive is better."""
     is_more_better = metric == "request_throughput" or "within " in metric  # a share of requests
     return change if is_more_better else -change
 
@@ -212,7 +218,9 @@ def num_runs(scenario: Scenario) -> int:
 
 
 def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Cluster]]:
-    """Functions that build a cluster with more of one resource, by the resource's name."""
+    """Returns functions that build a cluster with more of one resource, by the resource's name. factor: increase of the
+    resource.
+    """
     scenario = resolve(scenario)
 
     def of_cluster(change: Callable[[Cluster], Cluster]) -> Callable[[], Cluster]:

@@ -1,4 +1,4 @@
-"""Describes the costs of a run that were not measured on a server."""
+"""Describes which costs of a run were not measured on a server."""
 
 from collections.abc import Iterable, Mapping
 from statistics import fmean
@@ -21,12 +21,14 @@ _TERMS = {
     "decode_attention": ("reading KV", "attention"),
     "all_reduce": ("all-reduce", "all-reduce"),
 }
-"""Terms of a step by operator, with the users' name of each."""
+"""For each operator: the name of its term in a step, and its name in messages."""
 _LEAST_SHARE = 0.05
 
 
 def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: Iterable[StepRecord]) -> str:
-    """A line on the costs of the servers of some roles; steps: of the run."""
+    """Returns one line about the costs of some roles' servers. servers: settings by role. steps: all steps of the
+    run.
+    """
     costs = [scenario.cost.prefill if role == "prefill" else scenario.cost.decode for role in servers]
     names = " and ".join(dict.fromkeys(map(component_name, costs)))
     whose = "cost" if len(servers) > 1 else f"cost of {next(iter(servers))}"
@@ -42,8 +44,8 @@ def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: I
 
 
 def _medians(scenario: Scenario, role: str, steps: Iterable[StepRecord]) -> str:
-    """The operators of a role's steps for which medians of other GPUs are used, and their share of its mean step, as
-    text.
+    """Returns text about a role's operators that were measured on other GPUs only, with their share of the role's mean
+    step. Empty: their share is small.
     """
     terms_ns = _mean_step(scenario, role, [step for step in steps if step.kind == role])
     total_ns = sum(terms_ns.values()) or 1
