@@ -1,1 +1,1 @@
-"""Workloads: requests from generators and from public traces, with output lengths that policies do not see."""
+"""Workloads: requests from generators or from public traces. Policies do not see the requests' output lengths."""

@@ -1,4 +1,6 @@
-"""Recorded sessions of agents and their sub-agents in Weka's format, one JSON object each, which AgentX replays."""
+"""Recorded sessions of agents and their sub-agents, one JSON object per session, in Weka's format, which AgentX
+replays.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,55 +17,54 @@ from pdsim.workload.trace_file import Line, Trace, TraceError, records
 
 _SUBAGENT = "subagent"
 _BLOCK_TOKENS = 64
-"""Tokens of a block in recordings without a block size."""
+"""Number of tokens per block if a recording has no block size."""
 _INT = frozenset({int})
 
 
 class Call(NamedTuple):
-    """A recorded request of a session."""
+    """One recorded request of a session."""
 
     prompt: Spans
     num_outputs: int
     start_ns: int
     end_ns: int
     agent: int
-    """Number of the agent: 0 is the session's own agent, and each sub-agent has another number."""
+    """Number of the agent that made the call. 0: the session's own agent. Each sub-agent has another number."""
 
 
 class Interval(NamedTuple):
-    """A recorded call, or a sub-agent, which is one interval among its parent's calls."""
+    """Recorded time of one call. A sub-agent with all its calls counts as one interval among its parent's calls."""
 
     start_ns: int
     end_ns: int
     calls: tuple[int, ...]
-    """Positions of the call, or of the sub-agent's last calls."""
+    """Indices into Session.calls: the call itself or, for a sub-agent, the calls that ended last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WekaTrace(Trace):
-    """Weka's sessions of agents, which AgentX replays: requests with t (s), in, out, hash_ids, api_time; sub-agents.
+    """Recorded sessions of agents in Weka's format, which AgentX replays: requests with t (s), in, out, hash_ids,
+    api_time; sub-agents.
 
-    A request waits for the requests that had ended when it was recorded, and then for the recorded pause: AIPerf's
-    interval order. The file is JSON lines, one JSON object, or a folder of such files. Sessions share no prompts and
-    have no start times; a closed loop sets the number of sessions in flight.
+    A request is sent when the requests that had ended before it in the recording have ended, and the recorded pause is
+    over (AIPerf's interval order). The file is JSON lines, one JSON object, or a folder of such files. Sessions share
+    no prompts and have no start times; a closed loop sets the number of sessions in flight.
     """
 
     num_sessions: int | None = None
-    """Number of sessions. After the last recorded session the first begins again, with prompts that share nothing with
-    earlier ones. None: each session once.
-    """
+    """Number of sessions. After the last recorded session the first is used again, with new prompts that share nothing
+    with earlier sessions. None: each recorded session once."""
     lanes: int | None = None
-    """Number of sessions that resume at a random moment, as AgentX begins: the last prompt of each of their agents is
-    sent first, for one token, and later requests begin when all these have ended. Set the closed loop's concurrency to
-    the same number. None: all sessions begin at their start.
-    """
+    """Number of first sessions that start at a random moment in their course, as in AgentX. The last prompt of each of
+    their agents before this moment is sent first, with one output token. Later requests begin when all these have
+    ended. Set the closed loop's concurrency to the same number. None: all sessions start at their beginning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, num_sessions=self.num_sessions, lanes=self.lanes)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """Requests of all sessions, session by session."""
+        """Returns the requests of all sessions, one session after another."""
         random, streams = rng.named("lanes"), fresh_streams()
         specs: list[RequestSpec] = []
         for number, line in enumerate(self._sessions()):
@@ -94,7 +95,7 @@ class WekaTrace(Trace):
 
 
 class Session:
-    """Calls of one session, and the calls that each of them waits for."""
+    """The calls of one recorded session. For each call: the calls that must end before it is sent."""
 
     def __init__(self, line: Line, streams: Iterator[int]) -> None:
         if line.get("hash_id_scope") not in (None, "local"):
@@ -108,13 +109,14 @@ class Session:
         self._read(line)
 
     def moment_ns(self, random: Random) -> int:
-        """Random moment in ns between the starts of the session's first and last call."""
+        """Returns a random time in ns between the starts of the session's first and last call."""
         starts = [call.start_ns for call in self.calls]
         return round(random.uniform(min(starts), max(starts)))
 
     def specs(self, session: int, first: int, moment_ns: int | None) -> list[RequestSpec]:
-        """Requests of a session, numbered from `first`, each with the requests that it waits for. With a moment, only
-        the requests that start at it or later, after the last prompt of each of their agents.
+        """Returns the session's requests, numbered from `first`, each with the requests that it waits for. moment_ns:
+        returns only requests that start at this time or later, preceded by the last prompt of each of their agents;
+        None: all requests.
         """
         places = sorted(range(len(self.calls)), key=lambda i: (self.calls[i].start_ns, i))
         from_ns = min((call.start_ns for call in self.calls), default=0) if moment_ns is None else moment_ns
@@ -133,7 +135,7 @@ class Session:
         return made
 
     def _last_before(self, places: Sequence[int], goes_on: Sequence[int]) -> list[int]:
-        """For each agent that continues after the moment: its last call before."""
+        """Returns the last call before the moment of each agent that has later calls. goes_on: the later calls."""
         agents = {self.calls[place].agent for place in goes_on}
         return list(
             {
@@ -160,8 +162,8 @@ class Session:
         self._after |= frontiers([*own, *ends], first)
 
     def _subagent(self, entry: Line) -> tuple[Interval, list[Interval]]:
-        """A sub-agent as an interval of its parent, and the sub-agent's calls. Call times before the sub-agent's start
-        are relative to this start, as in older files.
+        """Reads a sub-agent. Returns its whole time as one interval, and the intervals of its calls. Call times before
+        the sub-agent's start count from this start, as in older files.
         """
         self._num_agents += 1
         start_ns = round(entry.time_ns("t", 1e9))
@@ -195,11 +197,11 @@ def _entries(line: Line) -> Iterator[Line]:
 
 
 def frontiers(intervals: Sequence[Interval], waiting: Sequence[Interval]) -> Mapping[int, tuple[int, ...]]:
-    """Calls that each waiting call follows: calls that ended by its start, unless another such call began after their
-    end.
+    """Returns the calls that each waiting call follows. Index: the waiting call.
 
-    An interval that ends when another begins comes before; equal starts have no order (AIPerf's
-    `infer_cross_stream_predecessors`). Waiting calls need not be among the intervals.
+    A call follows the calls that had ended when it started, except those that another such call had followed. A call
+    that ends when another starts comes before it. Calls with equal starts are independent (AIPerf's
+    `infer_cross_stream_predecessors`). Waiting calls may be outside of the intervals.
     """
     after: dict[int, tuple[int, ...]] = {}
     running: list[tuple[int, int]] = []

@@ -1,6 +1,4 @@
-"""Clients: arrival times of requests, and the open or closed loop that sends requests at these times or as
-others end.
-"""
+"""Clients. An open loop sends requests at arrival times. A closed loop sends a request when another has ended."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,19 +12,22 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 
 
 class Arrivals(Protocol):
-    """An endless sequence of non-decreasing arrival times in ns, for a client that does not wait for answers."""
+    """A process of arrival times in ns, which never decrease and never end. For clients that do not wait for
+    answers.
+    """
 
     def times_ns(self, random: Random) -> Iterator[int]: ...
 
 
 @dataclass(frozen=True)
 class Gamma:
-    """Arrivals with gamma-distributed gaps."""
+    """Arrivals with gamma-distributed times between them."""
 
     rate_per_s: float
     """Mean rate in requests per second."""
     burstiness: float = 1.0
-    """Shape of the gaps: 1 is Poisson, below 1 burstier, above 1 more even, as in vLLM's and SGLang's clients."""
+    """Shape of the gamma distribution, as in vLLM's and SGLang's clients. 1: Poisson arrivals. Below 1: more bursts.
+    Above 1: more regular."""
 
     def __post_init__(self) -> None:
         if self.rate_per_s <= 0 or self.burstiness <= 0:
@@ -41,7 +42,7 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson arrivals: independent of each other."""
+    """Poisson arrivals: requests arrive independently of each other."""
 
     rate_per_s: float
     """Mean rate in requests per second."""
@@ -59,7 +60,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Constant:
-    """Arrivals with equal gaps."""
+    """Arrivals at equal intervals."""
 
     rate_per_s: float
     """Rate in requests per second."""
@@ -78,16 +79,16 @@ class Constant:
 
 @dataclass(frozen=True)
 class Bursts:
-    """Bursts: two Poisson rates that alternate (a Markov-modulated Poisson process). The lengths of bursts, and of the
-    times between them, are exponential.
+    """Arrivals in bursts: two Poisson rates that alternate (a Markov-modulated Poisson process). The lengths of bursts
+    and of the times between bursts are exponentially distributed.
     """
 
     rate_per_s: float
-    """Mean rate over bursts and the times between them, in requests per second."""
+    """Mean rate in requests per second, including the times between bursts."""
     burst_factor: float = 5.0
-    """Rate during a burst, relative to the mean rate."""
+    """Rate during a burst, divided by the mean rate."""
     burst_share: float = 0.1
-    """Share of the time with a burst."""
+    """Share of the time that bursts take."""
     burst_ns: int = 5_000_000_000
     """Mean length of a burst."""
 
@@ -98,8 +99,8 @@ class Bursts:
             )
         if self.burst_factor * self.burst_share > 1:
             raise ValueError(
-                f"bursts of {self.burst_factor:g} times the rate in {self.burst_share:g} of the time are more than all "
-                f"requests: burst_factor of at most {1 / self.burst_share:g}"
+                f"bursts of {self.burst_factor:g} times the rate in {self.burst_share:g} of the time exceed "
+                f"the mean rate: burst_factor of at most {1 / self.burst_share:g}"
             )
 
     def times_ns(self, random: Random) -> Iterator[int]:
@@ -120,16 +121,18 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Profile:
-    """Poisson arrivals whose rate follows a repeated list of levels, such as load stages or the hours of a day."""
+    """Poisson arrivals whose rate follows a list of levels, such as load stages or the hours of a day. The list is
+    repeated.
+    """
 
     levels: tuple[float, ...]
-    """Requests per second of each level. With rate_per_s, only the levels' ratios count: [1, 4, 2]."""
+    """Rates in requests per second. If rate_per_s is given, only the ratios of the levels count: [1, 4, 2]."""
     level_ns: int | tuple[int, ...]
-    """Length of each level: `1 h` for all, or one length per level, [30 s, 10 s, 60 s]."""
+    """Duration of each level: `1 h` for all levels, or one duration per level, [30 s, 10 s, 60 s]."""
     rate_per_s: float | None = None
-    """Mean rate over time. None: the mean of the levels."""
+    """Mean rate in requests per second. None: the mean of the levels."""
     smooth: bool = False
-    """True: the rate changes linearly from one level to the next. False: the rate jumps."""
+    """True: the rate changes linearly from one level to the next. False: the rate changes at once."""
 
     def __post_init__(self) -> None:
         if not self.levels or min(self.levels) < 0 or not sum(self.levels):
@@ -137,14 +140,14 @@ class Profile:
                 f"a profile needs levels, none below 0 and at least one above 0, found {list(self.levels)}"
             )
         if len(self._lengths_s) != len(self.levels):
-            raise ValueError(f"a profile of {len(self.levels)} levels has {len(self._lengths_s)} lengths of them")
+            raise ValueError(f"a profile of {len(self.levels)} levels has {len(self._lengths_s)} durations of levels")
         if self.rate_per_s is None:
             object.__setattr__(self, "rate_per_s", self._mean_level)
         if self.rate_per_s <= 0 or min(self._lengths_s) <= 0:  # type: ignore[operator]  # it was None
             raise ValueError(f"a profile needs rate > 0 and level > 0, found {self}")
 
     def times_ns(self, random: Random) -> Iterator[int]:
-        """Arrival times in ns of a process with a varying rate, made from arrivals at rate 1."""
+        """Yields arrival times in ns. They are made from arrivals at rate 1, by the inverse of the accumulated rate."""
         assert self.rate_per_s is not None
         scale = self.rate_per_s / self._mean_level
         expected, begin_s = random.expovariate(1.0), 0.0
@@ -163,7 +166,7 @@ class Profile:
                 begin_s += length_s
 
     def _stages(self) -> Iterator[tuple[float, float, float]]:
-        """For each level its length in s, and the rates at its begin and its end."""
+        """Yields for each level: its duration in s, and the rates at its beginning and at its end."""
         ends = (*self.levels[1:], self.levels[0]) if self.smooth else self.levels
         return zip(self._lengths_s, self.levels, ends, strict=True)
 
@@ -179,50 +182,50 @@ class Profile:
 
 
 def _reached(area: float, rate: float, growth: float) -> float:
-    """Time in s after which a rate that grows by `growth` per second has added up to `area`. Exact also for a growth of
-    0.
+    """Returns the time in s at which an accumulated rate reaches `area` requests. rate: requests per second at the
+    start. growth: change of the rate per second, may be 0.
     """
     return area and 2 * area / (rate + sqrt(max(0.0, rate * rate + 2 * growth * area)))
 
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Open loop: sends each request at its arrival time. A request that waits for others is sent when the last of them
-    has ended and its pause is over.
+    """Open loop: sends each request at its arrival time. A request that follows others is sent when the last of them
+    has ended and a pause is over.
     """
 
     arrivals: Arrivals | None = None
-    """Arrival process. None: the trace's times; generated workloads are sent all at once."""
+    """Process of arrival times. None: the times in the trace. Generated workloads have no times, so all their requests
+    are sent at once."""
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Closed loop: keeps a fixed number of sessions in flight. All are sent at the start, or one after another over a
-    ramp; then one for each that ends.
+    """Closed loop: keeps a fixed number of sessions in flight. These sessions start together, or one after another over
+    a ramp. Whenever a session ends, another starts.
 
-    A request's latency counts from when it is sent, as in SGLang's client, and does not include waiting in the client.
+    A request's latency starts when the request is sent, as in SGLang's client. Waiting in the client is not included.
     """
 
     concurrency: int
-    """Number of sessions in flight. Requests that wait for each other are one session."""
+    """Number of sessions in flight. Requests that follow each other form one session; a single request is also a
+    session."""
     warm_up_requests: int | None = None
-    """Number of requests, the first to be sent, that metrics and SLOs leave out. None: as many as the concurrency,
-    because these are sent at once and wait for each other; 0 if the concurrency is 1, or if the load has fewer than
-    twice as many requests. A number leaves out at most half of all requests.
+    """Number of first requests that metrics and SLOs leave out, at most half of all requests. None: the concurrency,
+    because these requests are sent at once and wait for each other. None also means 0 if the concurrency is 1, or if
+    the load has less than twice the concurrency in requests.
 
-    What clients count: AIPerf 0.13.0 warms up only with --warmup-request-count (config/flags/_converter_warmup.py),
-    SGLang 0.5.23 with one request (benchmark/serving.py, --warmup-requests), vLLM 0.33.0 with none
-    (benchmarks/serve.py, --num-warmups). Each waits for the end of its warm-up, sends all at once, and counts them.
-    """
+    Defaults of other clients: AIPerf 0.13.0 warms up only with --warmup-request-count
+    (config/flags/_converter_warmup.py), SGLang 0.5.23 with one request (benchmark/serving.py, --warmup-requests), vLLM
+    0.33.0 with none (benchmarks/serve.py, --num-warmups). Each of these clients waits for the end of its warm-up, sends
+    all first requests at once, and counts them."""
     duration_ns: int | None = None
-    """Time after which no request is sent, counted from the first request after the warm-up. None: all requests are
-    sent.
-    """
+    """Time after which no request is sent, from the first request after the priming requests. None: all requests are
+    sent."""
     ramp_ns: int | None = None
-    """Time over which the number of sessions in flight rises from 1 to the concurrency, in equal steps of 1. None: all
-    begin at once. AIPerf's --concurrency-ramp-duration (0.13.0, timing/phase/runner.py, and LinearStrategy of
-    timing/ramping.py). Requests of the ramp count, except those of the warm-up.
-    """
+    """Time in which the number of sessions in flight rises from 1 to the concurrency, in steps of 1. None: all sessions
+    start together. This is AIPerf's --concurrency-ramp-duration (0.13.0, timing/phase/runner.py, and LinearStrategy of
+    timing/ramping.py). Metrics include requests of the ramp, except warm-up requests."""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -239,8 +242,8 @@ Client = OpenLoop | ClosedLoop
 
 
 def warm_up_requests(client: Client, num_requests: int, num_primes: int = 0) -> int:
-    """Number of requests, the first to be sent, that metrics leave out: the num_primes priming requests, or the
-    client's warm-up.
+    """Returns the number of first requests that metrics leave out: the priming requests of the workload, or else the
+    warm-up requests of the client.
     """
     if num_primes or not isinstance(client, ClosedLoop):
         return num_primes
@@ -251,17 +254,17 @@ def warm_up_requests(client: Client, num_requests: int, num_primes: int = 0) -> 
 
 
 class Clock(Protocol):
-    """Clock of a client: simulated or real time."""
+    """A client's clock, in simulated or in real time."""
 
     @property
     def now_ns(self) -> int: ...
 
     def after(self, delay_ns: int, callback: Callable[[Any], None]) -> Any:
-        """Calls back once after delay_ns. The argument of the callback is not specified."""
+        """Calls the callback once, after delay_ns. The callback must ignore its argument."""
 
 
 class ClientDriver:
-    """Sends the requests of a workload as its client does. A closed loop counts sessions, not requests."""
+    """Sends the requests of a workload as its client does. A closed loop counts sessions, not single requests."""
 
     def __init__(
         self,
@@ -328,7 +331,7 @@ class ClientDriver:
             self._send(spec)
 
     def _open(self) -> None:
-        """Begins the first sessions: all at once, or over the ramp."""
+        """Begins the first sessions of a closed loop: all at once, or one after another over the ramp."""
         client = self._client
         assert isinstance(client, ClosedLoop)
         if client.duration_ns is not None:
@@ -360,8 +363,8 @@ class ClientDriver:
 
 
 def sessions_of(requests: Iterable[RequestSpec]) -> list[list[RequestSpec]]:
-    """Sessions: requests that follow each other directly or indirectly, or that are recorded as one session. Order is
-    kept.
+    """Groups requests into sessions, in order. Requests that follow each other, directly or indirectly, form a session,
+    and so do requests with the same recorded session.
     """
     requests = list(requests)
     leaders = {spec.request_id: spec.request_id for spec in requests}

@@ -1,6 +1,6 @@
-"""Prompts as the hash ids of a trace, one id per block: reads them, and writes them as a Mooncake trace.
+"""Reads prompts from hash ids in a trace, one id per block of tokens. Writes prompts as hash ids into Mooncake traces.
 
-An id stands for its block and all earlier blocks, so equal leading ids are a shared prefix.
+An id stands for its block and all blocks before it, so prompts with equal first ids share a prefix.
 """
 
 import json
@@ -20,55 +20,60 @@ _INT = frozenset({int})
 
 
 class BlockRun(NamedTuple):
-    """Blocks with consecutive ids and consecutive tokens of one stream."""
+    """Blocks with consecutive ids, whose tokens are consecutive tokens of one stream."""
 
     first_id: int
     stream: int
     offset: int
-    """Position in the stream of the first block's first token."""
+    """Position in the stream of the first token of the first block."""
     num_blocks: int
 
 
 class HashBlocks:
-    """Reads prompts from hash ids. Each id has one parent, and a chain of first children becomes one token stream.
+    """Makes prompts from hash ids.
 
-    So a prompt has few spans, however long it is and however short its blocks are.
+    Each id follows one parent id. A chain of ids, each the first that followed its parent, becomes one token stream.
+    Therefore even a long prompt of short blocks has only a few spans.
     """
 
     def __init__(self, block_tokens: int, streams: Iterator[int] | None = None, *, only_whole: bool = False) -> None:
-        """only_whole: True: a partial last block of a prompt has no id."""
+        """only_whole: True: if the last block of a prompt is not full, it has no id. streams: numbers of new token
+        streams.
+        """
         self._size, self._only_whole = block_tokens, only_whole
         self._streams = fresh_streams() if streams is None else streams
         self._first_ids: list[int] = []
         self._runs: list[BlockRun] = []
-        """Runs whose ids are above all earlier ids, as in most traces; sorted."""
+        """Runs in ascending order of their ids. In most traces, new ids are higher than all earlier ids."""
         self._others: dict[int, BlockRun] = {}
-        """Runs of one block each, for other ids."""
+        """Runs of one block, by id. For ids that are not higher than all earlier ids."""
         self._parents: set[int] = set()
-        """Ids at the end of a run that have a child in another run."""
+        """Ids that end a run and that ids of other runs follow."""
 
     def spec(self, number: int, line: Line, arrival_ns: float) -> RequestSpec:
-        """A request from a line with Mooncake's fields."""
+        """Makes a request from a line with the fields of Mooncake's traces. number: id of the request."""
         num_tokens, num_outputs = line.count("input_length"), line.count("output_length")
         prompt = self.prompt(line, "hash_ids", num_tokens)
         output = Spans.of(next(self._streams), num_outputs)
         return RequestSpec(number, prompt, output, num_outputs, round(arrival_ns), request_class=line.request_class)
 
     def prompt(self, line: Line, name: str, num_tokens: int) -> Spans:
-        """A prompt from the ids in the named field."""
+        """Makes a prompt of num_tokens tokens from the ids in the field `name`."""
         ids, rest = line.value(name), bool(num_tokens % self._size) and not self._only_whole
         num_blocks = num_tokens // self._size + rest
         if not isinstance(ids, list) or len(ids) != num_blocks:
-            expected = f"a list of {num_blocks} ids, one per {self._size} input tokens: block_tokens sets their size"
+            expected = (
+                f"a list of {num_blocks} ids, one per {self._size} input tokens; block_tokens sets the block size"
+            )
             raise line.error(name, ids, expected)
         if not _INT.issuperset(map(type, ids)):
             raise line.error(name, ids, "whole numbers")
         if len(set(ids)) < len(ids):
-            raise line.error(name, ids, "no id twice: an id stands for its block and all before it")
+            raise line.error(name, ids, "no id twice: an id stands for its block and all blocks before it")
         return self.of_ids(ids, num_tokens)
 
     def of_ids(self, ids: list[int], num_tokens: int) -> Spans:
-        """A prompt from the ids of its blocks. Tokens without an id are shared with no other prompt."""
+        """Makes a prompt from the ids of its blocks. Tokens without an id are shared with no other prompt."""
         size = self._size
         spans: list[tuple[int, int, int]] = []
         at = 0
@@ -93,7 +98,9 @@ class HashBlocks:
         return self._others.get(block)
 
     def _add(self, ids: list[int], at: int, before: tuple[int, int, int] | None) -> BlockRun:
-        """The run that begins with a new block. before: the preceding span in the prompt."""
+        """Adds a run that begins with a new block. ids[at]: id of the new block. before: span before the block in its
+        prompt; None: the block is the first.
+        """
         block = ids[at]
         if before is not None and self._has_no_child(ids[at - 1]):
             self._parents.add(ids[at - 1])
@@ -114,7 +121,7 @@ class HashBlocks:
 
 
 def _num_rising(ids: list[int], at: int, limit: int) -> int:
-    """Number of consecutive ids from position `at`, at most `limit`."""
+    """Number of consecutive ids from index `at` on, at most `limit`."""
     stop = min(at + limit, len(ids))
     shift = ids[at] - at
     if ids[at:stop] == list(range(ids[at], stop + shift)):
@@ -126,13 +133,11 @@ def _num_rising(ids: list[int], at: int, limit: int) -> int:
 
 
 TEXT_BLOCK = 16
-"""Number of tokens of a block of text. Shared prefixes of texts are counted in such blocks."""
+"""Number of tokens per block of text. Shared prefixes of texts are whole blocks."""
 
 
 class TextBlocks:
-    """Makes prompts from their content, token by token. Prompts share equal beginnings, in whole blocks of 16
-    tokens.
-    """
+    """Makes prompts from texts or token ids. Prompts share equal beginnings, in whole blocks of 16 tokens."""
 
     def __init__(self, streams: Iterator[int], block: int = TEXT_BLOCK) -> None:
         self._blocks = HashBlocks(TEXT_BLOCK, streams)
@@ -140,8 +145,8 @@ class TextBlocks:
         self._known: dict[tuple[int, Hashable], int] = {}
 
     def prompt(self, units: Sequence[Any], num_tokens: int | None = None) -> Spans:
-        """A prompt from its content. units: token ids, or characters, `block` units for 16 tokens. num_tokens: length
-        of the prompt; None: one token per unit.
+        """Makes a prompt of num_tokens tokens. units: its token ids, or its characters, of which `block` characters
+        make 16 tokens. num_tokens: None: one token per unit.
         """
         size, num_tokens = self._size, len(units) if num_tokens is None else num_tokens
         ids: list[int] = []
@@ -153,21 +158,21 @@ class TextBlocks:
 
 
 class NotASessionError(ValueError):
-    """Raised for requests that depend on each other in another way than turns of a session do."""
+    """Raised if requests depend on each other in another way than the turns of a session."""
 
 
 def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a trace as JSON lines, which most load generators replay."""
+    """Writes rows as JSON lines. Most load generators can replay this format."""
     write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def mooncake_rows(
     requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """Mooncake rows of the sent requests, in the order of sending.
+    """Yields rows of a Mooncake trace for the requests that were sent, in the order of sending.
 
-    Prompts share whole blocks; a partial last block has its own id. Later turns have session_id and delay (ms). Rows do
-    not say which part of a turn's prompt repeats an answer. Raises NotASessionError.
+    Prompts share whole blocks. A last block that is not full has its own id. Later turns have session_id and delay
+    (ms). Rows cannot say which tokens of a turn's prompt repeat an earlier answer. Raises NotASessionError.
     """
     specs = _in_order_of_sending(requests, sent_ns)
     _check_turns(specs)
@@ -186,8 +191,8 @@ def mooncake_rows(
 def agentic_rows(
     requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """Agentic Mooncake rows of the sent requests: with request_id, and with wait_for and delay (ms) for requests that
-    follow any others.
+    """Yields rows of an agentic Mooncake trace for the requests that were sent. Rows have request_id. A request that
+    follows others also has wait_for and delay (ms).
     """
     ids = _Ids(block_tokens)
     for spec in _in_order_of_sending(requests, sent_ns):
@@ -197,7 +202,7 @@ def agentic_rows(
 
 
 class _Ids:
-    """Gives ids to the blocks of prompts, to write them."""
+    """Gives ids to blocks of prompts, so that the prompts can be written."""
 
     def __init__(self, block_tokens: int) -> None:
         self._size = block_tokens
@@ -242,5 +247,7 @@ def _check_turns(specs: Sequence[RequestSpec]) -> None:
 
 
 def _ms(time_ns: int) -> float:
-    """The time in ms: an integer if exact, as most readers expect, else a float exact to the nanosecond."""
+    """Converts a time to ms: an integer if it is a whole number, as most readers expect, else a float that is exact to
+    the nanosecond.
+    """
     return time_ns // 10**6 if time_ns % 10**6 == 0 else time_ns / 1e6

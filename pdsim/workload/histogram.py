@@ -1,4 +1,4 @@
-"""Lengths from the histogram in a file."""
+"""Lengths that follow a histogram in a file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from pdsim.workload.trace_file import TraceError, csv_lines
 
 @dataclass(frozen=True)
 class Empirical:
-    """Lengths drawn as often as a histogram has them: a CSV file with the columns tokens and count."""
+    """Draws lengths as often as a histogram has them. The histogram is a CSV file with the columns tokens and count."""
 
     path: Path
-    """The file. A row without a count stands for one request."""
+    """Path of the CSV file. A row without a count stands for one request."""
 
     def sampler(self, random: Random) -> Callable[[], int]:
         tokens, limits = self._histogram
@@ -24,7 +24,7 @@ class Empirical:
 
     @cached_property
     def _histogram(self) -> tuple[list[int], list[float]]:
-        """Lengths, and the cumulative number of requests at each of them. Raises TraceError."""
+        """Reads the lengths, and the cumulative number of requests up to each length. Raises TraceError."""
         tokens, counts = [], []
         for line in csv_lines(self.path):
             tokens.append(line.count("tokens"))

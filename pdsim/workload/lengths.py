@@ -1,4 +1,6 @@
-"""Distributions of token counts: of prompts, of outputs, and of the tokens that a speculative decode step yields."""
+"""Distributions of numbers of tokens: lengths of prompts and outputs, and tokens that a speculative decode step
+yields.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +11,9 @@ from typing import Protocol
 
 
 def positive(what: object, **values: float | None) -> None:
-    """Raises ValueError for counts and sizes below 1. None stands for "all" and passes."""
+    """Raises ValueError if a value is below 1. None is accepted: it means "all" or "no limit". what: object named in
+    the message.
+    """
     for name, value in values.items():
         if value is not None and value < 1:
             raise ValueError(f"{type(what).__name__} needs {name} >= 1, found {value:g}")
@@ -22,14 +26,14 @@ def above_zero(what: object, **values: float) -> None:
 
 
 class Lengths(Protocol):
-    """A distribution of token counts, at least 1."""
+    """A distribution of numbers of tokens. All values are at least 1."""
 
     def sampler(self, random: Random) -> Callable[[], int]: ...
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """All lengths are equal. A plain integer means this distribution."""
+    """All lengths are equal. An integer in a scenario means this distribution."""
 
     tokens: int
     """Length in tokens."""
@@ -44,7 +48,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every integer from low to high, both included, is equally likely."""
+    """All integers from low to high, both included, are equally likely."""
 
     low: int
     """Shortest length in tokens."""
@@ -62,9 +66,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal distribution as AIPerf draws it: values below 0 are drawn again, and results are rounded up to at
-    least 1.
-    """
+    """Normal distribution as in AIPerf: values below 0 are drawn again, and values are rounded up to at least 1."""
 
     mean: float
     """Mean of the normal distribution in tokens."""
@@ -86,14 +88,14 @@ class Normal:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Lognormal: many short lengths and a long tail, as in prompts of chats and documents."""
+    """Lognormal distribution: many short lengths and few very long lengths, as in prompts of chats and documents."""
 
     mean: float
     """Mean length in tokens."""
     stddev: float
     """Standard deviation of the lengths in tokens."""
     most: int | None = None
-    """Longest length in tokens; longer draws get this length. None: no limit."""
+    """Maximum length in tokens; longer values are set to it. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.stddev, self.most)
@@ -106,14 +108,16 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class GammaLengths:
-    """Gamma: between exponential (stddev equals mean) and normal (stddev far below mean), and never below 0."""
+    """Gamma distribution, never below 0. Exponential if stddev equals mean; close to normal if stddev is far below
+    mean.
+    """
 
     mean: float
     """Mean length in tokens."""
     stddev: float
     """Standard deviation of the lengths in tokens."""
     most: int | None = None
-    """Longest length in tokens; longer draws get this length. None: no limit."""
+    """Maximum length in tokens; longer values are set to it. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.stddev, self.most)
@@ -125,12 +129,12 @@ class GammaLengths:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential: the length ends with equal probability at each token, as in outputs that stop at random."""
+    """Exponential distribution: the text ends with equal probability at each token, as if outputs stop at random."""
 
     mean: float
     """Mean length in tokens."""
     most: int | None = None
-    """Longest length in tokens; longer draws get this length. None: no limit."""
+    """Maximum length in tokens; longer values are set to it. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.mean, self.most)
@@ -141,12 +145,12 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Mixed:
-    """A mixture of distributions, each with its share of the requests."""
+    """A mixture of distributions. Each length comes from one of them, drawn at random."""
 
     parts: tuple[Lengths, ...]
-    """Distributions of the mixture."""
+    """The distributions of the mixture."""
     shares: tuple[float, ...]
-    """Shares of the distributions, one each, relative to their sum."""
+    """Weight of each distribution. Only the ratios of the weights count."""
 
     def __post_init__(self) -> None:
         if not self.parts or len(self.parts) != len(self.shares):
@@ -175,7 +179,7 @@ def _spread(what: object, mean: float, stddev: float, most: int | None) -> None:
 
 
 def _rounded(draw: Callable[[], float], most: int | None) -> Callable[[], int]:
-    """A function that draws whole numbers, at least 1 and at most `most`."""
+    """Returns a function that rounds values of `draw` to whole numbers between 1 and `most`."""
     if most is None:
         return lambda: max(1, round(draw()))
     return lambda: min(most, max(1, round(draw())))
@@ -183,16 +187,16 @@ def _rounded(draw: Callable[[], float], most: int | None) -> Callable[[], int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """Number of tokens that a speculative decode step yields for a sequence: 1 to draft_tokens, accept_length on
-    average.
+    """Number of tokens that a speculative decode step yields for one sequence: between 1 and draft_tokens,
+    accept_length on average.
     """
 
     draft_tokens: int
     accept_length: float
 
     def stream(self, rng: Random) -> Iterator[int]:
-        """Endless token counts of a sequence's steps. Drafted tokens are accepted one after another, each with equal
-        probability.
+        """Yields the number of tokens of each step of one sequence. Each draft token is accepted with equal
+        probability, if all draft tokens before it were accepted.
         """
         probability = chain_probability(self.draft_tokens, self.accept_length)
         while True:
@@ -203,7 +207,7 @@ class Acceptance:
 
 
 def chain_probability(draft_tokens: int, accept_length: float) -> float:
-    """The p for which 1 + p + p^2 + ... + p^(draft_tokens - 1) is accept_length."""
+    """Returns the probability p for which 1 + p + p^2 + ... + p^(draft_tokens - 1) equals accept_length."""
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
         if sum(middle**k for k in range(draft_tokens)) < accept_length:

@@ -1,5 +1,5 @@
-"""Traces that contain texts: chat messages and prompts. A tokenizer counts their tokens; without one, tokens are
-estimated from characters, and a note says so.
+"""Traces that contain texts: chat messages and prompts. A tokenizer counts their tokens. Without a tokenizer, tokens
+are estimated from the number of characters, with a note.
 """
 
 import base64
@@ -22,23 +22,25 @@ from pdsim.workload.trace_file import Line, Trace, TraceError, records
 from pdsim.workload.trace_rows import RowReader, RowTrace, value_of, warn
 
 _USUAL_OUTPUT = 256
-"""Assumed tokens of an answer of unknown length, the limit that clients of SGLang and vLLM send."""
+"""Assumed length in tokens of an answer whose length is unknown: the limit that clients of SGLang and vLLM send."""
 _LOOKED_AT = 100
 """Number of first rows from which the unit of times is inferred."""
 _LEAST_TOKENS = 2
-"""Minimum tokens of a prompt and of an answer. SGLang's client drops shorter ones."""
+"""Minimum length in tokens of a prompt and of an answer. SGLang's client drops shorter ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShareGpt(Trace):
-    """ShareGPT: a JSON list of conversations. The first turn is the prompt, the second turn the answer. Conversations
-    with fewer turns are left out.
+    """ShareGPT: a JSON list of conversations. The first turn is the prompt, the second turn is the answer.
+    Conversations with fewer turns are left out.
 
-    Lengths are characters times tokens_per_character. The file has no arrival times: set those of the client.
+    Lengths are numbers of characters times tokens_per_character. The file has no arrival times: set the client's
+    arrivals.
     """
 
     tokens_per_character: float = 0.25
-    """English has about four characters per token; code and other languages have fewer."""
+    """Number of tokens per character. English has about four characters per token; code and other languages have
+    fewer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,32 +84,34 @@ PROMPTS = (
     "input",
     "turns",
 )
-"""Fields with the text of a prompt, in the order in which they are tried."""
+"""Names of fields with the text of a prompt. The first field that a record has is used."""
 WHOLE = ("messages", "conversation")
-"""Fields whose text repeats the conversation so far."""
+"""Names of fields whose text contains the whole conversation so far."""
 ANSWERS = ("completion", "response", "answer", "output", "chosen", "generated_text", "choices")
 _IN_THE_BODY = ("body", "request", "payload", "endpointInput", "captureData", "kwargs", "data")
-"""Fields that hold the sent request, as an object or as its text."""
+"""Names of fields that contain the request that was sent, as an object or as JSON text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTrace(RowTrace):
-    """Recorded requests with chat messages or a prompt; equal beginnings are shared prefixes. Formats: OpenAI's batch
-    files, AIPerf's single and multi turn, captured bodies, vLLM's custom data sets.
+    """Recorded requests that contain chat messages or a prompt. Prompts with equal beginnings share a prefix. Formats:
+    OpenAI's batch files, AIPerf's single and multi turn, captured bodies, vLLM's custom data sets.
 
-    A prompt's length is the recorded length, else the tokenizer's count, else characters times tokens_per_character. An
-    answer's length is the recorded length, else the sent limit, else output_tokens. If the text of a later turn does
-    not begin with the text of the turn before, the conversation so far is put before it.
+    Length of a prompt: the recorded length, or else the tokenizer's count, or else its characters times
+    tokens_per_character. Length of an answer: the recorded length, or else the requested limit, or else output_tokens.
+    If the text of a turn does not begin with the text of the turn before, the conversation so far is put before the
+    text.
     """
 
     tokenizer: Path | None = None
-    """Path of a tokenizer.json, which needs the package tokenizers."""
+    """Path of a tokenizer.json. Needs the package tokenizers. None: tokens are estimated from characters."""
     tokens_per_character: float = 0.25
-    """English has about four characters per token; code and other languages have fewer."""
+    """Number of tokens per character. English has about four characters per token; code and other languages have
+    fewer."""
     image_tokens: int = 1000
-    """Number of tokens that each image counts as."""
+    """Number of tokens for which each image counts."""
     output_tokens: int | None = None
-    """Tokens of answers without a recorded length or a sent limit. None: 256, with a note."""
+    """Length in tokens of answers without a recorded length or a requested limit. None: 256, with a note."""
 
     usual_unit: ClassVar[str] = "ms"
 
@@ -133,7 +137,7 @@ class ChatTrace(RowTrace):
             raise TraceError(f"tokenizer: {self.tokenizer} is no tokenizer.json: {wrong}") from None
 
     def units(self, text: str) -> Sequence[Any]:
-        """Token ids of a text, or without a tokenizer its characters."""
+        """Returns the token ids of a text or, without a tokenizer, its characters."""
         if self.tokenizer is None:
             return text
         ids: list[int] = self._encode.encode(text, add_special_tokens=False).ids
@@ -150,19 +154,19 @@ class _ChatReader(RowReader):
         self._num_estimated = self._num_unknown = 0
         self._text = ""
         self._said: dict[str, tuple[int, int]] = {}
-        """Length and hash of each session's last text."""
+        """Length and hash of the last text of each session."""
 
     def say(self) -> None:
         super().say()
         if self._num_estimated:
             estimate = _estimate_of(self.trace.path, self.trace.tokens_per_character)
-            warn(f"{estimate}: tokenizer (a tokenizer.json) counts them")
+            warn(f"{estimate}: set tokenizer (a tokenizer.json) to count them")
         if self._num_unknown:
-            what = f"answers of which the file says nothing are taken to have {_USUAL_OUTPUT} tokens (output_tokens)"
+            what = f"answers of unknown length are assumed to have {_USUAL_OUTPUT} tokens (output_tokens)"
             warn(f"{self.trace.path}: {what}: {self._num_unknown}")
         if self.num_images:
             each = self.trace.image_tokens
-            warn(f"{self.trace.path}: images are counted as {each} tokens each (image_tokens): {self.num_images}")
+            warn(f"{self.trace.path}: each image counts as {each} tokens (image_tokens): {self.num_images}")
 
     def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
         timed = super()._at_its_time(spec, line)
@@ -171,8 +175,8 @@ class _ChatReader(RowReader):
         return timed
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Prompt of a later turn, put after the conversation so far unless its text or recorded length already includes
-        that.
+        """Makes the prompt of a later turn: the conversation so far, then the new text. If the new text or the recorded
+        length already contains the conversation, returns the prompt unchanged.
         """
         session = value_of(line, names.SESSION)
         length, said = self._said["" if session is None else str(session[1])]
@@ -216,13 +220,13 @@ class _ChatReader(RowReader):
 
 
 def has_text(fields: Mapping[str, Any]) -> bool:
-    """True if the record's prompt is a text."""
+    """True if the prompt of the record is a text."""
     line = Line("", dict(fields))
     return _turns_of(line) is not None or _body_of(line) is not None
 
 
 def _requests_of(line: Line) -> Iterator[Line]:
-    """The requests of a record: one, or one for each turn or payload of a session."""
+    """Yields the requests of a record: one request, or one for each turn or payload of a session."""
     turns, session = _turns_of(line), line.get("session_id") or line.get("question_id")
     for name in ("forks", "spawns"):
         if any(isinstance(turn, dict) and turn.get(name) for turn in turns or ()):
@@ -238,13 +242,15 @@ def _requests_of(line: Line) -> Iterator[Line]:
 
 
 def _turns_of(line: Line) -> list[Any] | None:
-    """Turns of a session, also in the format of AIPerf's and GenAI-Perf's inputs.json."""
+    """Returns the turns of a session, also in the format of AIPerf's and GenAI-Perf's inputs.json. None: the record is
+    no session.
+    """
     found = (line.get(name) for name in ("turns", "payloads", "payload"))
     return next((turns for turns in found if isinstance(turns, list) and turns), None)
 
 
 def _with_body(line: Line) -> Line:
-    """The record's fields, together with those of the request that it holds."""
+    """Returns a record with its own fields and the fields of the request that it contains."""
     body = _body_of(line)
     if body is None:
         there = ", ".join(map(str, line.fields))
@@ -263,7 +269,7 @@ def _body_of(line: Line) -> Mapping[str, Any] | None:
 
 
 def _opened(found: Any) -> dict[str, Any] | None:
-    """An object, or the object in a text of JSON, plain or in base 64. None: neither."""
+    """Returns an object, or the object in a JSON text, which may be base64-encoded. None: there is no object."""
     if isinstance(found, dict):
         return found
     if not isinstance(found, str):
@@ -287,7 +293,7 @@ def _is_text(found: Any) -> bool:
 
 
 def _text_of(line: Line) -> tuple[str, list[str]]:
-    """All text of a prompt, and its images."""
+    """Returns the whole text of a prompt, and its images."""
     texts: list[str] = []
     images: list[str] = []
     if isinstance(line.get("tools"), list):
@@ -307,7 +313,7 @@ def _text_of(line: Line) -> tuple[str, list[str]]:
 
 
 def _without_answer(messages: Any) -> Any:
-    """The messages without the last one, if that is an answer."""
+    """Returns the messages without the last one if this is an answer."""
     return messages[:-1] if _ends_with_answer(messages) and len(messages) > 1 else messages
 
 

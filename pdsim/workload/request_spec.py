@@ -1,4 +1,4 @@
-"""A request as the workload defines it, including its output length, which policies do not see."""
+"""A request as its workload defines it, including its output length, which policies do not see."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
@@ -12,27 +12,27 @@ class RequestSpec(NamedTuple):
     request_id: int
     prompt: Spans
     output: Spans
-    """The model's answer. Executors know its length; policies do not."""
+    """Output of the model. Executors know its length; policies do not."""
     max_output_tokens: int
-    """Limit of output tokens that the client sends. Policies may see it."""
+    """Maximum number of output tokens that the client requests. Policies may see this number."""
     arrival_ns: int = 0
-    """Arrival time in the trace. An open-loop client may replace it; a closed loop ignores it."""
+    """Arrival time in ns in the trace. Open-loop clients with arrivals of their own, and closed loops, ignore it."""
     after: tuple[int, ...] = ()
-    """Requests that must end before this request is sent, in most cases the turn before."""
+    """Ids of requests that must end before this request is sent, in most cases the turn before."""
     think_ns: int = 0
-    """Pause after the last of these requests has ended."""
+    """Pause in ns between the end of the last request in `after` and sending this request."""
     request_class: str = ""
-    """Class in a trace, for limits of an SLO. Policies do not see it."""
+    """Class of the request in the trace, for SLOs per class. Policies do not see it. Empty: no class."""
     session: int = -1
-    """Recorded session. A closed loop counts all requests of a session as one, even requests that follow no other. -1:
-    none is recorded.
-    """
+    """Number of the recorded session. A closed loop counts all its requests as one session, even if none follows
+    another. -1: no session is recorded."""
     primes: bool = False
-    """True: a closed loop sends this request first, and all others wait for its end. Metrics leave it out."""
+    """True: a closed loop sends this request at the start, and other requests wait until all such requests have ended.
+    Metrics leave it out."""
 
 
 def alone(number: int, num_prompt_tokens: int, num_output_tokens: int, arrival_ns: int = 0) -> RequestSpec:
-    """A request whose tokens are shared with no other request of its workload."""
+    """Makes a request that shares no tokens with other requests of its workload."""
     prompt, output = Spans.of(2 * number, num_prompt_tokens), Spans.of(2 * number + 1, num_output_tokens)
     return RequestSpec(number, prompt, output, num_output_tokens, arrival_ns)
 
@@ -40,9 +40,10 @@ def alone(number: int, num_prompt_tokens: int, num_output_tokens: int, arrival_n
 def conversation(
     history: Spans, lengths: Iterable[tuple[int, int]], streams: Iterator[int]
 ) -> Iterator[tuple[Spans, Spans]]:
-    """Prompt and output of each turn. A prompt is the conversation so far and new input.
+    """Yields prompt and output of each turn.
 
-    lengths: tokens of new input and of output, for each turn.
+    Each prompt is the conversation so far, then new input. history: tokens before the first turn. lengths: numbers of
+    new input tokens and of output tokens of each turn.
     """
     for num_inputs, num_outputs in lengths:
         prompt = history.then(Spans.of(next(streams), num_inputs))
@@ -52,18 +53,18 @@ def conversation(
 
 
 def classes_of(requests: Iterable[RequestSpec]) -> dict[int, str]:
-    """The class of each request that has one, by request id."""
+    """Returns the class of each request that has one, by request id."""
     return {spec.request_id: spec.request_class for spec in requests if spec.request_class}
 
 
 class Workload(Protocol):
-    """A dataclass that a scenario names and that yields the requests."""
+    """A dataclass that yields the requests of a scenario. The scenario gives its name and settings."""
 
     def requests(self, rng: "Streams") -> Sequence[RequestSpec]: ...
 
 
 class Streams:
-    """Reproducible random generators, one for each purpose, so that a new draw for one purpose does not change the
+    """Reproducible random generators, one for each purpose. A further draw for one purpose does not change the
     others.
     """
 
@@ -71,10 +72,12 @@ class Streams:
         self._seed = seed
 
     def named(self, name: str) -> Random:
-        """Generator of this name. Its seed is a text, so that it is equal in every process, unlike hash()."""
+        """Returns the generator for this purpose. Its seed is made from text, so that it is equal in every process,
+        unlike with hash().
+        """
         return Random(f"{self._seed}/{name}")
 
 
 def fresh_streams(start: int = 0) -> Iterator[int]:
-    """Endless numbers of token streams that no other request shares."""
+    """Yields numbers of token streams that no other request uses."""
     return count(start)

@@ -1,4 +1,4 @@
-"""Generated loads, by the rules of common benchmark clients."""
+"""Generated workloads, by the rules of common benchmark clients."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversatio
 
 @dataclass(frozen=True, kw_only=True)
 class RandomLengths:
-    """Prompts that share no prefix, with random lengths."""
+    """Prompts of random lengths that share no prefix."""
 
     num_requests: int
     """Number of requests."""
@@ -20,7 +20,8 @@ class RandomLengths:
     output_tokens: Lengths
     """Distribution of output lengths."""
     classes: Mapping[str, float] | None = None
-    """Shares of request classes, drawn at random: {chat: 0.7, batch: 0.3}. None: requests have no class."""
+    """Shares of request classes, such as {chat: 0.7, batch: 0.3}. Each request's class is drawn at random. None:
+    requests have no class."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests)
@@ -42,7 +43,9 @@ class RandomLengths:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixPool:
-    """AIPerf's synthetic load: each prompt is a prefix drawn uniformly from a pool, followed by its own body."""
+    """AIPerf's synthetic load: each prompt is a prefix from a pool, then a text of its own. Prefixes are drawn with
+    equal probability.
+    """
 
     num_requests: int
     """Number of requests."""
@@ -51,7 +54,7 @@ class PrefixPool:
     prefix_tokens: int
     """Length of each prefix in tokens."""
     input_tokens: Lengths
-    """Distribution of body lengths, without the prefix."""
+    """Distribution of prompt lengths without the prefix."""
     output_tokens: Lengths
     """Distribution of output lengths."""
 
@@ -74,24 +77,24 @@ class PrefixPool:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPrefixGroups:
-    """SGLang's generated-shared-prefix: groups of prompts that share a system prompt."""
+    """SGLang's generated-shared-prefix: groups of prompts. The prompts of a group share a system prompt."""
 
     num_groups: int = 64
     """Number of groups."""
     prompts_per_group: int = 16
     """Number of conversations in each group."""
     system_prompt_tokens: int = 2048
-    """Maximum length of a system prompt; drawn for each group."""
+    """Maximum length in tokens of a system prompt. The length is drawn for each group."""
     question_tokens: int = 128
-    """Maximum length of a question; drawn for each prompt."""
+    """Maximum length in tokens of a question. The length is drawn for each prompt."""
     output_tokens: int = 256
-    """Maximum length of an output; drawn for each prompt."""
+    """Maximum length in tokens of an output. The length is drawn for each prompt."""
     range_ratio: float = 1.0
-    """Minimum of a drawn length, as a fraction of its maximum."""
+    """Minimum of each drawn length, as a share of its maximum."""
     num_turns: int = 1
-    """Number of turns per conversation: each prompt is the conversation so far and a new question."""
+    """Number of turns per conversation. Each prompt is the conversation so far, then a new question."""
     ordered: bool = False
-    """True: groups stay together. False: the prompts are shuffled."""
+    """True: prompts are sent group by group. False: all prompts are shuffled."""
 
     def __post_init__(self) -> None:
         positive(self, num_groups=self.num_groups, prompts_per_group=self.prompts_per_group, num_turns=self.num_turns)
@@ -127,20 +130,22 @@ class SharedPrefixGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """Conversations: the prompt of each turn is the conversation so far and new input, sent after a pause."""
+    """Conversations. The prompt of each turn is the conversation so far, then new input. A turn is sent after a
+    pause.
+    """
 
     num_sessions: int
     """Number of conversations."""
     num_turns: Lengths
     """Distribution of the number of turns per conversation."""
     system_prompt_tokens: int = 0
-    """Length in tokens of a system prompt that all sessions share."""
+    """Length in tokens of a system prompt that all conversations share."""
     input_tokens: Lengths
-    """Distribution of the lengths of each turn's new input."""
+    """Distribution of the length of each turn's new input."""
     output_tokens: Lengths
     """Distribution of output lengths."""
     think_ns: int = 0
-    """Time from an answer until the next turn is sent."""
+    """Pause between the end of an answer and sending the next turn."""
 
     def __post_init__(self) -> None:
         positive(self, num_sessions=self.num_sessions)

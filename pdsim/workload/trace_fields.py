@@ -1,5 +1,5 @@
-"""Field names that traces use for the quantities of a request, with their units. All row traces are read by
-this table.
+"""The field names under which traces contain the quantities of a request, with their units. All traces of rows are read
+with this table.
 """
 
 from collections.abc import Mapping
@@ -8,14 +8,15 @@ from typing import NamedTuple
 NS, US, MS, S = 1.0, 1e3, 1e6, 1e9
 UNITS = {"ns": NS, "us": US, "ms": MS, "s": S}
 SAID_BY_VALUE = None
-"""Unit of times whose field name does not tell the unit."""
+"""Unit of times whose unit the field name does not tell. The values of the times tell it."""
 
 
 class Quantity(NamedTuple):
     what: str
-    """Name of the quantity in messages and on the page of formats."""
+    """Name of the quantity in messages and in the documentation of formats."""
     names: Mapping[str, float | None]
-    """Field names in files, in the order in which they are tried; for times, each with the length of its unit in ns."""
+    """Names of the quantity's field, in the order in which they are tried. For times: each with the length of its unit
+    in ns."""
 
 
 def _counts(what: str, *names: str) -> Quantity:
@@ -42,7 +43,7 @@ OUTPUT = _counts(
     "max_new_tokens",
 )  # fmt: skip
 LIMITS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
-"""Field names of the limit of output tokens. Used only if a row has no output length."""
+"""Names of the field with the requested limit of output tokens. Read only if a row has no output length."""
 ARRIVAL = _times(
     "arrival",
     timestamp=SAID_BY_VALUE, arrival_s=S, arrived_at=S, TIMESTAMP=SAID_BY_VALUE, Timestamp=S, request_start_ns=NS,

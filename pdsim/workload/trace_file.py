@@ -1,4 +1,6 @@
-"""The file of a trace: its format, and its lines, CSV, JSON or Parquet. Errors name file, line and field."""
+"""Reads the file of a trace: detects its format (CSV, JSON or Parquet), and yields its records. Errors name file, line
+and field.
+"""
 
 import csv
 import warnings
@@ -19,23 +21,23 @@ from pdsim.workload.trace_fields import INPUT
 
 
 class TraceError(InputError):
-    """Raised for a trace that cannot be read. The message names the place and the accepted values."""
+    """Raised if a trace cannot be read. The message names the place in the file and the accepted values."""
 
 
 LONGEST_LINE = 2**24
-"""Maximum characters of the first line that are used to detect the format."""
+"""Maximum number of characters of the first line that are read to detect the format."""
 
 
 class InputWarning(UserWarning):
-    """Warns of input that the user may not have intended, but that pdsim uses."""
+    """Warns of input that pdsim uses although the user may not have intended it."""
 
 
 class InputNote(InputWarning):
-    """Tells what pdsim inferred from a file, which the user could not see otherwise."""
+    """Tells what pdsim inferred from a file, because the user could not see it otherwise."""
 
 
 class Line:
-    """A record of a trace, with its place in the file."""
+    """A record of a trace, with its place in the file for messages."""
 
     def __init__(self, where: str, fields: dict[str, Any]) -> None:
         self._where = where
@@ -53,7 +55,9 @@ class Line:
         return self._fields
 
     def flat(self) -> "Line":
-        """The record, with the fields of nested objects beside its own. An object {value, unit} becomes its value."""
+        """Returns the record with the fields of nested objects added to its own. An object {value, unit} becomes its
+        value.
+        """
         if not any(isinstance(value, dict) for value in self._fields.values()):
             return self
         flat: dict[str, Any] = {}
@@ -62,7 +66,7 @@ class Line:
 
     @property
     def request_class(self) -> str:
-        """Class of the request. Empty: the line has no class."""
+        """Class of the request. Empty: the record has no class."""
         found = self._fields.get("class")
         return "" if found is None else str(found).strip()
 
@@ -124,7 +128,7 @@ def _flatten(fields: Mapping[str, Any], into: dict[str, Any]) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Line]:
-    """Lines of JSON, or rows of a Parquet file."""
+    """Yields the records of a file of JSON lines, or the rows of a Parquet file."""
     if is_parquet(path):
         yield from parquet_rows(path)
         return
@@ -139,11 +143,11 @@ def json_lines(path: Path) -> Iterator[Line]:
 
 
 _LISTS = ("requests", "records", "data", "results", "traces", "conversations")
-"""Fields of a JSON object that may hold the list of its records."""
+"""Names of fields of a JSON object that may contain the list of records."""
 
 
 def json_records(path: Path) -> Iterator[Line]:
-    """Records of a JSON list, or of an object that holds such a list or columns of equal length."""
+    """Yields the records of a JSON list, or of an object that contains such a list or columns of equal length."""
     with open_trace(path) as file:
         found = _parsed(file.read(), str(path))
     if isinstance(found, dict):
@@ -157,7 +161,7 @@ def json_records(path: Path) -> Iterator[Line]:
 
 
 def _rows_of(found: dict[str, Any]) -> Any:
-    """The list of records inside the object, the rows of its longest columns, or the object itself."""
+    """Returns the list of records in an object, or the rows of its longest columns, or the object itself."""
     if "block_size" in found or "hash_id_scope" in found:  # a session of agents
         return [found]
     for name in _LISTS:
@@ -179,12 +183,14 @@ def _parsed(text: str, where: str) -> Any:
 
 
 _PARQUET = b"PAR1"
-"""First bytes of a Parquet file."""
+"""The first bytes of every Parquet file."""
 _DELIMITERS = ",;\t|"
 
 
 def csv_lines(path: Path) -> Iterator[Line]:
-    """Lines of a table with column names in its first line. Commas, semicolons, tabs or bars separate columns."""
+    """Yields the rows of a table whose first line has the column names. Commas, semicolons, tabs or vertical bars
+    separate columns.
+    """
     with open_trace(path) as file:
         head = file.readline(LONGEST_LINE)
         delimiter = max(_DELIMITERS, key=head.count)
@@ -194,7 +200,7 @@ def csv_lines(path: Path) -> Iterator[Line]:
 
 
 def _cell(value: Any) -> Any:
-    """The value of a cell. A JSON list in a cell becomes a list."""
+    """Returns the value of a table's cell. A JSON list in a cell becomes a list."""
     if not isinstance(value, str) or not value.startswith("["):
         return value
     try:
@@ -211,7 +217,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def parquet_rows(path: Path) -> Iterator[Line]:
-    """Rows of a Parquet file. Times of day become text, as a CSV file has them; empty numbers count as missing."""
+    """Yields the rows of a Parquet file. Times of day become text, as in CSV files. Empty numbers count as missing."""
     import pyarrow as pa  # noqa: PLC0415  only these traces pay for it
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -226,7 +232,7 @@ def parquet_rows(path: Path) -> Iterator[Line]:
 
 
 def num_parquet_rows(path: Path) -> int:
-    """Number of rows of a Parquet file. Raises TraceError for a damaged file."""
+    """Returns the number of rows of a Parquet file. Raises TraceError if the file is damaged."""
     from pyarrow import ArrowException, parquet  # noqa: PLC0415
 
     try:
@@ -236,7 +242,7 @@ def num_parquet_rows(path: Path) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """The value of a column as JSON or CSV would have it."""
+    """Returns a value of a Parquet column as JSON or CSV would contain it."""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ")
     if isinstance(value, Decimal):
@@ -245,7 +251,9 @@ def _plain(value: Any) -> Any:
 
 
 def records(path: Path) -> Iterator[Line]:
-    """Records of a file. Its beginning decides the format: Parquet, JSON lines, one JSON value, or a table."""
+    """Yields the records of a file. The beginning of the file decides the format: Parquet, JSON lines, one JSON value,
+    or a table.
+    """
     if is_parquet(path):
         return parquet_rows(path)
     with open_trace(path) as file:
@@ -262,8 +270,8 @@ def _first_line(file: IO[str]) -> str:
 
 
 def _is_whole(line: str) -> bool:
-    """True if the line is a JSON object by itself, so that more objects follow on further lines. A truncated line
-    counts as one.
+    """True if the line is a complete JSON object, so that further lines may have further objects. A truncated line
+    counts as complete.
     """
     if not line.startswith("{"):
         return False
@@ -276,13 +284,15 @@ def _is_whole(line: str) -> bool:
 
 
 def _has_rows(found: Any) -> bool:
-    """True if the object is a file by itself: results of a client, with a column for each field."""
+    """True if the object contains all records of a file: results of a client, with a column for each field."""
     return isinstance(found, dict) and "requests" not in found and _rows_of(found) not in (found, [found])
 
 
 @contextmanager
 def open_trace(path: Path) -> Iterator[IO[str]]:
-    """Opens a trace, plain or gzip. Raises TraceError, also later for content that is not text."""
+    """Opens a trace, which may be gzip-compressed. Raises TraceError, also while reading, if the content is not
+    text.
+    """
     if not path.is_file():
         raise TraceError(f"no trace file {path}")
     try:
@@ -297,17 +307,17 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
 
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
-    """Requests by arrival, numbered in this order; equal times keep the file's order. Input specs are numbered in the
-    file's order.
+    """Returns requests by arrival, numbered in this order.
 
-    Warns if the file is not in order of time, because its first requests are then not the earliest.
+    Requests with equal times keep the file's order. specs: requests numbered in the file's order. Warns if the file is
+    not ordered by time, because its first requests are then not the earliest.
     """
     specs = list(specs)
     times_ns = [spec.arrival_ns for spec in specs if not spec.after]
     if num_early := sum(later < earlier for earlier, later in pairwise(times_ns)):
         warnings.warn(
-            f"{path}: not in order of time: lines that are earlier than the one before: {num_early}; "
-            "its requests are sorted by arrival",
+            f"{path}: not in order of time, so requests are sorted by arrival; "
+            f"lines earlier than the line before: {num_early}",
             InputWarning,
             stacklevel=3,
         )
@@ -325,32 +335,32 @@ def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Base class of trace formats. Each yields its requests in the order of the file."""
+    """Base class of trace formats. A format yields its requests in the order of the file."""
 
     path: Path
-    """File of the trace, plain or gzip."""
+    """Path of the trace, which may be gzip-compressed."""
     num_requests: int | None = None
-    """Maximum number of requests, from the start of the file. None: all."""
+    """Maximum number of requests, counted from the start of the file. None: all requests."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """Requests by arrival. rng is not used, because a trace has no random part."""
+        """Returns the requests by arrival. rng is not used, because traces need no random numbers."""
         del rng
         return in_order(islice(self.specs(), self.num_requests), self.path)
 
     def specs(self) -> Iterable[RequestSpec]:
-        """Requests in the order of the file, and numbered so. The caller may take only the first of them."""
+        """Yields the requests in the order of the file, numbered in this order. The caller may stop early."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedTrace(Trace):
     speedup: float = 1.0
-    """Factor on arrival rates: 2 replays the arrivals in half the time. Pauses within sessions stay."""
+    """Factor on the arrival rate: with 2 the requests arrive in half the time. Pauses within sessions do not change."""
     skip_requests: int = 0
-    """Number of requests to leave out at the start. The first request after them is sent at time 0."""
+    """Number of first requests to leave out. The first request after them arrives at time 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -371,7 +381,9 @@ class TimedTrace(Trace):
 
 
 def _without_first(num_skipped: int, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
-    """The remaining specs, numbered from 0, with times from 0. Dependencies on skipped requests are dropped."""
+    """Returns the requests after the first num_skipped ones, numbered from 0, with times from 0. They do not wait for
+    skipped requests.
+    """
     kept = specs[num_skipped:]
     begin_ns = min(spec.arrival_ns for spec in kept)
     return [

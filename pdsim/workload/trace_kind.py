@@ -1,4 +1,4 @@
-"""Finds the workload that reads a trace, by the fields of its first record."""
+"""Finds the workload that can read a trace, by the fields of its first record."""
 
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ READS = {
     "weka_trace": "Weka and AgentX: sessions with `requests`, or a folder of them",
     "applied_compute_trace": "Applied Compute: `tool_call_latency`",
 }
-"""What each workload reads: tools and formats, and the field by which a file is recognised."""
+"""For each workload: the tools and formats that it reads, and the field by which it recognises a file."""
 _WAITS = '"wait_for"'
 
 
@@ -31,12 +31,12 @@ class TraceKind(NamedTuple):
     use: str
     """Name of the workload."""
     has_times: bool
-    """True: requests have arrival times, and an open loop sends them at these times."""
+    """True: requests have arrival times, at which an open loop sends them."""
 
 
 def trace_kind(path: Path) -> TraceKind:
-    """The workload that reads a trace, and whether the trace has times. Raises TraceError, also for records that no
-    workload reads.
+    """Returns the workload that can read a trace, and whether the trace has arrival times. Raises TraceError if no
+    workload can read the trace.
     """
     if path.is_dir():
         return TraceKind("weka_trace", has_times=False)

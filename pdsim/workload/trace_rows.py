@@ -20,47 +20,46 @@ from pdsim.workload.trace_fields import Quantity
 from pdsim.workload.trace_file import InputWarning, Line, TimedTrace, TraceError, records
 
 _USUAL_BLOCK_TOKENS = 512
-"""Tokens of a block in Mooncake's traces."""
+"""Number of tokens per block in Mooncake's traces."""
 _LOOKED_AT = 1000
-"""Number of first rows from which the size of blocks and the unit of times are inferred."""
+"""Number of first rows from which block sizes and units of times are inferred."""
 EPOCH_S = 1e9
-"""Times of at least this many s count from 1970. Times that count from the start of a trace stay far below."""
+"""Times of at least this number of s count from 1970. Times since the start of a trace are far smaller."""
 _DAY_S = 86_400
-"""A trace whose first request has at least this time is assumed to use a time of day or a date."""
+"""If the first request's time is at least this number of s, times are assumed to be a time of day or a date."""
 _LEAST_GAP = 2
-"""Whole numbers with a smaller mean gap count as seconds: as milliseconds they would mean over 500 requests per
-second.
-"""
+"""Whole-number times with a smaller mean difference count as seconds. In milliseconds, they would mean over 500
+requests per second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
-"""Units of times since 1970, each with the value that its times stay below."""
+"""Units of times since 1970. Times in a unit are smaller than the unit's value here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowTrace(TimedTrace):
-    """Base class of row traces: rows are CSV, JSON lines, a JSON list, or columns of one JSON object."""
+    """Base class of traces with one request per row. Files are CSV, JSON lines, a JSON list, or one JSON object with
+    columns.
+    """
 
     block_tokens: int | None = None
-    """Tokens of one hash id. None: as the file says, or inferred from lengths and numbers of ids."""
+    """Number of tokens per hash id. None: as the file says, or inferred from lengths and numbers of ids."""
     time_unit: str = ""
-    """Unit of arrival times whose field name has no unit: s, ms, us or ns. Empty: inferred from the values, with a
-    note.
-    """
+    """Unit of arrival times if the field name does not tell it: s, ms, us or ns. Empty: inferred from the values, with
+    a note."""
     image_tokens: int = 0
-    """Tokens that each image adds to the length of its prompt."""
+    """Number of tokens that each image adds to its prompt."""
 
     new_turns: bool | None = None
-    """Meaning of the lengths of a session's later turns, if no ids identify their prompts. true: length of the new
-    input (AIPerf). false: length of the whole prompt. None: new input if a turn is shorter than the turns before it,
-    with a warning.
-    """
+    """Meaning of prompt lengths in later turns of a session, if no ids identify their prompts. true: length of the new
+    input (AIPerf). false: length of the whole prompt. None: new input if any turn is shorter than all turns before it,
+    with a warning."""
 
     unit: ClassVar[str] = ""
-    """Unit of this format's times, if their field name has none."""
+    """Unit of this format's times if the field name does not tell it."""
     clock_s: ClassVar[float] = _DAY_S
-    """Time in s from which on times are times of day: if the first request's time is this or later, times count from
-    the first request."""
+    """If the first request's time in s is at least this value, times are times of day, and count from the first
+    request."""
     usual_unit: ClassVar[str] = ""
-    """Unit of `timestamp`, if its values do not count from 1970."""
+    """Unit of `timestamp` in this format, unless its values count from 1970."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +70,7 @@ class RowTrace(TimedTrace):
             raise ValueError(f"{type(self).__name__} needs image_tokens >= 0, found {self.image_tokens}")
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """Requests by arrival. Times of day are counted from the first request."""
+        """Returns the requests by arrival. Times of day are counted from the first request."""
         ordered = super().requests(rng)
         begin_ns = ordered[0].arrival_ns
         if begin_ns * self.speedup < self.clock_s * 1e9:
@@ -87,13 +86,13 @@ class RowTrace(TimedTrace):
 
 _DYNAMO_REQUEST = "request_end"
 _FORMATS = ("ContextTokens", "Request tokens")
-"""Fields of formats with unusual names, which are not renamed."""
+"""Fields of formats with unusual names. Their names are not changed."""
 
 
 def rows_of(path: Path) -> Iterator[Line]:
-    """Rows with field names of the table. A session with several turns yields one row per turn.
+    """Yields rows with the field names of trace_fields. A session yields one row per turn.
 
-    Dynamo's request traces also have other events, which are left out, and list requests by their ends; these are
+    Dynamo's request traces also have other events, which are left out. They list requests by end time, so rows are
     sorted.
     """
     lines = (line for line in records(path) if line.get("event_type") in (None, _DYNAMO_REQUEST))
@@ -114,7 +113,9 @@ def _received(row: Line) -> float:
 
 
 def _other_spellings(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Table names for fields that a row spells differently: Prompt Tokens, promptTokens, prompt-tokens."""
+    """Returns the names in trace_fields for fields that a row spells otherwise: Prompt Tokens, promptTokens,
+    prompt-tokens.
+    """
     known = {name for quantity in names.QUANTITIES for name in quantity.names}
     found: dict[str, str] = {}
     for name in fields:
@@ -127,7 +128,7 @@ def _other_spellings(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _turns_of(line: Line) -> Iterator[Line]:
-    """The row, or a row for each of its turns. The first turn is at the session's time."""
+    """Yields the row itself or, for a session, one row per turn. The first turn has the session's time."""
     turns = line.get("turns")
     if not (isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)):
         yield line
@@ -144,7 +145,9 @@ def _turns_of(line: Line) -> Iterator[Line]:
 
 
 def value_of(line: Line, quantity: Quantity) -> tuple[str, Any] | None:
-    """Field name and value of a quantity, by the first of its names that the row has. None: the row has none."""
+    """Returns field name and value of a quantity: of the first of its names that the row has. None: the row has
+    none.
+    """
     for name in quantity.names:
         if (found := line.get(name)) is not None and found != "":
             return name, found
@@ -152,7 +155,7 @@ def value_of(line: Line, quantity: Quantity) -> tuple[str, Any] | None:
 
 
 def _name_of(line: Line, quantity: Quantity) -> str:
-    """The field name of a quantity in this row. Raises TraceError if the row has none."""
+    """Returns the name of a quantity's field in this row. Raises TraceError if the row has no such field."""
     if (found := value_of(line, quantity)) is None:
         some = ", ".join(islice(quantity.names, 6))
         there = ", ".join(map(str, line.fields))
@@ -162,11 +165,11 @@ def _name_of(line: Line, quantity: Quantity) -> str:
 
 @dataclass
 class RowReader:
-    """Makes requests from rows."""
+    """Makes requests from the rows of a trace."""
 
     trace: RowTrace
     first: Sequence[Line]
-    """The first rows, from which sizes and units are inferred."""
+    """The first rows, from which block size and unit of times are inferred."""
     streams: Iterator[int] = field(default_factory=fresh_streams)
 
     def __post_init__(self) -> None:
@@ -174,7 +177,7 @@ class RowReader:
         self._token_ids = TextBlocks(self.streams)
         self._prefixes: dict[str, int] = {}
         self._turns: dict[str, tuple[RequestSpec, int | None]] = {}
-        """Last turn of each session, and the time when it ended in the trace."""
+        """Last turn of each session, and the time in ns at which it ended in the trace."""
         self._units_ns: dict[str, float] = {}
         self._has_times = any(value_of(line, names.ARRIVAL) for line in self.first)
         self._has_new_turns = self.trace.new_turns
@@ -195,12 +198,12 @@ class RowReader:
     def say(self) -> None:
         path = self.trace.path
         if self._skipped:
-            warn(f"{path}: left out are requests that failed or warmed the server up: {self._skipped}")
+            warn(f"{path}: requests that failed or warmed up the server are left out: {self._skipped}")
         if self.num_images and not self.trace.image_tokens:
-            warn(f"{path}: lengths of prompts are assumed to include images; image_tokens adds more: {self.num_images}")
+            warn(f"{path}: prompt lengths are assumed to include images; else set image_tokens: {self.num_images}")
         if self._told_turns and self.trace.new_turns is None:
-            what = "have the lengths of what is new in them" if self._has_new_turns else "have whole prompts"
-            warn(f"{path}: later turns begin with what was said before, and {what} (new_turns): {self._told_turns}")
+            what = "have the lengths of new input" if self._has_new_turns else "have whole prompts"
+            warn(f"{path}: later turns begin with the conversation so far, and {what} (new_turns): {self._told_turns}")
 
     def _spec(self, number: int, line: Line) -> RequestSpec:
         if line.get("wait_for"):
@@ -244,7 +247,7 @@ class RowReader:
         return self._blocks
 
     def _spans(self, line: Line, num_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Spans of a prompt that shares the prefix which prefix_id and prefix_tokens name."""
+        """Yields the spans of a prompt that shares a prefix. The row's prefix_id and prefix_tokens name the prefix."""
         shared = 0
         if (prefix_id := line.get("prefix_id")) not in (None, ""):
             shared = line.count("prefix_tokens", least=0)
@@ -257,8 +260,8 @@ class RowReader:
         yield (next(self.streams), 0, num_tokens - shared)
 
     def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
-        """The request with its arrival time, and after the turn before. A later turn may have a pause instead of an
-        arrival time.
+        """Returns the request with its arrival time, or after the turn before it. A later turn may have a pause in
+        place of a time.
         """
         session = value_of(line, names.SESSION)
         before, ended_ns = (None, None) if session is None else self._turns.get(str(session[1]), (None, None))
@@ -270,7 +273,7 @@ class RowReader:
             arrival_ns = self._arrival_ns(line) if is_timed else before.arrival_ns
             if arrival_ns < before.arrival_ns:
                 name, found = value_of(line, names.ARRIVAL) or ("", None)
-                raise line.error(name, found, "one not before that of the session's turn before")
+                raise line.error(name, found, "a time not before the session's previous turn")
             think_ns = arrival_ns - (before.arrival_ns if ended_ns is None else min(ended_ns, arrival_ns))
             if delay is not None:
                 think_ns = round(line.time_ns(delay[0], names.DELAY.names[delay[0]] or names.MS))
@@ -281,7 +284,7 @@ class RowReader:
         return spec
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Prompt of a later turn. If no ids identify the prompt, it continues the conversation so far."""
+        """Returns the prompt of a later turn. If no ids identify the prompt, it continues the conversation so far."""
         if _tells_prompt(line):
             return prompt
         self._told_turns += 1
@@ -311,8 +314,8 @@ class RowReader:
         return round(time_ns if self.trace.speedup == 1 else time_ns / self.trace.speedup)
 
     def _found_unit_ns(self, name: str) -> float:
-        """Unit in ns of a field's times. Times since 1970 reveal their unit. Otherwise fractions mean seconds, and
-        whole numbers milliseconds if their gaps are large.
+        """Returns the unit of a field's times in ns. Times since 1970 tell their unit. Other whole numbers with large
+        differences are ms; all other times are s.
         """
         if name not in self._units_ns:
             unit = self.trace.time_unit or self.trace.unit
@@ -322,13 +325,13 @@ class RowReader:
                 if not is_sure and name == "timestamp" and self.trace.usual_unit:
                     unit = self.trace.usual_unit
                 elif not is_sure:
-                    warn(f"{self.trace.path}: {name} is taken to be in {unit}; time_unit says it otherwise")
+                    warn(f"{self.trace.path}: {name} is assumed to be in {unit}; else set time_unit")
             self._units_ns[name] = names.UNITS[unit]
         return self._units_ns[name]
 
 
 def _is_left_out(line: Line) -> bool:
-    """True for failures, for requests without an answer, and for the warm-up of AIPerf's records."""
+    """True for failed requests, requests without an answer, and the warm-up requests in AIPerf's records."""
     if line.get("benchmark_phase") not in (None, "", "profiling"):
         return True
     failure = value_of(line, names.FAILURE)
@@ -338,14 +341,12 @@ def _is_left_out(line: Line) -> bool:
 
 
 def _tells_prompt(line: Line) -> bool:
-    """True if the row says which tokens of its prompt are shared with other prompts."""
+    """True if the row tells which tokens of its prompt other prompts share."""
     return any(value_of(line, one) is not None for one in (names.BLOCKS, names.TOKEN_IDS)) or "prefix_id" in line.fields
 
 
 def has_new_turns(lines: Iterable[Line]) -> bool:
-    """True if a session has a turn that is shorter than all turns before it together, so that lengths are those of new
-    input.
-    """
+    """True if a turn of a session is shorter than all turns before it together. Lengths are then new input."""
     known: dict[str, int] = {}
     for line in lines:
         session, length, output = (value_of(line, one) for one in (names.SESSION, names.INPUT, names.OUTPUT))
@@ -369,7 +370,7 @@ def _num_images(line: Line) -> int:
 
 
 def unit_of(times: Sequence[float]) -> tuple[str, bool]:
-    """The unit of times whose field name does not tell it, and whether the unit is certain."""
+    """Returns the unit of times whose field name does not tell it, and whether the unit is certain."""
     if not times or max(times) < EPOCH_S:
         is_dense = 0 < max(times) - min(times) < _LEAST_GAP * (len(times) - 1) if times else False
         return ("s" if is_dense or any(value != int(value) for value in times) else "ms"), False
@@ -377,7 +378,7 @@ def unit_of(times: Sequence[float]) -> tuple[str, bool]:
 
 
 def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
-    """True if all prompts have an id for each whole block and none for the rest, as with engines' own hashes."""
+    """True if all prompts have an id for each full block, and none for the rest, as with engines' own hashes."""
     sizes = [
         (line.count(length[0]), len(ids[1]))
         for line in lines
@@ -391,7 +392,9 @@ def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
 
 
 def block_tokens_of(lines: Iterable[Line], path: str) -> int:
-    """Tokens of a block: as the rows say, or such that each prompt has as many blocks as ids. Raises TraceError."""
+    """Returns the tokens per block: as the rows say, or such that all numbers of ids fit the lengths. Raises
+    TraceError.
+    """
     whole_low, whole_high, cut_low, cut_high = 1, inf, 1, inf
     for line in lines:
         if (said := value_of(line, names.BLOCK_TOKENS)) is not None:
@@ -409,16 +412,16 @@ def block_tokens_of(lines: Iterable[Line], path: str) -> int:
     for low, high in ((cut_low, cut_high), (whole_low, whole_high)):
         size = 1 << (low - 1).bit_length()
         if size <= high:
-            warn(f"{path}: blocks are taken to have {size} tokens, as lengths and hash_ids say; block_tokens sets it")
+            warn(f"{path}: blocks are assumed to have {size} tokens, by lengths and hash_ids; else set block_tokens")
             return size
     if cut_low == cut_high:
         return cut_low
-    raise TraceError(f"{path}: no size of blocks fits all lengths and hash_ids: block_tokens sets it")
+    raise TraceError(f"{path}: no block size fits all lengths and hash_ids: set block_tokens")
 
 
 def _date_ns(line: Line, name: str, text: str) -> int:
-    """Time in ns of a date, in UTC if the date has no zone. Azure's dates have seven fractional digits, which datetime
-    cannot read.
+    """Returns the time in ns of a date, in UTC if it has no zone. Azure's seven fractional digits are too many for
+    datetime.
     """
     head, point, rest = text.strip().partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]

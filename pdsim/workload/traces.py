@@ -1,4 +1,4 @@
-"""Public traces, including traces of agents, and plain tables of requests."""
+"""Public traces, including traces of agents, and tables of requests."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ from pdsim.workload.trace_rows import EPOCH_S, RowTrace, block_tokens_of
 class MooncakeTrace(RowTrace):
     """Mooncake's JSON lines: timestamp (ms), input_length, output_length, hash_ids.
 
-    Equal leading ids are a shared prefix; prompts without ids share nothing. Lines with one session_id are turns: each
-    follows the end of the turn before, after delay (ms) or else after the difference of their timestamps.
+    Prompts with equal first ids share a prefix; prompts without ids share nothing. Lines with the same session_id are
+    turns of a session. A turn is sent when the turn before has ended and a pause is over: delay (ms), or else the
+    difference of the timestamps.
     """
 
     unit: ClassVar[str] = "ms"
@@ -32,19 +33,21 @@ class MooncakeTrace(RowTrace):
 class AgenticMooncakeTrace(TimedTrace):
     """DynoSim's agentic_mooncake without a header: Mooncake's fields, request_id, wait_for.
 
-    A line with wait_for is sent delay + tool_wait_ms (ms) after the last of these requests has ended, other lines at
-    their timestamp. session_id, branches, prefix_reset and tool_events are not read.
+    A line with wait_for is sent when all requests in wait_for have ended, plus delay + tool_wait_ms (ms). Other lines
+    are sent at their timestamp. session_id, branches, prefix_reset and tool_events are not read.
     """
 
     block_tokens: int | None = None
-    """Tokens of one hash id. None: inferred from lengths and numbers of ids."""
+    """Number of tokens per hash id. None: inferred from lengths and numbers of ids."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, block_tokens=self.block_tokens)
 
     def specs(self) -> Iterator[RequestSpec]:
-        """Requests, each after those that it waits for, so that a limited number of them is complete."""
+        """Yields the requests. Each comes after the requests that it waits for, so that the first requests alone are
+        complete.
+        """
         lines = _named_lines(self.path)
         found = self.block_tokens or block_tokens_of((line for line, _ in lines.values()), str(self.path))
         blocks = HashBlocks(found)
@@ -65,7 +68,7 @@ class AgenticMooncakeTrace(TimedTrace):
 
 
 _Lines = Mapping[str, tuple[Line, list[str]]]
-"""Lines by request_id, with the ids in wait_for."""
+"""Lines by request_id, each with the request ids in its wait_for."""
 
 
 def _named_lines(path: Path) -> _Lines:
@@ -73,7 +76,7 @@ def _named_lines(path: Path) -> _Lines:
     for line in json_lines(path):
         name = str(line.value("request_id"))
         if name in lines:
-            raise line.error("request_id", name, "one that no line before has")
+            raise line.error("request_id", name, "an id that no earlier line has")
         awaited = line.get("wait_for") or []
         if not isinstance(awaited, list):
             raise line.error("wait_for", awaited, "a list of request ids")
@@ -86,7 +89,7 @@ def _named_lines(path: Path) -> _Lines:
 
 
 def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]]:
-    """Lines in the order of the file, except that each line comes after those that it waits for."""
+    """Yields the lines in the order of the file, but each line after the lines that it waits for."""
     names = list(lines)
     places = {name: i for i, name in enumerate(names)}
     sorter = TopologicalSorter({places[name]: [places[one] for one in lines[name][1]] for name in names})
@@ -95,7 +98,7 @@ def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]
     except CycleError as found:
         circle = [names[place] for place in reversed(found.args[1])]
         line, awaited = lines[circle[0]]
-        raise line.error("wait_for", awaited, f"no circle: {' waits for '.join(circle)}") from None
+        raise line.error("wait_for", awaited, f"no waiting in a circle: {' waits for '.join(circle)}") from None
     ready: list[int] = []
     while sorter.is_active():
         for place in sorter.get_ready():
@@ -107,12 +110,12 @@ def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class BailianTrace(RowTrace):
-    """Traces of Alibaba's Bailian service for Qwen: Mooncake's fields, times in seconds, blocks of 16 tokens. Turns do
-    not wait for each other.
+    """Traces of Alibaba's Bailian service for Qwen: Mooncake's fields, with times in seconds and blocks of 16 tokens.
+    Turns do not wait for each other.
     """
 
     block_tokens: int | None = 16
-    """Tokens of one hash id."""
+    """Number of tokens per hash id."""
 
     unit: ClassVar[str] = "s"
 
@@ -126,27 +129,28 @@ class AzureTrace(RowTrace):
 class BurstGptTrace(RowTrace):
     """BurstGPT's CSV: Timestamp (s), Request tokens, Response tokens.
 
-    Failures, which have no response, are left out. Prompts share nothing.
+    Failed requests, which have no response, are left out. Prompts share nothing.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestTable(RowTrace):
-    """Rows with the tokens of prompt and answer, such as arrival_s, in_tokens, out_tokens, under the names that tools
-    use: CSV, JSON lines, or JSON.
+    """Rows with the numbers of prompt and output tokens, such as arrival_s, in_tokens, out_tokens. Other tools' names
+    for these columns are also read. The file is CSV, JSON lines, or JSON.
 
-    prefix_id and prefix_tokens name shared prefixes; hash_ids and token ids identify them. A column class, also in
-    traces with hash_ids, names classes of requests. Other columns are ignored.
+    Shared prefixes are given by prefix_id and prefix_tokens, by hash_ids, or by token ids. The column `class` gives the
+    class of a request. Other columns are ignored.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedComputeTrace(Trace):
-    """Agents, one conversation per line: one request for each of num_turns tool calls, and one for the final answer.
+    """Conversations of agents, one per line: one request for each of num_turns tool calls, and one for the final
+    answer.
 
-    A prompt is the whole conversation before it: a first prompt of input_prompt_length, then for each turn an answer
-    (assistant_response_length) and the tool's output (tool_call_output_length), which took tool_call_latency (s). Lines
-    have no times, and share nothing.
+    Each prompt is the whole conversation so far: a first prompt of input_prompt_length tokens, then for each turn an
+    answer (assistant_response_length) and the tool's output (tool_call_output_length), which takes tool_call_latency
+    (s). Lines have no arrival times. Conversations share no tokens.
     """
 
     def specs(self) -> Iterator[RequestSpec]:

@@ -41,11 +41,14 @@ def test_a_main_agent_waits_for_its_child(tmp_path):
             [node("plan"), node("b", "plam")],
             "line 2: wait_for is 'plam', expected the request_id of a line; did you mean",
         ),
-        ([node("a"), node("a")], "line 2: request_id is 'a', expected one that no line before has"),
-        ([node("a", "a")], "line 1: wait_for is ['a'], expected no circle: a waits for a"),
+        ([node("a"), node("a")], "line 2: request_id is 'a', expected an id that no earlier line has"),
+        (
+            [node("a", "a")],
+            "line 1: wait_for is ['a'], expected no waiting in a circle: a waits for a",
+        ),
         (
             [node("r"), node("a", "b"), node("b", "r", "a")],
-            "line 3: wait_for is ['r', 'a'], expected no circle: b waits for a waits for b",
+            "line 3: wait_for is ['r', 'a'], expected no waiting in a circle: b waits for a waits for b",
         ),
         ([node("a"), node("b", wait_for="a")], "line 2: wait_for is 'a', expected a list of request ids"),
         ([{"schema": "x", "version": 1}], "line 1: no field 'request_id'; the line has schema, version"),

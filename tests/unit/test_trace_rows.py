@@ -50,7 +50,7 @@ def test_records_of_aiperf_count_from_the_first(tmp_path):
     assert seen(read(path)) == [(500, 20, 0.0), (500, 20, 0.7)]
     failed = {**record("c", EPOCH_NS), "error": {"code": 500}}
     path = lines(tmp_path / "t.jsonl", record("w", EPOCH_NS, benchmark_phase="warmup"), failed, record("a", EPOCH_NS))
-    with pytest.warns(InputWarning, match="left out are requests that failed or warmed the server up: 2"):
+    with pytest.warns(InputWarning, match="requests that failed or warmed up the server are left out: 2"):
         assert seen(read(path)) == [(500, 20, 0.0)]
 
 
@@ -76,12 +76,12 @@ def test_the_size_of_blocks_is_found_out(tmp_path):
         {"timestamp": 0, "input_length": 200, "output_length": 4, "hash_ids": [0, 1, 2, 3]},
         {"timestamp": 9, "input_length": 180, "output_length": 4, "hash_ids": [0, 1, 4]},
     ]
-    with pytest.warns(InputWarning, match="blocks are taken to have 64 tokens"):
+    with pytest.warns(InputWarning, match="blocks are assumed to have 64 tokens"):
         first, second = read(lines(tmp_path / "t.jsonl", *rows))
     assert first.prompt.common_prefix(0, second.prompt, 0) == 128
     first, second = read(lines(tmp_path / "t.jsonl", *({"block_size": 60, **row} for row in rows)))
     assert first.prompt.common_prefix(0, second.prompt, 0) == 120
-    with pytest.raises(TraceError, match=r"no size of blocks fits all lengths and hash_ids: block_tokens sets it"):
+    with pytest.raises(TraceError, match=r"no block size fits all lengths and hash_ids: set block_tokens"):
         read(lines(tmp_path / "t.jsonl", rows[0], {**rows[1], "input_length": 20}))
 
 
@@ -107,7 +107,7 @@ def test_token_ids_are_shared_to_whole_blocks(tmp_path):
 
 def test_a_unit_is_said_where_it_is_guessed(tmp_path):
     path = lines(tmp_path / "t.jsonl", *({"timestamp": at, "in": 9, "out": 9} for at in (0, 1.5)))
-    with pytest.warns(InputWarning, match="timestamp is taken to be in s; time_unit says it otherwise"):
+    with pytest.warns(InputWarning, match="timestamp is assumed to be in s; else set time_unit"):
         assert RequestTable(path=path).requests(Streams(0))[1].arrival_ns == 1.5e9
     assert RequestTable(path=path, time_unit="ms").requests(Streams(0))[1].arrival_ns == 1.5e6
 
@@ -152,7 +152,7 @@ def test_texts_of_other_tools(tmp_path, row, lengths):
 def test_an_answer_of_no_length_is_said(tmp_path):
     with pytest.warns(InputWarning) as said:
         assert len(read(lines(tmp_path / "t.jsonl", chat("a")))[0].output) == 256
-    assert any("taken to have 256 tokens (output_tokens): 1" in str(one.message) for one in said)
+    assert any("assumed to have 256 tokens (output_tokens): 1" in str(one.message) for one in said)
 
 
 @pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
@@ -177,7 +177,7 @@ def turn(session, length, **more):
 def test_turns_without_ids_begin_with_what_was_said(tmp_path):
     """As AIPerf sends them: a turn is what is new, unless lengths only grow."""
     new = lines(tmp_path / "new.jsonl", turn("a", 300), turn("a", 50, delay=1000), turn("b", 100))
-    with pytest.warns(InputWarning, match="have the lengths of what is new in them"):
+    with pytest.warns(InputWarning, match="have the lengths of new input"):
         first, second, other = read(new)
     assert [len(spec.prompt) for spec in (first, second, other)] == [300, 360, 100]
     assert (second.after, second.think_ns) == ((0,), 1_000_000_000)

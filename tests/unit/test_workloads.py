@@ -263,7 +263,7 @@ def test_request_tables(tmp_path, kind, packed, encoding):
     path = tmp_path / f"table.{kind}{'.gz' if packed else ''}"
     with (gzip.open if packed else open)(path, "wt", encoding=encoding) as file:
         file.write(text)
-    with pytest.warns(InputWarning, match="not in order of time: lines that are earlier than the one before: 1; its"):
+    with pytest.warns(InputWarning, match="lines earlier than the line before: 1"):
         specs = RequestTable(path=path).requests(Streams(0))
     assert [(spec.arrival_ns / 1e9, len(spec.prompt), len(spec.output)) for spec in specs] == [
         (0, 50, 3),
