@@ -174,7 +174,7 @@ def test_counts_of_bursts_are_dispersed_as_the_closed_form_says(factor, share):
         (lambda: Profile((0, 0), 1, 5), "needs levels"),
         (lambda: Profile((1,), 0, 5), "level > 0"),
         (lambda: Profile((1, 2), (5, 0)), "level > 0"),
-        (lambda: Profile((1, 2), (5, 5, 5)), "2 levels has 3 lengths"),
+        (lambda: Profile((1, 2), (5, 5, 5)), "2 levels has 3 durations"),
     ],
 )
 def test_impossible_arrivals_are_refused(make, message):
