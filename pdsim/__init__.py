@@ -50,7 +50,7 @@ _PLACES = {
     "simulate": "sim.simulation",
     "sweep": "study.sweeping.sweep",
 }
-"""Names that are imported at their first use, because a command needs few of them."""
+"""Modules of the public names. A name is imported when it is first used, because a command needs few of them."""
 
 
 def __getattr__(name: str) -> Any:
@@ -60,5 +60,5 @@ def __getattr__(name: str) -> Any:
 
 
 def is_compiled() -> bool:
-    """True if the core runs as machine code: a compiled wheel, or `make fast`."""
+    """True if the core runs as machine code, from a compiled wheel or after `make fast`."""
     return not (import_module("pdsim.core.instance").__file__ or "").endswith(".py")

@@ -1,4 +1,4 @@
-"""python -m pdsim"""
+"""Runs pdsim's commands as `python -m pdsim`."""
 
 from pdsim.cli import main
 

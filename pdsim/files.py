@@ -1,6 +1,6 @@
-"""Writes files whole or not at all, and removes only files that this program wrote.
+"""Writes files completely or not at all, and removes only files that this program wrote.
 
-A symbolic link is never followed for writing or removing: the link itself is replaced, or refused.
+A symbolic link is never followed when a file is written or removed: the link itself is replaced, or refused.
 """
 
 import fcntl
@@ -16,20 +16,20 @@ from tempfile import gettempdir, mkdtemp
 from pdsim.inputs import InputError
 
 LOCK = "owner.lock"
-"""File whose lock shows that the owner of a folder is alive."""
+"""Name of a file in a folder. As long as the file is locked, the program that owns the folder runs."""
 _NEW = ".new-"
-"""First characters of the names of folders whose files have not been moved to their places."""
+"""Beginning of the names of folders whose files have not been moved to their final places."""
 
 
 class ForeignFileError(InputError):
-    """Raised if a file or folder of another program stands where this program would write or remove."""
+    """Raised if there is a file or folder of another program where this program would write or remove one."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file under another name, and renames it, so that the old or the new file is whole even if the writer
-    dies.
+    """Writes a file under a temporary name and renames it. If the program is killed, either the old or the new file is
+    there, and complete.
 
-    A device, such as /dev/stdout, is written to directly. Missing folders are made.
+    Devices such as /dev/stdout are written directly. Missing folders are made.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
@@ -47,9 +47,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def require_empty_or_own(folder: Path, what: str, *, is_own: bool) -> None:
-    """Raises ForeignFileError for a folder with files, unless this program made the folder.
+    """Raises ForeignFileError if the folder has files. is_own: True: this program made the folder, so files in it are
+    allowed.
 
-    what: name of what would be written there, for the message.
+    what: names what would be written there, for the message.
     """
     if is_own or not folder.is_dir():
         return
@@ -59,7 +60,7 @@ def require_empty_or_own(folder: Path, what: str, *, is_own: bool) -> None:
 
 
 def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
-    """Paths below a folder that match no pattern of `own`. A link to a folder counts as foreign."""
+    """Paths below a folder that match no pattern in `own`. A link to a folder counts as foreign."""
     found = []
     for place, folders, files in os.walk(folder):
         below = Path(place).relative_to(folder)
@@ -70,7 +71,7 @@ def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
 
 
 def require_own(folder: Path, own: Collection[str]) -> None:
-    """Raises ForeignFileError if the folder is a link or a file, or has a file that matches no pattern of `own`."""
+    """Raises ForeignFileError if the folder is a link or a file, or has a file that matches no pattern in `own`."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ForeignFileError(f"{folder}: is {'a link' if folder.is_symlink() else 'a file'}, and is kept")
     if foreign := foreign_files(folder, own):
@@ -79,18 +80,16 @@ def require_own(folder: Path, own: Collection[str]) -> None:
 
 
 def remove_own(folder: Path, own: Collection[str]) -> None:
-    """Removes a folder that has only own files. If there is another file, raises ForeignFileError and removes
-    nothing.
-    """
+    """Removes a folder. If a file in it matches no pattern in `own`, raises ForeignFileError and removes nothing."""
     require_own(folder, own)
     if folder.exists():
         shutil.rmtree(folder)
 
 
 def replace_folder(new: Path, folder: Path, own: Collection[str]) -> None:
-    """Renames a complete new folder to `folder`. An existing folder of own files is removed after that.
+    """Renames the complete folder `new` to `folder`. A folder that was there before is removed afterwards.
 
-    Raises ForeignFileError, and changes nothing, if the existing folder has foreign files.
+    Raises ForeignFileError, and changes nothing, if a file in the old folder matches no pattern in `own`.
     """
     require_own(folder, own)
     if not folder.exists():
@@ -104,10 +103,11 @@ def replace_folder(new: Path, folder: Path, own: Collection[str]) -> None:
 
 @contextmanager
 def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Path]:
-    """Context with a new folder, whose files replace those in `folder` when all are written; the file `last` comes
-    last.
+    """Context with a new folder. When all files are written there, they replace those in `folder`; the file `last` is
+    moved last.
 
-    If that fails, `folder` stays as it was. Own files that are not written again are removed, others are kept.
+    If writing fails, `folder` stays as it was. Old files that match `own` and were not written again are removed. All
+    others stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     new = Path(mkdtemp(prefix=_NEW, dir=folder))
@@ -126,8 +126,8 @@ def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Pa
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Context with a folder below TMPDIR that is removed at the end. Folders that killed owners left are also
-    removed.
+    """Context with a folder below TMPDIR, which is removed at the end. Also removes such folders of programs that were
+    killed.
     """
     _remove_abandoned(prefix)
     folder = Path(mkdtemp(prefix=prefix))
@@ -141,9 +141,10 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def own_lock(folder: Path, name: str = LOCK) -> Iterator[None]:
-    """Context with a lock on a file of the folder. The kernel releases the lock however its owner ends.
+    """Context that holds a lock on the file `name` in the folder. The kernel releases the lock even if the program is
+    killed.
 
-    Raises BlockingIOError if another process has it.
+    Raises BlockingIOError if another process holds the lock.
     """
     descriptor = _opened(folder / name, os.O_CREAT)
     try:
@@ -154,12 +155,12 @@ def own_lock(folder: Path, name: str = LOCK) -> Iterator[None]:
 
 
 def _opened(path: Path, flags: int = 0) -> int:
-    """Opens a file without following links and without waiting for the other end of a FIFO."""
+    """Opens a file without following links, and without waiting for the other end if it is a FIFO."""
     return os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def _remove_abandoned(prefix: str) -> None:
-    """Removes folders that this user made and whose owner is certainly gone."""
+    """Removes folders of this user that begin with the prefix and whose programs have certainly ended."""
     for lock in Path(gettempdir()).glob(f"{prefix}*/{LOCK}"):
         _remove_if_abandoned(lock)
 

@@ -1,4 +1,4 @@
-"""Pauses the garbage collector while it would find nothing."""
+"""Pauses Python's garbage collector where it would find nothing to collect."""
 
 import atexit
 import gc
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Context without the collector, for code that makes many objects that stay. Reference counts still free
-    objects.
+    """Context in which the garbage collector is off, for code that makes many objects that stay. Reference counting
+    still frees objects.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -21,6 +21,8 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def search_seldom() -> None:
-    """Makes collections rare, and skips the one at the end of the process, for programs with few reference cycles."""
+    """Lets the garbage collector run rarely, and not at the end of the process. For programs with few reference
+    cycles.
+    """
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)

@@ -1,4 +1,4 @@
-"""Reads input of others: text, JSON, YAML and numbers, each with its limits. Errors name the place."""
+"""Reads text, JSON, YAML and numbers from users and other tools, within limits. Errors name the place of a mistake."""
 
 import gzip
 import json
@@ -13,16 +13,16 @@ from reprlib import Repr
 from typing import IO, Any
 
 MOST_BYTES = 1 << 30
-"""Maximum number of bytes of a file that is read as a whole."""
+"""Maximum size in bytes of a file that is read as a whole."""
 MOST_YAML_BYTES = 16 << 20
 MOST_YAML_VALUES = 1_000_000
-"""Maximum number of values of a YAML file. Values behind an alias count at each use."""
+"""Maximum number of values in a YAML file. Values behind an alias count at each use of the alias."""
 MOST_TOKENS = 1 << 40
-"""Largest accepted length or number of tokens. Larger values are mistakes: servers hold less than a thousandth."""
+"""Largest accepted number of tokens. Larger numbers are mistakes: no server holds a thousandth of it."""
 MOST_CONTEXT_TOKENS = 100_000_000
-"""Ten times the longest context of a published model."""
+"""Largest accepted context in tokens: ten times the longest context of a published model."""
 MOST_SECONDS = 4e9
-"""Largest accepted time in s. Times since 1970 are below it, and twice as many ns fit into 64 bits."""
+"""Largest accepted time in s. Times since 1970 are smaller, and twice this many ns still fit into 64 bits."""
 
 _SHOWN = Repr()
 _SHOWN.maxlevel, _SHOWN.maxdict, _SHOWN.maxlist, _SHOWN.maxtuple, _SHOWN.maxset = 4, 8, 8, 8, 8
@@ -30,11 +30,13 @@ _SHOWN.maxstring, _SHOWN.maxlong, _SHOWN.maxother = 160, 60, 160
 
 
 class InputError(ValueError):
-    """Raised for input that cannot be used. The message names the place, the value and the possible values."""
+    """Raised for input that cannot be used. The message says where the mistake is, what was found, and what is
+    possible.
+    """
 
 
 def shown(value: object) -> str:
-    """A value as a message prints it. Long or deep values are cut."""
+    """Text of a value for a message. Long or deep values are shortened."""
     try:
         return _SHOWN.repr(value)
     except ValueError:  # Python prints no integer of more than 4300 digits
@@ -42,17 +44,21 @@ def shown(value: object) -> str:
 
 
 def shortened(message: str) -> str:
-    """A message whose middle is left out if it is longer than a page, as for parts of a damaged file."""
+    """The message. If it is longer than a page, as when it quotes a damaged file, its middle is left out."""
     left_out = len(message) - 2 * _HALF_A_PAGE
     return message if left_out <= 0 else f"{message[:_HALF_A_PAGE]} [{left_out} characters] {message[-_HALF_A_PAGE:]}"
 
 
 _HALF_A_PAGE = 900
-"""Number of characters."""
+"""Number of characters that remain on each side of a shortened message."""
 
 
 def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> str:
-    """Text of a regular file without a BOM. Raises InputError; FileNotFoundError and similar errors pass through."""
+    """The text of a regular file, without a BOM. Raises InputError for other files; FileNotFoundError and similar
+    errors of the system pass through.
+
+    what: names the content in messages.
+    """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")
     if (size := path.stat().st_size) > most_bytes:
@@ -65,7 +71,9 @@ def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> s
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """Context with the lines of a regular file, plain or gzip, without a BOM. Raises InputError, also while reading."""
+    """Context with the lines of a regular file, plain or gzip, without a BOM. Raises InputError, also while lines are
+    read.
+    """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")
     opener = gzip.open if path.suffix == ".gz" else open
@@ -77,13 +85,16 @@ def open_text(path: Path) -> Iterator[IO[str]]:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value of a file. Raises InputError; FileNotFoundError and similar errors pass through."""
+    """The JSON value in a file. Raises InputError for other content; FileNotFoundError and similar errors of the system
+    pass through.
+    """
     return parse_json(read_text(path, "JSON"), str(path))
 
 
 def parse_json(text: str, where: str, *, has_infinity: bool = False) -> Any:
-    """The JSON value of a text. Raises InputError, unless has_infinity also for Infinity, NaN and numbers that round to
-    infinity, such as 1e999.
+    """The JSON value of a text. Raises InputError.
+
+    has_infinity: False: Infinity, NaN, and numbers that round to infinity (1e999) are refused, too.
     """
     try:
         return json.loads(text) if has_infinity else _FINITE.decode(text)
@@ -111,12 +122,12 @@ _FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The YAML 1.2 value of a text. Raises InputError, also for a text whose aliases multiply or contain themselves."""
+    """The YAML 1.2 value of a text. Raises InputError, also if aliases multiply its values or contain themselves."""
     return _parsed_yaml(text, where, one=True)
 
 
 def parse_yaml_documents(text: str, where: str) -> list[Any]:
-    """The YAML 1.2 values of a text with several documents, such as manifests."""
+    """The YAML 1.2 values of a text that has several documents, as Kubernetes manifests do."""
     documents: list[Any] = _parsed_yaml(text, where, one=False)
     return documents
 
@@ -143,12 +154,14 @@ def _parsed_yaml(text: str, where: str, *, one: bool) -> Any:
 
 
 _SHORT = 20_000
-"""Maximum number of characters of a text whose value is cached."""
+"""YAML texts of at most this many characters are cached with their values."""
 
 
 @lru_cache(maxsize=64)
 def _remembered_yaml(text: str, one: bool) -> Any:
-    """The YAML value of a text, cached because plans and sweeps read the same catalog files for each run."""
+    """The YAML value of a text. Values are cached, because plans and sweeps read the same catalog files for each run.
+    one: True: the text has a single document.
+    """
     return _yaml(text, one)
 
 
@@ -160,7 +173,7 @@ def _yaml(text: str, one: bool) -> Any:
 
 
 def _require_size(data: Any, where: str) -> None:
-    """Raises InputError if the data has too many values with each alias written out."""
+    """Raises InputError if the data has too many values when each alias is written out."""
     sizes: dict[int, int | None] = {}
 
     def size(value: Any) -> int:
@@ -182,7 +195,7 @@ def _require_size(data: Any, where: str) -> None:
 
 
 def whole(value: Any) -> int:
-    """A whole number, or the text of one. Raises ValueError for fractions and booleans."""
+    """Reads a whole number, or its text. Raises ValueError for fractions and for true or false."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("no whole number")
     if isinstance(value, str):
@@ -193,7 +206,7 @@ def whole(value: Any) -> int:
 
 
 def finite(value: Any) -> float:
-    """A finite number, or the text of one. Raises ValueError for booleans."""
+    """Reads a finite number, or its text. Raises ValueError for others and for true or false."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("no number")
     try:

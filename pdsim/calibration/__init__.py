@@ -1,1 +1,3 @@
-"""Compares simulations with measurements: fit makes profiles, observe measures servers, validate computes errors."""
+"""Relates simulations to measurements: `fit` makes profiles of measured times, `observe` measures servers, `validate`
+computes errors of simulations.
+"""

@@ -1,4 +1,6 @@
-"""The command line. A wrong file or flag is one message and exit code 2; a run that stalls exits with 1."""
+"""The command line. If a file or an option is wrong, a command prints one message and exits with 2. If a run stalls, it
+exits with 1.
+"""
 
 import os
 from collections.abc import Sequence

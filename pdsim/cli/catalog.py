@@ -1,4 +1,4 @@
-"""Commands of the catalog: names that scenarios can use, and the user's own models."""
+"""Commands of the catalog: the names that scenarios can use, and the models that the user adds."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parts that the commands of all programs share: options, JSON output, and error handling."""
+"""What the commands of all programs have in common: options, JSON output, and the handling of errors."""
 
 import json
 import sys
@@ -26,12 +26,12 @@ from pdsim.workload.trace_file import InputNote, InputWarning
 
 
 def out_at(what: str) -> Parameter:
-    """Parameter for the flag --out. what: its help text."""
+    """The option --out. what: its help text."""
     return Parameter(name=("--out", "-o"), help=what)
 
 
 _FULL = {ENOSPC, EDQUOT, EFBIG}
-"""Error numbers of a full disk, or of an exhausted quota."""
+"""Error numbers of the system for a full disk, or for a quota that is used up."""
 ScenarioFile = Annotated[Path, Parameter(help="Scenario file (YAML).")]
 Set = Annotated[
     tuple[str, ...],
@@ -72,7 +72,7 @@ Force = Annotated[bool, Parameter(help="Overwrite an earlier run in --out.")]
 
 
 def profile_changes(files: Sequence[str]) -> tuple[str, ...]:
-    """Changes in the notation of --set that replace costs and front end by those of profiles. Raises ConfigError."""
+    """Changes, in the notation of --set, that take the cost and the front end from profiles. Raises ConfigError."""
     if not files:
         return ()
     of_role = dict(file.split("=", 1) for file in files if file.startswith(("prefill=", "decode=")))
@@ -85,7 +85,7 @@ def profile_changes(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def program(name: str, purpose: str) -> App:
-    """An app whose commands all have the options for trusting strangers' files."""
+    """An app. All its commands have the options that say whether code of strangers may run."""
     version = f"{__version__} ({'compiled' if is_compiled() else 'interpreted'})"
     app = App(name=name, help=purpose, version=version, default_parameter=Parameter(negative=()))  # no --no-flags
 
@@ -118,7 +118,9 @@ def program(name: str, purpose: str) -> App:
 
 
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:
-    """Runs the command of the arguments. A mistake prints one message and gives exit code 2."""
+    """Runs the command that the arguments name. If a file or an option is wrong, prints one message and exits with 2.
+    mistakes: further exceptions that are treated so.
+    """
     known: tuple[type[Exception], ...] = (
         CycloptsError,
         InputError,  # of which are ConfigError and RunFolderError
@@ -151,7 +153,7 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
 
 @contextmanager
 def _warnings_shown(name: str) -> Iterator[None]:
-    """Context that prints pdsim's own warnings as messages, each message once."""
+    """Context that prints each of pdsim's warnings as a message, once."""
     shown: set[str] = set()
     with warnings.catch_warnings():
         show: Any = warnings.showwarning
@@ -176,7 +178,7 @@ def _fail(app: App, message: str) -> NoReturn:
 
 @contextmanager
 def _working_folder_searched(is_wanted: bool) -> Iterator[None]:
-    """Context that searches the working folder for modules, because policies may be there."""
+    """Context in which Python also finds modules in the working folder, where the user's policies may be."""
     if is_wanted:
         sys.path.insert(0, "")
     try:

@@ -1,4 +1,4 @@
-"""The command that explains a run: where the time of its requests went, and what limits it."""
+"""The command `pdsim explain`: where the time of a run's requests goes, and what limits the run."""
 
 import shlex
 from dataclasses import asdict
@@ -82,7 +82,7 @@ def explain(
 
 
 def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
-    """Prints the terms of typical steps, without simulating."""
+    """Prints the terms of the times of typical steps. Simulates nothing."""
     from pdsim.cli.runner import kernels_of, scenario_of, typical_steps
     from pdsim.show.terminal.tables import print_kernels, print_step_terms
 
@@ -98,7 +98,7 @@ def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
 
 
 def _explain_request(run: Path, request_id: int, changes: tuple[str, ...], *, json_: bool) -> None:
-    """Prints one request's stages and critical path."""
+    """Prints the stages and the critical path of one request."""
     from pdsim.cli.runner import obtain_runs
     from pdsim.metrics.columns import StoredRecords, columns
     from pdsim.metrics.explanation.explain import CriticalPaths
@@ -127,7 +127,7 @@ def _explain_request(run: Path, request_id: int, changes: tuple[str, ...], *, js
 def _explain_tail(
     finished: FinishedRun, metric: TailMetric, percent: float, command: str, *, beside: dict[str, Any], json_: bool
 ) -> None:
-    """Prints the groups of the slowest requests; JSON has `beside` as well."""
+    """Prints the groups of the slowest requests. beside: fields that JSON output has besides the groups."""
     from pdsim.metrics.explanation.tail import tail
     from pdsim.show.terminal.tables import print_tail, tail_json
 

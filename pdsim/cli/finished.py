@@ -1,4 +1,4 @@
-"""A run on the terminal and on disk: its progress, and the folder that it writes when it ends."""
+"""A run of a command: its progress, how it ended, and the folder to which it is written."""
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -30,18 +30,18 @@ class FinishedRun:
     stall: list[str] = field(default_factory=list)
     interrupted: bool = False
     scenario: Scenario | None = None
-    """The simulated scenario. None: another tool made the run."""
+    """The scenario that was simulated. None: another tool made the run."""
     examined: Examined | None = None
-    """The run judged by an SLO. None: no SLO is given."""
+    """The run judged by an SLO. None: the user gave no SLO."""
 
     @property
     def is_observed(self) -> bool:
-        """True for a run of pdsim. Another tool's result has a summary and no records."""
+        """True: the run has records. False: another tool made the run, which has only a summary."""
         return "pdsim" in self.summary
 
     @property
     def judged(self) -> Records:
-        """Records without the requests that the summary leaves out."""
+        """The records without the requests that the summary leaves out because they warm up."""
         return judged_records(self.records, self.summary)
 
     @property
@@ -50,17 +50,15 @@ class FinishedRun:
 
 
 def print_warnings(finished: FinishedRun, besides: Callable[[str], bool] | None = None) -> None:
-    """Prints warnings about parts of a run that were not measured. besides: function that is true for warnings that the
-    screen has printed already.
-    """
+    """Prints the warnings of a run. besides: says whether a warning was printed already in other words."""
     for message in finished.warnings:
         if besides is None or not besides(message):
             print(f"warning: {finished.name}: {message}")
 
 
 def fail_if_incomplete(*runs: FinishedRun, program: str = "pdsim") -> None:
-    """Ends the command if a run is incomplete: with 130 if interrupted, with 1 if it stalled, and with 1 if requests
-    failed though the scenario asks for no failure.
+    """Ends the command if a run is not complete. Exit code 130: the user interrupted. 1: a run stalled, or requests
+    failed although the scenario asks for no failures.
     """
     for finished in runs:
         _fail_if_cut_short(finished, program)
@@ -68,7 +66,9 @@ def fail_if_incomplete(*runs: FinishedRun, program: str = "pdsim") -> None:
 
 
 def fail_for_requests(failures: Mapping[str, str], program: str = "pdsim") -> None:
-    """Prints the failures of each run, by the run's name. Ends the command with code 1 if there are any."""
+    """Prints why requests of each run failed, by the run's name, and ends the command with code 1. Does nothing if none
+    failed.
+    """
     failed = {name: text for name, text in failures.items() if text}
     for name, text in failed.items():
         print(f"{program}: {name}: {text}", file=sys.stderr)
@@ -94,8 +94,9 @@ def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
 def write_run(
     folder: Path, scenario: Scenario, run: FinishedRun, journal: JournalProof, *, keep: Collection[Kept], quiet: bool
 ) -> None:
-    """Writes a run folder except its journal; the summary keeps the journal's proof. keep: optional files, which can
-    also be made later from the tables.
+    """Writes a run folder, without the journal. The summary gets the number and digest of the journal's lines.
+
+    keep: optional files to write. The user can also make them later from the tables.
     """
     summary = {**run.summary, "pdsim": {**run.summary["pdsim"], "journal": journal.fields()}}
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
@@ -112,7 +113,7 @@ def write_run(
 
 
 def write_scenario(folder: Path, scenario: Scenario) -> None:
-    """Writes a resolved scenario, and the user's own catalog entries that it needs."""
+    """Writes a resolved scenario, with the user's own catalog entries that it names."""
     given = {name: value for name, value in scenario.model_dump().items() if value is not None}
     write_whole(folder / SCENARIO, f"# resolved by pdsim {__version__}\n{to_yaml(given)}")
     write_entries_of(scenario, folder)
@@ -120,8 +121,8 @@ def write_scenario(folder: Path, scenario: Scenario) -> None:
 
 @contextmanager
 def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Context with a progress bar on a terminal, and without output elsewhere. The context's value is a function:
-    without an argument it counts one more; otherwise it takes the new count and, if it has changed, the new total.
+    """Context with a progress bar on a terminal; elsewhere nothing is printed. Yields a function that counts one more.
+    With arguments, the function sets the count, and the total if it has changed.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda _done=None, _total=None: None
@@ -148,7 +149,7 @@ def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Call
 
 @contextmanager
 def saying(what: str, *, quiet: bool) -> Iterator[None]:
-    """Context that shows a line on a terminal while it lasts, and prints nothing elsewhere."""
+    """Context that shows a line on a terminal as long as it lasts. Elsewhere nothing is printed."""
     if quiet or not sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""The command that imports deployments."""
+"""The command `pdsim import`, which makes a scenario of a deployment."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,7 +65,7 @@ def _said(found: "Imported") -> dict[str, list[str]]:
 
 
 def _text(found: "Imported", data: object) -> str:
-    """The scenario file, with ignored and assumed fields as comments."""
+    """The text of the scenario file. Fields that were ignored or assumed are listed in comments."""
     from pdsim.launch.words import comment
 
     notes = [*(f"assumed: {line}" for line in found.assumed), *(f"left aside: {line}" for line in found.aside)]

@@ -1,7 +1,8 @@
-"""A validation matrix: runs its missing variants for real, simulates all variants, and compares. A campaign does these
-steps in a folder.
+"""Validates a matrix: makes missing runs in real mode, simulates all variants, and compares both. A campaign does this,
+with all measurements, in one folder.
 
-Each step of a campaign is a command of its own. Steps with a result are skipped, so an interrupted campaign resumes.
+Each step of a campaign is a command of its own. Steps whose result is there are skipped, so an interrupted campaign
+goes on where it was.
 """
 
 import csv
@@ -47,10 +48,12 @@ from pdsim.scenario.sections.component import imports_are_allowed
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 
 _CANNOT = 2
-"""Exit code of pdreal if this machine or the scenario lacks something."""
+"""Exit code of pdreal if this machine or the scenario lacks something that a real run needs."""
 _PART_FILES = (*RUN_FILES, SAID)
 _NOT_COMPARED = (TIMELINE, OVERVIEW, JOURNAL)
-"""Files of a run folder that the comparison does not read. They are removed, because a matrix may have many folders."""
+"""Files of a run folder that a comparison does not read. They are removed, because a matrix may have many run
+folders.
+"""
 
 
 def validate_suite(
@@ -62,8 +65,8 @@ def validate_suite(
     real_only: bool,
     quiet: bool,
 ) -> None:
-    """Validates a matrix. Exits with 1 if a real run or simulated request failed, or if real and simulated runs differ
-    in anything but times.
+    """Validates a matrix and prints the errors. Exits with 1 if a real run, or a request of a simulation, failed. Also
+    if real and simulated runs differ in anything but times.
     """
     suite = load_suite(name, experiments)
     suite = replace(suite if profile is None else suite.with_profile(profile), runs=runs or suite.runs)
@@ -123,9 +126,9 @@ def missing(suite: ValidationSuite) -> list[Variant]:
 
 
 def run_missing(suite: ValidationSuite) -> list[str]:
-    """Runs missing variants for real. Returns the names of the variants that failed.
+    """Makes the missing runs in real mode. Returns the names of the variants that failed.
 
-    An interruption keeps finished runs. Raises ConfigError if this machine cannot run them.
+    An interruption keeps runs that have ended. Raises ConfigError if this machine cannot make the runs.
     """
     variants = missing(suite)
     if variants and find_spec("pdreal") is None:
@@ -150,8 +153,8 @@ def run_missing(suite: ValidationSuite) -> list[str]:
 
 
 def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
-    """Runs a variant for real. Returns its summary. None: the run failed; the reason is printed and written beside its
-    folder.
+    """Runs a variant in real mode, and returns the run's summary. None: the run failed; the reason is printed, and
+    written beside the run's folder.
     """
     folder, part = suite.runs / variant.name, suite.runs / f".{variant.name}.part"
     for own in (folder, part):
@@ -193,18 +196,20 @@ _ERRORS = "errors.txt"
 _OF_ROWS = ("device", "model", "dtype", "driver", "torch_version", "versions", "python", "date")
 _NOT_COPIED = {".md", ".py"}
 PairRanks = tuple[Ranks, Ranks]
-"""Ranks of a prefill and a decode instance."""
+"""Ranks of a prefill instance, and of a decode instance."""
 
 
 @dataclass(frozen=True)
 class Step:
     command: tuple[str, ...]
     makes: str
-    """Name of the file that the step writes into the folder."""
+    """Name of the file that the step writes into the campaign's folder."""
 
 
 def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) -> ValidationSuite:
-    """Copies a matrix with its scenario and their inputs into the folder. Raises ConfigError."""
+    """Copies a matrix into the folder of a campaign, with its scenario and all files that these name. Raises
+    ConfigError.
+    """
     suite = load_suite(matrix, Path("experiments"))
     source = suite.scenario_path.parent
     scenario, copied = read_yaml(suite.scenario_path), read_yaml(source / SUITE_FILE)
@@ -233,7 +238,7 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
 
 
 def _require_campaign(out: Path) -> None:
-    """Raises InputError for a folder that is no campaign, because its files would be overwritten."""
+    """Raises InputError if the folder has files and is no campaign, because a campaign would overwrite files."""
     is_begun = (out / SUITE_FILE).is_file() and (out / _DATA).is_dir()
     require_empty_or_own(out, f"campaign ({SUITE_FILE} and {_DATA})", is_own=is_begun)
     if not is_begun and (archive := _archive_of(out)).exists():
@@ -254,7 +259,7 @@ def _profile_name(ranks: PairRanks, first: PairRanks) -> str:
 
 
 def _size(ranks: Ranks) -> str:
-    """Sizes of ranks as part of a file name: 2, or 2ep2."""
+    """The ranks as part of a file name: "2", or with expert parallelism "2ep2"."""
     return str(ranks.tp) if ranks.ep == 1 else f"{ranks.tp}ep{ranks.ep}"
 
 
@@ -264,7 +269,9 @@ def _ranks(scenario: Scenario) -> PairRanks:
 
 
 def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Step]:
-    """Steps of a campaign. num_gpus: GPUs of this host; 0 on a CPU."""
+    """Yields the steps of a campaign in order. rounds: how often each measurement is repeated. num_gpus: GPUs of this
+    host; 0: a CPU alone.
+    """
     scenario = suite.real_scenario(suite.variants[0])
     by_ranks = {_ranks(suite.real_scenario(variant)): variant for variant in suite.variants}
     rows = []
@@ -279,7 +286,7 @@ def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Ste
 
 
 def _flags(pair: PairRanks) -> Iterator[str]:
-    """Flags of `pdsim calibrate` that choose the rows of these ranks."""
+    """Options of `pdsim calibrate` that select the rows of these ranks."""
     for role, ranks in zip(("prefill", "decode"), pair, strict=True):
         for name, size in ranks._asdict().items():
             if size > 1:
@@ -314,7 +321,9 @@ def carry_out(
     num_gpus: int,
     tell: Callable[[str], None],
 ) -> Path:
-    """Carries out a campaign. Returns its archive. Raises ConfigError, also if a step fails."""
+    """Does all steps of a campaign, and returns the archive of its results. Raises ConfigError, also if a step fails.
+    tell: called with a line for each step.
+    """
     suite = prepare(matrix, out, changes, hosts)
     commands = []
     for step in steps(suite, rounds=rounds, num_gpus=num_gpus):
@@ -335,7 +344,7 @@ def carry_out(
 
 
 def _run_step(step: Step, out: Path) -> None:
-    """Runs a step. If the step's output is its result, the output is written to the result file."""
+    """Runs the command of a step. If the result is what the command prints, that is written to the step's file."""
     program, *arguments = step.command
     is_printed = step.makes == _ERRORS
     try:

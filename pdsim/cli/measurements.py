@@ -1,4 +1,6 @@
-"""Commands of measurements: observe a server, fit a profile, derive a profile for another GPU, print errors."""
+"""Commands on measurements: observe a server, fit a profile, derive a profile for another GPU, print errors of
+simulations.
+"""
 
 import shlex
 import sys
@@ -15,14 +17,14 @@ from pdsim.metrics.run_folder import require_out, require_out_file
 from pdsim.scenario.yaml_file import ConfigError
 
 _EXPERIMENTS = Path("experiments")
-"""Folder where cases are looked for by name."""
+"""Folder in which cases are looked up by name."""
 _PROFILE = "name:"
-"""Begin of each profile."""
+"""Comment with which each profile begins."""
 
 
 @dataclass(frozen=True)
 class ObservationLimits:
-    """Limits of all measurements of a server."""
+    """Limits of time, requests and concurrency within which a server is measured."""
 
     minutes: Annotated[
         float, Parameter(validator=Number(gt=0), help="Maximum duration of all measurements, in minutes.")
@@ -36,7 +38,7 @@ class ObservationLimits:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Facts about a server that a client needs and that the server does not report."""
+    """What a client must know of a server and the server does not report."""
 
     model: Annotated[str | None, Parameter(help="Model, by the server's name for it [the server's first].")] = None
     gpu: Annotated[
@@ -164,7 +166,7 @@ def calibrate(
 
 
 def _write_profile(profile: Any, out: Path, notes: Iterable[str], show: Callable[[], None] | None) -> None:
-    """Writes a profile and calls `show`; without `show` prints the profile as JSON."""
+    """Writes a profile and calls `show`, which prints it. show: None: the profile is printed as JSON."""
     from pdsim.scenario.yaml_file import write_yaml
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -276,7 +278,9 @@ def validate(
 
 
 def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
-    """Prints the errors of a simulation against a server's clients, and the stages of the simulated time."""
+    """Prints the errors of a simulation against the times that clients of a server measured, and the stages of the
+    simulated time.
+    """
     from pdsim.calibration.validate.observed import compare_load
     from pdsim.cli.finished import fail_for_requests
     from pdsim.metrics.explanation.explain import mean_stage_ms

@@ -1,4 +1,6 @@
-"""Shows saved pages of a server's metrics: one page, two pages, or pages beside a simulation."""
+"""Shows saved pages of a server's metrics: a single page, two pages of different times, or pages beside a
+simulation.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,12 @@ def show_pages(
     *,
     json_: bool,
 ) -> None:
-    """Prints saved pages of metrics. Raises ConfigError for other files, and for pages in the wrong order."""
+    """Prints what saved pages of metrics say. Raises ConfigError if a file is no such page, or if the later page is
+    older than the first.
+
+    scenario: is simulated for comparison; None: nothing is. seconds: time between the two pages; None: as the files
+    say.
+    """
     from pdsim.show.terminal.metrics_page import print_page
 
     page, notes = read_page(path), list[str]()
@@ -46,7 +53,7 @@ def _between(first: Page, last: Page, seconds: float | None) -> tuple[Page, list
 
 
 def _simulated(scenario: Path, changes: tuple[str, ...], page: Page) -> dict[str, Any]:
-    """Numbers of a simulation that a saved page may also have."""
+    """The numbers of a simulation that a saved page of metrics may have, too."""
     from pdsim.cli.runner import run_scenario
     from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario

@@ -1,4 +1,4 @@
-"""Runs scenarios with a progress bar and keeps their results, also after an interruption."""
+"""Runs scenarios with a progress bar, and keeps the results, even if the user interrupts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -55,11 +55,12 @@ def run_scenario(
     slo: Slo | None = None,
     keep: Collection[Kept] = (),
 ) -> FinishedRun:
-    """Simulates a scenario. With `out`, also writes the run folder, with journal and levels.
+    """Simulates a scenario. With `out`, also writes the run folder.
 
-    ranging: part of the load to simulate also with the fastest and the slowest times, if they were not measured on a
-    server. keep: optional files of the folder. slo: limits that judge the run, written under pdsim.slo of its summary.
-    Raises ConfigError for classes that the workload lacks.
+    levels: True: also record requests and pages of instances over time. ranging: part of the load that is also
+    simulated with the fastest and slowest step times, if these were not measured on a server. slo: limits that judge
+    the run, written to pdsim.slo in the summary. keep: optional files of the folder. Raises ConfigError, also if the
+    SLO names a class that no request has.
     """
     if out is None:
         return _simulate(path, changes, None, quiet=quiet, levels=levels, ranging=ranging, slo=slo)
@@ -124,7 +125,7 @@ def _verdict(slo: Slo, result: RunResult) -> Outcome:
 
 
 def _repeated(scenario: Scenario, slo: Slo, *, quiet: bool) -> list[Outcome]:
-    """Outcomes of the scenario with slightly faster and slower messages."""
+    """Outcomes of the scenario under the SLO, with slightly faster and slower messages."""
     observation = Observation(own_itl=slo.needs_own_itl)
     with progress_over("repetitions", len(JITTERS), quiet=quiet) as advance:
         found = []
@@ -135,7 +136,9 @@ def _repeated(scenario: Scenario, slo: Slo, *, quiet: bool) -> list[Outcome]:
 
 
 def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple[RunResult, bool]:
-    """Runs to the end or to an interruption. Returns the result so far, and True if the run was interrupted."""
+    """Runs a simulation until it ends or the user interrupts. Returns the result so far, and True if the user
+    interrupted.
+    """
     if watch is not None:
         watch.simulation = simulation
     try:
@@ -145,8 +148,8 @@ def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple
 
 
 def _interval(summary: Mapping[str, Any], ends: Ends) -> dict[str, Any]:
-    """Smallest and largest value of each metric over the run and both ends of its range, and the part of the load that
-    they come from.
+    """Smallest and largest value of each metric, over the run and the runs with the fastest and slowest step times, and
+    the part of the load that these runs had.
     """
     found = {"interval": ranges([summary, *ends.numbers(summary)])}
     if ends.part_requests is None:
@@ -157,7 +160,9 @@ def _interval(summary: Mapping[str, Any], ends: Ends) -> dict[str, Any]:
 def obtain_runs(
     paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool, force: bool = False
 ) -> list[FinishedRun]:
-    """Reads run folders and other tools' results, and simulates scenario files."""
+    """Reads run folders and results of other tools, and simulates scenario files. out: folder for the simulated runs;
+    None: they are not kept.
+    """
     from pdsim.metrics.columns import StoredRecords
 
     folders = {} if out is None else _folders(paths, changes, out, force=force)
@@ -186,9 +191,9 @@ def obtain_runs(
 def compared_runs(
     runs: Sequence[FinishedRun], paths: Sequence[Path], changes: Sequence[str], repeats: int | None, *, quiet: bool
 ) -> list[ComparedRun]:
-    """Runs with repetitions, if all of them can be repeated.
+    """Runs with their repetitions. If one run cannot be repeated, none is.
 
-    repeats: number of repetitions of each run; None: by the length of the loads.
+    repeats: number of repetitions of each run; None: depends on the number of requests.
     """
     sources = [(path, () if path.is_dir() else changes) for path in paths]
     is_long = any(run.summary.get("completed", 0) > MOST_REQUESTS for run in runs)
@@ -210,7 +215,7 @@ def _is_simulated(run: FinishedRun) -> bool:
 
 
 def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
-    """Run folder of each scenario file, checked before the first scenario is simulated."""
+    """The run folder for each scenario file. All folders are checked before the first scenario is simulated."""
     folders: dict[Path, Path] = {}
     run_folder.require_out(out)
     there = [path.name == COMPARISON or run_folder.holds_run(path) for path in (out.iterdir() if out.is_dir() else ())]
@@ -227,7 +232,7 @@ def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force:
 
 
 def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
-    """Warns in the run's summary if one of the two runs has the times of a CPU, and the other those of a GPU."""
+    """Adds a warning to the run's summary if one of the two runs has times of a CPU, and the other those of a GPU."""
     devices = [str(one.summary.get("pdsim", {}).get("device", "")) for one in (run, first)]
     on_gpus = {device == "cuda" or device.partition(" and ")[0] in names("gpus") for device in devices}
     if all(devices) and len(on_gpus) > 1:
@@ -237,7 +242,7 @@ def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
 
 
 def _scenario_in(folder: Path) -> Scenario | None:
-    """The scenario of a run folder. None: the folder has no scenario that this version reads."""
+    """The scenario in a run folder. None: there is none, or this version of pdsim cannot read it."""
     try:
         return load_scenario(folder / run_folder.SCENARIO)
     except ConfigError:
@@ -245,7 +250,9 @@ def _scenario_in(folder: Path) -> Scenario | None:
 
 
 def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
-    """The scenario of a run folder, or of a file with changes. Raises ConfigError for another tool's result."""
+    """The scenario of a run folder, or of a scenario file with changes. Raises ConfigError if another tool made the
+    result.
+    """
     if is_result(path):
         raise ConfigError(f"{path} is a result of another tool; expected a run folder or a scenario file")
     if path.is_dir():
@@ -255,7 +262,9 @@ def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
 
 
 def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
-    """Sensitivities of a scenario file, or of the scenario in a run folder. The scenario of a real run is simulated."""
+    """How the metrics of a scenario change with each resource. path: a scenario file or a run folder. If a real run is
+    in the folder, its scenario is simulated.
+    """
     scenario = scenario_of(path, changes)
     with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:
         return sensitivities(scenario, progress=advance)
@@ -266,18 +275,18 @@ class StepTerms(NamedTuple):
     instance_id: str
     num_requests: int
     new_tokens: int
-    """Number of tokens that the step computes, over all its requests."""
+    """Number of tokens that the step computes for all its requests together."""
     context_tokens: int
-    """Number of KV tokens that the step reads, over all its requests."""
+    """Number of KV tokens that the step reads for all its requests together."""
     terms_ms: dict[str, float]
 
 
 def typical_steps(scenario: Scenario) -> list[StepTerms]:
-    """A prefill forward over one prompt of mean length without cached tokens, and a decode step of requests in the
-    middle of their outputs.
+    """A prefill forward of one prompt of mean length, of which nothing is cached, and a decode step whose requests are
+    in the middle of their outputs.
 
-    The decode step has as many requests as its instance may run, as its KV has room for, and as clients wait for,
-    whichever is fewest.
+    The decode step has as many requests as its instance may run, as fit into its KV pool, or as clients wait for: the
+    smallest of these numbers.
     """
     cluster = build(scenario)
     scenario, requests = cluster.scenario, cluster.requests
@@ -303,7 +312,7 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
 
 
 def kernels_of(scenario: Scenario) -> dict[str, dict[str, str]]:
-    """Origin of the times of each role's operators, if the role's cost comes from kernels."""
+    """For each role whose cost comes from kernels: where the times of its operators were measured."""
     costs = {role: scenario.cost.decode if role == "decode" else scenario.cost.prefill for role in roles(scenario)}
     return {role: origins(layout_of(scenario, role)) for role, cost in costs.items() if isinstance(cost, Kernels)}
 

@@ -1,4 +1,4 @@
-"""Commands of runs: run, compare, report, replay, export."""
+"""Commands on runs: run, compare, report, replay, export."""
 
 import gc
 import sys
@@ -106,7 +106,9 @@ def run(
 def _file_or_starter(
     scenario: Path | None, load: "LoadOptions", changes: tuple[str, ...]
 ) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """The scenario file and its changes. Without a file: a generated scenario for the load. Raises ConfigError."""
+    """Context with a scenario file and its changes. Without a file: with a generated scenario for the load. Raises
+    ConfigError.
+    """
     if scenario is not None:
         yield scenario, (*load.changes(has_own_load=True), *changes)
         return
@@ -221,7 +223,7 @@ def report(
 
 
 def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
-    """The page of runs, a sweep or a plan. Raises ConfigError for a sweep together with other paths."""
+    """The page of runs, of a sweep or of a plan. Raises ConfigError if other paths stand beside a sweep or plan."""
     from pdsim.show.html.plan import FILE as PLAN
     from pdsim.show.html.plan import plan_page
     from pdsim.show.html.sweep import sweep_page
@@ -262,7 +264,7 @@ def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bo
 
 
 def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
-    """The resolved scenario of a run. None: a result without a scenario."""
+    """The resolved scenario of a run folder or scenario file. None: the result has no scenario."""
     from pdsim.metrics.run_folder import SCENARIO
     from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario

@@ -1,4 +1,4 @@
-"""Commands of scenarios: init, schema, fields, launch."""
+"""Commands on scenarios: init, schema, fields, launch."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pdsim.scenario.schema import Scenario
 
 _MARK = "# written by pdsim launch"
-"""First line of files that `pdsim launch` writes."""
+"""First line of every file that `pdsim launch` writes."""
 _WITHOUT_COMMENTS = (".json", ".jsonl")
 
 
@@ -56,7 +56,7 @@ def init(
 
 
 def _summary(data: dict[str, Any]) -> str:
-    """The cluster as text, such as qwen3-8b on 1P3D, each of 1 h100."""
+    """The cluster of a scenario as text, such as "qwen3-8b on 1P3D, each of 1 h100"."""
     prefill, decode = data.get("prefill"), data.get("decode")
     if not prefill or not decode:
         return str(data["model"])
@@ -66,7 +66,7 @@ def _summary(data: dict[str, Any]) -> str:
 
 
 def _asked(options: StarterOptions) -> StarterOptions:
-    """Asks on the terminal for each missing option. Returns the options with the answers."""
+    """Asks the user for each option that is missing. Returns the options with the answers."""
     from pdsim.system.catalog import load_gpu, load_model, names
 
     start = starting_point()
@@ -93,7 +93,7 @@ def _asked(options: StarterOptions) -> StarterOptions:
 
 
 def _answer(question: str, parse: Callable[[str], Any]) -> Any:
-    """Asks until the answer is valid. None: the user pressed Enter."""
+    """Asks the user until the answer is valid. None: the user pressed Enter."""
     while answer := input(question).strip():
         try:
             return parse(answer)
@@ -200,8 +200,8 @@ and its simulation too slow.
 
 
 def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, model: str) -> None:
-    """Adds the load as a Job that replays a trace. The load is simulated, as in `pdsim export`, to find the times of
-    sending.
+    """Adds a Kubernetes Job that replays the load as a trace. The load is simulated, as `pdsim export` does, to find
+    out when each request is sent.
     """
     from pdsim.cli.runner import obtain_runs
     from pdsim.launch.kubernetes import replay_in_job
@@ -221,8 +221,8 @@ def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, mo
 
 
 def _printed(made: "Launch") -> str:
-    """Text of the scripts, which a shell runs as printed, or of the manifests, if they start the cluster. Other files
-    are named.
+    """Text for the terminal: the scripts, which a shell can run as printed, or the manifests that start the cluster.
+    Other files are only named.
     """
     from pdsim.launch.words import comment
 
@@ -238,7 +238,9 @@ def _printed(made: "Launch") -> str:
 
 
 def _require_launch(out: Path, files: Iterable[str]) -> None:
-    """Raises ForeignFileError for a folder of other files, and ConfigError if one would be replaced."""
+    """Raises ForeignFileError if the folder has other files, and ConfigError if one of the new files would replace
+    another file.
+    """
     own = {path.name for path in (out.iterdir() if out.is_dir() else ()) if _is_of_launch(path)}
     require_empty_or_own(out, "launch", is_own=bool(own))
     for name in files:
@@ -255,7 +257,7 @@ def _is_of_launch(path: Path) -> bool:
 
 
 def _files(made: "Launch") -> dict[str, str]:
-    """Scripts or manifests, and notes, by file name."""
+    """The scripts or manifests, and the notes, by the names of their files."""
     from pdsim.launch.words import comment
 
     files = {f"{what}.sh": f"{command}\n" for what, command in made.commands.items()}

@@ -1,4 +1,4 @@
-"""Commands of studies: ask, plan, sweep, serve."""
+"""Commands on studies: ask, plan, sweep, serve."""
 
 import os
 import signal
@@ -83,7 +83,9 @@ def ask(
 
 @contextmanager
 def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
-    """Context in which Ctrl-C or SIGTERM ends the command with one line that says whether it can resume."""
+    """Context in which Ctrl-C or SIGTERM ends the command with one line. is_kept: True: the line says that the command
+    can resume.
+    """
     try:
         with _ended_by_sigterm():
             yield
@@ -95,7 +97,7 @@ def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Context in which SIGTERM does what Ctrl-C does: temporary folders go, and workers end."""
+    """Context in which SIGTERM does what Ctrl-C does: temporary folders are removed, and workers end."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -109,7 +111,7 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Clusters that a plan may choose."""
+    """Which clusters a plan may choose."""
 
     gpu: Annotated[
         list[str] | None,
@@ -198,7 +200,9 @@ def plan(
 
 
 def prices_of(gpus: Iterable[str]) -> dict[str, float]:
-    """Prices by GPU, from texts such as "h100=2.5". A single GPU needs no price and gets 1. Raises ConfigError."""
+    """Prices by GPU, read from texts such as "h100=2.5". A GPU that is alone needs no price, and gets 1. Raises
+    ConfigError.
+    """
     found: dict[str, float] = {}
     unpriced = []
     for gpu in gpus:
@@ -220,7 +224,7 @@ def prices_of(gpus: Iterable[str]) -> dict[str, float]:
 
 
 def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
-    """Fields and values from texts such as "page_size=[1, 64]". Raises ConfigError."""
+    """Values to try by field, read from texts such as "page_size=[1, 64]". Raises ConfigError."""
     found: dict[str, list[Any]] = {}
     for one in tried:
         path, equals, text = one.partition("=")

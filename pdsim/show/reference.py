@@ -1,4 +1,6 @@
-"""Reference of the fields of scenarios and run folders, made from the docstrings of the code."""
+"""The reference of `pdsim fields`: the fields of scenarios and of run folders, explained by the docstrings of
+the code.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -51,7 +53,9 @@ COMPONENTS: dict[Any, str] = {
 
 
 class ReferenceEntry(NamedTuple):
-    """Reference of a section, a kind of components, or a file of a run: a table whose last column explains each row."""
+    """The reference of a section, of a kind of component, or of a file in a run folder: a table whose last column
+    explains the row.
+    """
 
     name: str
     about: str
@@ -88,7 +92,9 @@ def _by_name() -> dict[str, ReferenceEntry]:
 
 
 def entry(name: str) -> ReferenceEntry:
-    """The reference entry of a section, a table, a component, or one field such as "decode.tp". Raises ConfigError."""
+    """The reference of a section, a table, a component, or one field such as "decode.tp". Raises ConfigError if nothing
+    has this name.
+    """
     known = _by_name()
     if name in known:
         return known[name]
@@ -107,7 +113,7 @@ def entry(name: str) -> ReferenceEntry:
 
 
 def _section(name: str, section: type[Section]) -> Iterator[ReferenceEntry]:
-    """A section, followed by the sections inside it."""
+    """Yields the reference of a section, and of each section inside it."""
     said = meanings(section)
     inner, rows = {}, []
     for key, field in section.model_fields.items():
@@ -121,7 +127,7 @@ def _section(name: str, section: type[Section]) -> Iterator[ReferenceEntry]:
 
 
 def _component(seam: Any, name: str) -> list[tuple[str, ...]]:
-    """A row for the component, and a row for each of its settings that no built-in base class has."""
+    """A row for a component, and a row for each setting that no built-in base class of it has."""
     module, _, kind = BUILT_IN[seam][name].partition(":")
     component = getattr(import_module(module), kind)
     said = meanings(component)
@@ -148,7 +154,7 @@ def _columns(record: type[Any]) -> list[tuple[str, ...]]:
 
 
 def default_in(field: FieldInfo) -> str:
-    """Default of a field as files write it. Empty: a section with its own defaults."""
+    """The default of a field, as files have it. Empty: the field is a section, whose fields have defaults."""
     if field.default is PydanticUndefined:
         return REQUIRED
     if isinstance(field.default, Section):

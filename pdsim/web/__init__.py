@@ -1,1 +1,1 @@
-"""A local page on which a user chooses a cluster and sees its latency and price."""
+"""A local web page on which a user chooses a cluster, and sees its latencies and its price."""

@@ -1,4 +1,4 @@
-"""The page's controls, and the answers to the user's choices."""
+"""The controls of the page, and the answers to what the user chooses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ _METRICS = {
 """Fields of a summary that the page shows, with their units."""
 _TP = (1, 2, 4, 8)
 MOST_KEPT = 200
-"""Maximum number of kept runs. A repeated choice needs no new run."""
+"""Maximum number of runs that are kept, so that a choice that was made before needs no new run."""
 _LOADS = {
     "client.concurrency": ("requests in flight", (1, 512)),
     "client.arrivals.rate": ("requests/s", (0.1, 200)),
@@ -45,10 +45,12 @@ _KV_TYPES = ("bf16", "fp8", "fp4")
 
 
 class Board:
-    """A scenario with one cluster and one load at a time, chosen on the page."""
+    """A scenario of which the user chooses the cluster and the load on the page."""
 
     def __init__(self, base: Base, work: Work, slo: Slo, prices: Mapping[str, float], num_requests: int) -> None:
-        """prices: of an hour of each GPU, by name. num_requests: default number of simulated requests."""
+        """prices: price of one hour of each GPU, by name. num_requests: number of requests to simulate, unless the user
+        chooses another.
+        """
         self._base = base
         self._work = work
         self._slo = slo
@@ -60,7 +62,7 @@ class Board:
         slo.require_classes(self._load.requests)
 
     def controls(self) -> dict[str, Any]:
-        """The choices of each control, and under `now` the scenario's own choices."""
+        """The possible values of each control. The key `now` has the values of the scenario itself."""
         scenario, part = self._base.scenario, self._own_part
         prefill, decode = scenario.pair
         router = (describe_component(scenario.router.prefill), describe_component(scenario.router.decode))
@@ -103,7 +105,7 @@ class Board:
 
     @property
     def _slider(self) -> dict[str, Any] | None:
-        """Title, range and value of the load's slider. None: the load cannot be scaled."""
+        """Title, range and value of the slider that sets the load. None: the load cannot be scaled."""
         load = self._load.base.load
         if load is None:
             return None
@@ -111,8 +113,8 @@ class Board:
         return {"title": title, "range": limits, "now": load[1]}
 
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
-        """A server of the scenario, with enough GPUs for the model. Without a scenario file, the GPU is one with a
-        price.
+        """The values of a server's controls: the scenario's server, with so many GPUs that the model fits. Without a
+        scenario file, its GPU is one that has a price.
         """
         is_priced = settings.gpu in self._prices or self._base.of_starter is None
         gpu = settings.gpu if is_priced else next(iter(self._prices), settings.gpu)
@@ -127,8 +129,8 @@ class Board:
         return True
 
     def answer(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer to a choice. Raises ConfigError for an impossible cluster, load or SLO, and for a model that does not
-        fit.
+        """Simulates what the user chose, and returns what the page shows. Raises ConfigError if the cluster, the load
+        or the SLO is impossible, or if the model does not fit.
         """
         choice, part = Choice.of(chosen), Part.of(chosen)
         if part != self._load.part:
@@ -162,7 +164,9 @@ class Board:
         }
 
     def _chance(self, slo: Slo, changes: Changes, row: Mapping[str, Any]) -> str:
-        """Sentence on a verdict that chance changes. Empty: the limits are not near, or chance does not change it."""
+        """A sentence that says that chance decides whether the SLO is met. Empty: chance does not, or all numbers are
+        far from their limits.
+        """
         own = outcome_of([row], slo)
         if not own.is_near:
             return ""
@@ -173,7 +177,7 @@ class Board:
 
 
 def _changes(base: Base, choice: Choice) -> Changes:
-    """Changes of the base scenario. Raises ConfigError."""
+    """Changes of the base scenario that make the chosen cluster. Raises ConfigError if the cluster is impossible."""
     kinds = {"model": choice.model, "weight_dtype": choice.weight_dtype, "kv_dtype": choice.kv_dtype}
     changes: dict[str, Any] = {name: value for name, value in kinds.items() if value is not None}
     is_aggregated = len(choice.servers) == 1
@@ -195,7 +199,7 @@ def _changes(base: Base, choice: Choice) -> Changes:
 
 
 def _router(base: Base, policy: str, *, is_aggregated: bool) -> Any:
-    """The policy for all roles, together with the other settings of the scenario's router."""
+    """The scenario's router settings, with this policy for all roles."""
     kept = ("shedding",) if is_aggregated else ("shedding", "disaggregation")
     others = {name: one for name in kept if (one := getattr(base.scenario.router, name)) is not None}
     if not others:
@@ -214,7 +218,7 @@ def _costs(choice: Choice, num_gpus: int) -> dict[str, Any]:
 
 
 def _results(slo: Slo, row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Numbers of a run, with those of the runs at both ends of the range of step times."""
+    """The numbers of a run. others: rows of the runs with the fastest and slowest step times, which give ranges."""
     known = [row, *(other for other in others if other["status"] == "ok")]
     return {
         "requests": row["completed"],
@@ -229,7 +233,9 @@ def _results(slo: Slo, row: Mapping[str, Any], others: Sequence[Mapping[str, Any
 
 
 def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Readings of a term. None: too many requests failed for the percentile to be finite."""
+    """What the page shows of one condition of the SLO. rows: the run, then those with the fastest and slowest step
+    times.
+    """
     readings = [term.reading(Times.of_row(row)) for row in rows if row["status"] == "ok"]
     values = [one.value if isfinite(one.value) else None for one in readings]
     are_met = [*(one.is_met for one in readings), *(False for _ in rows[len(readings) :])]

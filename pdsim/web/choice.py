@@ -1,4 +1,4 @@
-"""Checks the user's choices on the page."""
+"""Checks what the user chose on the page."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ _MOST_REQUESTS = 10**9
 
 @dataclass(frozen=True)
 class Part:
-    """The part of the load that is simulated."""
+    """The part of the load that the page simulates."""
 
     trace: str
-    """Path of a trace. Empty: the scenario's own requests."""
+    """Path of a trace. Empty: the requests are the scenario's own."""
     first: int
-    """Number of the first request, from 1. Generated loads always begin with 1."""
+    """Number of the first request to simulate, from 1. Always 1 if requests are generated."""
     count: int
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Part":
-        """The part that the user chose. Raises ConfigError."""
+        """Reads the part of the load that the user chose. Raises ConfigError."""
         trace = chosen.get("trace", "")
         if not isinstance(trace, str) or len(trace) > 4096 or "\0" in trace:  # noqa: PLR2004
             raise ConfigError("trace: expected the path of a file")
@@ -37,24 +37,24 @@ class Part:
 
 @dataclass(frozen=True)
 class Choice:
-    """One cluster, and its SLO and prices. None: as in the scenario."""
+    """A cluster with its SLO and its prices. None: as in the scenario."""
 
     model: str | None
     weight_dtype: str | None
     kv_dtype: str | None
     servers: tuple[Server, ...]
-    """Servers of prefill and decode, or of the aggregated role."""
+    """GPU and parallel sizes of the prefill and of the decode servers, or of the aggregated servers."""
     counts: tuple[int, ...]
     radix: bool
     router: str | None
     load: Any
     slo: Slo
     prices: Mapping[str, float]
-    """Prices of an hour of each GPU, by name."""
+    """Price of one hour of each GPU, by the GPU's name."""
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Choice":
-        """The choice of the user. Raises ConfigError."""
+        """Reads what the user chose. Raises ConfigError if a value is wrong."""
         servers, counts = _servers(chosen)
         slo = chosen.get("slo")
         if not isinstance(slo, str):
@@ -91,7 +91,7 @@ def _prices(chosen: Any) -> dict[str, float]:
 
 
 def _servers(chosen: Mapping[str, Any]) -> tuple[tuple[Server, ...], tuple[int, ...]]:
-    """Servers of each role, and their numbers. Raises ConfigError."""
+    """GPU and parallel sizes of the servers of each role, and the numbers of servers. Raises ConfigError."""
     roles = ("aggregated",) if chosen.get("kind") == "aggregated" else ("prefill", "decode")
     try:
         servers = tuple(Server(chosen[role]["gpu"], Split(chosen[role]["tp"])) for role in roles)

@@ -1,4 +1,4 @@
-"""Finds the shortest command that gives the numbers of an answer."""
+"""Finds the shortest command that simulates what the page shows."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from pdsim.study.points.tasks import described
 
 
 def shortest_command(base: Base, changes: Changes, slo: str) -> str:
-    """The shortest `pdsim run` command with the numbers of an answer: the base's file or, without a file, the starter's
-    flags, and the changes that matter.
+    """The shortest `pdsim run` command that gives the numbers of an answer. It names the scenario file, or without a
+    file the options of the starter, and those changes that have an effect.
     """
     own = read_yaml(base.path) if base.of_starter is None else starting_point()
     if base.of_starter is not None:
@@ -41,7 +41,7 @@ def _data(base: Base, changes: Changes) -> dict[str, Any]:
 
 
 def _changed(own: Mapping[str, Any], given: list[str], base: Base) -> Scenario | None:
-    """The scenario with these changes. None: the changes are impossible."""
+    """The scenario with these changes. None: the changes make no possible scenario."""
     data = deepcopy(dict(own))
     try:
         for change in given:
@@ -52,7 +52,9 @@ def _changed(own: Mapping[str, Any], given: list[str], base: Base) -> Scenario |
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields of plain data that differ, with their paths. A different component is a single value."""
+    """Yields the fields in which two sets of plain data differ, each with its new value. If a component differs, it is
+    a single field.
+    """
     for name, value in after.items():
         own = before.get(name)
         if name in before and own == value:

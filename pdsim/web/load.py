@@ -17,11 +17,11 @@ from pdsim.workload.request_spec import RequestSpec
 class Load:
     part: Part
     base: Base
-    """The scenario with this load in place of its own."""
+    """The scenario, in which this load replaces the scenario's own."""
     requests: Sequence[RequestSpec]
 
     def __str__(self) -> str:
-        """The requests in words, such as "requests 1 to 500 of 2,000 in bursts.csv"."""
+        """Describes the requests, for example "requests 1 to 500 of 2,000 in bursts.csv"."""
         workload: Any = self.base.scenario.workload
         if not hasattr(workload, "path"):
             return f"{len(self.requests):,} made-up requests"
@@ -38,7 +38,7 @@ class Load:
 
 
 def whole_part(base: Base) -> Part:
-    """The part that contains all requests of the scenario."""
+    """The part that has all requests of the scenario."""
     workload = base.scenario.workload
     path = getattr(workload, "path", None)
     count = getattr(workload, "num_requests", None) or len(requests_of(base.scenario))
@@ -46,7 +46,7 @@ def whole_part(base: Base) -> Part:
 
 
 def load_of(base: Base, part: Part) -> Load:
-    """The load of a part. Raises ConfigError for a trace that cannot be read."""
+    """The load with the requests of this part. Raises ConfigError if a trace cannot be read."""
     workload, whole = base.scenario.workload, whole_part(base)
     fields = {"skip_requests": part.first - 1, "num_requests": part.count}
     if part.trace not in ("", whole.trace):

@@ -1,4 +1,4 @@
-"""The page's server. It listens on this machine only, and computes one answer at a time, for the newest question."""
+"""The HTTP server of the page. Listens on this machine only. Computes one answer at a time, for the newest question."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ from pdsim.web.board import Board
 
 HOST = "127.0.0.1"
 _BODY_S = 10.0
-"""Maximum time in s for the body of a question."""
+"""Maximum time in s in which the body of a question must arrive."""
 _IDLE_S = 30.0
-"""Maximum time in s for an idle connection, and for the headers of a request."""
+"""Maximum time in s that a connection may be idle, or that a request's headers may take."""
 _KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 _COLOURS = files("pdsim.show") / "assets" / "colours.css"
-"""Style sheet that reports use, too."""
+"""Style sheet with the colours, which reports use as well."""
 
 
 class BoardServer:
@@ -34,7 +34,7 @@ class BoardServer:
         return web.json_response(self._board.controls())
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """Answers a question. Status 409: a newer question arrived before this one was computed."""
+        """Answers a question of the page. Status 409: a newer question arrived before this one was computed."""
         if request.content_type != "application/json":  # what a page of another origin may send unasked
             raise web.HTTPUnsupportedMediaType(text="send application/json")
         chosen = await _object_of(request)
@@ -51,7 +51,7 @@ class BoardServer:
 
 
 async def _object_of(request: web.Request) -> dict[str, Any]:
-    """The JSON object of the body. Status 400: there is none."""
+    """The JSON object in the body of a request. Answers with status 400 if there is none."""
     try:
         body = await asyncio.wait_for(request.text(), _BODY_S)
         found = json.loads(body)
@@ -75,8 +75,8 @@ def _asset(name: str) -> Any:
 
 @web.middleware
 async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Refuses requests under the name of another site that resolves to this machine, because its page could read the
-    answers.
+    """Refuses requests that reach this machine under the name of another site. A page of that site could otherwise read
+    the answers.
     """
     try:
         host = request.url.host
@@ -89,7 +89,9 @@ async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResp
 
 
 def serve(board: Board, port: int, opened: Callable[[str], None]) -> None:
-    """Serves until it is interrupted. opened is called with the address. Raises OSError if the port is taken."""
+    """Serves the page until the user interrupts. opened: called with the page's address. Raises OSError if another
+    program has the port.
+    """
 
     async def run() -> None:
         runner = web.AppRunner(BoardServer(board).app, keepalive_timeout=_IDLE_S)

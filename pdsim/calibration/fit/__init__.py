@@ -1,1 +1,1 @@
-"""Profiles fitted to measured rows, and profiles of other GPUs derived from them."""
+"""Profiles that are fitted to measured times, and profiles for other GPUs that are derived from them."""

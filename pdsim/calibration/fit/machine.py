@@ -1,8 +1,8 @@
-"""Fits the times around the steps: the GPU's clock, the host's loops, and requests and transfers on their way.
+"""Fits the times around steps: the clock of a busy GPU, the loops on the host, and the way of requests and transfers.
 
-A client of a server measures steps together with the times around them (HTTP, tokenizer, host): a prompt's TTFT is
-forward + overhead. Streams that decode on the same GPUs wait at most for the forward, so rows of `stall` separate the
-two. Prompts that arrive together show which part of the overhead is serial.
+A client of a server sees a step together with the times around it (HTTP, tokenizer, host): a prompt's TTFT is the
+forward plus an overhead. A stream that decodes on the same GPUs waits for the forward at most, so rows of kind `stall`
+separate the forward from the overhead. Prompts that arrive together show which part of the overhead is serial.
 """
 
 from collections.abc import Mapping
@@ -15,24 +15,26 @@ from pdsim.calibration.fit.rows import OBSERVED, Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
 
 _MEMORY_NS = 1e8
-"""Initial value of the fit. A GPU without slowdown is written with this value."""
+"""Initial value of the fit in ns. The value is also written for a GPU that does not slow down."""
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
 _SOFT = 0.02
-"""Relative error above which a residual counts by its size instead of its square."""
+"""Relative error above which a residual counts by its size instead of by its square."""
 _ITERATIONS = 8
-"""Number of iterations. Each reduces the error by the factor slowdown x utilisation."""
+"""Number of iterations. Each multiplies the error by slowdown x utilisation."""
 
 
 @dataclass(frozen=True)
 class GpuSlowdown:
     slowdown: float
-    """Relative slowdown of forwards on a fully used GPU."""
+    """By how much longer a forward takes on a GPU that is always busy, as a share of its time on a rested GPU."""
     memory_ns: float
-    """Time constant of the average utilisation, in ns."""
+    """Time constant in ns of the moving average of the GPU's utilisation."""
 
     def rested(self, rows: Rows) -> Rows:
-        """The prefill rows with the times of a rested GPU, without the slowdown that the forwards cause themselves."""
+        """The prefill rows with the times that a rested GPU would take. Removes the slowdown that the measured forwards
+        themselves caused.
+        """
         times_ns = rows.columns["time_ns"]
         rested_ns = times_ns
         for _ in range(_ITERATIONS):
@@ -41,13 +43,13 @@ class GpuSlowdown:
 
 
 def gpu_slowdown(measurements: Measurements) -> GpuSlowdown | None:
-    """Slowdown of a busy GPU. None: there are no clock rows."""
+    """How much a busy GPU slows down, fitted to rows of kind `clock`. None: there are no such rows."""
     return next(map(_fitted, measurements.of("clock")), None)
 
 
 def _fitted(rows: Rows) -> GpuSlowdown:
-    """Slowdown fitted to clock rows. Forwards with the same number of tokens are assumed to take the same time on a
-    rested GPU.
+    """The slowdown that fits rows of kind `clock` best. Assumes that forwards of equal size take equal time on a rested
+    GPU.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -68,19 +70,23 @@ def _fitted(rows: Rows) -> GpuSlowdown:
 
 
 def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: float) -> Floats:
-    """Factor by which GpuClock stretches forwards that begin after the GPU has been busy for busy_ns since a pause."""
+    """Factor by which GpuClock makes a forward longer that begins when the GPU has been busy for busy_ns since its last
+    pause. rested_ns: time of the forward on a rested GPU.
+    """
     idle_at_start = np.exp(-busy_ns / memory_ns)
     x = rested_ns / memory_ns
     return np.asarray(1 + slowdown * (1 - idle_at_start * -np.expm1(-x) / x))
 
 
 LOOP = ("start", "launch", "result", "send", "loading")
-"""Measured parts of a loop's time on its CPU, with the time before the loop begins."""
+"""Names of the measured parts of a loop's CPU time, and of the time before the loop begins."""
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
-"""Kinds of rows without a fit. Their times are medians, or the remainder beyond fitted times."""
+"""Kinds of rows to which no form is fitted. The profile has their medians, or what remains of them beyond
+fitted times.
+"""
 
 Times = dict[str, float]
-"""Fields of a scenario's section by name, with times in ns."""
+"""Fields of a section of a scenario, with times in ns."""
 
 
 def medians_ns(measurements: Measurements) -> Times:
@@ -88,9 +94,11 @@ def medians_ns(measurements: Measurements) -> Times:
 
 
 def loop_ns(medians: Mapping[str, float]) -> Times:
-    """Times of a prefill loop, and of loading an instance, in ns. Without measured rows of `start`, the time of a grant
-    beyond its message counts as the time to start a forward. A loop that also decodes takes this time and that of the
-    result while its GPU is idle.
+    """CPU times of the loop of a prefill instance, and of loading an instance, in ns. medians: medians of host rows by
+    name.
+
+    Without rows named `start`, the time of a grant beyond its message counts as the time to start a forward. A loop
+    that also decodes spends this time, and that of the result, while its GPU is idle.
     """
     times = {what: medians[what] for what in LOOP if what in medians}
     if "start" not in times and medians.keys() >= {"grant", "message"}:
@@ -100,8 +108,8 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
 
 
 def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
-    """Times of the front end in ns, from medians of host rows. Requests pass the launcher one after another. Admission
-    by decode counts as front end, too, because it precedes the grant of pages.
+    """Times of the front end in ns. medians: medians of host rows by name. Requests pass the launcher one after
+    another. The time of decode's admission also counts as front end, because it comes before the grant of pages.
     """
     if not medians.keys() >= {"route", "admit", "answer", "message"}:
         return {}
@@ -117,33 +125,36 @@ def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Ti
 
 
 def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
-    """Service times per request and per prompt token in ns, and the time of a request of num_tokens."""
+    """Serial time in ns per request and per prompt token, and the time in ns of a request of num_tokens tokens."""
     tokens, times_ns = rows.columns["new_tokens"], rows.columns["time_ns"]
     service_ns, per_token_ns = _line(tokens, times_ns, np.ones_like(tokens))
     return {"service": service_ns, "service_per_token": per_token_ns}, service_ns + per_token_ns * num_tokens
 
 
 def _line(sizes: Floats, times_ns: Floats, shares: Floats) -> tuple[float, float]:
-    """Time at size 0, and time per unit of size, of the part that takes these shares of the times."""
+    """The straight line through times_ns over sizes: time in ns at size 0, and time in ns per unit of size. shares: the
+    part of each time to which the line applies.
+    """
     terms = np.column_stack([np.ones_like(sizes), sizes])
     base_ns, slope_ns = plain_least_squares(terms / times_ns[:, None], shares)
     return float(base_ns), float(slope_ns)
 
 
 def _tokens_alone(measurements: Measurements) -> float:
-    """Number of prompt tokens of the requests whose stages were timed."""
+    """Number of prompt tokens of the requests whose stages were timed one after another."""
     return max(float(rows.columns["new_tokens"].max()) for rows in measurements.of("host") if rows.name == "admit")
 
 
 @dataclass(frozen=True)
 class SendingTime:
-    """Additional time of a transfer in real mode, while its worker is busy with it."""
+    """Time in which a worker of real mode is busy with a transfer, beyond the fitted time of the transfer."""
 
     batch_ns: float = 0.0
     ns_per_byte: float = 0.0
     serial: bool = False
-    """True: workers wait for each other. While all workers were busy, a transfer took closer to their number times its
-    own time than to its own time."""
+    """True: workers wait for one another. With all workers busy, a transfer then takes about as many times its own time
+    as there are workers.
+    """
 
     @classmethod
     def fitted(cls, measurements: Measurements, transfer: FittedForm) -> "SendingTime":
@@ -162,13 +173,17 @@ class SendingTime:
 
 
 def _busy_workers(transport: str) -> int:
-    """Number of busy workers while rows of `sending` were measured: many transfers to one decode instance."""
+    """Number of workers that were busy while rows of kind `sending` were measured, in which many transfers went to one
+    decode instance.
+    """
     engine = load_transport(transport) if transport in names("transports") else None
     return engine.num_queues if engine is not None and engine.queue_by == "request" else 1
 
 
 def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: FittedForm) -> Times:
-    """Time in ns from a transfer's start to the first token, without the time of its worker and of one message."""
+    """Time in ns from the start of a transfer until the first token, beyond the time of the transfer's worker and of
+    one message.
+    """
     sending = SendingTime.fitted(measurements, transfer)
     for rows in measurements.of("handover"):
         if rows.name == transfer.rows.name and "message" in medians:
@@ -179,9 +194,9 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
 
 
 def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
-    """Host time in ns between the steps of decode loops.
+    """Host time in ns between the steps of a decode loop.
 
-    If rows do not contain this time, it is the period minus the fitted step, and has the errors of that fit.
+    If the rows have no such time, it is the loop's period minus the fitted step, and has the errors of that fit.
     """
     for rows in measurements.of("loop"):
         batch, period_ns = rows.columns["batch"], rows.columns["time_ns"]
@@ -194,33 +209,33 @@ def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
 
 
 _SHARES_GPUS = 0.3
-"""If streams wait for less than this share of a prompt's TTFT, they run on other GPUs than prefill."""
+"""Streams that wait for less than this share of a prompt's TTFT are taken to run on other GPUs than prefill."""
 _MOST_OVERHEAD = 0.9
-"""Largest accepted share of non-forward time in the shortest TTFT."""
+"""Largest accepted share of the shortest TTFT that lies outside the forward."""
 CANNOT_TELL = (
     "the profile lacks what a client cannot measure: KV transfers, the scheduler's own time (part of forwards), "
     "mixed batches of prefill and decode, the size of the KV pool"
 )
 MESSAGES_NS = 2 * 50_000.0
-"""Time in ns of the messages of a simulated request on its way: twice the default of network.message_latency."""
+"""Time in ns that a simulated request spends in messages: twice the default of network.message_latency."""
 
 
 @dataclass(frozen=True)
 class RequestOverhead:
-    """Time of a request outside its forward, as a client measured it."""
+    """The part of a request's TTFT that lies outside its forward, as a client measured it."""
 
     time_ns: float
     bursts: tuple[Rows, ...] = ()
     notes: tuple[str, ...] = ()
 
     def front_end_ns(self, prefill: FittedForm) -> dict[str, float]:
-        """Settings of front_end: the serial part of the time, and the rest."""
+        """Fields of front_end in ns: the serial part of the overhead as service times, and the rest as latency."""
         service_ns = min(self._serial_ns(prefill), self.time_ns)
         return {"service": service_ns, "latency_in": max(0.0, self.time_ns - service_ns - MESSAGES_NS)}
 
     def _serial_ns(self, prefill: FittedForm) -> float:
-        """Serial time in ns of each prompt of a burst after the first: the time beyond two forwards, one of the first
-        prompt and one of all others.
+        """Serial time in ns of each prompt of a burst except the first: the burst's TTFT minus two forwards, one of the
+        first prompt and one of all others.
         """
         found: list[float] = []
         for rows in self.bursts:
@@ -233,8 +248,8 @@ class RequestOverhead:
 
 
 def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestOverhead | None]:
-    """The measurements with rows of prefill instead of rows of ttft, and the overhead. Without rows of ttft: unchanged,
-    and None.
+    """Turns rows of kind `ttft` into rows of kind `prefill`, and returns the overhead that it subtracted. Without rows
+    of `ttft`: the measurements as they are, and None.
     """
     rows = {rows.kind: rows for rows in measurements.rows if rows.kind in OBSERVED}
     if "ttft" not in rows:
@@ -253,8 +268,8 @@ def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestO
 
 
 def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
-    """Part of a prompt's TTFT in ns beyond the waiting of streams, and notes. Without streams on the same GPUs: a round
-    trip.
+    """The part of a prompt's TTFT in ns that running streams do not wait for, and notes. If no streams ran on the same
+    GPUs: the time of a round trip.
     """
     if "stall" in rows:
         stall = rows["stall"].columns
@@ -271,13 +286,15 @@ def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
 
 
 def _least_beyond(new_tokens: Floats, beyond_ns: Floats) -> float:
-    """The smallest of the medians by prompt length."""
+    """The smallest median of these times in ns, over groups of similar prompt lengths."""
     lengths = np.round(np.log2(new_tokens))
     return float(min(np.median(beyond_ns[lengths == length]) for length in np.unique(lengths)))
 
 
 def _alone_ns(ttft: dict[str, Floats], new_tokens: Floats) -> Floats:
-    """TTFT in ns of single prompts without a cached prefix, interpolated between the nearest lengths."""
+    """TTFT in ns of prompts of these lengths that are sent alone and have no cached prefix. Interpolated between the
+    nearest measured lengths.
+    """
     fresh = ttft["context_tokens"] == 0
     tokens, times_ns = ttft["new_tokens"][fresh], ttft["time_ns"][fresh]
     lengths = np.round(np.log2(tokens) * 2)

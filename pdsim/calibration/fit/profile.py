@@ -1,4 +1,4 @@
-"""Makes a profile from measured rows: fits the form of each kind of rows, and writes the results."""
+"""Makes a profile from measured rows: fits a form to each kind of rows, and writes the results as a file."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,25 +28,28 @@ from pdsim.system.catalog import load_gpu, load_model, load_transport, names
 from pdsim.system.model import KV_DTYPES
 
 TABLE_ABOVE = 0.05
-"""Mean held-out error from which a table is tried instead of straight lines."""
+"""If the mean error on held-out rows exceeds this, a table is tried in place of straight lines."""
 _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (regression.prefill_form, regression.prefill_table),
     "decode": (regression.decode_form, regression.decode_table),
 }
 _NOT_FITTED = (*machine.MEASURED_KINDS, "clock", *OBSERVED)
-"""Kinds of rows without a form of their own."""
+"""Kinds of rows to which no form of their own is fitted."""
 LEAST_CONTEXT_TOKENS = 1000
-"""Minimum context tokens per request of the decode rows that count for a model with experts. With shorter contexts,
-requests choose the same experts more often than in a run, so fewer experts are read."""
+"""Minimum number of context tokens per request of the decode rows that are fitted for a model with experts. With
+shorter contexts, requests choose the same experts more often than in a real run, so that a step reads fewer experts.
+"""
 SHARED_READING = 0.47
-"""Share of a KV token's time in a decode step that requests with the same token pay only once: the time of memory
-beyond that of the SMs, in the fit of SGLang on an H200 (experiments/sglang-h200). Rows have no shared KV."""
+"""Share of the time of reading a KV token that requests with the same token pay only once: the time of memory beyond
+that of the SMs, in the fit of SGLang on an H200 (experiments/sglang-h200). Measured rows have no shared KV.
+"""
 LEAST_NS = 1e-6
-"""Fitted coefficients below this number of ns are written as 0, because fits approach 0 without reaching it."""
+"""Fitted coefficients below this number of ns are written as 0. Fits come near 0 without reaching it."""
 _LONG_TOKENS = 1024
 _TILE_TOKENS = 256
-"""Kernels of matrix products compute tiles of up to so many rows. One row more is another wave of tiles: with fp8 on an
-H100, forwards of 2,049 to 2,304 tokens took 41 ms, and of 2,048 tokens 31 (experiments/sglang-llama)."""
+"""Matrix kernels compute tiles of up to this many rows, and one row more needs another wave of tiles. With fp8 on an
+H100, forwards of 2,049 to 2,304 tokens took 41 ms, and forwards of 2,048 tokens 31 ms (experiments/sglang-llama).
+"""
 _MOSTLY_ROUND = 0.9
 _RANGES = {
     "prefill": {"prefill_new_tokens": "new_tokens", "prefill_context_tokens": "context_tokens"},
@@ -56,25 +59,30 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """The results of all fits to measured rows."""
+    """The results of fitting measured rows."""
 
     measurements: Measurements
     fits: dict[str, FittedForm]
-    """Fits by kind, or by transport."""
+    """The fitted forms, by the kind of rows or by transport."""
     host_ns: dict[str, float]
-    """Medians of host times in ns, by name of the row."""
+    """Median host times in ns, by the name of the rows."""
     clock: GpuSlowdown | None
-    """Slowdown of a busy GPU, if it was measured. Prefill fits then describe a rested GPU."""
+    """How much a busy GPU slows down. Fits of prefill then describe a rested GPU. None: not measured."""
     gpu: str | None
-    """GPU by its name in the catalog. Staging is written as a share of its memory bandwidth."""
+    """Name of the GPU in the catalog, whose memory bandwidth staging is compared with. None: not known."""
     overhead: RequestOverhead | None = None
-    """Time of requests outside forwards. None: no client measured it."""
+    """The part of requests' TTFT outside forwards. None: no client measured it."""
     notes: tuple[str, ...] = field(default=())
-    """Notes on parts that could not be fitted, and why."""
+    """Says which parts could not be fitted, and why."""
 
 
 def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above: float = TABLE_ABOVE) -> Calibration:
-    """Fits a profile to rows. Raises ConfigError without rows of prefill and decode, or without scipy."""
+    """Fits the forms of a profile to measured rows. Raises ConfigError if rows of prefill or decode are missing, or
+    scipy is.
+
+    gpu: name of the GPU in the catalog. table_above: mean error on held-out rows above which a table is tried in place
+    of straight lines.
+    """
     if find_spec("scipy") is None:
         raise ConfigError("fitting needs scipy: pip install 'pdsim[calibrate]'")
     gpu = gpu or _gpu_of(measurements.devices)
@@ -114,7 +122,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
 
 
 def _round_lengths(measurements: Measurements) -> Iterator[str]:
-    """A note if nearly all long forwards that were measured have round lengths."""
+    """Yields a note if nearly all measured long forwards have round numbers of tokens, at which kernels are fastest."""
     for rows in measurements.of("prefill"):
         tokens = rows.columns["new_tokens"]
         tokens = tokens[tokens >= _LONG_TOKENS]
@@ -128,7 +136,9 @@ def _round_lengths(measurements: Measurements) -> Iterator[str]:
 
 
 def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: float = 1) -> dict[str, Any]:
-    """The content of a profile file, from the results of a calibration."""
+    """The content of a profile file. command: the command that made the profile. host_slowdown: factor by which
+    simulated host work is slower than measured.
+    """
     network = {
         "transports": {
             rows.name: _link(made.fits[rows.name], machine.SendingTime.fitted(made.measurements, made.fits[rows.name]))
@@ -169,7 +179,9 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
 
 
 def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio: bool) -> FittedForm:
-    """Fits the form of one kind of rows. by_ratio: for forwards and steps that a server's client measured."""
+    """Fits the form of one kind of rows. by_ratio: True: a server's client measured the times, so errors count as
+    ratios.
+    """
     if rows.kind == "transfer":
         return fit(regression.transfer_form(_overlap(rows.name), rows), rows)
     if rows.kind not in _PHASES:
@@ -190,7 +202,9 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio:
 
 
 def _with_experts_of_a_run(measurements: Measurements, rows: Rows) -> Rows:
-    """Decode rows of a model with experts, restricted to contexts that are long enough if there are any."""
+    """For a model with experts: those decode rows whose contexts are long enough, if there are any. For other models:
+    all rows.
+    """
     models = [load_model(name) for name in measurements.forwards.get("model", ()) if name in names("models")]
     if rows.kind != "decode" or not any(model.experts for model in models):
         return rows
@@ -199,7 +213,9 @@ def _with_experts_of_a_run(measurements: Measurements, rows: Rows) -> Rows:
 
 
 def _overlap(transport: str) -> float:
-    """The overlap of posting and moving of a transport, which is not fitted: the catalog's value, or 0."""
+    """The share by which posting descriptors and moving bytes overlap, from the catalog's transport. 0: the catalog
+    lacks the transport. This share is not fitted.
+    """
     return load_transport(transport).overlap if transport in names("transports") else 0.0
 
 
@@ -240,7 +256,9 @@ def _decode(fitted: FittedForm) -> dict[str, Any]:
 
 
 def _graphs(fitted: FittedForm) -> dict[str, Any]:
-    """Sizes of CUDA graphs, if each row has its graph's size. Larger batches are assumed to run in larger graphs."""
+    """Sizes of CUDA graphs, if every row names the size of its graph. Larger batches are assumed to run in larger
+    graphs.
+    """
     sizes = np.unique(fitted.rows.columns.get("graph", 0))
     if not sizes.all():
         return {}
@@ -255,13 +273,13 @@ def _entries(fitted: FittedForm) -> dict[int, str]:
 
 
 def _is_entry(name: str) -> bool:
-    """True for a coefficient of a table's entries: the first entry, or a step to the next entry."""
+    """True for a coefficient of a table: the first entry, or the step to the next."""
     return name == "first" or name.startswith("to ")
 
 
 def _front_end(made: Calibration) -> dict[str, Any]:
-    """Front end of the profile. In real mode the clients share the launcher's thread, which was timed with one request
-    after another.
+    """The section front_end of the profile. Real mode was timed with one request after another, in the launcher's
+    thread that clients share, which becomes `holds_client`.
     """
     if made.overhead is not None:
         return _times(made.overhead.front_end_ns(made.fits["prefill"]))
@@ -281,8 +299,8 @@ def _link(fitted: FittedForm, sending: machine.SendingTime) -> dict[str, Any]:
 
 
 def _staging(made: Calibration) -> dict[str, Any]:
-    """Staging of the profile. Host time: submission of a call, and the kernel's time for 0 bytes. Efficiency: bytes
-    read and written.
+    """The section `staging` of the profile. Host time is the time of submitting a call, and of the kernel at 0 bytes.
+    The efficiency counts each byte twice, as read and written.
     """
     if made.gpu is None:
         return {}
@@ -299,7 +317,9 @@ def _staging(made: Calibration) -> dict[str, Any]:
 
 
 def _setup(made: Calibration) -> dict[str, Any]:
-    """Setup of the forwards. Empty if their rows are of several models, or do not name their model."""
+    """The setup in which the forwards were measured. Empty: the rows come from several models, or do not name their
+    model.
+    """
     setups = made.measurements.forwards
     if len(setups["model"]) != 1:
         return {}
@@ -326,7 +346,7 @@ def _ranges(measurements: Measurements) -> dict[str, list[float]]:
 
 
 def _described(fitted: FittedForm) -> dict[str, Any]:
-    """Description of the fit of one part, with parameters in ns."""
+    """Describes a fit in the profile: its rows, its errors, and its coefficients in ns."""
     return {
         "form": fitted.form.name,
         "rows": len(fitted.rows),

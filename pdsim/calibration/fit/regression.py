@@ -1,7 +1,8 @@
-"""Robust least squares over relative errors: sums of terms with non-negative coefficients. Needs scipy.
+"""Least squares over relative errors that outliers hardly affect. A form is a sum of terms with coefficients of at
+least 0. Needs scipy.
 
-Whole shapes are held out, and intervals are found by bootstrap over shapes. A monotone table is a sum of terms, too: a
-first value, and a step from each knot to the next.
+Errors are found by holding out whole shapes (rows of similar size), and intervals by a bootstrap over shapes. A
+monotone table is also a sum of terms: a first value, and a step from each knot to the next.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,35 +22,37 @@ Term = Callable[[Columns], Floats]
 
 MOST_KNOTS = 16
 WAVES = (1, *(2**k for k in range(6, 12)))
-"""Numbers of new tokens per attention wave that are tried for forwards in CUDA graphs."""
+"""Numbers of new tokens per wave of attention that are tried for forwards in CUDA graphs."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A model of times in ns: the sum of coefficient x term, or the sum over the `least` terms if that is larger. With
-    `overlap`: the time of a batch of descriptors.
+    """A model of times in ns: the sum of coefficient x term. If the sum over the terms in `least` is larger, that sum
+    is the time. With `overlap`, the model is the time of a batch of descriptors.
     """
 
     name: str
     terms: dict[str, Term]
     shape: tuple[str, ...]
-    """Columns whose values make a shape: rows of one shape are held out together."""
+    """Columns that define the shape of a row. Rows of one shape are held out together."""
     least: dict[str, Term] = field(default_factory=dict)
     """Terms of the host's time while the GPU computes. The larger of host time and GPU time counts."""
     overlap: float | None = None
     knots: tuple[float, ...] = ()
     wave_tokens: int = 1
     by_ratio: bool = False
-    """True: errors are ratios, so half and twice as long are equal errors. False: errors are relative to measured
-    times, and half as long is the smaller error. If times of one shape vary by a factor, as a client measures them,
-    such a fit is near the shortest times."""
+    """True: errors are ratios of fit to measurement, so that half and twice the time are equally wrong. False: errors
+    are relative to the measured time, so that half the time is less wrong than twice.
+
+    If times of one shape vary by a factor, as those that a client measures, such a fit is near the shortest times.
+    """
 
     @property
     def parameters(self) -> tuple[str, ...]:
         return (*self.terms, *self.least)
 
     def design(self, columns: Columns) -> Floats:
-        """Matrix (rows, parameters) of the terms that the coefficients multiply."""
+        """Matrix (rows, parameters) of the terms, which are multiplied by the coefficients."""
         return np.column_stack([term(columns) for term in (*self.terms.values(), *self.least.values())])
 
     def times_ns(self, values: Floats, design: Floats) -> Floats:
@@ -62,7 +65,7 @@ class Form:
         return np.asarray(design @ values)
 
     def slopes(self, values: Floats, design: Floats) -> Floats:
-        """Matrix (rows, parameters) of the derivatives of the times by each coefficient."""
+        """Matrix (rows, parameters) of the derivative of each time by each coefficient."""
         if self.overlap is not None:
             batch, posting, moving = design.T
             waits = self.overlap * posting * values[1] > moving * values[2]
@@ -79,7 +82,9 @@ class Form:
 
 
 def prefill_form(rows: Rows, wave_tokens: int = 1) -> Form:
-    """Terms of an affine prefill. Forwards in CUDA graphs are padded, and use another attention kernel."""
+    """The terms of a prefill with straight lines. Forwards in CUDA graphs have terms of their own, because they are
+    padded and use another attention kernel.
+    """
     terms: dict[str, Term] = {"base": _one, "per_token": _computed, "per_pair": _pairs}
     if rows.columns["graph"].any():
         pairs = partial(_pairs, wave_tokens=wave_tokens)
@@ -101,7 +106,7 @@ def decode_form(rows: Rows) -> Form:
 
 
 def prefill_table(rows: Rows, wave_tokens: int = 1) -> Form:
-    """Terms of an AffineTable: a step for each knot, in place of base and time per token."""
+    """The terms of a prefill with a table. Steps between knots take the place of the base and of the time per token."""
     lines, knots = prefill_form(rows, wave_tokens), _knots(_computed(rows.columns))
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_token"}}
     terms = {"first": _one, **_steps(_computed, knots), **beyond}
@@ -109,7 +114,9 @@ def prefill_table(rows: Rows, wave_tokens: int = 1) -> Form:
 
 
 def best_wave(rows: Rows) -> int:
-    """Tokens per attention wave with which a table fits these rows best; 1 for forwards without graphs."""
+    """Number of tokens per wave of attention with which a table fits these rows best. 1: the forwards did not run in
+    CUDA graphs.
+    """
 
     def error(wave_tokens: int) -> float:
         form = prefill_table(rows, wave_tokens)
@@ -125,7 +132,7 @@ def decode_table(rows: Rows) -> Form:
 
 
 def transfer_form(overlap: float, rows: Rows) -> Form:
-    """Terms of a transfer. If all rows have the same number of descriptors, the batch's time includes theirs."""
+    """The terms of a transfer. If all rows have the same number of descriptors, the time of a batch includes theirs."""
     differ = bool(np.ptp(rows.columns["num_descriptors"]))
     descriptors: Term = _column("num_descriptors") if differ else lambda columns: 0 * columns["num_descriptors"]
     terms = {"batch": _one, "per_descriptor": descriptors, "per_byte": _column("payload_bytes")}
@@ -145,26 +152,28 @@ def _column(name: str) -> Term:
 
 
 def _computed(columns: Columns) -> Floats:
-    """Tokens that a forward computes, including its graph's padding."""
+    """Number of tokens that each forward computes, including the padding of its graph."""
     return np.maximum(columns["new_tokens"], columns["graph"])
 
 
 def _pairs(columns: Columns, wave_tokens: int = 1) -> Floats:
-    """Attended pairs as AffineModel counts them, for prompts of equal length, because rows do not contain the length of
-    each prompt.
+    """Number of pairs of tokens that attend to each other, as AffineModel counts them. Prompts of a forward are taken
+    to be equally long, because rows do not have each prompt's length.
     """
     new, context = columns["new_tokens"], columns["context_tokens"]
     return np.asarray((new * (context + new / 2) + -new % wave_tokens * context) / columns["prompts"])
 
 
 def _continued(columns: Columns) -> Floats:
-    """1 if the prompts of a forward continue a context, else 0. Rows do not say which prompts do, so all count."""
+    """1 for forwards in which prompts continue a context, else 0. All prompts of such a forward count, because rows do
+    not say which continue.
+    """
     return np.asarray(columns["context_tokens"] > 0, float)
 
 
 def _knots(values: Floats) -> tuple[float, ...]:
-    """Measured values to use as knots, spread evenly on a logarithmic scale, including the smallest and the largest
-    value.
+    """Measured values that become the knots of a table: the smallest, the largest, and values between them at even
+    distances on a logarithmic scale.
     """
     known = np.unique(values)
     if len(known) > MOST_KNOTS:
@@ -174,13 +183,13 @@ def _knots(values: Floats) -> tuple[float, ...]:
 
 
 def _graph(columns: Columns) -> Floats:
-    """The batch size that a step computes, including empty rows of its graph."""
+    """Batch size that each step computes, including the empty rows of its CUDA graph."""
     return np.maximum(columns["batch"], columns.get("graph", 0))
 
 
 def _empty_rows(rows: Rows) -> dict[str, Term]:
-    """Term of the KV that empty rows would read if they were like the other rows. Empty if no row has empty
-    graph rows.
+    """The term of the KV that the empty rows of CUDA graphs would read if they were like other rows. Empty: no step had
+    such rows.
     """
 
     def tokens(columns: Columns) -> Floats:
@@ -197,39 +206,41 @@ def _steps(size: Term, knots: Sequence[float]) -> dict[str, Term]:
 
 
 SOFT = 0.03
-"""Relative error above which a residual counts by its size instead of its square."""
+"""Relative error above which a residual counts by its size instead of by its square."""
 LEAST_RATIO = 1e-6
-"""Smallest ratio of a fitted to a measured time, which keeps logarithms finite."""
+"""Smallest ratio of a fitted to a measured time. Larger than 0, so that logarithms are finite."""
 ABOVE_LEAST = (1.3, 3.0)
-"""Factors over the smallest time. For a first guess, rows with times above such a factor count as work, and other rows
-as minimum time."""
+"""Factors over the smallest time, for first guesses: rows above such a factor are taken to be bound by work, and rows
+below by the minimum time.
+"""
 NUM_FOLDS = 5
 NUM_SAMPLES = 100
 ROWS_OF_SHAPE = 12
-"""Number of rows of one shape in a sample of the bootstrap."""
+"""Number of rows that a sample of the bootstrap has of each shape."""
 INTERVAL = (2.5, 97.5)
-"""Percentiles of the bootstrap's coefficients that bound an interval."""
+"""Percentiles of the bootstrap's coefficients between which an interval lies."""
 SHAPES_PER_DOUBLING = 2
-"""Number of shapes per doubling of size. Sizes this close are one shape, because consecutive steps have nearly the same
-times."""
+"""Number of different shapes between a size and twice the size. Closer sizes count as one shape, because consecutive
+steps have nearly equal times.
+"""
 
 
 @dataclass(frozen=True)
 class FittedForm:
-    """A form with its coefficients, and how well it predicts shapes that were not fitted."""
+    """A form with fitted coefficients, and its errors on shapes that were held out of the fit."""
 
     form: Form
     rows: Rows
     values: dict[str, float]
-    """Fitted coefficients in ns, in the order of the terms."""
+    """The fitted coefficients in ns, in the order of the form's terms."""
     num_shapes: int
     held_out: Floats
-    """Relative error of each row, by a fit to other shapes. Positive: the fit is too high."""
+    """Relative error of the fit for each row, if the row's shape is held out. Positive: the fit is too high."""
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Intervals of the coefficients. The bootstrap draws whole shapes, not rows, because repetitions of a shape
-        share their error.
+        """Interval of each coefficient in ns. The bootstrap draws whole shapes and not rows, because repetitions of a
+        shape have a common error.
         """
         rng = np.random.default_rng(0)
         shapes, num_shapes = _shapes(self.form, self.rows.columns)
@@ -243,17 +254,17 @@ class FittedForm:
         return {name: (float(low[i]), float(high[i])) for i, name in enumerate(self.values)}
 
     def times_ns(self, columns: Columns) -> Floats:
-        """Times in ns by the fit to all rows."""
+        """The times in ns that the fit gives for these columns."""
         return self.form.times_ns(np.array(list(self.values.values())), self.form.design(columns))
 
     @property
     def error(self) -> float:
-        """Mean absolute error of held-out rows."""
+        """Mean of the absolute errors of held-out rows."""
         return float(np.abs(self.held_out).mean())
 
     @property
     def typical_error(self) -> float:
-        """Median absolute error of held-out rows, which is not affected by a temporarily slow machine."""
+        """Median of the absolute errors of held-out rows. A machine that is slow for a while does not change it."""
         return float(np.median(np.abs(self.held_out)))
 
     @property
@@ -262,12 +273,12 @@ class FittedForm:
 
     @property
     def bias(self) -> float:
-        """Median error of held-out rows; positive if fits are too high."""
+        """Median error of held-out rows. Positive: the fit is too high."""
         return float(np.median(self.held_out))
 
 
 def fit(form: Form, rows: Rows) -> FittedForm:
-    """Fits a form to rows. Raises ValueError if too few shapes remain when some are held out."""
+    """Fits a form to rows. Raises ValueError if too few shapes are left when some are held out."""
     shapes, num_shapes = _shapes(form, rows.columns)
     if num_shapes - ceil(num_shapes / NUM_FOLDS) < len(form.parameters):
         raise ValueError(
@@ -284,9 +295,10 @@ def fit(form: Form, rows: Rows) -> FittedForm:
 
 
 def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
-    """Coefficients of a robust fit. Each coefficient is scaled by the value with which it alone explains the mean time.
+    """Coefficients of a fit that outliers hardly affect. Internally, each is scaled by the value with which its term
+    alone would explain the mean time.
 
-    near: start values that are known to be close.
+    near: coefficients that are known to be close. None: the fit starts from several values.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -310,8 +322,8 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
 
 
 def _starts(form: Form, design: Floats, times_ns: Floats) -> list[Floats]:
-    """Start values by plain least squares. With a minimum time there are several starts: it may cover no times or all
-    short ones, and a fit cannot move from one case to the other.
+    """Coefficients from which a fit starts, by plain least squares. With a minimum time there are several: the minimum
+    may explain no times, or all short ones, and a fit cannot get from one case to the other.
     """
     if not form.least:
         return [_plain(design, times_ns)]
@@ -330,7 +342,7 @@ def _plain(design: Floats, times_ns: Floats) -> Floats:
 
 
 def plain_least_squares(design: Floats, wanted: Floats) -> Floats:
-    """Non-negative coefficients of a least-squares fit."""
+    """The coefficients of at least 0 with the smallest sum of squared errors. wanted: the times to explain."""
     from scipy.optimize import nnls  # noqa: PLC0415  an extra
 
     size = np.maximum(design.mean(axis=0), 1e-300)
@@ -342,14 +354,14 @@ def _errors(form: Form, values: Floats, columns: Columns) -> Floats:
 
 
 def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
-    """The number of each row's shape, ascending by size, and the number of shapes."""
+    """For each row the number of its shape, in the order of sizes, and the number of shapes."""
     sizes = [np.round(np.log2(1 + columns[name]) * SHAPES_PER_DOUBLING) for name in form.shape]
     distinct, shapes = np.unique(np.column_stack(sizes), axis=0, return_inverse=True)
     return shapes.ravel(), len(distinct)
 
 
 def _held_out(form: Form, rows: Rows, shapes: NDArray[Any]) -> Floats:
-    """Relative errors of all rows. Each shape is held out once."""
+    """Relative error of each row, by a fit without the row's shape."""
     errors = np.empty(len(rows))
     for fold in range(NUM_FOLDS):
         out = shapes % NUM_FOLDS == fold

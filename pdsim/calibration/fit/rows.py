@@ -1,7 +1,8 @@
-"""Measured times, one per row: CSV, plain or gzip, or Parquet. docs/calibration.md has the columns of each kind.
+"""Reads files of measured times, one per row: CSV, plain or gzip, or Parquet. docs/calibration.md lists the columns of
+each kind of row.
 
-Rows without a `kind` come from `pdkernels.bench`, with a column `kernel`, or are older rows of transfers, with a column
-`transport`.
+Rows without a column `kind` come from `pdkernels.bench` and have a column `kernel`, or are older rows of transfers and
+have a column `transport`.
 """
 
 import csv
@@ -24,15 +25,17 @@ Columns = dict[str, Floats]
 
 
 class Kind(NamedTuple):
-    """A kind of rows: its columns besides `time_us`, and the quantities that its fits depend on."""
+    """A kind of row: the columns that it has besides `time_us`, on which its times depend."""
 
     needed: tuple[str, ...] = ()
     optional: Mapping[str, float] = {}
-    """Optional columns, each with the value of an empty field."""
+    """Columns that may be missing, each with the value that then applies."""
     name: str = ""
-    """Column by which rows are separated into fits of their own."""
+    """Column whose values divide the rows; each value has a fit of its own. Empty: all rows have one fit."""
     role: Literal["prefill", "decode", ""] = ""
-    """Role whose number of ranks the times depend on."""
+    """The times depend on the number of ranks that instances of this role have. Empty: the times depend on no number of
+    ranks.
+    """
 
 
 _TRANSFER = Kind(("payload_bytes", "num_descriptors"), name="transport")
@@ -58,18 +61,23 @@ _HOST_ROLES: dict[str, Literal["prefill", "decode"]] = {
     "admit": "decode",
     "answer": "decode",
 }
-"""Role whose loop does the host work of this name, and so tells all its ranks."""
+"""Rows of kind `host` by name: the role whose loop does this work. The loop informs all ranks of its instance, so the
+time depends on their number.
+"""
 OF_PAIRS = ("host", "sending", "handover")
-"""Kinds that are measured with a pair of instances. With one rank each, unless there are rows with the ranks asked
-for."""
+"""Kinds of rows that a prefill and a decode instance measure together. If there are no rows with the wanted number of
+ranks, rows with one rank each are used.
+"""
 FORWARDS = ("prefill", "decode")
-"""Kinds whose rows become one row per shape if they were measured in rounds. Rows of served requests stay single."""
+"""Kinds of rows that are averaged to one row per shape if they were measured in rounds. Rows that a server measured are
+not averaged.
+"""
 STAGING = ("gather", "scatter")
 OBSERVED = ("ttft", "stall", "burst", "round_trip")
-"""Kinds of rows that a server's client measures."""
+"""Kinds of rows that a client of a server measures."""
 DEVICE = ("device", "machine")
 UNKNOWN = "unknown"
-"""Device of a server that does not report its device."""
+"""Stands for the device of a server that does not name its device."""
 REQUIRED_PROVENANCE = ("command", "date")
 PROVENANCE = (
     *DEVICE,
@@ -89,15 +97,19 @@ PROVENANCE = (
     "url",
 )
 OUR_KERNELS = "fused"
-"""Variant of `pdkernels.bench` that real mode runs. The other variants are for comparison."""
+"""The kernels of `pdkernels.bench` that real mode runs. Rows of other kernels are for comparison."""
 PREFILL_GRAPHS = "prefill_graphs"
-"""Token counts of the CUDA graphs in which the engine of a row runs forwards, ascending, separated by spaces."""
+"""Name of the column with the sizes, in tokens, of the CUDA graphs in which an engine runs prefill forwards. The sizes
+ascend, separated by spaces.
+"""
 A_COPY = "copy"
-"""Name of the transport in rows of plain copies, which measure a link without an engine."""
+"""Stands for the transport in rows of plain copies, which measure a link without a transfer engine."""
 
 
 class Ranks(NamedTuple):
-    """Number of ranks of an instance, and number of ranks that share experts as whole experts: all of them, or 1."""
+    """Number of ranks of an instance (tp). ep: number of ranks over which whole experts are spread: all ranks, or 1 if
+    each rank has a part of every expert.
+    """
 
     tp: int = 1
     ep: int = 1
@@ -111,18 +123,20 @@ ONE_RANK = Ranks()
 
 @dataclass(frozen=True)
 class Rows:
-    """All rows of one kind. Rows of transfers and of host work also share one name."""
+    """All rows of one kind. Rows of transfers, or of host work, also have one name."""
 
     kind: str
     name: str
     columns: Columns
-    """Values by column, with `time_ns`."""
+    """The rows' values, by column. The column `time_ns` has their times in ns."""
     ranks: Ranks = ONE_RANK
-    """Ranks of the instance."""
+    """Number of ranks of the instance that was measured."""
 
     @property
     def role(self) -> str:
-        """Role whose number of ranks the times depend on; empty: neither."""
+        """The times depend on the number of ranks that instances of this role have. Empty: the times depend on no
+        number of ranks.
+        """
         return _HOST_ROLES.get(self.name, "") if self.kind == "host" else KINDS[self.kind].role
 
     def __len__(self) -> int:
@@ -136,18 +150,25 @@ class Rows:
 class Measurements:
     rows: tuple[Rows, ...]
     provenance: tuple[dict[str, str], ...]
-    """Origin of each file, distinct values joined by commas."""
+    """For each file: where its rows come from. If rows of a file differ, their different values are joined with
+    commas.
+    """
     notes: tuple[str, ...] = ()
-    """Notes on rows that were left out."""
+    """Says which rows were left out, and why."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
-    """Distinct devices, models, dtypes, ep and graphs of the rows of forwards. Other rows may come from the host."""
+    """The different devices, models, data types, ep and graph sizes in rows of prefill and decode. Other rows may have
+    been measured on the host.
+    """
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
     def of_ranks(self, prefill: Ranks, decode: Ranks) -> "Measurements":
-        """Rows with these ranks where times depend on ranks, and with one rank elsewhere. If a kind of OF_PAIRS has no
-        rows with these ranks, its rows of one rank count. Raises ConfigError.
+        """Keeps the rows that were measured with these numbers of ranks. Kinds of rows that do not depend on ranks keep
+        their rows of one rank.
+
+        Kinds in OF_PAIRS also keep their rows of one rank, if they have none with these numbers. Raises ConfigError if
+        prefill or decode has no rows with its number.
         """
         asked = {"prefill": prefill, "decode": decode, "": ONE_RANK}
         for phase in FORWARDS:
@@ -174,10 +195,10 @@ class Measurements:
 
 
 def read_rows(paths: Sequence[Path]) -> Measurements:
-    """Reads rows. Raises ConfigError with file, line and column of a mistake.
+    """Reads files of measured times. Raises ConfigError, which names the file, line and column of a mistake.
 
-    Forwards that were measured in rounds become one row per shape, with the mean of the rounds, because a machine that
-    is slow for a third of the time is equally slow in runs.
+    Forwards that were measured in rounds become one row per shape, with the mean over the rounds. A machine that is
+    slow for a third of the time is also slow for a third of a run.
     """
     found: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
     rounds: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
@@ -218,7 +239,7 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
 
 
 def _shapes(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Rows with the mean time of each shape. A shape is the values of all columns except the time."""
+    """One row per shape, with the mean time. Rows have the same shape if all columns except the time are equal."""
     times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
     for row in rows:
         shape = tuple((name, value) for name, value in row.items() if name != "time_ns")
@@ -267,7 +288,7 @@ def _provenance(path: Path, lines: Sequence[Mapping[str, str]]) -> dict[str, str
 
 
 def _kind(line: Mapping[str, str], where: str) -> str | None:
-    """Kind of a row. None: the row was measured for comparison only."""
+    """The kind of a row. None: the row was measured for comparison, and is not used."""
     if "kind" in line:
         kind = line["kind"]
         if kind not in KINDS:
@@ -303,7 +324,7 @@ def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
 
 
 def graph_sizes(text: str) -> list[int]:
-    """Sizes of CUDA graphs from a row's text. Raises ValueError."""
+    """Reads the sizes of CUDA graphs from a row's text. Raises ValueError if the text has anything else."""
     sizes = [int(size) for size in text.split()]
     if sizes != sorted({size for size in sizes if size > 0}):
         raise ValueError
@@ -311,7 +332,7 @@ def graph_sizes(text: str) -> list[int]:
 
 
 def _graph(line: Mapping[str, str], where: str, num_tokens: float) -> float:
-    """Tokens of the CUDA graph that holds a forward; 0 without a graph."""
+    """Number of tokens of the smallest CUDA graph that holds the forward. 0: the forward ran without a graph."""
     words = line.get(PREFILL_GRAPHS) or ""
     try:
         sizes = graph_sizes(words)
@@ -341,7 +362,9 @@ def _number(line: Mapping[str, str], name: str, where: str) -> float:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], provenance: Mapping[str, str]) -> None:
-    """Writes rows in the format of read_rows: CSV, gzip if the name ends in .gz."""
+    """Writes rows so that `read_rows` can read them: as CSV, with gzip if the name ends in .gz. provenance: where the
+    rows come from.
+    """
     complete: Iterator[dict[str, Any]] = ({**row, **provenance} for row in rows)
     first = next(complete)
     with (gzip.open if path.suffix == ".gz" else open)(path, "wt", newline="", encoding="utf-8") as file:

@@ -1,23 +1,22 @@
-"""A profile of another GPU, from one that was measured: each coefficient scales with the resource that bounds its time.
+"""Derives a profile for another GPU from a measured profile. Each coefficient scales with the resource that bounds it.
 
 | coefficient | bound by |
 |---|---|
 | prefill, per token | compute, in matrix products |
-| prefill, per pair, in graphs or not, and more of it per continued pair | compute, in attention |
+| prefill, per pair and per continued pair, in graphs or not | compute, in attention |
 | prefill, per context token, which is gathered; decode, per KV token | memory bandwidth, in attention |
-| decode, base | reading the weights, as far as their bytes explain it; the rest is launches |
+| decode, base | memory bandwidth, for the time of reading the weights; launches, for the rest |
 | decode, per request in a batch too large for memory to bind it | compute: prefill's time per token |
 | other bases, per prompt, per request, least, host, rest, front end | launches and the host: not scaled |
 
-Graphs keep their sizes, and what an empty row takes, which is a share of a row's KV.
+CUDA graphs keep their sizes. The time of a graph's empty row stays the same share of the time in which a row reads its
+KV. Transports are left out, because the links of the other machine have the values of the catalog, or are measured.
 
-Transports are left out: the catalog's, or a measurement, say what the other machine's links do.
-
-Ratios of operators' times are those of nominal rates, and of what kernels reach of them: operators.csv has the times of
-kernels by GPU, all for the same shapes: matrix products (tokens x outputs x inputs), of many tokens (matrix) and of
-few, which wait for the weights (weights); attention in prefill (attention) and in decode (kv), as batch x tokens, query
-heads/KV heads/head size. H20: bench_data of alibaba/InferSim; the other GPUs: the SGLang 0.5.14 tables of
-aiconfigurator 0.12.0; both Apache-2.0. experiments/scaled-h200 says more.
+The ratio of an operator's times on two GPUs follows from their nominal rates, and from the share of them that kernels
+reach. operators.csv has times of kernels by GPU, for the same shapes on all: matrix products (tokens x outputs x
+inputs) of many tokens (matrix), and of few tokens, which wait for the weights (weights); attention in prefill
+(attention) and in decode (kv), as batch x tokens, query heads/KV heads/head size. H20: bench_data of alibaba/InferSim;
+other GPUs: the SGLang 0.5.14 tables of aiconfigurator 0.12.0; both Apache-2.0. experiments/scaled-h200 says more.
 """
 
 import csv
@@ -50,33 +49,36 @@ _PREFILL: Mapping[str, Operator] = {
     "prefill_per_continued_pair_ns": "attention",
     "prefill_per_context_token_ns": "kv",
 }
-"""The operator whose ratio scales each coefficient of an affine prefill. The other coefficients stay."""
+"""For each coefficient of an affine prefill: the operator by whose ratio it is multiplied. Other coefficients stay as
+they are.
+"""
 _KEPT = ("host", "graph_sizes", "graph_empty_row_kv", "eager_layer", "cold_start")
-"""Fields of a profile's cost that stay as they are."""
+"""Fields of a profile's cost that are not scaled."""
 _WAVES = ("attention_sm_bandwidth", "attention_merge")
-"""Fields that are also kept if the other GPU's number of SMs is known."""
+"""Further fields that are not scaled if the number of SMs of the other GPU is known."""
 _DIGITS = 4
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratio of an operator's time on one GPU to its time on another GPU."""
+    """The time of an operator on one GPU, divided by its time on another."""
 
     low: float
     best: float
     high: float
     num_shapes: int
-    """Number of shapes that were timed on both GPUs; 0: only the nominal rates are known."""
+    """Number of shapes for which both GPUs were timed. 0: the ratio is only that of the nominal rates."""
 
     def __str__(self) -> str:
         return f"{self.best:.3g}, {self.low:.3g} to {self.high:.3g}, {self.num_shapes} shapes"
 
 
 def time_ratios(source: GpuSpec, target: GpuSpec, weights: tuple[Dtype, Dtype]) -> dict[Operator, Ratio]:
-    """Ratios of target to source, and of weights in one data type to another.
+    """For each operator: its time on `target` divided by its time on `source`. weights: data types of the weights on
+    source and on target.
 
-    Best: the median over shapes; low and high: the range of all shapes and the nominal rates. A matrix product that was
-    timed in another type than asked for counts by the share of the nominal rate that it reaches.
+    `best` is the median over shapes; `low` and `high` include all shapes and the nominal rates. If a matrix product was
+    timed in another data type, the share of the nominal rate that it reached is used.
     """
     return {operator: _ratio(operator, source, target, weights) for operator in OPERATORS}
 
@@ -92,7 +94,9 @@ def _ratio(operator: Operator, source: GpuSpec, target: GpuSpec, weights: tuple[
 
 
 def _efforts(operator: Operator, gpu: GpuSpec, dtype: Dtype) -> Mapping[str, float]:
-    """Time x nominal rate by shape: the remaining factor of a time without the nominal rate."""
+    """Time x nominal rate of an operator, by shape. Dividing by another GPU's value leaves the part of the ratio that
+    nominal rates do not explain.
+    """
     by_dtype = _times().get((gpu.name, operator), {})
     found: Dtype | None = dtype if dtype in by_dtype else next(iter(by_dtype), None)
     if found is None:
@@ -101,13 +105,13 @@ def _efforts(operator: Operator, gpu: GpuSpec, dtype: Dtype) -> Mapping[str, flo
 
 
 def _rate(operator: Operator, gpu: GpuSpec, dtype: Dtype) -> float:
-    """Nominal rate in operations, or elements read, per second."""
+    """Nominal rate of an operator on a GPU: operations per second, or elements read per second."""
     return gpu.flops_for(dtype) if operator in _COMPUTE else gpu.memory_bandwidth / DTYPE_BYTES[dtype]
 
 
 @cache
 def _times() -> dict[tuple[str, str], dict[Dtype, dict[str, float]]]:
-    """Times in us, by GPU and operator, then by data type, then by shape."""
+    """Measured times of operators in us, by GPU and operator, then by data type, then by shape."""
     times: dict[tuple[str, str], dict[Dtype, dict[str, float]]] = {}
     with _FILE.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -119,22 +123,22 @@ def _times() -> dict[tuple[str, str], dict[Dtype, dict[str, float]]]:
 
 @dataclass(frozen=True)
 class GpuScaling:
-    """Scaling of a profile from one GPU to another, for one model on a number of ranks."""
+    """Scales a profile from one GPU to another, for one model on a number of ranks."""
 
     source: GpuSpec
     target: GpuSpec
     model: ModelSpec
     tp: int
     weight_dtypes: tuple[Dtype, Dtype]
-    """Data types of the weights: of the measured and of the derived profile."""
+    """Data types of the weights in the measured profile, and in the derived one."""
     ratios: Mapping[Operator, Ratio]
 
     @classmethod
     def between(
         cls, source: GpuSpec, target: GpuSpec, model: ModelSpec, *, tp: int = 1, weight_dtype: Dtype | None = None
     ) -> "GpuScaling":
-        """Scaling between two GPUs. weight_dtype: type of the derived profile's weights. Raises ConfigError for a model
-        with routed experts.
+        """The scaling from a source GPU to a target GPU. weight_dtype: data type of the weights in the derived profile;
+        None: that of the model. Raises ConfigError for a model with routed experts.
         """
         if model.experts is not None:
             raise ConfigError(
@@ -146,7 +150,7 @@ class GpuScaling:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on operators without an interval."""
+        """Names the operators whose ratio has no interval, because no shape was timed on both GPUs."""
         bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
         gpus = f"{self.source.name} and {self.target.name}"
         note = f"{', '.join(bare)}: no times on both {gpus}, so nominal rates are taken, without an interval"
@@ -154,18 +158,20 @@ class GpuScaling:
 
     @property
     def weights_ns(self) -> float:
-        """Time in ns to read a rank's weights once on the source GPU."""
+        """Time in ns in which the source GPU reads the weights of one rank once."""
         rate = self.source.memory_bandwidth * Roofline().memory_efficiency
         return 1e9 * self.model.shared_bytes_read / self.tp / rate
 
     def cost(self, cost: CostChoice, end: str) -> dict[str, Any]:
-        """Cost of both roles with the smallest or the largest ratios, in the format of profiles."""
+        """The cost of both roles as profiles have it. end: which ratio of each operator to use: `low`, `best` or
+        `high`.
+        """
         ratio = {operator: getattr(ratio, end) for operator, ratio in self.ratios.items()}
         prefill, token_ns = _prefill(cost.prefill, ratio)
         return {"prefill": _section(prefill), "decode": _section(self._decode(cost.decode, ratio, token_ns))}
 
     def measured(self, settings: MeasuredSettings) -> dict[str, Any]:
-        """The setup of the derived profile, and the setup from which it is scaled."""
+        """The setup of the derived profile, which also names the setup from which it was scaled."""
         setup = settings.model_dump(mode="json", exclude_none=True, exclude_unset=True)
         if settings.model is None:
             return setup
@@ -190,7 +196,7 @@ class GpuScaling:
 
 
 def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
-    """The scaled prefill costs, and the time of matrix products per token."""
+    """The scaled cost of prefill, and the time in ns per token of its matrix products."""
     if not isinstance(settings, Affine):
         raise ConfigError(
             f"prefill of the profile is {component_name(settings)}: only affine profiles and tables are scaled"
@@ -206,7 +212,9 @@ def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, fl
 
 
 def scale(path: Path, scaling: GpuScaling, name: str, command: str) -> dict[str, Any]:
-    """The content of the derived profile's file: coefficients, their interval, and their provenance."""
+    """The content of the derived profile: scaled coefficients, their intervals, and where they come from. path: the
+    measured profile.
+    """
     profile, cost = read_profile(path), load_cost(path)
     if cost.uncertain:
         raise ConfigError(f"profile {path} is scaled already: scale the measured one")
@@ -240,7 +248,7 @@ def scale(path: Path, scaling: GpuScaling, name: str, command: str) -> dict[str,
 
 
 def model_of(profile: Mapping[str, Any]) -> str | None:
-    """The model that a profile says it was measured with. None: it does not say."""
+    """Name of the model with which a profile was measured. None: the profile does not name a model."""
     provenance = profile["provenance"]
     if not isinstance(provenance, dict):
         return None
@@ -250,7 +258,7 @@ def model_of(profile: Mapping[str, Any]) -> str | None:
 
 
 def _section(settings: Affine) -> dict[str, Any]:
-    """Settings that differ from the defaults, with four digits."""
+    """Those settings that differ from their defaults, with four digits."""
     changed = {
         field.name: _rounded(getattr(settings, field.name))
         for field in fields(settings)

@@ -1,1 +1,1 @@
-"""Measures a running server as a client: probes, then a load."""
+"""Measures a running server as one of its clients: first single probes, then a load."""

@@ -1,4 +1,4 @@
-"""An observation of a server: probes until time or requests are used up, then a load, which can be simulated
+"""Observes a server: sends probes until the time or the requests are used up, then a load, which can be simulated
 afterwards.
 """
 
@@ -36,14 +36,14 @@ from pdsim.system.catalog import names
 ROWS, SERVER, LOAD = "rows.csv", "server.json", "load.json"
 _SIZES = ("kind", "new_tokens", "context_tokens", "prompts", "batch", "time_us")
 _MOST_BUSY = 3
-"""Number of refusals by a busy server after which the observation stops."""
+"""The observation stops after this many refusals by a busy server."""
 _SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
 """Minimum wait for a server to notice ended streams, and maximum wait while its metrics still count them, in s."""
 
 
 @dataclass
 class Session:
-    """Sends probes in order, and keeps rows, notes and loads."""
+    """Sends probes one after another, and keeps the measured rows, notes and loads."""
 
     server: ServerClient
     budget: ObservationBudget
@@ -69,7 +69,9 @@ class Session:
         return time.monotonic() - self._begin_s
 
     def run(self, probes: Sequence[Probe], advance: Callable[[int], None]) -> None:
-        """Observes a server. Raises ConfigError if the server does not answer or streams nothing."""
+        """Observes the server. advance: called with the number of probes done. Raises ConfigError if the server does
+        not answer, or streams nothing.
+        """
         try:
             self._begin()
         except ServerError as wrong:
@@ -147,8 +149,8 @@ class Session:
                 self._settle()
 
     def _settle(self) -> None:
-        """Waits until ended streams are over on the server, so that the next probe runs alone and within the
-        concurrency.
+        """Waits until the server has ended all streams of the probe before, so that the next probe runs alone and
+        within the maximum concurrency.
         """
         end_s = time.monotonic() + _MOST_SETTLE_S
         time.sleep(_SETTLE_S)
@@ -183,7 +185,7 @@ class AddRow(Protocol):
 
 @contextmanager
 def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
-    """Context that writes each row at once, so that an interrupted observation keeps its rows."""
+    """Context that writes each measured row at once, so that an interrupted observation keeps its rows."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ROWS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, (*_SIZES, *provenance))
@@ -198,7 +200,7 @@ def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
 
 
 def require_observation(folder: Path) -> None:
-    """Raises ForeignFileError for a folder that has files but is not an observation."""
+    """Raises ForeignFileError if the folder has files of something else than an observation."""
     require_empty_or_own(folder, f"observation ({SERVER})", is_own=(folder / SERVER).is_file())
 
 
@@ -207,7 +209,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_load(path: Path) -> list[dict[str, Any]]:
-    """Reads the measured runs of a load. path: the folder or the file of an observation. Raises ConfigError."""
+    """Reads the measured runs of a load. path: the folder of an observation, or a file in it. Raises ConfigError."""
     path = path / LOAD if path.is_dir() else path
     try:
         arms: list[dict[str, Any]] = read_json(path)["arms"]
@@ -224,7 +226,9 @@ def read_load(path: Path) -> list[dict[str, Any]]:
 
 
 def _check(arms: Any) -> None:
-    """Raises KeyError or ValueError that says where a value is wrong, what was found, and what is possible."""
+    """Raises KeyError or ValueError if a run of the load is wrong. The message says where, what was found, and what is
+    possible.
+    """
     for i, arm in enumerate(arms):
         arm["name"]
         _at_least(f"arms[{i}].concurrency", arm["concurrency"], 1)
@@ -244,7 +248,7 @@ def _at_least(where: str, found: Any, least: int) -> None:
 
 
 def summary_of(requests: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The fields of a run's summary that a client can measure."""
+    """Those fields of a run's summary that a client can measure."""
     requests = list(requests)
     ttft_ms = [1e3 * (one["event_s"][0] - one["sent_s"]) for one in requests]
     latency_ms = [1e3 * (one["event_s"][-1] - one["sent_s"]) for one in requests]
@@ -265,7 +269,7 @@ def summary_of(requests: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _itl_ms(requests: Iterable[Mapping[str, Any]]) -> Iterator[float]:
-    """Gaps between events in ms. The tokens of an event share its gap."""
+    """Gaps between tokens in ms. The tokens of one event share the time since the event before."""
     for one in requests:
         tokens_per_event = max(1.0, one["output_tokens"] / len(one["event_s"]))
         yield from (1e3 * (end - begin) / tokens_per_event for begin, end in pairwise(one["event_s"]))

@@ -1,4 +1,6 @@
-"""Probes of a server, planned in rounds within a budget of requests, and loads, which test the fit."""
+"""Probes of a server, planned in rounds until a budget of requests is used up, and loads against which a fit is
+tested.
+"""
 
 import re
 import threading
@@ -16,20 +18,20 @@ from pdsim.metrics.explanation.stages import STAGES
 
 SHORTEST_TOKENS = 32
 STEPS_TIMED = 32
-"""Number of decode steps that are timed for each batch."""
+"""Number of decode steps that a probe times for each batch size."""
 LONGEST_OUTPUT = 1024
-"""Requested output tokens of streams. The client ends a stream as soon as enough steps are timed."""
+"""Number of output tokens for which streams ask. The client ends a stream as soon as enough steps are timed."""
 ROUND_TRIPS = 5
 SETUP_REQUESTS = 4
-"""Maximum number of completions that find out the length of prompts and the fields that the server refuses."""
+"""Maximum number of requests that find out how long prompts are, and which fields the server refuses."""
 LOAD_REQUESTS_PER_SLOT = 20
 LOAD_SHARE = 0.25
-"""Share of time and requests that the load may use."""
+"""Share of the time, and of the requests, that is kept for the load."""
 LOAD_OUTPUT_TOKENS = (16, 64)
 
 
 class Probe(NamedTuple):
-    """A measurement of a server: requests that are sent together."""
+    """One measurement of a server: requests that are sent together."""
 
     kind: str
     num_requests: int
@@ -43,12 +45,12 @@ class ObservationBudget:
     num_minutes: float = 10.0
     num_requests: int = 600
     concurrency: int = 16
-    """Maximum number of requests in flight."""
+    """Maximum number of requests that are in flight at a time."""
     longest_prompt: int = 4096
 
 
 def one_round(budget: ObservationBudget) -> list[Probe]:
-    """One probe of every kind and size, the most needed first."""
+    """One probe of each kind and size, those that a fit needs most first."""
     lengths = _lengths(budget.longest_prompt)
     batches = _powers(1, budget.concurrency, 2)
     contexts = _powers(SHORTEST_TOKENS * 2, budget.longest_prompt // 4, 4)
@@ -76,7 +78,9 @@ def one_round(budget: ObservationBudget) -> list[Probe]:
 
 
 def planned(budget: ObservationBudget) -> Iterator[Probe]:
-    """Rounds of probes until the requests that the load leaves are used up. Probes that do not fit are left out."""
+    """Yields rounds of probes until the budget, without the load's requests, is used up. Probes for which too few
+    requests are left are skipped.
+    """
     left = budget.num_requests - SETUP_REQUESTS - sum(len(load.lengths) for load in loads(budget))
     for number in count():
         sent = 0
@@ -91,16 +95,16 @@ def planned(budget: ObservationBudget) -> Iterator[Probe]:
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop of prompts that share no prefix."""
+    """A load with a fixed number of requests in flight. Its prompts share no prefix."""
 
     name: str
     concurrency: int
     lengths: tuple[tuple[int, int], ...]
-    """Number of prompt and output tokens of each request."""
+    """Number of prompt tokens and of output tokens of each request."""
 
 
 def loads(budget: ObservationBudget) -> tuple[Load, ...]:
-    """Loads at half and at all of the concurrency, within the budget of requests."""
+    """A load with half the maximum concurrency, and one with all of it, within the budget of requests."""
     sizes = sorted({max(1, budget.concurrency // 2), budget.concurrency})
     return tuple(Load(f"c{size}", size, tuple(_drawn(size, budget))) for size in sizes)
 
@@ -113,8 +117,8 @@ def _drawn(size: int, budget: ObservationBudget) -> Iterator[tuple[int, int]]:
 
 
 def _lengths(longest: int) -> list[int]:
-    """Prompt lengths, two per doubling, which is the resolution of shapes. None is a multiple of 64: kernels are
-    fastest at such lengths (experiments/sglang-llama), and prompts of users have others.
+    """Prompt lengths up to the longest, two per doubling, as a fit tells lengths apart. None is a multiple of 64:
+    kernels are fastest at multiples of 64 (experiments/sglang-llama), which users' prompts rarely have.
     """
     found, tokens = [], SHORTEST_TOKENS * 2**0.25
     while tokens <= longest:
@@ -124,7 +128,7 @@ def _lengths(longest: int) -> list[int]:
 
 
 def _powers(first: int, last: int, factor: int) -> list[int]:
-    """Powers from first to last, both included."""
+    """The numbers first, first x factor, first x factor^2, ... up to `last`."""
     found = [min(first, last)]
     while found[-1] * factor < last:
         found.append(found[-1] * factor)
@@ -132,19 +136,20 @@ def _powers(first: int, last: int, factor: int) -> list[int]:
 
 
 def _every_other(lengths: list[int]) -> list[int]:
-    """Every second length, from twice the shortest on."""
+    """Every second length, beginning with the second shortest."""
     return lengths[2::2] or lengths[-1:]
 
 
 _SETTLE_S = 0.2
-"""Wait in s after a load: a server counts a request after its last token."""
+"""Time in s to wait after a load, because a server counts a request only after its last token."""
 Row = dict[str, float | str]
 
 _CACHED = 0.7
-"""A later prompt counts as cached if its TTFT is below this share of the first prompt's. Used if the server does not
-report cached tokens."""
+"""If a server does not report cached tokens: a later prompt counts as cached if its TTFT is below this share of the
+first prompt's TTFT.
+"""
 _WARM_STEPS = 8
-"""Number of stream steps before and after a disturbance."""
+"""Number of steps that a stream must have before and after another prompt disturbs it."""
 
 
 def round_trips(server: ServerClient) -> Iterator[Row]:
@@ -153,7 +158,9 @@ def round_trips(server: ServerClient) -> Iterator[Row]:
 
 
 def observe(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """Rows of one probe. None if its streams did not overlap. Raises ServerError."""
+    """Sends the requests of one probe, and yields its rows. Yields none if streams that should overlap did not. Raises
+    ServerError.
+    """
     yield from _PROBES[probe.kind](server, probe)
 
 
@@ -162,7 +169,7 @@ def _ttft(server: ServerClient, probe: Probe) -> Iterator[Row]:
 
 
 def _prefix(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """Rows of three prompts: the second differs from the first in its last quarter, the third only in its last few
+    """Rows of three prompts. The second differs from the first in its last quarter, the third only in its last few
     tokens.
     """
     quarter, end = probe.prompt_tokens // 4, min(SHORTEST_TOKENS, probe.prompt_tokens // 8)
@@ -189,7 +196,7 @@ def _burst(server: ServerClient, probe: Probe) -> Iterator[Row]:
 
 
 def _decode(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """Row of the mean step while all streams decode."""
+    """A row with the mean decode step while all streams of the probe decode."""
     enough = Enough(probe.num_requests, STEPS_TIMED)
     done = _together(server, probe, enough)
     begin_ns = max(one.event_ns[0] for one in done)
@@ -208,7 +215,7 @@ def _tokens_before(completion: Completion, time_ns: float) -> float:
 
 
 class Enough:
-    """Ends streams together, once each stream has had num_events since the last of the streams began."""
+    """Ends all streams together, as soon as each has had num_events since the last stream began."""
 
     def __init__(self, num_streams: int, num_events: int) -> None:
         self._lock = threading.Lock()
@@ -233,7 +240,9 @@ class Enough:
 def _together(
     server: ServerClient, probe: Probe, on_event: Callable[[Completion], bool] | None = None
 ) -> list[Completion]:
-    """Completions of equally long prompts, sent at once, one thread each. Raises the first ServerError."""
+    """Sends prompts of equal length at once, one thread each, and returns the completions. Raises the first
+    ServerError.
+    """
     prompts = [server.text(probe.prompt_tokens) for _ in range(probe.num_requests)]
     barrier = threading.Barrier(len(prompts))
 
@@ -251,8 +260,8 @@ def _together(
 
 
 def _stall(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """Row of a prompt's forward: the gaps of running streams until the prompt's first token, minus as many
-    usual gaps.
+    """A row with the forward of a prompt, as running streams notice it: their gaps until the prompt's first token,
+    minus as many usual gaps.
     """
     over = threading.Event()
     warm = [threading.Event() for _ in range(probe.num_requests - 1)]
@@ -287,7 +296,7 @@ def _stall(server: ServerClient, probe: Probe) -> Iterator[Row]:
 
 
 def _waited_ns(stream: Completion, disturbing: Completion) -> float | None:
-    """Extra waiting time in ns of a stream. None: the stream had ended, or had hardly begun."""
+    """By how much in ns a prompt (`disturbing`) made a stream wait. None: the stream had ended, or had hardly begun."""
     before = [at for at in stream.event_ns if at <= disturbing.sent_ns]
     after = [at for at in stream.event_ns if at > disturbing.sent_ns]
     num_during = sum(at <= disturbing.event_ns[0] for at in after)
@@ -307,8 +316,8 @@ _PROBES: dict[str, Callable[[ServerClient, Probe], Iterator[Row]]] = {
 
 
 def play(server: ServerClient, load: Load, end_s: float) -> dict[str, Any]:
-    """Runs a closed loop. Returns what each request saw, in s since the first was sent. After `end_s` no request is
-    sent.
+    """Keeps a fixed number of requests in flight, and returns the times of each request in s since the first was sent.
+    Sends no request after `end_s`.
     """
     before = totals(server.metrics())
     lengths, lock = list(load.lengths), threading.Lock()
@@ -364,14 +373,14 @@ _NAMES = {
     "request_prefill_time": "prefill_forward",
     "request_decode_time": "decode_forward",
 }
-"""Histograms of SGLang and vLLM, with the stage that each of them times."""
+"""Histograms among the metrics of SGLang and vLLM, with the stage that each of them measures."""
 
 Totals = Mapping[tuple[str, str], float]
-"""Sums of stage times in s, and numbers of requests, by stage."""
+"""For each stage: the sum of its times in s, and the number of requests."""
 
 
 def totals(metrics: str) -> Totals:
-    """Sums over all instances from Prometheus text."""
+    """Reads sums over all instances from Prometheus text."""
     found: dict[tuple[str, str], float] = {}
     for name, part, labels, value in _SAMPLE.findall(metrics):
         match = _STAGE.search(labels) if name == "per_stage_req_latency" else None
@@ -382,8 +391,8 @@ def totals(metrics: str) -> Totals:
 
 
 def mean_stages_ms(before: Totals, after: Totals, num_requests: int) -> dict[str, float]:
-    """Mean stage times as fields of a summary. A stage that counted a different number of requests is left out, because
-    other clients' requests are in it.
+    """Mean time in ms of each stage between two readings, as fields of a summary. A stage that did not count
+    num_requests is left out, because it has requests of other clients.
     """
 
     def growth(stage: str, part: str) -> float:

@@ -1,4 +1,6 @@
-"""A client of OpenAI-compatible servers that times streamed completions. It uses only the standard library."""
+"""A client of servers with OpenAI's API, which measures the times of streamed completions. Uses only the standard
+library.
+"""
 
 import json
 import re
@@ -20,9 +22,9 @@ OPTIONAL_FIELDS: Mapping[str, Any] = {
     "ignore_eos": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
-"""Fields that OpenAI's first API lacks. They are left out if a server refuses them."""
+"""Fields of requests that OpenAI's first API lacks. The client leaves them out if the server refuses them."""
 _INFO_PATHS = ("/get_server_info", "/server_info", "/version", "/props")
-"""Paths of SGLang, new SGLang, vLLM and llama.cpp that describe the server."""
+"""Paths under which SGLang, newer SGLang, vLLM and llama.cpp describe the server."""
 _ENGINES = {
     "sglang:": "SGLang",
     "vllm:": "vLLM",
@@ -30,7 +32,7 @@ _ENGINES = {
     "dynamo_": "Dynamo",
     "trtllm_": "TensorRT-LLM",
 }
-"""Engines by the prefix of their metrics."""
+"""Names of engines, by the beginning of their metrics' names."""
 _RUNNING = re.compile(
     r"^(?:sglang:num_running_reqs|vllm:num_requests_running|llamacpp:requests_processing)\S* (\S+)", re.MULTILINE
 )
@@ -42,7 +44,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class ServerError(Exception):
-    """Raised for an answer that is not a completion."""
+    """Raised if the server answers with anything else than a completion."""
 
     def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -55,22 +57,22 @@ class ServerError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """True if the request itself is wrong for this server, such as a prompt that is too long."""
+        """True if the server refuses the request itself, because the prompt is too long for example."""
         return HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and not self.is_busy
 
 
 @dataclass
 class Completion:
-    """A streamed completion. Times are ns of the monotonic clock."""
+    """A streamed completion. Times are in ns of the monotonic clock."""
 
     sent_ns: int
     event_ns: list[int] = field(default_factory=list)
-    """Arrival times of events with tokens."""
+    """Times at which events with tokens arrived."""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    """Number of output tokens. Equals the number of events if the server reports no usage."""
+    """Number of output tokens. If the server does not report it: number of events."""
     cached_tokens: int | None = None
-    """Cached tokens of the prompt. None: the server does not report them."""
+    """Number of the prompt's tokens that the server had cached. None: the server does not report it."""
 
     @property
     def ttft_ns(self) -> int:
@@ -78,16 +80,18 @@ class Completion:
 
     @property
     def tokens_per_event(self) -> float:
-        """Tokens per event: above 1 if a server sends several tokens at once."""
+        """Mean number of tokens per event. Above 1 if the server sends several tokens at once."""
         return max(1.0, self.output_tokens / len(self.event_ns))
 
 
 OnEvent = Callable[[Completion], bool]
-"""Called at every event with tokens. False ends the completion early."""
+"""Called at every event that has tokens. If it returns False, the client ends the completion."""
 
 
 class ServerClient:
-    """A client of one model of a server. Each completion opens its own connection before its clock starts."""
+    """A client of one model on a server. Each completion has a connection of its own, which is open before its clock
+    starts.
+    """
 
     def __init__(
         self, url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 120
@@ -112,8 +116,8 @@ class ServerClient:
         self.model = model or ""
 
     def describe(self) -> dict[str, Any]:
-        """Everything that the server reports about itself. Raises ServerError if there is no server, or not
-        this model.
+        """Everything that the server says about itself. Raises ServerError if no server answers, or if the server lacks
+        the model.
         """
         listed = self._json("GET", "/v1/models")
         models = [model for model in _list(listed, "data") if isinstance(model, dict) and "id" in model]
@@ -143,7 +147,7 @@ class ServerClient:
         }
 
     def metrics(self) -> str:
-        """The server's metrics as Prometheus text. Empty: the server has no metrics."""
+        """The server's metrics as Prometheus text. Empty: the server reports no metrics."""
         try:
             with self._answer("GET", "/metrics") as (answer, _):
                 return answer.read().decode(errors="replace")
@@ -151,17 +155,17 @@ class ServerClient:
             return ""
 
     def num_running(self) -> float:
-        """Number of running requests by the server's metrics; 0 without metrics."""
+        """Number of running requests, by the server's metrics. 0: the server reports no metrics."""
         return sum(float(value) for value in _RUNNING.findall(self.metrics()))
 
     def round_trip_ns(self) -> int:
-        """Time in ns of a request that computes nothing."""
+        """Time in ns of a request for which the server computes nothing."""
         with self._answer("GET", "/v1/models") as (answer, sent_ns):
             answer.read()
             return time.perf_counter_ns() - sent_ns
 
     def learn_sizes(self) -> None:
-        """Finds the number of characters of random text per token. This also warms up the server."""
+        """Finds out how many characters of random text make a token. Its requests also warm up the server."""
         text = self._words(_SIZING_WORDS * 6)
         usage = self._json("POST", "/v1/completions", self._body(text, 1, stream=False)).get("usage")
         num_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
@@ -170,13 +174,13 @@ class ServerClient:
         self._chars_per_token = len(text) / num_tokens
 
     def text(self, num_tokens: int) -> str:
-        """Random words of about this number of tokens. No two texts have the same beginning."""
+        """Random words of about num_tokens tokens. No two texts begin alike."""
         return self._words(max(1, round(num_tokens * self._chars_per_token)))
 
     def complete(
         self, prompt: str, max_tokens: int, *, ready: Callable[[], Any] | None = None, on_event: OnEvent | None = None
     ) -> Completion:
-        """Streams one completion. `ready` is called when the connection is open, and may wait for others.
+        """Streams one completion. ready: called when the connection is open; it may wait for other requests.
 
         Raises ServerError if no token arrives.
         """
@@ -193,7 +197,7 @@ class ServerClient:
         return completion
 
     def _take(self, event: Mapping[str, Any], now_ns: int, completion: Completion) -> bool:
-        """Adds an event to the completion. True if the event has tokens."""
+        """Adds an event to the completion. Returns True if the event has tokens."""
         if "error" in event:
             raise ServerError(f"{self.url}: {_message(event)}")
         if isinstance(usage := event.get("usage"), dict):
@@ -226,7 +230,8 @@ class ServerClient:
         }
 
     def require_streams(self) -> list[str]:
-        """Streams one short completion, and leaves out optional fields that the server refuses. Returns their names.
+        """Streams one short completion to find optional fields that the server refuses. Later requests leave them out.
+        Returns their names.
 
         Raises ServerError.
         """
@@ -245,7 +250,9 @@ class ServerClient:
     def _answer(
         self, method: str, path: str, body: Any = None, ready: Callable[[], Any] | None = None
     ) -> Iterator[tuple[HTTPResponse, int]]:
-        """The answer with status 200, and the time when its request was sent. Raises ServerError for all failures."""
+        """Yields the answer of status 200, and the time in ns when the request was sent, for a `with` block. Raises
+        ServerError for all failures.
+        """
         if self._is_https:
             connection: HTTPConnection = HTTPSConnection(self._host, self._port, timeout=self._timeout_s)
         else:
@@ -294,7 +301,7 @@ class ServerClient:
 
 
 def _events(answer: HTTPResponse) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Server-sent events with the time of their arrival."""
+    """Yields server-sent events, each with the time in ns of its arrival."""
     while line := answer.readline():
         now_ns = time.perf_counter_ns()
         data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
@@ -310,8 +317,8 @@ def _events(answer: HTTPResponse) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _address(url: str) -> SplitResult:
-    """The parts of a URL. Raises ConfigError for text that is no address, such as a port of eight digits or half an
-    IPv6 address.
+    """The parts of a URL. Raises ConfigError if the text is no address, such as one with a port of eight digits or half
+    an IPv6 address.
     """
     try:
         parts: SplitResult = urlsplit(url if "//" in url else f"http://{url}")

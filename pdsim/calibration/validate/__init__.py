@@ -1,1 +1,1 @@
-"""Errors of simulations against measurements: published numbers, real runs, observed loads."""
+"""Computes errors of simulations against measurements: published numbers, runs in real mode, and observed loads."""

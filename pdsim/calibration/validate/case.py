@@ -40,19 +40,19 @@ class MeasuredArm:
     changes: tuple[str, ...]
     fitted: bool
     runs: tuple[dict[str, float], ...]
-    """Measured metrics of repeated runs."""
+    """The metrics of repeated measurements of the same configuration, one mapping per run."""
     within: dict[str, float]
-    """Largest relative error that the study accepts, by metric."""
+    """Largest relative error that the study accepts for each metric."""
     skip: int = 0
-    """Number of requests that are left out, the first to arrive."""
+    """The first requests to arrive do not count. This is their number."""
     engine: str = ""
-    """Engine and release that were measured."""
+    """Name and release of the engine that was measured."""
     front_end: str = "engine"
-    """Kind of front end before the measured server."""
+    """Kind of front end that stood before the measured server."""
 
     @property
     def measured(self) -> dict[str, float]:
-        """Mean of each metric over the runs that report it."""
+        """For each metric: its mean over the runs that report it."""
         names = dict.fromkeys(name for run in self.runs for name in run)
         values = {name: [run[name] for run in self.runs if name in run] for name in names}
         return {name: sum(v) / len(v) for name, v in values.items()}
@@ -71,7 +71,9 @@ class MeasuredCase:
 
 
 def find_cases(names: tuple[str, ...], experiments: Path) -> list[MeasuredCase]:
-    """Cases by folder name or path. Without names: all cases of the experiments folder."""
+    """The cases with these names, each a folder in `experiments` or a path. Without names: all cases in
+    `experiments`.
+    """
     known = sorted(path.parent for path in experiments.glob(f"*/{MEASURED}"))
     if not names:
         if not known:
@@ -137,7 +139,7 @@ def _listed(data: Mapping[str, Any], field: str, path: Path) -> list[Any]:
 
 
 def _run(run: Any, where: str) -> dict[str, float]:
-    """Metrics of one measured run."""
+    """The metrics of one measured run. where: names the run in messages. Raises ConfigError."""
     if not isinstance(run, dict):
         raise ConfigError(f"{where}: expected metrics by name, found {shown(run)}")
     metrics = {}
@@ -151,7 +153,7 @@ def _run(run: Any, where: str) -> dict[str, float]:
 
 
 def percent(value: Any, where: str = "") -> float:
-    """A percentage as a fraction: 0.15 for '15 %'."""
+    """Reads a percentage as a fraction: '15 %' becomes 0.15. Raises ConfigError."""
     text = str(value)
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float("")
@@ -167,15 +169,16 @@ def _folder(name: str, experiments: Path, known: list[str]) -> Path:
 
 
 def named_cases(known: list[str], experiments: Path) -> str:
-    """Part of a message on the folder in which names are looked up."""
+    """End of a message that says in which folder cases are looked up, and which there are."""
     if known:
         return f"{experiments}/ has {', '.join(known)}"
     return f"names are those of {experiments}/ in a copy of pdsim's repository: go there, or give a folder"
 
 
 Simulate = Callable[..., Mapping[str, Any]]
-"""Simulates a scenario and returns its summary, without the first requests if their number is given. Callers provide
-this function, because the package does not import the simulator."""
+"""Simulates a scenario and returns its summary. A second argument gives the number of first requests that do not count.
+Callers pass this function in, because this package must not import the simulator.
+"""
 
 
 @dataclass(frozen=True)
@@ -183,11 +186,11 @@ class MetricError:
     measured: float
     simulated: float
     within: float | None
-    """Largest relative error that the study accepts."""
+    """Largest relative error that the study accepts. None: the study names none."""
 
     @property
     def error(self) -> float:
-        """Relative error. Positive: the simulation is too high."""
+        """Relative error of the simulation. Positive: the simulated value is too high."""
         return self.simulated / self.measured - 1 if self.measured else float(self.simulated != self.measured)
 
     @property
@@ -222,7 +225,7 @@ def compare_case(case: MeasuredCase, simulate: Simulate) -> Iterable[ArmErrors]:
 def simulated_metrics(
     case: MeasuredCase, arm: MeasuredArm, simulate: Simulate, changes: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Simulated means, over the case's seeds, of the metrics that were measured."""
+    """For each metric that was measured: its simulated mean over the seeds of the case."""
     skip = (arm.skip,) if arm.skip else ()
     summaries = [by_client(simulate(case.scenario(arm, seed, changes), *skip), case.client) for seed in case.seeds]
     return {name: sum(_value(s, name, case) for s in summaries) / len(summaries) for name in arm.measured}
@@ -238,14 +241,14 @@ def _value(summary: Mapping[str, Any], name: str, case: MeasuredCase) -> float:
 DEFAULT_WITHIN = 0.1
 
 Settings = Callable[[Mapping[str, float]], tuple[str, ...]]
-"""Function from parameter values to changes of the scenario, in the notation of --set."""
+"""Makes changes of the scenario, in the notation of --set, from values of the fitted parameters."""
 
 
 @dataclass(frozen=True)
 class Fit:
     values: dict[str, float]
     cost: float
-    """Half the sum of squared errors, each divided by the error that the study accepts."""
+    """Half the sum of the squared errors. Each error is divided by the error that the study accepts."""
     num_simulations: int
     metrics: tuple[str, ...]
 
@@ -259,10 +262,10 @@ def fit_arm(
     *,
     skip: tuple[str, ...] = (),
 ) -> Fit:
-    """Fits parameters by least squares of relative errors. The fit uses logarithms of the parameters, so that they stay
-    positive.
+    """Fits parameters to a measured configuration, by least squares of relative errors. The fit works on logarithms, so
+    that parameters stay positive.
 
-    Metrics in `skip` follow from other metrics and would count twice.
+    start: first values of the parameters. skip: metrics that follow from other metrics and would count twice.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -292,7 +295,8 @@ def fitted_profile(
     *,
     run: Callable[[Scenario], Any],
 ) -> dict[str, Any]:
-    """Content of a profile: fitted cost settings, their setup and sizes, and provenance.
+    """The content of a profile: the fitted cost, the setup and step sizes of the measurement, and where the profile
+    comes from.
 
     run: simulates a scenario. The step sizes of this simulation stand for those of the measured run, of which only
     means are known.

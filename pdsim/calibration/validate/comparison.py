@@ -1,5 +1,5 @@
-"""Compares real runs of a suite with their simulations: errors of every metric, counts that must be equal, and
-rankings.
+"""Compares runs in real mode with their simulations: errors of all metrics, counts that must be equal, and rankings of
+variants.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from pdsim.metrics.records import RunRecords
 
 
 class Count(NamedTuple):
-    """A total over a whole run, measured and simulated."""
+    """A total over a whole run, once measured and once simulated."""
 
     measured: int
     simulated: int
@@ -25,11 +25,11 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """Totals of the real and the simulated run. The bytes that each request sends do not depend on time, and must be
-    equal.
+    """Totals of a real run and of its simulation. The bytes that each request sends do not depend on time, so they must
+    be equal.
 
-    A request that found another cached prefix, because it arrived at another time, is counted, and its bytes are not
-    compared. Descriptors also depend on which pages were free: they are shown, not compared.
+    If a request found another cached prefix, because it arrived at another time, its bytes are not compared; such
+    requests are counted. Descriptors also depend on which pages were free. They are shown and not compared.
     """
 
     num_requests: int
@@ -38,13 +38,13 @@ class Counts:
     prefill_cached_tokens: Count
     decode_cached_tokens: Count
     other_prefix_cached: tuple[int, ...]
-    """Ids of requests that found another cached prefix."""
+    """Ids of the requests that found another cached prefix in the simulation than in the real run."""
     unequal: tuple[int, ...]
-    """Ids of requests that differ without another cached prefix."""
+    """Ids of the requests that found the same cached prefix, and nevertheless differ."""
 
     @property
     def are_equal(self) -> bool:
-        """True if all counts are equal that do not depend on time."""
+        """True if all counts that do not depend on time are equal."""
         return not self.unequal
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Counts:
 
 
 class _Sent(NamedTuple):
-    """Cached tokens and bytes of one request."""
+    """Number of cached tokens, and of bytes sent, of one request."""
 
     cached_tokens: tuple[int, int]
     num_bytes: int
@@ -76,7 +76,7 @@ def compare_counts(measured: RunRecords, simulated: RunRecords) -> Counts:
 
 
 def _by_request(records: RunRecords) -> dict[int, _Sent]:
-    """Cached tokens and bytes of each finished request."""
+    """Cached tokens and bytes sent of each finished request, by its id."""
     num_bytes = Counter[int]()
     for row in records.transfers:
         num_bytes[row.request_id] += row.num_bytes
@@ -88,17 +88,17 @@ def _by_request(records: RunRecords) -> dict[int, _Sent]:
 
 
 CLEARLY = 0.05
-"""Minimum relative difference of two measured values of which one counts as better."""
+"""Two measured values differ clearly if they differ by at least this share."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well a simulation ranks all configurations by one metric."""
+    """How often a simulation finds the better of two configurations, by one metric."""
 
     num_pairs: int
-    """Number of pairs of configurations that differ clearly in the measurement."""
+    """Number of pairs of configurations whose measured values differ clearly."""
     num_right: int
-    """Number of these pairs that the simulation orders in the same way."""
+    """Number of these pairs that the simulation ranks in the same order."""
 
     @property
     def share(self) -> float | None:
@@ -109,7 +109,9 @@ class Ranking:
 
 
 def rank(measured: Mapping[str, float], simulated: Mapping[str, float]) -> Ranking:
-    """Ranks configurations. The keys of both mappings are the configurations."""
+    """Compares the order of configurations. Both mappings have the configurations' names as keys, and values of one
+    metric.
+    """
     pairs = [
         (measured[a] - measured[b], simulated[a] - simulated[b])
         for a, b in combinations(measured, 2)
@@ -129,7 +131,7 @@ RANKED = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latenc
 
 @dataclass(frozen=True)
 class Side:
-    """Summary and records of one run, real or simulated."""
+    """Summary and records of one run, which is either real or simulated."""
 
     summary: Mapping[str, Any]
     records: RunRecords
@@ -143,11 +145,12 @@ class Comparison:
     num_requests: int
     metrics: dict[str, MetricError]
     stages_ms: dict[str, MetricError]
-    """Errors of the mean time of each stage."""
+    """Errors of the mean time of each stage, in ms."""
     counts: Counts
     failures: str = ""
-    """Sentence on requests that failed in the simulation though the scenario asks for no failure. Empty: there are
-    none."""
+    """A sentence on requests that failed in the simulation although the scenario asks for no failures. Empty:
+    none did.
+    """
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -162,7 +165,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread of a metric's errors over all variants."""
+    """How the errors of one metric are spread over all variants."""
 
     metric: str
     median: float
@@ -170,7 +173,7 @@ class Spread:
     worst: float
     where: str
     num_missed: int
-    """Number of variants whose error exceeds the tolerance."""
+    """Number of variants whose error is larger than accepted."""
     is_met: bool
 
 
@@ -184,7 +187,7 @@ class Validation:
 
     @property
     def unequal(self) -> list[str]:
-        """Names of variants with a difference in counts that do not depend on time."""
+        """Names of the variants in which counts differ that do not depend on time."""
         return [one.name for one in self.comparisons if not one.counts.are_equal]
 
     def spreads(self) -> list[Spread]:
@@ -232,7 +235,7 @@ def compare_sides(name: str, tolerances: Tolerances, measured: Side, simulated: 
 
 
 def tolerance_of(tolerances: Tolerances, metric: str) -> float | None:
-    """The largest accepted error of a metric in each variant. None: any error."""
+    """The largest error of a metric that is accepted in each variant. None: any error."""
     if metric.startswith("p99"):
         return tolerances.p99
     return tolerances.mean if metric.startswith(("mean", "request")) else None

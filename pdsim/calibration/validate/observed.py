@@ -1,4 +1,4 @@
-"""Simulates the load of an observation, and computes errors against the times that its clients measured."""
+"""Simulates the load of an observation, and compares the result with the times that the observing client measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class SentRequests:
-    """Requests of a load as they were sent. Prompts share no prefix."""
+    """A workload with the requests that an observation sent. Prompts share no prefix."""
 
     lengths: tuple[tuple[int, int], ...]
-    """Prompt and output tokens of each request."""
+    """Number of prompt tokens and of output tokens of each request."""
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
@@ -37,8 +37,8 @@ class SentRequests:
 
 
 def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:
-    """Errors of each measured run of a load, with errors of stages if the server's metrics have stage times. profile:
-    replaces the scenario's costs.
+    """Errors of the simulation of each measured run of a load. If the server's metrics have times of stages, these are
+    compared, too. profile: its sections replace the scenario's; None: none do.
     """
     changes = () if profile is None else profile_changes(profile)
     served = load_scenario(scenario, changes)
@@ -46,14 +46,14 @@ def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate:
 
 
 def profile_changes(profile: Path) -> tuple[str, ...]:
-    """Changes of a scenario that take every section of a profile."""
+    """Changes of a scenario after which each section that a profile has comes from the profile."""
     there = read_profile(profile)
     sections = ("cost", *(section for section in ("network", "front_end") if section in there))
     return tuple(f"{section}.profile={profile.resolve()}" for section in sections)
 
 
 def of_load(served: Scenario, arm: Mapping[str, Any]) -> Scenario:
-    """The scenario with the requests and clients of one observed load."""
+    """The scenario with the requests, and the number of clients, of one observed run."""
     lengths = tuple((one["prompt_tokens"], one["output_tokens"]) for one in arm["requests"])
     return served.model_copy(
         update={"workload": SentRequests(lengths), "client": ClosedLoop(arm["concurrency"], warm_up_requests=0)}

@@ -30,20 +30,20 @@ SUITE_FILE = "matrix.yaml"
 _MODEL = ("model", "weight_dtype", "kv_dtype", "state_dtype", "context_tokens")
 _LOAD = ("workload", "client", "seed", "faults")
 _NAMES = (*_MODEL, "page_size", "router", *_LOAD, "prefill", "decode", "aggregated")
-"""Fields that a real run and its simulation share."""
+"""Fields of a scenario that a real run and its simulation must have in common."""
 
 
 class RealRunSettings(Section):
-    """Flags of `pdreal run`."""
+    """Options of `pdreal run`."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     weights: str = "seed:0"
     threads: int | None = Field(default=None, ge=1)
-    """Number of threads of each rank. None: pdreal divides the cores."""
+    """Number of threads of each rank. None: pdreal divides the CPU's cores among the ranks."""
     timeout: Duration = 120 * 10**9
     hosts: Path | None = None
-    """File of hosts and their instances."""
+    """File that lists hosts, and the instances on each. None: all instances run on this host."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -56,25 +56,25 @@ Percentage = Annotated[float, BeforeValidator(percent)]
 
 
 class Tolerances(Section):
-    """Largest accepted relative errors, and smallest accepted share of pairs whose better variant the simulation finds.
-    None: any.
+    """Largest errors that a suite accepts, and the smallest share of pairs of variants in which the simulation must
+    find the better. None: any.
     """
 
     median: Percentage | None = None
-    """Largest median error of each metric over the variants."""
+    """Largest accepted median of a metric's errors over all variants."""
     mean: Percentage | None = None
-    """Largest error of throughput and of every mean, in each variant."""
+    """Largest accepted error of throughput, and of any mean, in each variant."""
     p99: Percentage | None = None
-    """Largest error of every 99th percentile, in each variant."""
+    """Largest accepted error of any p99 in each variant."""
     winner: Percentage | None = None
 
 
 class VariantFields(Section):
-    """Changes of the scenario, alone or with a profile."""
+    """A variant: changes of the scenario, and possibly a profile of its own."""
 
     changes: tuple[str, ...] = ()
     profile: Path | None = None
-    """Profile of the variant, in place of the suite's profile."""
+    """Profile of this variant. None: the profile of the suite."""
 
     @model_validator(mode="before")
     @classmethod
@@ -89,7 +89,7 @@ class SuiteFile(Section):
     real: RealRunSettings = RealRunSettings()
     within: Tolerances = Tolerances()
     variants: dict[Annotated[FolderName, BeforeValidator(str)], VariantFields] = Field(min_length=1)
-    """Variants by name, which is also the name of the variant's run folder."""
+    """Variants by name. A variant's run folder has the same name."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ class ValidationSuite:
     variants: tuple[Variant, ...]
 
     def scenario(self, variant: Variant) -> Scenario:
-        """The simulator's scenario of a variant: with the real run's KV and the profile's costs."""
+        """The scenario that the simulator runs for a variant: with the KV pools of the real run, and with the cost of
+        the profile.
+        """
         profile = variant.profile or self.profile
         if profile is None:
             raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {SUITE_FILE}")
@@ -127,17 +129,17 @@ class ValidationSuite:
         return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
 
     def real_scenario(self, variant: Variant) -> Scenario:
-        """The scenario of a variant that `pdreal` runs."""
+        """The scenario that `pdreal` runs for a variant."""
         return load_scenario(self.scenario_path, self._real_changes(variant))
 
     def with_profile(self, profile: Path) -> "ValidationSuite":
-        """The suite with one profile for all variants, such as that of another machine."""
+        """The suite in which all variants have this profile, for example that of another machine."""
         return replace(
             self, profile=profile, variants=tuple(replace(variant, profile=None) for variant in self.variants)
         )
 
     def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
-        """Raises ConfigError if the folder has a run of another scenario."""
+        """Raises ConfigError if the run in `folder` was made of another scenario (`ran`) than this variant has."""
         expected = resolve(self.real_scenario(variant))
         for name in (*_NAMES, "network.transport", "network.staging"):
             is_there, should_be = _part(ran, name), _part(expected, name)
@@ -156,7 +158,7 @@ def is_suite(name: str, experiments: Path) -> bool:
 
 
 def load_suite(name: str, experiments: Path) -> ValidationSuite:
-    """Reads a suite, named by its folder in experiments, a folder or a file. Raises ConfigError."""
+    """Reads a suite. name: a folder in `experiments`, any other folder, or a file. Raises ConfigError."""
     for path in _places(name, experiments):
         if path.is_file():
             return suite_of(read_section(path, SuiteFile), path)
@@ -165,7 +167,7 @@ def load_suite(name: str, experiments: Path) -> ValidationSuite:
 
 
 def suite_of(file: SuiteFile, path: Path) -> ValidationSuite:
-    """The suite of a file. Paths in the file are relative to its path."""
+    """The suite that a file describes. Relative paths in the file start at the folder of `path`."""
     folder = path.parent
 
     def beside(given: Path | None) -> Path | None:
@@ -195,7 +197,7 @@ def _places(name: str, experiments: Path) -> tuple[Path, ...]:
 
 
 def _part(scenario: Scenario, name: str) -> Any:
-    """A part of a scenario that matters in real and simulated runs, without settings that only the simulator's costs
+    """A field of a scenario that matters both in real and in simulated runs, without settings that only simulated costs
     use.
     """
     section, _, inside = name.partition(".")
@@ -212,7 +214,7 @@ def _part(scenario: Scenario, name: str) -> Any:
 
 
 def _difference(name: str, there: Any, here: Any) -> str:
-    """Text on the first field that differs."""
+    """Text on the first field in which two values differ."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in (*here, *there):
             if there.get(key) != here.get(key):

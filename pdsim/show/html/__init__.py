@@ -1,1 +1,1 @@
-"""Runs, sweeps and plans as pages of one file each."""
+"""HTML pages of runs, sweeps and plans. Each page is one file."""

@@ -1,6 +1,6 @@
-"""Figures of a page as SVG, in the page's colours and fonts.
+"""Draws the figures of a page as SVG, in the colours and fonts of the page.
 
-Figures of many points show trade-offs, the best points, and the influence of each field.
+Figures of many points show trade-offs between metrics, the best points, and how much each field matters.
 """
 
 import re
@@ -21,7 +21,7 @@ INK, MUTED, GRID = "#1f2328", "#6b7280", "#d5d9e0"
 FULL, HALF = 11.0, 5.4
 """Widths of figures in inches: over the page's whole width, and beside another figure."""
 SERIES = COLORS[:6]
-"""Colours that are visible on white and on black."""
+"""Colours of series, which can be seen on white and on black."""
 
 _VARIABLES = {
     INK: "ink",
@@ -32,29 +32,29 @@ _VARIABLES = {
     "#882255": "wine",
     "#0072B2": "blue",
 }
-"""Colours that the page defines for its light and its dark theme."""
+"""Colours in a figure, each with the variable by which the page replaces it in its light and its dark theme."""
 _LETTERS_AN_INCH, _LETTERS_OF_A_HANDLE = 13, 5
 _MANY = 24
-"""Number of points from which a figure has no labels."""
+"""Figures with this many points, or more, have no labels at the points."""
 _MARKS = "osD^vPX*"
 
 _LITTLE = 0.01
-"""Relative changes below this are shown with a decimal."""
+"""Relative changes below this are written with a decimal."""
 
 
 @dataclass(frozen=True)
 class FigureBlock:
-    """A figure, with one line on how to read it."""
+    """A figure, with a line that says how to read it."""
 
     name: str
-    """Name of the figure, unique on its page: letters, digits and hyphens."""
+    """Name of the figure in letters, digits and hyphens. No other figure of the page has this name."""
     title: str
     caption: str
     figure: Figure
     wide: bool = True
-    """True: the figure takes the page's width. Two narrower figures stand side by side."""
+    """True: the figure is as wide as the page. Otherwise two figures stand side by side."""
     narrow: bool = False
-    """True: the figure fits a telephone's screen."""
+    """True: the figure fits the screen of a telephone."""
 
     @property
     def svg(self) -> str:
@@ -66,7 +66,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def tidy(ax: Any, x_title: str = "", y_title: str = "", *, grid: str = "both") -> None:
-    """Sets titles, a light grid and no box."""
+    """Sets the titles of the axes and a light grid, and removes the box around them. grid: axes with grid lines, as in
+    matplotlib.
+    """
     ax.set_xlabel(x_title, color=MUTED, fontsize=8.5)
     ax.set_ylabel(y_title, color=MUTED, fontsize=8.5)
     ax.tick_params(colors=MUTED, labelsize=8, length=0)
@@ -81,7 +83,7 @@ def tidy(ax: Any, x_title: str = "", y_title: str = "", *, grid: str = "both") -
 
 
 def legend(ax: Any) -> None:
-    """Draws a legend above the axes, in as many columns as fit the width."""
+    """Draws a legend above the axes, with as many columns as the width allows."""
     handles, labels = ax.get_legend_handles_labels()
     if not labels:
         return
@@ -98,8 +100,8 @@ def percent_axis(axis: Any, *, decimals: int = 0) -> None:
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element for a page. Equal figures give equal text. `name` makes its ids unique on the
-    page.
+    """The figure as an <svg> element of a page. Equal figures give equal text. name: makes the element's ids unique on
+    the page.
     """
     text = StringIO()
     figure.patch.set_alpha(0)
@@ -120,7 +122,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a figure. half_y: half of its confidence interval; None: no interval."""
+    """A point of a figure. half_y: half of the confidence interval of y; None: y has no interval."""
 
     x: float
     y: float
@@ -134,12 +136,16 @@ _TRADES = (
     ("latency-throughput", "latency", "median latency, s", "median_e2e_latency_ms", False),
     ("ttft-throughput", "TTFT", "p99 TTFT, s", "p99_ttft_ms", False),
 )
-"""For each figure: name, title, title of x, summary field of x, and whether a larger x is better."""
+"""For each figure of trade-offs: name, title, title of the x axis, the summary field on it, and whether a larger value
+is better.
+"""
 
 
 def trade_offs(dots: Callable[[str], Sequence[Dot]], y_title: str, joined: str) -> list[FigureBlock]:
-    """Figures of throughput against latencies. dots: points by summary field, with the latency in ms; a field counts if
-    all points have its latency. joined: the points that the caption's line joins.
+    """Figures with throughput or another number on the y axis, and a latency on the x axis.
+
+    dots: gives the points of a summary field, with the latency in ms as x. A figure is drawn if all points have its
+    latency. joined: says in the caption which points the line joins.
     """
     made = []
     for name, title, x_title, field, more_x in _TRADES:
@@ -153,7 +159,9 @@ def trade_offs(dots: Callable[[str], Sequence[Dot]], y_title: str, joined: str) 
 
 
 def _trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool) -> Figure:
-    """Points, and a line through the Pareto front. Larger y is better; with more_x, larger x is better, too."""
+    """Figure with points, and with a line through those on the Pareto front. Larger y is better. more_x: True: larger x
+    is better, too.
+    """
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
     best = sorted(frontier(dots, more_x=more_x), key=lambda dot: dot.x)
@@ -172,7 +180,9 @@ def _trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool)
 
 
 def frontier(dots: Sequence[Dot], *, more_x: bool) -> list[Dot]:
-    """Dots on the Pareto front: no other dot is better in one coordinate and at least equal in the other."""
+    """Dots on the Pareto front: no other dot is better in one coordinate and at least equal in the other. more_x: True:
+    larger x is better; False: smaller.
+    """
     sign = 1 if more_x else -1
 
     def beaten(dot: Dot) -> bool:
@@ -185,7 +195,9 @@ def frontier(dots: Sequence[Dot], *, more_x: bool) -> list[Dot]:
 
 
 def lines(dots: Sequence[Dot], x_title: str, y_title: str, *, shares: bool = False) -> Figure:
-    """Lines of all series, with 95 % confidence bars where there are replications."""
+    """Figure with a line for each series. Points with several runs have bars of the 95 % confidence interval. shares:
+    True: y is a share, from 0 to 1.
+    """
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
     for i, name in enumerate(dict.fromkeys(dot.series for dot in dots)):
@@ -213,7 +225,9 @@ def heat_map(
     column_title: str,
     title: str,
 ) -> Figure:
-    """A heat map with a value in each cell. None: the cell is hatched."""
+    """Figure with a coloured cell for each row and column, and the value in the cell. None: no value; the cell is
+    hatched.
+    """
     figure = new_figure(HALF, max(2.2, 1.3 + 0.42 * len(rows)))
     ax: Any = figure.subplots()
     grid = np.array([[np.nan if value is None else value for value in row] for row in values], dtype=float)
@@ -239,7 +253,7 @@ def heat_map(
 
 @dataclass(frozen=True)
 class Bar:
-    """Influence of one field on a metric. low and high are the metric's relative changes."""
+    """How much one field changes a metric. low, high: the smallest and largest relative change of the metric."""
 
     name: str
     low: float
@@ -247,7 +261,9 @@ class Bar:
 
 
 def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
-    """Horizontal bars from low to high around zero change, the longest on top, in one panel per metric."""
+    """Figure with a panel for each metric, and in it a bar per field from low to high. Bars are sorted, the longest on
+    top.
+    """
     longest = max(len(bars) for bars in panels.values())
     figure = new_figure(FULL, 1.6 + 0.28 * longest)
     axes: Any = figure.subplots(1, len(panels), squeeze=False)

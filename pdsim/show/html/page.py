@@ -1,4 +1,4 @@
-"""An HTML page: the answer, then figures, then tables, in one file without external resources."""
+"""An HTML page in one file, which loads nothing from elsewhere. It has first the answer, then figures, then tables."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ from pdsim.study.points.tasks import shown
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table. order: sort key for its column; None: the text is the key."""
+    """A cell of a table. order: key by which the column is sorted; None: the text is the key."""
 
     text: str
     order: float | None = None
     tone: str = ""
-    """Colour of the cell: good, bad, or empty."""
+    """Meaning of the cell's colour: good or bad. Empty: the cell is not coloured."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     stacks: bool = False
-    """True: on a narrow page each row becomes a list of its columns."""
+    """True: if the page is narrow, each row is shown as a list of its columns."""
 
 
 def cell(value: float | None, shown: str = "") -> Cell:
-    """A cell with a number, which is its sort key. None: an empty cell, sorted below all others."""
+    """A cell with a number, by which its column is sorted. None: an empty cell, which is sorted below all numbers."""
     return Cell("") if value is None else Cell(format(value, shown) if shown else significant(value), value)
 
 
 @dataclass(frozen=True)
 class Card:
-    """A highlighted number with its title."""
+    """A number that is shown in large type, with its title."""
 
     title: str
     value: str
@@ -51,7 +51,7 @@ class Card:
 
 @dataclass(frozen=True)
 class TextList:
-    """A list of sentences."""
+    """A list of sentences on a page, with a title."""
 
     title: str
     items: Sequence[str]
@@ -62,18 +62,18 @@ class Page:
     title: str
     subtitle: str
     answer: str
-    """A sentence with the result, or with the reason why there is none."""
+    """A sentence with the result. If there is no result: the reason."""
     detail: str
     cards: Sequence[Card]
     figures: Sequence[FigureBlock]
     tables: Sequence[Table]
     warnings: Sequence[str] = field(default=())
     lists: Sequence[TextList] = field(default=())
-    """Lists of sentences below the tables."""
+    """Lists of sentences, which stand below the tables."""
     setup: str = ""
-    """The model and its GPUs. Empty: not known."""
+    """The model and its GPUs as text. Empty: not known."""
     differences: Table | None = None
-    """Table of the fields in which runs differ."""
+    """Table of the scenario fields in which the runs differ. None: they do not differ."""
 
 
 def render(page: Page) -> str:
@@ -94,18 +94,18 @@ def _asset(name: str) -> str:
 
 
 Fields = Mapping[str, Any]
-"""Type of a resolved scenario as plain data: values by field."""
+"""A resolved scenario as plain data: values by field."""
 
 _ROLES = ("prefill", "decode", "aggregated")
 _NOT_SETUP = ("name", "description")
 _MOST_FIELDS = 12
-"""Maximum number of rows in the table of differences."""
+"""Maximum number of rows in a table of differences."""
 _MOST_ALTERNATIVES = 2
 
 
 def setup_sentence(scenarios: Sequence[Fields]) -> str:
-    """A sentence on model, servers, pages, costs and load. Where scenarios differ, the sentence lists all of their
-    values.
+    """A sentence on model, servers, page size, costs and load. If scenarios differ in one of them, the sentence lists
+    all its values.
     """
     parts = [_either(scenarios, _model)]
     parts += [_either([s for s in scenarios if s.get(role)], partial(_servers, role)) for role in _ROLES]
@@ -115,7 +115,7 @@ def setup_sentence(scenarios: Sequence[Fields]) -> str:
 
 
 def differences(scenarios: Mapping[str, Fields]) -> Table | None:
-    """A table with a row for each field in which scenarios differ, costs last. None: the scenarios do not differ."""
+    """Table of the fields in which scenarios differ, fields of `cost` last. None: the scenarios do not differ."""
     flat = {name: dict(_flat(fields)) for name, fields in scenarios.items()}
     paths = list(dict.fromkeys(path for fields in flat.values() for path in fields))
     found = [path for path in paths if len({fields.get(path) for fields in flat.values()}) > 1]
@@ -128,8 +128,8 @@ def differences(scenarios: Mapping[str, Fields]) -> Table | None:
 
 
 def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names of fields, and their values as files write them. 0.0 becomes 0, as in a scenario that was written
-    and read.
+    """Yields the dotted path of each field, and its value as files have it. 0.0 becomes 0, as in a scenario that was
+    written and read again.
     """
     for name, value in fields.items():
         if prefix + name in _NOT_SETUP or value is None:
@@ -169,5 +169,5 @@ def _load(scenario: Fields) -> str:
 
 
 def _use(component: Any) -> str:
-    """The name of a component given by name, or by `use` and settings."""
+    """The name of a component. component: a name, or a mapping with `use` and settings."""
     return str(component["use"] if isinstance(component, Mapping) else component)

@@ -1,4 +1,6 @@
-"""The page of a plan: the question, the answer, price against latency, the busiest minutes, and the alternatives."""
+"""The page of a plan: question, answer, prices against latencies, the minutes with the longest queue, and
+alternatives.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 def plan_page(folder: Path) -> Page:
-    """Page of a plan's folder. Raises ConfigError if the folder has no plan."""
+    """The page of a plan, made from the plan's folder. Raises ConfigError if the folder has no plan."""
     path = folder / FILE
     try:
         plan: dict[str, Any] = read_json(path)
@@ -70,7 +72,7 @@ def _rows(plan: Row) -> list[Row]:
 
 
 def _prices(plan: Row) -> list[FigureBlock]:
-    """A figure for each limited percentile: price of each cluster against this percentile of its latency."""
+    """For each percentile that the SLO limits: a figure with the price and this percentile of every cluster."""
     names = list(dict.fromkeys(one.name for row in _rows(plan) for one in _readings(row) if not one.is_share))
     figures = []
     for place, name in enumerate(names):
@@ -113,7 +115,7 @@ def _price_figure(plan: Row, known: Sequence[tuple[Row, Reading]]) -> Any:
 
 
 def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points (price, latency) with a lower latency than all cheaper points, by price."""
+    """The points (price, latency) that have a lower latency than all cheaper points, by price."""
     found: list[tuple[float, float]] = []
     for x, y in sorted(points):
         if not found or y < found[-1][1]:
@@ -122,7 +124,7 @@ def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _figures(plan: Row) -> list[FigureBlock]:
-    """Figures of prices, load and queue. Their number is even, because two stand side by side."""
+    """Figures of prices, and of load and queue over time. Two figures stand side by side, so their number is even."""
     prices, found = _prices(plan), plan["busiest"]
     if found is None:
         return prices
@@ -185,7 +187,7 @@ def _value(one: Reading | None) -> Cell:
 
 
 def _classes(chosen: Row | None) -> list[Table]:
-    """Tables of the results of each request class, if requests have classes."""
+    """Table of the results of each class of requests. Empty: requests have no classes."""
     rows = [
         [
             Cell(name or "none"),

@@ -1,4 +1,4 @@
-"""The page of one run, or of several runs side by side."""
+"""The page of one run, or of several runs that are compared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,24 +28,24 @@ from pdsim.show.html.page import Card, Cell, Page, Table, cell, differences, set
 from pdsim.sim.uncertainty.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200
-"""Maximum number of rows in the table of the slowest requests."""
+"""Maximum number of rows in the table of slowest requests."""
 _VISIBLE = 0.001
-"""Smallest relative change that is shown."""
+"""Relative changes below this are not shown."""
 _TORNADO = {name: MEASURES[name] for name in ("request_throughput", "p99_ttft_ms", "p99_tpot_ms")}
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run with everything that a page shows."""
+    """Everything that a page shows of a run."""
 
     name: str
     summary: Mapping[str, Any]
     records: Records
-    """Records of the run. Empty for results of other tools."""
+    """Records of the run. Empty: another tool made the run."""
     scenario: Scenario | None = None
-    """The resolved scenario. None: not known."""
+    """The run's scenario with all defaults filled in. None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
-    """Sensitivities of the run, if the user asked for them."""
+    """How each metric changes with each resource. Empty: the user did not ask for it."""
 
     @property
     def num_gpus(self) -> int | None:
@@ -57,12 +57,12 @@ class ReportedRun:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The scenario as plain data. Empty: not known."""
+        """The run's scenario as plain data. Empty: not known."""
         return {} if self.scenario is None else self.scenario.model_dump()
 
     @cached_property
     def judged(self) -> Records:
-        """Records without the requests that the summary leaves out."""
+        """The records without the requests that the summary leaves out because they warm up."""
         return judged_records(self.records, self.summary)
 
     @property
@@ -79,7 +79,7 @@ class ReportedRun:
 
 
 def run_page(runs: Sequence[ReportedRun]) -> Page:
-    """The page of one run, or of several runs with figures that compare them."""
+    """The page of one run, or of several runs. With several, it has figures that compare them."""
     return _single(runs[0]) if len(runs) == 1 else _comparison(runs)
 
 
@@ -131,7 +131,7 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
 
 
 def _longest_stages(run: ReportedRun) -> str:
-    """A sentence on the longest stages: on average, and for the 1 % of requests with the largest TTFT."""
+    """A sentence on the stages that take longest: on average, and for the 1 % of the requests with the largest TTFT."""
     stages = stage_times(run.judged)
     longest = max(stages, key=lambda stage: stage.mean_ms)
     tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
@@ -159,7 +159,7 @@ def _subtitle(run: ReportedRun) -> str:
 
 
 def _cards(run: ReportedRun) -> list[Card]:
-    """Cards with the known numbers. Results of other tools may lack some of them."""
+    """Cards with those numbers that are known. Results of other tools may lack some."""
     summary, ranged = run.summary, run.ranges
     cards = []
     if "request_throughput" in summary:
@@ -199,7 +199,7 @@ def _latency_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
 
 
 def _inside(run: ReportedRun) -> list[FigureBlock]:
-    """Figures of a single run."""
+    """Figures that show a single run in detail."""
     if not run.num_finished:
         return []
     records = run.records
@@ -228,7 +228,7 @@ def _tornado(found: Sequence[Sensitivity]) -> list[FigureBlock]:
 
 
 def _trade(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
-    """Figures of the trade-offs between the runs."""
+    """Figures of throughput against latencies, with a point for each run."""
 
     def dots(field: str) -> list[Dot]:
         return [Dot(run.summary.get(field, 0.0), run.output_rate, run.name) for run in runs]
@@ -256,7 +256,7 @@ def _summary_table(runs: Sequence[ReportedRun]) -> Table:
 
 
 def _class_table(run: ReportedRun) -> list[Table]:
-    """A table of latencies by request class, if requests have classes."""
+    """Table of the latencies of each class of requests. Empty: requests have no classes."""
     latencies = {
         f"{statistic} {name}, ms": f"{statistic}_{name.lower()}_ms"
         for name in ("TTFT", "TPOT")

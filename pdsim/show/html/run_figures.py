@@ -1,4 +1,4 @@
-"""Figures of one run: latencies and their stages, instances and transfers."""
+"""Figures of runs: latencies, the stages of requests, instances over time, and transfers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,15 +15,15 @@ from pdsim.metrics.summary_rows import significant
 from pdsim.show.html.figures import FULL, INK, MUTED, SERIES, FigureBlock, legend, new_figure, percent_axis, tidy
 
 Runs = Mapping[str, Sequence[RequestRecord]]
-"""Requests of each run, by the run's name."""
+"""The requests of each run, by the name of the run."""
 
 _MOST_ROWS = 60
-"""Maximum number of requests in a chart with a row per request."""
+"""Maximum number of requests in a figure that has a row per request."""
 _MOST_POINTS = 400
-"""Maximum number of points of a line."""
+"""Maximum number of points that a line has."""
 _SLICES = 60
 _FEW = 5
-"""Minimum number of requests of a time slice that shows percentiles."""
+"""If fewer requests than this arrive in a slice of time, no percentiles are drawn for the slice."""
 _PERCENTILES = (50, 90, 99)
 
 
@@ -32,7 +32,9 @@ def finished(requests: Iterable[RequestRecord]) -> list[RequestRecord]:
 
 
 def latency_distributions(runs: Runs) -> FigureBlock:
-    """Distributions of TTFT, time per output token and latency over requests, with percentiles marked."""
+    """How TTFT, time per output token and latency are distributed over the requests of each run. Percentiles are
+    marked.
+    """
     figure = new_figure(FULL, 3.3)
     panels: Any = figure.subplots(1, 3, sharey=True)
     measures = (("TTFT, s", ttft_ms, 1e3), ("time per output token, ms", tpot_ms, 1.0), ("latency, s", e2e_ms, 1e3))
@@ -73,7 +75,7 @@ def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None
 
 
 def ttft_over_time(requests: Sequence[RequestRecord]) -> FigureBlock:
-    """TTFT of requests by arrival: each request as a point, and percentiles over slices of time."""
+    """TTFT by the time of arrival: a point for each request, and percentiles for slices of time."""
     figure = new_figure(FULL, 3.0)
     ax: Any = figure.subplots()
     done = finished(requests)
@@ -96,8 +98,8 @@ def ttft_over_time(requests: Sequence[RequestRecord]) -> FigureBlock:
 
 
 def request_stages(requests: Sequence[RequestRecord]) -> FigureBlock:
-    """A row for each request with its stages since its arrival. A long run shows the requests in the middle by
-    arrival.
+    """A row for each request, with its stages from its arrival on. Of a long run, the requests in the middle
+    are shown.
     """
     done = finished(requests)
     first = max(0, (len(done) - _MOST_ROWS) // 2)
@@ -121,7 +123,7 @@ def request_stages(requests: Sequence[RequestRecord]) -> FigureBlock:
 
 
 def stage_bars(runs: Runs) -> FigureBlock:
-    """Mean latency of each run, stage by stage."""
+    """The mean latency of each run as a bar, divided into stages."""
     figure = new_figure(FULL, 1.2 + 0.4 * len(runs))
     ax: Any = figure.subplots()
     plots.draw_stages(ax, runs)
@@ -134,7 +136,7 @@ def stage_bars(runs: Runs) -> FigureBlock:
 
 
 def critical_path(mean_ms: Mapping[str, float]) -> FigureBlock:
-    """Bars of the mean time of each part in ms, the longest on top."""
+    """A bar for the mean time in ms of each part of the critical path, the longest on top."""
     parts = sorted(mean_ms.items(), key=lambda part: part[1])
     figure = new_figure(FULL, 0.9 + 0.25 * len(parts))
     ax: Any = figure.subplots()
@@ -150,7 +152,7 @@ def critical_path(mean_ms: Mapping[str, float]) -> FigureBlock:
 
 
 def occupancy(records: Records) -> FigureBlock:
-    """Occupancy of every instance over time: running requests, waiting requests, and used KV pages."""
+    """Running requests, waiting requests and used KV pages of each instance over time."""
     figure = new_figure(FULL, 5.2)
     panels: Any = figure.subplots(3, 1, sharex=True)
     measures = (
@@ -169,8 +171,8 @@ def occupancy(records: Records) -> FigureBlock:
 
 
 def transfers(records: Records) -> FigureBlock:
-    """Speed of transfers by size, coloured by their longest part. Beside it, over time: transfers in flight, and units
-    waiting for the staging ring.
+    """Speed of each transfer by its size. The colour shows what took longest. Beside it, over time: transfers in
+    flight, and units that wait for room in the staging ring.
     """
     figure = new_figure(FULL, 3.4)
     speed, links = figure.subplots(1, 2, width_ratios=(1, 1.25))
@@ -210,7 +212,7 @@ def _draw_speed(ax: Any, sent: Sequence[TransferRecord]) -> None:
 
 
 def _sizes_and_speeds(sent: Sequence[TransferRecord]) -> tuple[list[float], list[float]]:
-    """Sizes in MB and speeds in GB/s of transfers."""
+    """Size in MB and speed in GB/s of each transfer."""
     return [t.num_bytes / 1e6 for t in sent], [t.num_bytes / (t.end_ns - t.start_ns) for t in sent]
 
 
@@ -229,7 +231,7 @@ def held_by(transfer: TransferRecord) -> str:
 def _draw_count(
     ax: Any, spans: Sequence[tuple[int, int]], end_ns: int, label: str, color: str, line: str = "-"
 ) -> None:
-    """Draws the number of open spans over time."""
+    """Draws how many of the spans (begin, end, in ns) are open at each time."""
     moments = np.array(spans, dtype=np.int64).reshape(-1, 2)
     changes = np.repeat([[1, -1]], len(moments), axis=0)
     order = np.argsort(moments, axis=None, kind="stable")

@@ -1,4 +1,4 @@
-"""The page of a sweep: best points, trade-offs, and influence of each field."""
+"""The page of a sweep: the best points, trade-offs between metrics, and how much each field matters."""
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
@@ -76,10 +76,10 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
 
 
 def _best(result: SweepResult, points: Sequence[PointResult]) -> PointResult:
-    """The best point by the first SLO, or by requests per GPU, among the points with the same requests as the first
-    point.
+    """The best point by the first SLO; without an SLO, by requests per second and GPU. Only points with the same
+    requests as the first point count.
 
-    Points with shorter prompts are not comparable: they serve more requests on any cluster.
+    Points with shorter prompts cannot be compared with it: they serve more requests on any cluster.
     """
     requests = _requests(points[0])
     alike = {point.number for point in points if _requests(point) == requests}
@@ -88,7 +88,7 @@ def _best(result: SweepResult, points: Sequence[PointResult]) -> PointResult:
 
 
 def _requests(point: PointResult) -> dict[str, Any]:
-    """Fields of a point that say which requests are sent."""
+    """Those fields of a point that determine which requests are sent."""
     return {field: value for field, value in point.changes.items() if field.partition(".")[0] == "workload"}
 
 
@@ -127,8 +127,8 @@ def _estimate(value: Estimate) -> Cell:
 
 
 def _varied(points: Iterable[PointResult]) -> dict[str, list[Any]]:
-    """Fields with more than one value, and their values in order. The numbers of servers are also combined into one
-    field, P:D.
+    """The fields that have more than one value, each with its values in order. The numbers of prefill and decode
+    servers are also joined in one field, P:D.
     """
     values: dict[str, list[Any]] = {}
     for point in points:
@@ -154,13 +154,15 @@ def _load_of(fields: Iterable[str]) -> str | None:
 
 
 def _knobs(fields: dict[str, list[Any]]) -> list[str]:
-    """Fields of the cluster, without fields of the load. If P:D is a field, it replaces the two numbers of servers."""
+    """The fields that vary and do not set the load. If P:D is one of them, the two numbers of servers are left out."""
     parts = (_PREFILL, _DECODE) if _RATIO in fields else ()
     return [field for field in fields if field not in (*_LOADS, *parts)]
 
 
 def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
-    """Name of a point's series, made from fields as long as there are few series; P:D comes first."""
+    """Name of the series to which a point belongs, made of the values of its fields. Fields are added, P:D first, as
+    long as there are few series.
+    """
     knobs = sorted(_knobs(fields), key=lambda field: field != _RATIO)
     name: list[str] = []
     count = 1
@@ -174,7 +176,9 @@ def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
 
 
 def _numeric(value: Any) -> float | None:
-    """The number in a value such as 4, "4/s" or "64 GiB", in the unit of the value."""
+    """The number in a value such as 4, "4/s" or "64 GiB", in the unit that the value has. None: the value has no
+    number.
+    """
     if isinstance(value, int | float):
         return float(value)
     head = str(value).split("/")[0].split(" ")[0]
@@ -204,7 +208,7 @@ def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> 
 
 
 def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo: str) -> list[FigureBlock]:
-    """Figures over growing load: the share of requests that meet the SLO, and the goodput."""
+    """Figures over the load: the share of requests that meet the SLO, and goodput. Empty: the load does not vary."""
     load = _load_of(fields)
     if load is None:
         return []
@@ -240,7 +244,9 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
 
 
 def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Heat maps over the numbers of servers of both roles, or over the first two other fields of the cluster."""
+    """Heat maps over the numbers of prefill and decode servers. If these do not vary: over the first two fields that
+    do.
+    """
     pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
     if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004
         return []
@@ -265,7 +271,7 @@ def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, 
 
 
 def _value(slo: str) -> Value:
-    """Function for goodput under an SLO, or for throughput if there is no SLO."""
+    """Function that gives a point's goodput under the SLO. Without an SLO: its throughput."""
     return (lambda point: point.goodput_per_gpu(slo).mean) if slo else rate_per_gpu
 
 
@@ -275,7 +281,7 @@ def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value
 
 
 def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Influence of each field on a metric, averaged over the other fields."""
+    """Figures on how much each field changes a metric, on average over the values of the other fields."""
     names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]
     if not names:
         return []
@@ -307,7 +313,7 @@ def _bar(points: Sequence[PointResult], field: str, values: Sequence[Any], value
 
 
 def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Figures of cache hit rates, if the size of a cache is a field."""
+    """Figures of cache hit rates. Empty: the sweep does not vary the size of a cache."""
     found = []
     for field in fields:
         role, _, what = field.rpartition(".")
@@ -339,7 +345,7 @@ def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[F
 
 
 def _swept(points: Sequence[PointResult]) -> Table:
-    """A table of the values of each field that the sweep sets."""
+    """Table of the fields that the sweep sets, with their values."""
     values: dict[str, dict[str, None]] = {}
     for point in points:
         for field, value in point.changes.items():
@@ -359,7 +365,7 @@ def _table(result: SweepResult, points: Sequence[PointResult]) -> Table:
 
 
 def _range_table(points: Sequence[PointResult]) -> list[Table]:
-    """A table of the points that were simulated at both ends of their ranges."""
+    """Table of the points that were also simulated with the fastest and slowest step times. Empty: no point was."""
     rows = [
         [cell(point.number, "d"), *(Cell(range_text(row, point.ranges), point.ranges[row.field][0]) for row in RANGED)]
         for point in points

@@ -1,1 +1,1 @@
-"""Runs, measurements, answers and plans as text."""
+"""Prints runs, measurements, answers and plans on the terminal."""

@@ -1,4 +1,4 @@
-"""First screen of `pdsim compare`: which differences between runs are larger than chance."""
+"""What `pdsim compare` prints first: the differences between runs that are larger than chance."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _IN_HEADLINE = ("request_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_tpo
 
 
 def print_comparison(runs: Sequence[ComparedRun]) -> None:
-    """Prints each run's differences from the first run. A single run is printed alone."""
+    """Prints how each run differs from the first run. A single run is printed without differences."""
     console, (first, *others) = new_console(), runs
     for other in others:
         print_headline(console, _headline(first, other))
@@ -39,7 +39,7 @@ def print_comparison(runs: Sequence[ComparedRun]) -> None:
 
 
 def _settings(runs: Sequence[ComparedRun]) -> list[str]:
-    """Sentences on cluster and load. Runs with the same cluster and load share one sentence."""
+    """Sentences on the cluster and the load of each run. Runs that have both in common share one sentence."""
     named: dict[str, list[str]] = {}
     for run in runs:
         if run.scenario is not None:
@@ -49,12 +49,12 @@ def _settings(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def changes_of(first: ComparedRun, other: ComparedRun) -> dict[str, Change]:
-    """Differences of the key numbers, by field of the summary."""
+    """How another run differs from the first, for each key number, by the field of the summary."""
     return {row.field: found for row, _, found in _rows(first, other) if found is not None}
 
 
 def _rows(first: ComparedRun, other: ComparedRun) -> list[tuple[SummaryRow, list[float | None], Change | None]]:
-    """Rows of key numbers, each with the values of both runs and their difference."""
+    """Rows of the key numbers. Each has the values of both runs, and their difference if chance does not explain it."""
     found = []
     for row, values in key_rows([first.summary, other.summary]):
         repeated = zip(first.repeated, other.repeated, strict=False)
@@ -105,7 +105,7 @@ def _verdict(row: SummaryRow, found: Change) -> str:
 
 
 def _chance(runs: Sequence[ComparedRun]) -> list[str]:
-    """Sentences on the repetitions, or on why there are none."""
+    """Sentences on how the runs were repeated, or on why they were not."""
     first, *others = runs
     if not others:
         return []
@@ -120,7 +120,7 @@ def _chance(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _cold_servers(runs: Sequence[ComparedRun]) -> list[str]:
-    """Sentences on measured runs whose first requests are later than a simulated run of the same requests says."""
+    """Sentences on measured runs whose first requests are later than in a simulation of the same requests."""
     simulated = [run for run in runs if run.summary.get("backend") == "pdsim"]
     notes = []
     for run in runs:
@@ -137,7 +137,7 @@ def _cold_servers(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _at_ends(first: ComparedRun, other: ComparedRun) -> list[str]:
-    """Sentences on the differences that change their direction between the ends of the range."""
+    """Sentences on differences that have another sign with the fastest step times than with the slowest."""
     mine, theirs = ranges_of(first.summary), ranges_of(other.summary)
     told = [
         (row, one.own)

@@ -1,4 +1,4 @@
-"""Tables of measurements: fits, profiles of other GPUs, errors of simulations, and observations of servers."""
+"""Prints tables of measurements: fits, profiles for other GPUs, errors of simulations, and observations of servers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -18,7 +18,7 @@ from pdsim.show.terminal.tables import new_console, new_table, print_first_that_
 
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:
-    """Prints all errors as one table, or if that is too wide, one table for each measured configuration."""
+    """Prints all errors in one table. If the table is too wide: a table for each measured configuration."""
     columns = ("metric", "measured", "simulated", "error", "asked for")
     whole = new_table("", "case", "arm", *columns)
     by_arm = []
@@ -46,7 +46,7 @@ def _met(is_met: bool) -> str:
 
 
 def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
-    """Prints the fitted parts, their errors on held-out shapes, and the host times of the profile."""
+    """Prints the fitted forms, their errors on held-out shapes, and the host times in the profile."""
     columns = ("part", "form", "rows", "shapes", "mean", "p90", "median")
     fits = new_table("fits, and their errors on shapes held out", *columns)
     coefficients = new_table("what was fitted", "part", "coefficients, ns")
@@ -71,7 +71,7 @@ def _host_table(profile: Mapping[str, Any]) -> Table:
 
 
 def print_scaling(scaling: GpuScaling, cost: Mapping[str, Any]) -> None:
-    """Prints how the operators' times change on the other GPU, and the coefficients there."""
+    """Prints by which factors the times of operators change on the other GPU, and the scaled coefficients."""
     new = f"{scaling.target.name} / {scaling.source.name}"
     ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
     for operator, ratio in scaling.ratios.items():
@@ -94,7 +94,7 @@ def print_scaling(scaling: GpuScaling, cost: Mapping[str, Any]) -> None:
 
 
 def _coefficient(value: Any) -> str:
-    """A coefficient as text: a time with four digits in a suitable unit, or a number without a unit as it is."""
+    """Text of a coefficient: a time with four digits in a suitable unit. A number without a unit stays as it is."""
     if not isinstance(value, str):
         return str(value)
     time_ns = DURATION.parse(value)
@@ -141,7 +141,7 @@ def _percentiles(validation: Validation) -> Table:
 
 
 def _variant_stages(validation: Validation) -> Table:
-    """A table of the stages that take at least 0.05 ms."""
+    """Table of the stages that take at least 0.05 ms in some variant."""
     stages = dict.fromkeys(
         name
         for one in validation.comparisons

@@ -1,4 +1,4 @@
-"""Prints a saved page of a server's metrics."""
+"""Prints what a saved page of a server's metrics says."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,10 @@ _SHARES = ("cache_usage", "hit_share")
 def print_page(
     observed: Mapping[str, float], told: Mapping[str, Any], simulated: Mapping[str, float] | None, notes: Sequence[str]
 ) -> None:
-    """Prints the observed values. With a simulation, also the simulated values and their differences."""
+    """Prints the observed numbers. If there is a simulation: also the simulated numbers and their differences.
+
+    told: fields of the server's setup. notes: sentences that follow.
+    """
     console = new_console()
     columns = ("", "observed") if simulated is None else ("", "observed", "simulated", "difference")
     table = new_table("metrics", *columns)

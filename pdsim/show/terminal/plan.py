@@ -1,4 +1,4 @@
-"""The answer of `pdsim plan` on the terminal, the most important first."""
+"""Prints the result of `pdsim plan`, beginning with what matters most."""
 
 import shlex
 from pathlib import Path
@@ -11,7 +11,7 @@ from pdsim.study.planning.screen import Screen
 
 
 def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
-    """Prints a plan. out: the folder with the plan's scenario; None: the scenario was not kept."""
+    """Prints a plan. out: folder in which the plan's scenario was written; None: the scenario was not kept."""
     screen, console = Screen(plan), new_console()
     print_headline(console, screen.headline)
     for line in filter(None, (screen.saving, screen.setting, screen.words)):
@@ -32,7 +32,7 @@ def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
 
 
 def _next(plan: Plan, out: Path | None, *, details: bool) -> list[str]:
-    """Commands to run next."""
+    """Commands that the user may run next."""
     found = []
     if plan.chosen is not None and out is not None:
         found += [f"Start it:   pdsim launch {shlex.quote(str(out / SCENARIO))} --engine sglang"]

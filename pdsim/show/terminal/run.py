@@ -1,4 +1,4 @@
-"""First screen of `pdsim run`: an answer in one sentence, the key numbers, and how certain they are."""
+"""What `pdsim run` prints first: a sentence that answers, the key numbers, and how certain they are."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ KEY_FIELDS = (
     "pdsim.retries",
     "pdsim.failed",
 )
-"""Fields of a summary on the first screen; --details has all. The last two are left out if they are 0."""
+"""Fields of a summary that are printed first; --details prints all. The last two are left out if they are 0."""
 _NUM_STAGES = 3
 _IN_STAGE = {
     "front_end": "front end",
@@ -50,9 +50,9 @@ _IN_STAGE = {
     "response": "passing the gateway",
     "decode_forward": "decode",
 }
-"""Words for what a request does in each stage."""
+"""For each stage: words for what a request does in it."""
 _KERNELS_ALONE = ": only kernels of "
-"""Words that identify the warning that kernels alone were measured. The confidence states the same."""
+"""Words by which the warning is found that only kernels were measured. The text on confidence says so already."""
 
 
 def print_run(
@@ -65,8 +65,8 @@ def print_run(
     explain: str,
     details: bool,
 ) -> None:
-    """Prints the first screen of a run. explain: the command that explains the run; empty: no command can, because the
-    run was not kept.
+    """Prints the key numbers of a run. examined: the run judged by an SLO; None: no SLO is given. explain: the command
+    that explains the run; empty: the run was not kept, so no command can.
     """
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))
@@ -95,12 +95,12 @@ def print_run(
 
 
 def is_of_kernels(warning: str) -> bool:
-    """True if the warning says that kernels alone were measured, which the confidence states as well."""
+    """True if the warning says that only kernels were measured, which the text on confidence says as well."""
     return _KERNELS_ALONE in warning
 
 
 def cluster_text(scenario: Scenario) -> str:
-    """Servers and GPUs as text, such as "2 x H100 (1P1D of TP1)"."""
+    """The servers and GPUs of a cluster as text, such as "2 x H100 (1P1D of TP1)"."""
     roles = [Server(servers.gpu, servers.split) for servers in scenario.roles.values()]
     label = label_of(roles, [servers.instances for servers in scenario.roles.values()], names_gpu=False)
     gpus = " and ".join(dict.fromkeys(servers.gpu.upper() for servers in scenario.roles.values()))
@@ -108,7 +108,7 @@ def cluster_text(scenario: Scenario) -> str:
 
 
 def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
-    """The requests that count, as text: number, lengths, source, and when they are sent."""
+    """The requests that count, as text: their number, lengths and source, and when they are sent."""
     count = max(1, summary["completed"])
     tokens = [summary[f"total_{what}_tokens"] / count for what in ("input", "output")]
     path = getattr(scenario.workload, "path", None)
@@ -120,8 +120,8 @@ def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
 
 
 def _start_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
-    """A hint that the burst of requests at the start of a closed loop counts. Empty: there is no burst, or it is left
-    out.
+    """Says that the requests which a closed loop sends at the start count. Empty: there are none, or they are
+    left out.
     """
     client = scenario.client
     if not isinstance(client, ClosedLoop) or client.concurrency == 1 or summary["pdsim"].get("warm_up_requests"):
@@ -139,12 +139,12 @@ def _pace(scenario: Scenario) -> str:
 
 
 def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | None:
-    """The measurement that would narrow a run's range. None: the run has no range."""
+    """The measurement that would make the range of a run smaller. None: the run has no range."""
     return measurement(scenario.uncertain, scenario, sizes_of(scenario, {**summary, **summary["pdsim"]}))
 
 
 def stage_text(records: Records) -> str:
-    """The stages in which requests spend most of their time, as text. Empty: no request finished."""
+    """Names the stages in which requests spend most of their time. Empty: no request finished."""
     if not len(finished(records)["request_id"]):
         return ""
     longest = sorted(stage_times(records), key=lambda one: -one.share)[:_NUM_STAGES]
@@ -166,7 +166,7 @@ def _headline(summary: Mapping[str, Any], scenario: Scenario, examined: Examined
 
 
 def key_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
-    """Rows of the first screen with the value of each run, without rows that no run has a value for."""
+    """The rows that are printed first, with the value of each run. Rows for which no run has a value are left out."""
     rows = [row for field in KEY_FIELDS for row in SUMMARY_ROWS if row.field == field]
     found = [(row, [row.value(summary) for summary in summaries]) for row in rows]
     is_optional = ("pdsim.retries", "pdsim.failed")
@@ -178,14 +178,14 @@ def key_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[SummaryRow, l
 
 
 def value_text(row: SummaryRow, value: float | None) -> str:
-    """The value with its unit, if it is a time. Empty for None."""
+    """Text of a value; if it is a time, with its unit. Empty: the value is None."""
     if value is None:
         return ""
     return time_text(value) if row.kind == "time" else row.cells([value])[1][0]
 
 
 def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None:
-    """Prints the limits of an SLO, then the key numbers, each with its range if it has one."""
+    """Prints the limits of the SLO, if there is one, then the key numbers, each with its range if there is one."""
     ranges = ranges_of(summary)
     limits = []
     if examined is not None:
@@ -202,7 +202,7 @@ def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None
 
 
 def _next(explain: str, *, details: bool) -> list[str]:
-    """Commands to run next."""
+    """Commands that the user may run next."""
     found = [f"What limits it:  {explain} --tornado"] if explain else []
     return found if details else [*found, "Say more:        the same command with --details"]
 

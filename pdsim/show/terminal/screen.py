@@ -1,4 +1,4 @@
-"""Parts of the first screen that commands print: sentences, a table of few columns, and confidence."""
+"""Parts of what commands print first: sentences, narrow tables, and the confidence."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -12,9 +12,9 @@ from pdsim.study.measurement import Measurement
 from pdsim.study.verdict.confidence import Confidence
 
 _WORDS = ("cluster", "why not", "")
-"""Columns with words, which may wrap. Other columns have numbers."""
+"""Titles of columns that have words, which may be broken into lines. All other columns have numbers."""
 _HEAD = 14
-"""Maximum characters per line of a column head, unless a word is longer."""
+"""Maximum number of characters in a line of a column's title. Longer words are not broken."""
 
 
 def print_headline(console: Console, text: str) -> None:
@@ -22,19 +22,17 @@ def print_headline(console: Console, text: str) -> None:
 
 
 def print_sentence(console: Console, text: str) -> None:
-    """Prints an indented sentence below a headline."""
+    """Prints a sentence, indented below a headline."""
     console.print(Padding(text, (0, 0, 0, 2)), highlight=False, markup=False)
 
 
 def print_command(console: Console, text: str) -> None:
-    """Prints a command without inserting line breaks, so that it can be copied."""
+    """Prints a command on a single line, so that it can be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_confidence(console: Console, confidence: Confidence, measure: Measurement | None) -> None:
-    """Prints the confidence and its reason. measure: a measurement that would raise the confidence; None: there is
-    none.
-    """
+    """Prints the confidence and its reason. measure: the measurement that would raise it; None: there is none."""
     print_headline(console, f"Confidence: {confidence.word}")
     print_sentence(console, confidence.reason)
     if measure is not None:

@@ -1,4 +1,4 @@
-"""An SLO on the terminal: each limit beside the measured value, in the limit's unit."""
+"""Prints an SLO: each limit beside the value, in the unit of the limit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from pdsim.study.verdict.readings import Reading
 
 
 def print_slo(judged: Mapping[str, Any]) -> None:
-    """Prints a verdict. judged: the run's outcome under the SLO, as in JSON."""
+    """Prints whether a run meets its SLO. judged: the run's outcome under the SLO, as JSON files have it."""
     verdict = "meets the SLO" if judged["meets"] else f"misses the SLO: {judged['reason']}"
     table = new_table("", "", "limit", "found")
     for reading in map(Reading.from_json, [*judged["limits"], *judged["terms"]]):

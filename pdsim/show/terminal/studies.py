@@ -1,4 +1,4 @@
-"""Answers and sweeps on the terminal: the best points, the reasons, and what failed."""
+"""Prints answers and sweeps: the best points, the reasons, and what failed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill, wrap
@@ -19,18 +19,20 @@ from pdsim.study.questions.answer import Answer
 from pdsim.study.verdict.slo import Slo
 
 _CAPTION = 78
-"""Maximum characters of a line below a table."""
+"""Maximum number of characters of a line below a table."""
 _LIMITS = ("", "limit", "predicted")
 _LEAST = 4
-"""Minimum number of columns with numbers. Confidence intervals are left out before columns."""
+"""Minimum number of columns with numbers. On a narrow terminal, confidence intervals are left out before these columns
+are.
+"""
 _TITLE = 8
-"""Maximum characters per line of a column head, unless a word is longer."""
+"""Maximum number of characters in a line of a column's title. Longer words are not broken."""
 
 EXAMPLE = "pdsim ask pd-ratio --set model=qwen3-8b --set client.concurrency=32"
 
 
 def print_questions(asks: Mapping[str, str]) -> None:
-    """Prints the name and the text of each question, then an example."""
+    """Prints the name and the text of each question, and an example of a command."""
     console = new_console()
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, what in asks.items():
@@ -40,7 +42,7 @@ def print_questions(asks: Mapping[str, str]) -> None:
 
 
 def print_answer(made: Answer, *, details: bool = False) -> None:
-    """Prints the answer, the limits of the recommended candidate, all candidates, and the confidence."""
+    """Prints an answer: its text, the limits of the recommended candidate, all candidates, and the confidence."""
     console = new_console()
     print_headline(console, made.text)
     print_sentence(console, made.load)
@@ -70,7 +72,7 @@ def print_answer(made: Answer, *, details: bool = False) -> None:
 
 
 def _table(made: Answer, count: int, *, spread: bool) -> Table:
-    """A table with the first `count` columns. spread: with confidence intervals."""
+    """Table of the candidates with the first `count` columns of numbers. spread: True: with confidence intervals."""
     rows = [
         [arm, *(cell if spread else cell.partition(" ±")[0] for cell in cells[:count]), remark or _mark(made, arm)]
         for arm, *cells, remark in map(made.cells, made.rows)
@@ -92,8 +94,8 @@ def _name_left_out(table: Table, columns: Sequence[str]) -> None:
 
 
 def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A compact table: words in the first and the last column, numbers between them, and column heads of
-    several lines.
+    """A narrow table. The first and last column have words, the others numbers. Titles of columns may have several
+    lines.
     """
     table = new_table("")
     table.padding = (0, 1, 0, 0)
@@ -107,9 +109,9 @@ def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 _MOST = 10
-"""Maximum number of points of one table."""
+"""Maximum number of points in one table."""
 _NARROW = 9
-"""Maximum characters per line of a narrow column head: "instances" fits."""
+"""Maximum number of characters in a line of a narrow column title: as many as "instances" has."""
 _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
 """Columns that a narrow terminal leaves out, the last first. `point` is the number that names a row in the table of
 ranges."""
@@ -142,8 +144,8 @@ def print_sweep(result: SweepResult) -> None:
 
 
 def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo | None = None) -> None:
-    """Prints a table of points. A narrow terminal gets fewer columns, then narrower heads, then no confidence
-    intervals.
+    """Prints a table of points. On a narrow terminal, first columns are left out, then titles are narrowed, then
+    confidence intervals are left out.
     """
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))
@@ -171,7 +173,9 @@ def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo
 
 
 def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str) -> dict[str, str]:
-    """Cells by column. A saturated point shows no latencies, because they grow with the length of the run."""
+    """Texts of a point by column. Latencies of a saturated point are left out, because they grow with the length of the
+    run.
+    """
     cells = {_POINT: str(point.number)}
     cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}
     cells[_GPUS] = str(point.num_gpus)
@@ -188,13 +192,13 @@ def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str)
 
 
 def _narrow(head: str) -> str:
-    """A column head, wrapped to short lines."""
+    """A column's title, broken into short lines."""
     parts = head.replace("_", "_\n").split("\n")
     return "\n".join(line for part in parts for line in wrap(part, _NARROW) or [""])
 
 
 def _percentile(wanted: Slo | None) -> str:
-    """The percentile of the SLO if summaries have it; otherwise p99."""
+    """The percentile that the SLO limits, if summaries have it. Otherwise p99."""
     asked = f"p{wanted.terms[0].percentile:.4g}" if wanted is not None else ""
     return asked if asked in STATISTICS else "p99"
 

@@ -1,4 +1,4 @@
-"""Tables of runs on the terminal. Columns that do not fit the width are left out in a fixed order; no text is cut."""
+"""Prints tables of runs. Columns that do not fit the terminal are left out in a fixed order; texts are never cut."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -37,20 +37,20 @@ from pdsim.sim.uncertainty.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
-"""Width in characters if the output is no terminal and COLUMNS is not set: wide enough for every column."""
+"""Width in characters if the output goes to no terminal and COLUMNS is not set. All columns fit into it."""
 _LEFT = ("", "what happens", "asked for", "arm", "metric", "form", "coefficients, ns", "settings", "in variant")
-"""Columns of words, besides the first column."""
+"""Columns of words besides the first. Words are aligned left."""
 _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "latency"}
 _VISIBLE_LOAD = 1.5
-"""Ratio to the usual arrival rate from which arrivals count as a burst."""
+"""Arrivals count as a burst if their rate is at least this many times the usual rate."""
 _REASON = 26
-"""Maximum characters per line of a failure's reason."""
+"""Maximum number of characters in a line of the reason of a failure."""
 _FEW = 3
-"""Minimum number of requests of a burst."""
+"""Arrivals count as a burst only if they are at least this many requests."""
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints runs side by side, each with its difference from the first, in several tables if needed."""
+    """Prints runs side by side, each with its difference from the first. If not all fit, there are several tables."""
     console, others = new_console(), list(summaries)[1:]
     size = len(others)
     while size > 1 and not fits(console, _summaries(summaries, others[:size])):
@@ -60,7 +60,7 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> Table:
-    """A table of summaries. A single run has its range beside it."""
+    """Table of the first run and of those named in `others`. A run that is alone has its range beside it."""
     first = next(iter(summaries))
     shown = [first, *others]
     interval = ranges_of(summaries[first]) if len(summaries) == 1 else {}
@@ -84,7 +84,7 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
 
 
 def _add_failures(table: Table, summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Adds the failed requests of each run, by reason."""
+    """Adds rows with the number of requests that failed in each run, by reason."""
     counts = [{failure.reason: failure.num_requests for failure in failures_in(summary)} for summary in summaries]
     for reason in dict.fromkeys(reason for found in counts for reason in found):
         title = "\n".join(f"  {line}" for line in wrap(reason, _REASON))
@@ -93,8 +93,8 @@ def _add_failures(table: Table, summaries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_failures(summary: Mapping[str, Any], command: str) -> None:
-    """Prints failed requests by reason, with a command to look at one request of each. command: command that explains
-    the run.
+    """Prints the number of failed requests by reason, and for each reason a command that shows one such request.
+    command: explains the run; the number of the request is added.
     """
     failures = failures_in(summary)
     if not failures:
@@ -116,7 +116,9 @@ def _colored(difference: Difference) -> str:
 
 
 def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
-    """Prints the ranges of runs that were not measured on a server, with fewer numbers on a narrow terminal."""
+    """Prints the ranges of runs whose step times were not measured on a server. On a narrow terminal, fewer numbers are
+    printed.
+    """
     known = {name: found for name, found in intervals.items() if found}
     if not known:
         return
@@ -146,7 +148,7 @@ def print_range_notes(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_stages(runs: Mapping[str, Records]) -> None:
-    """Prints stages of runs. On a narrow terminal, with fewer columns, then fewer runs per table."""
+    """Prints the stages of runs. On a narrow terminal, there are fewer columns, then fewer runs per table."""
     times = [(name, {row.stage: row for row in stage_times(records)}) for name, records in runs.items()]
     if not any(len(finished(records)["request_id"]) for records in runs.values()):
         return
@@ -169,10 +171,10 @@ _STAGE_COLUMNS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("mean", "slowest 1%", "share")),
     (0, ("mean", "share")),
 )
-"""Variants of the table of stages from wide to narrow: characters per line of a stage's explanation, and columns of
+"""Variants of the table of stages, the widest first: characters per line of a stage's explanation, and the columns of
 each run.
 
-The explanation is left out last, because names of stages alone say little.
+Columns are left out before the explanation, because a stage's name alone says little.
 """
 
 
@@ -227,7 +229,7 @@ def print_usage(runs: Mapping[str, Records]) -> None:
 
 
 def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
-    """Prints the parts of the time of one request, or of the mean over many requests."""
+    """Prints the parts of the critical path of one request, or the mean over many requests. parts_ms: times in ms."""
     total = sum(parts_ms.values())
 
     def table(*columns: str) -> Table:
@@ -242,7 +244,7 @@ def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
 
 
 def print_step_terms(step: Mapping[str, Any]) -> None:
-    """Prints the terms of one step's time, without terms that round to 0."""
+    """Prints the terms that add up to the time of one step. Terms that round to 0 are left out."""
     total = sum(step["terms_ms"].values())
     work = [counted(step["num_requests"], "request"), counted(step["new_tokens"], "new token")]
     if step["context_tokens"]:
@@ -259,7 +261,7 @@ def print_step_terms(step: Mapping[str, Any]) -> None:
 
 
 def print_kernels(kernels: Mapping[str, Mapping[str, str]]) -> None:
-    """Prints where the times of each role's operators were measured."""
+    """Prints for each role where the times of its operators were measured."""
     console = new_console()
     for role, sources in kernels.items():
         table = new_table(f"kernels of {role}", "operator", "kind, and where it was measured")
@@ -269,8 +271,8 @@ def print_kernels(kernels: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def print_sensitivities(found: Sequence[Sensitivity]) -> None:
-    """Prints the effect of 10 % more of each resource, and the resource that limits each metric. Changes that chance
-    alone makes are in parentheses.
+    """Prints the effect of 10 % more of each resource, and which resource limits each metric. Changes that may be
+    chance are in parentheses.
     """
     titles = [title.replace(" ", "\n") for title in MEASURES.values()]
     table = new_table("with 10 % more of one resource", "resource", *titles)
@@ -317,7 +319,9 @@ def print_request(request: RequestRecord) -> None:
 
 
 def tail_json(tail: Tail, command: str) -> dict[str, Any]:
-    """The tail's fields as JSON. Each group has `relief`, and `explain`: the command for its example."""
+    """The slowest requests as JSON. Each group also has `relief`, the scenario fields that would help, and `explain`, a
+    command for its example.
+    """
     groups = [
         {
             **asdict(group),
@@ -330,7 +334,9 @@ def tail_json(tail: Tail, command: str) -> dict[str, Any]:
 
 
 def print_tail(tail: Tail, command: str) -> None:
-    """Prints a table of the groups, then a paragraph on each. command: command that explains the run."""
+    """Prints a table of the groups of slowest requests, then a paragraph on each group. command: explains the run;
+    options are added.
+    """
     console = new_console()
     title, unit = _TITLES[tail.metric], " a token" * (tail.metric == "tpot")
     size = f"{tail.num_requests:,} of {counted(tail.num_all, 'request')}"
@@ -415,12 +421,12 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def _folded(name: str) -> str:
-    """A long name in several lines, broken at hyphens."""
+    """A long name, broken into lines at hyphens."""
     return "\n".join(wrap(name, 16))
 
 
 def print_first_that_fits(variants: Iterable[Sequence[Table]]) -> None:
-    """Prints the tables of the first variant that fits the width. If none fits, prints the last variant."""
+    """Prints the tables of the first variant that fits the terminal. If no variant fits: those of the last."""
     console = new_console()
     for tables in variants:
         if all(fits(console, table) for table in tables):
