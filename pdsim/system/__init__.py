@@ -1,1 +1,1 @@
-"""Models, GPUs, and the layout of a model on GPUs, with the source of every number."""
+"""Models, GPUs, transfer engines, and the layout of a model on GPUs. Entries name the source of every number."""

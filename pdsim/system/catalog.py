@@ -1,6 +1,7 @@
-"""Models, GPUs and transfer engines by name: one YAML file each, in this package or in a folder of the user.
+"""The catalog: models, GPUs and transfer engines by name. Each has a YAML file, in this package or in a folder of the
+user.
 
-An entry is a dataclass made from the plain data of its file. A mistake is reported with its field.
+The data of a file becomes a dataclass. Errors name the field.
 """
 
 import atexit
@@ -26,23 +27,24 @@ from pdsim.system.transport import Transport
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSpec:
-    """A GPU. `sources` names the source of each number. Rates are per second and per direction."""
+    """A GPU. `sources` names the source of each number. Rates are per second; bandwidths of links are per direction."""
 
     name: str
     memory_bytes: float
     memory_bandwidth: float
     flops: dict[Dtype, float]
-    """Dense FLOP/s by data type. Types for which the GPU has no units are absent."""
+    """Dense FLOP/s by data type. Types that the GPU computes in bf16 are absent."""
     nvlink_bandwidth: float
     nic_bandwidth: float
     host_bandwidth: float
-    """Bandwidth of the link between the GPU and its host's memory."""
+    """Bandwidth in bytes per second of the link between the GPU and its host's memory, per direction."""
     num_sms: int | None = None
-    """Number of streaming multiprocessors, or compute units. None: not known."""
+    """Number of streaming multiprocessors or compute units. None: unknown."""
     gpus_per_server: int = 8
-    """Number of GPUs in one NVLink domain or on one board, the limit of tensor parallelism."""
+    """Number of GPUs in one NVLink domain or on one board."""
     gpus_per_host: int | None = None
-    """Number of GPUs of one operating system, if an NVLink domain has several hosts. None: all GPUs of a server."""
+    """Number of GPUs that one operating system has, if an NVLink domain spans several hosts. None: all GPUs of a
+    server."""
     board_power_w: float | None = None
     """Maximum power of the GPU's board in W."""
     sources: dict[str, str]
@@ -52,11 +54,11 @@ class GpuSpec:
             raise ValueError("flops.bf16 is missing: the rate of types without units of their own")
 
     def num_hosts(self, num_gpus: int) -> int:
-        """Number of hosts of a server with this number of GPUs."""
+        """Number of hosts that a server with num_gpus GPUs spans."""
         return -(-num_gpus // (self.gpus_per_host or self.gpus_per_server))
 
     def flops_for(self, dtype: Dtype) -> float:
-        """FLOP/s of a data type: the type's own rate, or that of bf16 if the GPU has no units for the type."""
+        """FLOP/s for a data type: the type's own rate, or the rate of bf16 if the GPU has no units for the type."""
         return self.flops.get(dtype, self.flops["bf16"])
 
 
@@ -64,42 +66,43 @@ Kind = Literal["models", "gpus", "transports"]
 KINDS: dict[Kind, type[Any]] = {"models": ModelSpec, "gpus": GpuSpec, "transports": Transport}
 
 VARIABLE = "PDSIM_CATALOG"
-"""Environment variable that names a user's folder of entries. Child processes inherit it."""
+"""Environment variable with the path of the user's catalog folder. Child processes inherit it."""
 SHIPPED = Path(__file__).parent / "catalog"
 Entry = TypeVar("Entry")
 
 _lent: list[Path] = []
-"""Folders with copies of entries from other machines or users."""
+"""Folders with copies of entries that came from other machines or users."""
 _borrowed: dict[str, str] = {}
 _located: ContextVar[dict[tuple[Kind, str], tuple[Path, int]] | None] = ContextVar("located", default=None)
-"""Files of entries, with their modification times. None: files are looked up at each use."""
+"""Files of catalog entries, with their modification times in ns. None: files are looked up at each use."""
 
 
 class CatalogError(ValueError):
-    """Raised for a catalog entry that is missing or wrong."""
+    """Raised if a catalog entry is missing or wrong."""
 
 
 class EntryError(ValueError):
-    """Raised for a wrong field of an entry."""
+    """Raised if a field of a catalog entry is wrong."""
 
 
 def own_folder() -> Path:
-    """The user's own folder of catalog entries, for all projects."""
+    """Path of the user's own catalog folder, which all projects share."""
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path("~/.config").expanduser()) / "pdsim"
 
 
 def folders() -> list[Path]:
-    """The folders of entries, starting with this package's."""
+    """Paths of all catalog folders, this package's own folder first."""
     given = os.environ.get(VARIABLE)
     return list(dict.fromkeys([SHIPPED, *([Path(given).absolute()] if given else []), own_folder()]))
 
 
 @contextmanager
 def searched(folder: Path | None, *, is_new: bool = False) -> Iterator[None]:
-    """Context in which entries of this folder are found, also by processes that start within it.
+    """Context manager that adds a catalog folder. Processes that start within it also find the folder's entries.
+    folder: None: no folder is added.
 
-    is_new: the folder may not exist yet.
+    is_new: True: the folder need not exist yet. Raises CatalogError if it must exist and does not.
     """
     if folder is None:
         yield
@@ -119,7 +122,7 @@ def searched(folder: Path | None, *, is_new: bool = False) -> Iterator[None]:
 
 @contextmanager
 def lookups_remembered() -> Iterator[None]:
-    """Context in which each catalog entry is read once. Changes of files show afterwards."""
+    """Context manager in which each catalog file is looked up only once. Changed files are read anew after it."""
     token = _located.set(_located.get() or {})
     try:
         yield
@@ -128,8 +131,8 @@ def lookups_remembered() -> Iterator[None]:
 
 
 def lend(folder: Path) -> list[str]:
-    """Lets this process find entries of a folder that no other folder has. Returns a note for each entry that differs
-    from another folder's entry of that name.
+    """Adds a folder with copies of entries. Entries of other folders precede them. Returns a note for each copy that
+    differs from another folder's entry of the same name.
     """
     if folder not in _lent:
         _lent.append(folder)
@@ -143,7 +146,9 @@ def lend(folder: Path) -> list[str]:
 
 
 def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
-    """Texts of the user's own entries among these names, by path in a catalog, including entries that they refer to."""
+    """Returns the texts of the user's own entries with the given names, and of entries to which they refer, by path in
+    a catalog.
+    """
     found: dict[str, str] = {}
     for kind, entry in named:
         name: str | None = entry
@@ -158,7 +163,7 @@ def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
 
 
 def borrow(entries: Mapping[str, str]) -> None:
-    """Lets this process find entries of another process, if they are missing here. entries: texts by path."""
+    """Adds entries of another process that are missing here. entries: texts by path in a catalog."""
     missing = {place: text for place, text in entries.items() if not any((one / place).is_file() for one in folders())}
     if missing and missing.items() - _borrowed.items():
         folder = Path(mkdtemp(prefix="pdsim-catalog-"))
@@ -169,18 +174,18 @@ def borrow(entries: Mapping[str, str]) -> None:
 
 
 def write_entries(entries: Mapping[str, str], folder: Path) -> None:
-    """Writes entries as a catalog folder. Without entries, no folder is made."""
+    """Writes entries into a catalog folder. entries: texts by path in a catalog. Makes no folder if there are none."""
     for place, text in entries.items():
         write_whole(folder / place, text)
 
 
 def names(kind: Kind) -> list[str]:
-    """Names of the entries in all folders."""
+    """Names of all entries of one kind, in all folders."""
     return sorted({path.stem for folder in (*folders(), *_lent) for path in (folder / kind).glob("*.yaml")})
 
 
 def load_model(name: str) -> ModelSpec:
-    """The model of this name. Raises CatalogError, as all loaders do."""
+    """Loads a model by its name. Raises CatalogError, as the other loaders do."""
     entry: ModelSpec = _load("models", name)
     return entry
 
@@ -196,12 +201,12 @@ def load_transport(name: str) -> Transport:
 
 
 def file_of(kind: Kind, name: str) -> Path:
-    """The file of an entry. Raises CatalogError if no file, or more than one, has it."""
+    """Path of an entry's file. Raises CatalogError if no file or several files have this name."""
     return _located_file(kind, name)[0]
 
 
 def _located_file(kind: Kind, name: str) -> tuple[Path, int]:
-    """The file of an entry, with its modification time in ns."""
+    """Path of an entry's file, and its modification time in ns."""
     remembered = _located.get()
     if remembered is None:
         remembered = {}
@@ -228,7 +233,7 @@ def _load(kind: Kind, name: str) -> Any:
 
 @cache
 def _built(kind: Kind, name: str, path: Path, modified_ns: int) -> Any:
-    """The entry of a file with this modification time."""
+    """Loads an entry from its file. Cached until the file's modification time changes."""
     del modified_ns
     data = _read(path)
     passed = [name]
@@ -257,10 +262,10 @@ def hint(word: Any, among: Iterable[str]) -> str:
 
 
 def build(kind: type[Entry], data: Any, path: str = "", **given: Any) -> Entry:
-    """An entry from the mapping of its fields and from given fields. path: prefix of field names in messages, with a
-    dot.
+    """Makes an entry from a mapping of its fields.
 
-    Raises EntryError. Required numbers must be above 0; numbers with a default may be 0.
+    given: further fields. path: prefix of field names in messages, with a dot. Raises EntryError. Required numbers must
+    be above 0; numbers with a default may be 0.
     """
     if not isinstance(data, Mapping):
         raise EntryError(f"{path.rstrip('.') or 'the file'}: expected a mapping of fields, found {data!r}")
@@ -284,7 +289,9 @@ def build(kind: type[Entry], data: Any, path: str = "", **given: Any) -> Entry:
 
 
 def _value(kind: Any, value: Any, path: str) -> Any:
-    """The value of a field, if it has this type. A mapping becomes the dataclass that it describes."""
+    """Returns the value of a field. Raises EntryError if it has another type. A mapping becomes the dataclass that the
+    type asks for.
+    """
     options = [option for option in get_args(kind) if option is not NoneType]
     if NoneType in get_args(kind):
         return None if value is None else _value(options[0], value, path)

@@ -1,4 +1,4 @@
-"""Draft models of speculative decoding: their layers, weights, and the output projection that proposes tokens.
+"""Draft models of speculative decoding: layers, weights, and the output projection with which they propose tokens.
 
 Sources are SGLang 0.5.23's (speculative/eagle_worker_v2.py, models/deepseek_nextn.py, llama_eagle.py, llama_eagle3.py).
 """
@@ -13,14 +13,15 @@ EAGLE3_VOCABULARY = 32_000
 
 @dataclass(frozen=True, kw_only=True)
 class DraftModel:
-    """A draft model beside its target on the same GPUs."""
+    """A draft model that runs on the same GPUs as its target model."""
 
     layers: ModelSpec
     """The draft's layers, without embeddings and output projection."""
     proposing: ModelSpec
-    """The draft's layers with the output projection."""
+    """The draft's layers, with the output projection."""
     own_bytes: float
-    """Bytes of weights that the draft does not share with the target, without routed experts, over all ranks."""
+    """Bytes of the weights that the draft does not share with the target, summed over all ranks. Routed experts are not
+    included."""
 
     @property
     def expert_bytes(self) -> float:
@@ -28,9 +29,9 @@ class DraftModel:
 
 
 def nextn_layers(model: ModelSpec, num_layers: int) -> DraftModel:
-    """Layers of the model's own checkpoint that predict further tokens (MTP), each after a projection of embedding and
-    hidden state. A layer has the mean size of the model's layers. Embeddings and output projection are the target's
-    (set_embed_and_head).
+    """Makes a draft from layers of the model's own checkpoint that predict further tokens (MTP). A projection of
+    embedding and hidden state precedes each layer. A layer has the mean size of the model's layers. Embeddings and
+    output projection are the target's (set_embed_and_head).
     """
     experts = None if model.experts is None else replace(model.experts, num_layers=num_layers)
     share = num_layers / model.num_layers
@@ -50,16 +51,17 @@ def nextn_layers(model: ModelSpec, num_layers: int) -> DraftModel:
 
 
 def eagle_head(model: ModelSpec, num_layers: int) -> DraftModel:
-    """An EAGLE head in bf16: layers without experts, with as many parameters as a token uses in a target's layer, after
-    a projection of embedding and hidden state. Embeddings and output projection are the target's.
+    """Makes an EAGLE head in bf16. A layer has no experts, but as many parameters as a token uses in a layer of the
+    target. A projection of embedding and hidden state precedes the layers. Embeddings and output projection are the
+    target's.
     """
     layers = _bare(model.in_dtype("bf16"), num_layers, _dense(model) * num_layers + _projection(model, 2))
     return DraftModel(layers=layers, proposing=_with_head(layers, model.vocab_size), own_bytes=layers.shared_bytes)
 
 
 def eagle3_head(model: ModelSpec, num_layers: int, vocabulary: int) -> DraftModel:
-    """An EAGLE3 head in bf16: as EAGLE's, with a projection of three hidden states, attention over embedding and hidden
-    state side by side, and its own output projection.
+    """Makes an EAGLE3 head in bf16: an EAGLE head that projects three hidden states, attends to embedding and hidden
+    state side by side, and has its own output projection.
     """
     attention, wider = model.attention, 0
     if isinstance(attention, GroupedQueryAttention):
@@ -72,7 +74,7 @@ def eagle3_head(model: ModelSpec, num_layers: int, vocabulary: int) -> DraftMode
 
 
 def standalone(draft: ModelSpec) -> DraftModel:
-    """A smaller model with the same vocabulary, which shares no weights with the target."""
+    """Makes a draft from a smaller model with the same vocabulary, which shares no weights with the target."""
     routed = draft.num_expert_params
     shared = draft.num_params - routed - _embeddings(draft)
     layers = replace(
@@ -88,22 +90,24 @@ def standalone(draft: ModelSpec) -> DraftModel:
 
 
 def _embeddings(model: ModelSpec) -> int:
-    """Parameters of embeddings and output projection."""
+    """Number of parameters of embeddings and output projection."""
     return model.vocab_size * model.hidden_size * (2 - model.tied_embeddings)
 
 
 def _dense(model: ModelSpec) -> float:
-    """Number of parameters of a layer that a token uses."""
+    """Number of parameters of one layer that a token uses."""
     return (model.num_active_params - _embeddings(model)) / model.num_layers
 
 
 def _projection(model: ModelSpec, num_inputs: int) -> int:
-    """Number of parameters of a projection of num_inputs hidden states to one."""
+    """Number of parameters of a projection of num_inputs hidden states to one hidden state."""
     return num_inputs * model.hidden_size * model.hidden_size
 
 
 def _bare(model: ModelSpec, num_layers: int, num_params: float) -> ModelSpec:
-    """The model's layers without experts, embeddings and output projection. All attend to the whole context."""
+    """Returns the model's layers without experts, embeddings and output projection. All layers attend to the whole
+    context.
+    """
     attention = model.attention
     if isinstance(attention, GroupedQueryAttention):
         attention = replace(attention, num_layers=num_layers, num_window_layers=0)

@@ -25,80 +25,81 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 RUNTIME_BYTES = 2e9
-"""CUDA context, NCCL and workspaces within the static fraction: with about 2 GB the published logs agree (Qwen3-32B on
-B200: 2.12 M tokens, 37 running)."""
+"""Bytes of CUDA context, NCCL and workspaces within mem_fraction_static. With about 2 GB, results agree with published
+logs (Qwen3-32B on B200: 2.12 M tokens, 37 running)."""
 
 
 Role = Literal["prefill", "decode", "aggregated"]
-"""Role of a server."""
+"""Role of a server in a cluster."""
 
 
 class LayoutError(ValueError):
-    """Raised for a model that cannot be laid out on these GPUs."""
+    """Raised if a model cannot be laid out on the given GPUs."""
 
 
 class TokenBytes(NamedTuple):
     """KV bytes of one token on one rank."""
 
     whole: int
-    """Bytes in layers that keep the token's KV as long as the request runs."""
+    """Bytes in layers that keep a token's KV until its request ends."""
     window: int
-    """Bytes in layers that keep KV for the last tokens only."""
+    """Bytes in layers that keep KV only for a request's last tokens."""
 
 
 class DcpRules(NamedTuple):
-    """An engine's rules for decode context parallelism (DCP): GPUs divide each request's KV between them."""
+    """An engine's rules for decode context parallelism (DCP), in which GPUs divide each request's KV."""
 
     num_exchanges: int
-    """Number of collectives per layer in which the GPUs exchange queries and outputs."""
+    """Number of collectives per layer in which GPUs exchange queries and outputs."""
     divides_index: bool
-    """False: each GPU holds all keys of the indexer."""
+    """True: GPUs divide the indexer's keys. False: each GPU holds all of them."""
 
 
 DCP_RULES = {"sglang": DcpRules(2, divides_index=False), "vllm": DcpRules(3, divides_index=True)}
-"""An all-gather of queries, and of outputs SGLang's all-to-all (a2a: 0.5.23, arg_groups/overrides.py:1388) or vLLM's
-all-gather and reduce-scatter (ag_rs: 0.33.0, config/parallel.py:613). Indexer keys: SGLang 0.5.23,
-model_executor/pool_configurator.py:401; vLLM 0.33.0, v1/kv_cache_interface.py:553."""
+"""Rules of each engine. Queries are exchanged by an all-gather; outputs by SGLang's all-to-all (a2a: 0.5.23,
+arg_groups/overrides.py:1388) or vLLM's all-gather and reduce-scatter (ag_rs: 0.33.0, config/parallel.py:613). Indexer
+keys: SGLang 0.5.23, model_executor/pool_configurator.py:401; vLLM 0.33.0, v1/kv_cache_interface.py:553."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A model on the GPUs of one instance, with its attention split over tp ranks.
+    """A model on the GPUs of one instance, with its attention divided over tp ranks.
 
-    With data-parallel attention several instances form one server: each has its own tp ranks and KV, and all share the
-    routed experts.
+    With data-parallel attention, several instances form one server. Each instance has its own tp ranks and KV, and all
+    instances share the routed experts.
     """
 
     model: ModelSpec
-    """The model; with several pipeline stages, the part of the largest stage."""
+    """The model or, with several pipeline stages, the stage with most layers."""
     gpu: GpuSpec
     tp: int
     dp: int = 1
-    """Number of data-parallel instances that share one server's GPUs."""
+    """Number of data-parallel instances that form one server."""
     pp: int = 1
-    """Number of pipeline stages of the instance, each on tp GPUs."""
+    """Number of pipeline stages of the instance. Each stage has tp GPUs."""
     cp: int = 1
-    """Number of groups of tp GPUs that share the tokens of a prompt. Each group has the prompt's KV, and all weights
-    except routed experts."""
+    """Number of groups of tp GPUs that divide the tokens of a prompt. Each group has the prompt's whole KV, and all
+    weights except routed experts."""
     dcp: int = 1
-    """Number of GPUs that divide each request's KV, token by token, instead of holding copies. dcp divides tp."""
+    """Number of GPUs that divide each request's KV by tokens, where without DCP they would hold copies. tp is a
+    multiple of dcp."""
     dcp_rules: DcpRules = DCP_RULES["sglang"]
-    """The engine's rules for divided KV."""
+    """The engine's rules for KV that is divided by DCP."""
     has_whole_experts: bool = False
-    """True if each GPU of a server holds whole experts instead of a part of every expert."""
+    """True: each GPU of a server holds some experts completely. False: each GPU holds a part of every expert."""
     expert_skew: float = 0
-    """Relative excess of the busiest GPU's expert tokens over the mean."""
+    """Number of tokens that the busiest GPU's experts compute, divided by the mean of all GPUs, minus 1."""
     overlaps_batches: bool = False
-    """True: half of a batch exchanges tokens between hosts while the other half computes."""
+    """True: one half of a batch exchanges tokens between hosts while the other half computes."""
     attention_backend: Literal["flashinfer"] | None = None
-    """Library of attention kernels. None: the engine's choice for the GPU."""
+    """Library of attention kernels. None: the engine's default for the GPU."""
     num_draft_layers: int = 0
-    """Number of attention layers of a draft model, each with as much KV as a layer of the model (SGLang 0.5.23,
+    """Number of attention layers of a draft model. Each has as much KV as a layer of the model (SGLang 0.5.23,
     model_executor/pool_configurator.py: cell_size * draft_num_layers / num_layers)."""
     draft: DraftModel | None = None
-    """Draft model with weights on these GPUs. None: there is none."""
+    """Draft model whose weights are on the same GPUs. None: there is no draft model."""
     num_verified_tokens: int = 1
-    """Number of a request's tokens that one decode step computes."""
+    """Number of tokens per request that one decode step computes."""
     kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 
@@ -111,29 +112,31 @@ class Layout:
         if isinstance(attention, GroupedQueryAttention):
             small, large = sorted((self.tp, attention.num_kv_heads))
             if large % small:
-                raise LayoutError(f"tp {self.tp} and the {attention.num_kv_heads} KV heads of {name} do not divide")
+                raise LayoutError(
+                    f"tp {self.tp} and the {attention.num_kv_heads} KV heads of {name}: neither divides the other"
+                )
         if self.dcp > 1:
             self._require_copies_of_kv()
 
     def _require_whole_hosts(self) -> None:
-        """Raises LayoutError unless ranks are spread evenly over hosts (SGLang 0.5.23,
+        """Raises LayoutError unless each host has equally many of the ranks (SGLang 0.5.23,
         arg_groups/validation_hook.py:179).
         """
         num_gpus, num_hosts, name = self.num_server_gpus, self.num_domains, self.gpu.name
-        where = f"tp {num_gpus} goes over {num_hosts} hosts of {self.gpu.gpus_per_server} {name}"
+        where = f"tp {num_gpus} spans {num_hosts} hosts of {self.gpu.gpus_per_server} {name}"
         if num_gpus % num_hosts:
-            raise LayoutError(f"{where}, which do not have equally many of its ranks; use a multiple of {num_hosts}")
+            raise LayoutError(f"{where}, which cannot each have equally many ranks; use a multiple of {num_hosts}")
         on_host = self.gpus_per_domain
         if on_host % self.tp and self.tp % on_host:
             raise LayoutError(
-                f"{where}, {on_host} on each: the {self.tp} GPUs of an instance are neither on one host nor fill hosts"
+                f"{where}, {on_host} on each: the {self.tp} GPUs of an instance must fit into one host or fill hosts"
             )
         if self.pp > 1 or self.cp > 1:
             beside = f"pp {self.pp}" if self.pp > 1 else f"cp {self.cp}"
-            raise LayoutError(f"{where}; pdsim does not model {beside} beside it: at most {self.gpu.gpus_per_server}")
+            raise LayoutError(f"{where}; pdsim does not model {beside} with it: at most {self.gpu.gpus_per_server}")
 
     def _require_copies_of_kv(self) -> None:
-        """Raises LayoutError unless the dcp GPUs of a group would hold copies of the same KV."""
+        """Raises LayoutError unless the dcp GPUs of a group would hold copies of the same KV without DCP."""
         attention, name, wrong = self.model.attention, self.model.name, ""
         num_heads = attention.num_kv_heads if isinstance(attention, GroupedQueryAttention) else 1
         if self.tp % self.dcp:
@@ -157,12 +160,14 @@ class Layout:
 
     @property
     def num_server_gpus(self) -> int:
-        """Number of GPUs of one stage of a server, which reduce and exchange together."""
+        """Number of GPUs of one pipeline stage of a server. These GPUs take part in the same collectives."""
         return self.tp * self.dp * self.cp
 
     @property
     def num_domains(self) -> int:
-        """Number of NVLink domains that a stage of a server spans. A domain is a host, or a rack of several hosts."""
+        """Number of NVLink domains that a pipeline stage of a server spans. A domain is a host or a rack of several
+        hosts.
+        """
         return -(-self.num_server_gpus // self.gpu.gpus_per_server)
 
     @property
@@ -172,22 +177,22 @@ class Layout:
 
     @property
     def read_token_bytes(self) -> int:
-        """KV bytes of one token on one rank that the model's attention reads, over all layers of the rank. With dcp: a
-        rank's share of the bytes.
+        """KV bytes of one context token that attention reads on one rank, over all the rank's layers. With dcp: the
+        rank's share.
         """
         return int(self.model.attention.num_kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype]) // self.dcp
 
     @property
     def kv_token_bytes(self) -> int:
-        """KV bytes of one token on one rank: the model's layers and the draft's, with indexer keys. Each rank has the
-        draft's whole KV (SGLang 0.5.23, model_executor/pool_configurator.py:307).
+        """KV bytes of one token on one rank: of the model's and the draft's layers, with indexer keys. Each rank has
+        the draft's whole KV (SGLang 0.5.23, model_executor/pool_configurator.py:307).
         """
         own, index = self.read_token_bytes, self.model.attention.index_token_bytes
         drafts = (own * self.dcp + index) * self.num_draft_layers // self.model.attention.num_layers
         return own + index // (self.dcp if self.dcp_rules.divides_index else 1) + drafts
 
     def token_bytes(self, engine: str) -> "TokenBytes":
-        """KV bytes of one token on one rank, split by how long an engine keeps them."""
+        """KV bytes of one token on one rank, divided into layers that keep all KV and layers that keep a window."""
         attention = self.model.attention
         if not attention.num_window_layers or (engine == "sglang" and not attention.has_window_pool):
             return TokenBytes(self.kv_token_bytes, 0)
@@ -196,12 +201,12 @@ class Layout:
         return TokenBytes(self.kv_token_bytes - (0 if beside else window), window)
 
     def _mean_token_bytes(self, engine: str) -> float:
-        """KV bytes per token of the pool. SGLang has a separate pool for windows, for which requests do not wait in
-        this model.
+        """Bytes of memory on one rank for each token of the pool. SGLang has a separate pool for windows; in this model
+        no request waits for room in it.
 
         vLLM (0.33.0, v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config; kv_cache_interface.py,
-        max_admission_blocks_per_request) uses the mean over the longest request, in which windows also hold the tokens
-        of two forwards under way.
+        max_admission_blocks_per_request) uses the mean over the longest request, whose windows also hold the tokens of
+        two forwards under way.
         """
         whole, window = self.token_bytes(engine)
         attention, longest = self.model.attention, self.model.max_context_tokens
@@ -214,7 +219,7 @@ class Layout:
 
     @property
     def num_kv_layers(self) -> int:
-        """Number of layers with KV on one rank, including the draft's."""
+        """Number of layers with KV on one rank, including the draft's layers."""
         return self.model.attention.num_layers + self.num_draft_layers
 
     @property
@@ -224,26 +229,28 @@ class Layout:
 
     @property
     def weight_bytes_per_rank(self) -> float:
-        """Bytes of the weights of the model and its draft on one rank."""
+        """Bytes of weights on one rank, of the model and its draft."""
         shared, routed = self.model.shared_bytes, self.model.expert_bytes
         if self.draft is not None:
             shared, routed = shared + self.draft.own_bytes, routed + self.draft.expert_bytes
         return shared / self.tp + routed / (self.tp * self.dp * self.cp)
 
     def states(self, mem_fraction: float, rule: StateRule | None = None) -> StateMemory:
-        """Slots for linear-attention states. rule: None for vLLM, whose states take pages of the pool."""
+        """Returns number and bytes of slots for linear-attention states. rule: None: vLLM, whose states take pages of
+        the KV pool.
+        """
         if not self.state_bytes or rule is None:
             return StateMemory(0, 0)
         return rule.memory(self._room(mem_fraction), self.state_bytes)
 
     @property
     def state_blocks(self) -> StateBlocks:
-        """Blocks of vLLM's pool that a state takes. The model has layers of linear attention."""
+        """Number and padding of blocks of vLLM's pool for a state. Only for models with layers of linear attention."""
         assert self.model.state is not None
         return state_blocks(self.num_kv_layers, self.model.state.num_layers)
 
     def block_tokens(self, page_size: int) -> int:
-        """Number of tokens of vLLM's blocks, if page_size is asked for: at least as many as a state needs."""
+        """Number of tokens of vLLM's blocks for a requested page_size. A block must be large enough for a state."""
         state = self.model.state
         if state is None:
             return page_size
@@ -255,13 +262,13 @@ class Layout:
         return max(page_size, block_tokens(self.state_bytes / state.num_layers, token_bytes, unit))
 
     def _room(self, mem_fraction: float) -> float:
-        """Bytes for KV and states on one rank."""
+        """Number of bytes on one rank that weights leave for KV and states."""
         return self.gpu.memory_bytes * mem_fraction - self.weight_bytes_per_rank - RUNTIME_BYTES
 
     def pool_tokens(
         self, mem_fraction: float, page_size: int, *, engine: str = "sglang", states: StateRule | None = None
     ) -> int:
-        """Number of tokens whose KV fits, in whole pages.
+        """Number of tokens whose KV fits into memory, in whole pages.
 
         Raises LayoutError if weights and states leave no room.
         """
@@ -282,7 +289,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTier:
-    """Defaults that depend on a GPU's memory."""
+    """SGLang's defaults that depend on the memory size of a GPU."""
 
     chunked_prefill_tokens: int
     max_graph_batch: int
@@ -306,7 +313,9 @@ def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:
 def default_mem_fraction(
     gpu: GpuSpec, num_gpus: int, role: Role, chunk_tokens: int | None, max_running: int | None, *, draft_tokens: int = 1
 ) -> float:
-    """Default of mem_fraction_static. num_gpus: of a server. draft_tokens: of a request in a step."""
+    """SGLang's default of mem_fraction_static. num_gpus: GPUs of a server. draft_tokens: tokens per request that a
+    decode step computes.
+    """
     tier = memory_tier(gpu, num_gpus)
     graphs = (0 if role == "prefill" else 2 * tier.max_graph_batch) + (0 if role == "decode" else 1536)
     if role == "decode":
@@ -321,7 +330,7 @@ def default_mem_fraction(
 
 
 def default_max_running(pool_tokens: int, max_context_tokens: int) -> int:
-    """The engine's default of max_running_requests."""
+    """SGLang's default of max_running_requests."""
     by_context = int(pool_tokens / max_context_tokens * 512)
     return min(max(2048, min(by_context, 4096)), pool_tokens // 2)
 
@@ -331,11 +340,11 @@ VLLM_MEM_FRACTION = 0.92
 
 
 _FORWARDS_UNDER_WAY = 2
-"""Number of forwards under way in vLLM's asynchronous scheduling."""
+"""Number of forwards that vLLM's asynchronous scheduling has under way at the same time."""
 
 
 class VllmBatch(NamedTuple):
-    """Default limits of a forward of one vLLM engine, which is one data-parallel rank."""
+    """Default limits of one forward of a vLLM engine. Each data-parallel rank is one engine."""
 
     num_tokens: int
     """Maximum number of tokens (max_num_batched_tokens)."""

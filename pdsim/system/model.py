@@ -1,4 +1,4 @@
-"""Costs of a language model that do not depend on hardware: parameters, KV bytes and attention work."""
+"""Properties of a language model that do not depend on hardware: parameters, KV bytes, and work of attention."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -7,29 +7,30 @@ from typing import ClassVar, Literal
 from pdsim.system.states import CHUNK_TOKENS
 
 Dtype = Literal["bf16", "fp8", "fp4", "int4", "int8"]
-"""Data types of weights. Embeddings and output projection always have bf16. int4 and int8 are computed in bf16."""
+"""Data types of weights. Embeddings and output projection are always bf16. int4 and int8 weights are computed in
+bf16."""
 
 KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 """Data types of KV. fp32 is for CPUs."""
 
 KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
-"""KV types by torch's names, which rows and options of real runs use."""
+"""Data types of KV by torch's names, which real runs use in records and options."""
 
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 DTYPE_BYTES: dict[KvDtype | Dtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5625, "int4": 0.52, "int8": 1.02}
-"""Bytes per element. fp4: with the scales of groups of 16, as in NVFP4 (MXFP4: of 32). Integers: with scales and zeros
-of groups of 128."""
+"""Bytes per element, including scales: of groups of 16 for fp4, as in NVFP4 (MXFP4: of 32). For integers including
+scales and zeros of groups of 128."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedQueryAttention:
-    """Layers with a paged KV cache of key and value heads. Includes multi-head and multi-query attention."""
+    """Attention layers with a paged KV cache of key and value heads. Includes multi-head and multi-query attention."""
 
     KIND: ClassVar = "grouped-query"
     WINDOW_POOL_RATIO: ClassVar = 0.8
-    """Tokens of SGLang's window pool per token of its main pool (0.5.23, swa_full_tokens_ratio)."""
+    """Number of tokens of SGLang's window pool per token of its main pool (0.5.23, swa_full_tokens_ratio)."""
     index_token_bytes: ClassVar = 0
 
     num_layers: int
@@ -37,10 +38,11 @@ class GroupedQueryAttention:
     num_kv_heads: int
     head_dim: int
     num_window_layers: int = 0
-    """Number of these layers that attend to the last window_tokens only. They keep and send the KV of their window."""
+    """Number of layers that attend only to the last window_tokens tokens. These layers keep and send only KV of the
+    window."""
     window_tokens: int = 0
     has_window_pool: bool = True
-    """False: SGLang keeps and sends all KV of window layers (0.5.23, configs/model_config.py:2651,
+    """False: SGLang keeps and sends all KV of layers with a window (0.5.23, configs/model_config.py:2651,
     is_hybrid_swa_model)."""
     value_dim: int | None = None
     """Width of a value head. None: head_dim."""
@@ -58,17 +60,17 @@ class GroupedQueryAttention:
 
     @property
     def kept_window_tokens(self) -> int:
-        """Number of a request's tokens whose KV window layers keep."""
+        """Number of tokens per request whose KV layers with a window keep."""
         return self.window_tokens if self.num_window_layers else 0
 
     @property
     def window_share(self) -> float:
-        """Share of the layers that have a window."""
+        """Share of the attention layers that have a window."""
         return self.num_window_layers / self.num_layers
 
     @property
     def _widths(self) -> tuple[int, int]:
-        """Width of a key head plus a value head: of layers without a window, and of layers with one."""
+        """Width of a key head plus a value head, first in layers without a window, then in layers with one."""
         whole = self.head_dim + (self.value_dim or self.head_dim)
         if self.window_head_dim is None and self.window_value_dim is None:
             return whole, whole
@@ -76,26 +78,28 @@ class GroupedQueryAttention:
         return whole, dim + (self.window_value_dim or self.window_head_dim or self.value_dim or dim)
 
     def num_kv_elements(self, tp: int) -> int:
-        """Number of KV elements per token on one rank. Each rank holds at least one head, if needed a copy."""
+        """Number of KV elements per token on one rank. Each rank holds at least one KV head; ranks hold copies if there
+        are too few heads.
+        """
         return self.num_whole_elements(tp) + self.num_window_elements(tp)
 
     def num_whole_elements(self, tp: int) -> int:
-        """Number of elements per token in layers without a window."""
+        """Number of KV elements per token on one rank, in layers without a window."""
         return max(1, self.num_kv_heads // tp) * self._widths[0] * (self.num_layers - self.num_window_layers)
 
     def num_window_elements(self, tp: int) -> int:
-        """Number of elements per token in layers with a window."""
+        """Number of KV elements per token on one rank, in layers with a window."""
         heads = self.num_kv_heads if self.num_window_kv_heads is None else self.num_window_kv_heads
         return max(1, heads // tp) * self._widths[1] * self.num_window_layers
 
     @property
     def head_elements(self) -> int:
-        """Elements of a query and of its output, per query head."""
+        """Number of elements of one query and its output, for one query head."""
         return self._widths[0]
 
     @property
     def flops_per_pair(self) -> int:
-        """FLOPs of a query token with a context token, over all heads and layers: QK and PV."""
+        """FLOPs of attention for one query token and one context token, over all heads and layers (QK and PV)."""
         whole, window = self._widths
         num_whole = self.num_layers - self.num_window_layers
         return 2 * self.num_query_heads * (num_whole * whole + self.num_window_layers * window)
@@ -103,11 +107,11 @@ class GroupedQueryAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: one latent per token, the same on every rank."""
+    """Multi-head latent attention: each token has one latent, which every rank stores."""
 
     KIND: ClassVar = "latent"
     WINDOW_POOL_RATIO: ClassVar = 0.1
-    """Tokens of SGLang's window pool per token of its main pool, for DeepSeek V4 (0.5.23,
+    """Number of tokens of SGLang's window pool per token of its main pool, for DeepSeek V4 (0.5.23,
     arg_groups/model_overrides/deepseek_v4.py:48)."""
     has_window_pool: ClassVar = True
 
@@ -118,26 +122,27 @@ class LatentAttention:
     nope_dim: int
     value_dim: int
     sparse_tokens: int = 0
-    """Maximum number of tokens that a token attends to, chosen by an indexer (DeepSeek sparse attention). 0: all."""
+    """Maximum number of tokens that a token attends to, chosen by an indexer (DeepSeek sparse attention). 0: a token
+    attends to all."""
     compress_ratios: dict[int, int] | None = None
-    """Number of layers by tokens per stored latent (DeepSeek V4). None: every layer stores the latent of each
-    token."""
+    """Number of layers for each number of tokens per stored latent (DeepSeek V4). None: every layer stores a latent for
+    each token."""
     num_window_layers: int = 0
-    """Number of layers that keep the latents of the last kept_window_tokens besides compressed latents
+    """Number of layers that keep the latents of the last kept_window_tokens tokens in addition to compressed latents
     (DeepSeek V4)."""
     kept_window_tokens: int = 0
     index_token_bytes: int = 0
-    """Bytes of indexer keys of all layers per token: fp8 with scales, for all KV types (SGLang 0.5.23,
+    """Bytes per token of the indexer keys of all layers: fp8 with scales, for every data type of KV (SGLang 0.5.23,
     model_executor/pool_configurator.py:560; vLLM 0.33.0, models/deepseek_v2.py:732)."""
 
     @property
     def window_share(self) -> float:
-        """Share of the layers with bounded attention."""
+        """Share of the layers in which a token attends to a limited number of tokens."""
         return 1.0 if self.sparse_tokens else 0.0
 
     @property
     def window_tokens(self) -> int:
-        """Maximum number of tokens that bounded attention covers."""
+        """Maximum number of tokens that a token attends to in layers with a limit."""
         return self.sparse_tokens
 
     @property
@@ -151,59 +156,61 @@ class LatentAttention:
         return int((self.kv_lora_rank + self.rope_dim) * self._latents_per_token)
 
     def num_window_elements(self, tp: int) -> int:
-        """Number of elements per token in windows, which num_kv_elements does not include."""
+        """Number of elements per token in windows. num_kv_elements does not include them."""
         del tp
         return (self.kv_lora_rank + self.rope_dim) * self.num_window_layers
 
     @property
     def head_elements(self) -> int:
-        """Elements of a query and of its output in decode, per query head: both as wide as a latent."""
+        """Number of elements of one query and its output in decode, for one query head. Each is as wide as a latent."""
         return 2 * self.kv_lora_rank + self.rope_dim
 
     @property
     def flops_per_pair(self) -> float:
-        """FLOPs of a query token with a context token in prefill, with keys and values expanded from the latent."""
+        """FLOPs of attention in prefill for one query token and one context token. Keys and values are expanded from
+        the latent.
+        """
         return 2 * self._latents_per_token * self.num_query_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Routed experts of the mixture-of-experts layers."""
+    """Routed experts of a model's mixture-of-experts layers."""
 
     num_layers: int
     num_experts: int
     num_active: int
-    """Number of experts that each token is routed to."""
+    """Number of experts that compute each token."""
     intermediate_size: int
     weight_dtype: Dtype | None = None
-    """Data type of the expert weights. None: the model's type. Experts compute at the rate of the model's type."""
+    """Data type of the experts' weights. None: the model's type. Experts compute at the rate of the model's type."""
     input_size: int | None = None
-    """Width of an expert's input and output, if these are projections. None: the model's hidden size."""
+    """Width of an expert's input and output, if the model projects them. None: the model's hidden size."""
     num_matrices: int = 3
-    """Number of matrices of an expert: 3 (gate, up, down), or 2 (up, down)."""
+    """Number of matrices of one expert: 3 (gate, up, down) or 2 (up, down)."""
 
     def num_params(self, hidden_size: int) -> int:
-        """Number of parameters of all experts."""
+        """Number of parameters of all experts in all layers."""
         each = self.num_matrices * (self.input_size or hidden_size) * self.intermediate_size
         return self.num_layers * self.num_experts * each
 
     def fraction_read(self, num_tokens: float) -> float:
-        """Share of all experts that at least one of num_tokens uses, with uniform routing."""
+        """Share of all experts that at least one of num_tokens tokens uses, if routing is uniform."""
         unused: float = (1 - self.num_active / self.num_experts) ** num_tokens
         return 1 - unused
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentState:
-    """State that linear-attention layers keep of a request, of fixed size. Sizes are over all ranks."""
+    """State of fixed size that linear-attention layers keep for a request. Sizes are sums over all ranks."""
 
     num_layers: int
     conv_bytes: int
-    """Bytes of the convolution's state of one layer."""
+    """Bytes of one layer's convolution state."""
     ssm_elements: int
-    """Number of elements of the recurrent state of one layer."""
+    """Number of elements of one layer's recurrent state."""
     chunk_tokens: int = CHUNK_TOKENS
-    """Number of prompt tokens behind which kernels leave a state (config.json: mamba_chunk_size)."""
+    """Kernels leave a state after each multiple of this number of prompt tokens (config.json: mamba_chunk_size)."""
 
     def num_bytes(self, dtype: StateDtype) -> int:
         return self.num_layers * (self.conv_bytes + self.ssm_elements * STATE_DTYPE_BYTES[dtype])
@@ -211,7 +218,7 @@ class RecurrentState:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Llama 3's scaling of rotary position embeddings: config.json's rope_scaling of type llama3."""
+    """Llama 3's scaling of rotary position embeddings: rope_scaling of type llama3 in config.json."""
 
     factor: float
     low_freq_factor: float
@@ -221,7 +228,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN's scaling of rotary position embeddings and of attention: rope_scaling of type yarn."""
+    """YaRN's scaling of rotary position embeddings and attention: rope_scaling of type yarn in config.json."""
 
     factor: float
     original_max_position_embeddings: int
@@ -233,25 +240,25 @@ class YarnScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedRouting:
-    """DeepSeek-V3's routing: experts are chosen within the best groups by sigmoid scores with a learned bias; the bias
-    does not change their weights.
+    """DeepSeek-V3's routing. The best groups of experts are chosen, then experts within them, by sigmoid scores plus a
+    learned bias. The bias does not change the weights of the chosen experts.
     """
 
     num_groups: int
-    """Number of groups of experts. The score of a group is that of its best two experts."""
+    """Number of groups of experts. A group's score is the sum of its two best experts' scores."""
     num_active_groups: int
     scale: float
     """Factor on the sum of the chosen experts' outputs."""
     num_shared: int
-    """Number of shared experts, which process every token."""
+    """Number of shared experts. Shared experts process every token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaArchitecture:
-    """Details of Llama, Qwen3 and DeepSeek models that real mode needs beyond sizes. Cost models ignore them."""
+    """Details of Llama, Qwen3 and DeepSeek models that only real mode needs. Cost models do not use them."""
 
     intermediate_size: int
-    """Width of MLPs in layers without experts."""
+    """Inner width of MLPs in layers without experts."""
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
@@ -259,15 +266,16 @@ class LlamaArchitecture:
     qk_norm: bool = False
     """True: query and key heads are normalised before rotation, as in Qwen3."""
     query_rank: int = 0
-    """Width of the queries' own latent with latent attention. 0: none."""
+    """With latent attention: width of the latent of queries. 0: queries have no latent."""
     routing: GroupedRouting | None = None
-    """Routing of tokens to experts. None: softmax over all experts."""
+    """How tokens are routed to experts. None: softmax over all experts."""
     window_layers: tuple[int, ...] = ()
-    """Numbers, from 0 on, of the layers that attend to the last attention.window_tokens only."""
+    """Indices of the layers that attend only to the last attention.window_tokens tokens. The first layer has index
+    0."""
 
 
 def stage_layers(num_layers: int, num_stages: int) -> list[int]:
-    """Number of layers of each pipeline stage, as equal as possible; the last stages may have one more (SGLang's
+    """Number of layers of each pipeline stage: as equal as possible, with one more in some of the last stages (SGLang's
     get_pp_indices).
     """
     few, rest = divmod(num_layers, num_stages)
@@ -276,41 +284,42 @@ def stage_layers(num_layers: int, num_stages: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model. Field meanings follow its config.json; `sources` names the source of each number."""
+    """A model. Fields have the meaning of config.json's fields; `sources` names the source of each number."""
 
     name: str
     num_params: float
     num_active_params: float
-    """Number of parameters that each token uses."""
+    """Number of parameters that compute each token."""
     num_layers: int
     hidden_size: int
     vocab_size: int
     max_context_tokens: int
     weight_dtype: Dtype
     num_params_wider_than_fp4: float = 0
-    """Number of parameters that the model's fp4 checkpoint keeps in bf16, without embeddings and output projection."""
+    """Number of parameters that stay in bf16 in the model's fp4 checkpoint. Embeddings and output projection are not
+    included."""
     num_params_in_bf16: float = 0
-    """Number of layer parameters that the model's checkpoint keeps in bf16, without embeddings and output projection
-    (fp4 uses num_params_wider_than_fp4)."""
+    """Number of layers' parameters that stay in bf16 in the model's checkpoint. Embeddings and output projection are
+    not included. For fp4, num_params_wider_than_fp4 is used."""
     kv_dtype: KvDtype | None = None
-    """Data type of KV that the checkpoint names. None: it names none."""
+    """Data type of KV that the checkpoint names. None: the checkpoint names none."""
     tied_embeddings: bool = False
     attention: GroupedQueryAttention | LatentAttention
     experts: Experts | None = None
     state: RecurrentState | None = None
     num_nextn_layers: int = 0
-    """Number of the checkpoint's layers that predict further tokens (MTP). No other field includes them. 0: there are
-    none."""
+    """Number of the checkpoint's layers that predict further tokens (MTP). Other fields do not include these layers. 0:
+    there are none."""
     llama: LlamaArchitecture | None = None
     sources: dict[str, str]
 
     def in_dtype(self, dtype: Dtype) -> "ModelSpec":
-        """The model with all its weights in one data type."""
+        """Returns the model with all weights in one data type."""
         experts = None if self.experts is None else replace(self.experts, weight_dtype=None)
         return replace(self, weight_dtype=dtype, num_params_in_bf16=0, experts=experts)
 
     def with_redundant(self, num_redundant: int) -> "ModelSpec":
-        """The model with num_redundant copies of experts in each layer with experts."""
+        """Returns the model with num_redundant additional copies of experts in each layer that has experts."""
         if self.experts is None:
             return self
         experts = replace(self.experts, num_experts=self.experts.num_experts + num_redundant)
@@ -318,7 +327,7 @@ class ModelSpec:
         return replace(self, experts=experts, num_params=self.num_params + added)
 
     def largest_stage(self, num_stages: int) -> "ModelSpec":
-        """The part of the model in the largest of num_stages pipeline stages. Embeddings are divided in proportion to
+        """Returns the model's largest pipeline stage as a model. Parameters of embeddings are divided in proportion to
         layers.
         """
         if num_stages == 1:
@@ -353,7 +362,7 @@ class ModelSpec:
 
     @property
     def weight_dtypes(self) -> tuple[Dtype, ...]:
-        """The model's weight type, and the type of the routed experts if it differs."""
+        """Data type of the weights, and of the routed experts if it differs."""
         own = None if self.experts is None else self.experts.weight_dtype
         return (self.weight_dtype,) if own is None else (self.weight_dtype, own)
 
@@ -363,13 +372,13 @@ class ModelSpec:
 
     @property
     def num_expert_params(self) -> int:
-        """Number of parameters of the routed experts."""
+        """Number of parameters of all routed experts."""
         return 0 if self.experts is None else self.experts.num_params(self.hidden_size)
 
     @property
     def num_embedding_params(self) -> int:
-        """Number of parameters of an input embedding that is only looked up. A tied embedding is also the output
-        projection, and counts as 0.
+        """Number of parameters of an input embedding that is used only for lookup. 0: the embedding is also the output
+        projection (tied).
         """
         return 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
 
@@ -385,45 +394,45 @@ class ModelSpec:
 
     @property
     def _num_wide_params(self) -> float:
-        """Number of parameters that have bf16 while the others are narrower."""
+        """Number of parameters in bf16, if the other parameters are narrower."""
         if self.weight_dtype == "bf16":
             return 0
         return self.vocab_size * self.hidden_size * (2 - self.tied_embeddings) + self._num_kept_params
 
     @property
     def _num_kept_params(self) -> float:
-        """Number of layer parameters that have bf16 while the others are narrower."""
+        """Number of layers' parameters in bf16, if the other parameters are narrower."""
         return self.num_params_wider_than_fp4 if self.weight_dtype == "fp4" else self.num_params_in_bf16
 
     @property
     def shared_bytes_read(self) -> float:
-        """Bytes of weights that every forward reads, without routed experts."""
+        """Bytes of weights that every forward reads. Routed experts are not included."""
         return self.shared_bytes - self.num_embedding_params * DTYPE_BYTES["bf16"]
 
     @property
     def wide_bytes_read(self) -> float:
-        """Bytes of read weights that have bf16 while the others are narrower."""
+        """Bytes of bf16 weights that every forward reads, if the other weights are narrower."""
         return DTYPE_BYTES["bf16"] * max(0, self._num_wide_params - self.num_embedding_params)
 
     @property
     def wide_flops_per_token(self) -> float:
-        """FLOPs per token of matrix products with these weights, without the output projection, which a prompt needs
-        for one token only.
+        """FLOPs per token of matrix products with bf16 weights, if the other weights are narrower. Does not include the
+        output projection, which a prompt needs for one token only.
         """
         return 2 * self._num_kept_params
 
     def expert_bytes_read(self, num_tokens: float) -> float:
-        """Bytes of expert weights that a forward over num_tokens reads."""
+        """Bytes of experts' weights that a forward of num_tokens tokens reads."""
         return 0.0 if self.experts is None else self.expert_bytes * self.experts.fraction_read(num_tokens)
 
     @property
     def expert_flops_per_token(self) -> float:
-        """FLOPs of one token in the experts that it is routed to."""
+        """FLOPs of one token in the routed experts that compute it."""
         if self.experts is None:
             return 0.0
         return 2 * self.experts.num_params(self.hidden_size) * self.experts.num_active / self.experts.num_experts
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs of one token in matrix products, without attention."""
+        """FLOPs of one token in all matrix products, without attention."""
         return 2 * (self.num_active_params - self.num_embedding_params)

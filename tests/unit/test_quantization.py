@@ -80,7 +80,7 @@ def test_config_json_comes_before_the_file_beside():
 
 def test_modules_that_are_not_known_are_named():
     _, notes = made(PLAIN["llama"], beside(exclude_modules=["lm_head", "model.layers.3.adapter", "extra*"]))
-    assert "not known, and counted in fp4: extra*, model.layers.N.adapter" in notes
+    assert "modules of unknown type, counted in fp4: extra*, model.layers.N.adapter" in notes
 
 
 def test_fp8_that_leaves_modules_wide_counts_their_bytes():

@@ -1,1 +1,1 @@
-"""Makes catalog entries from checkpoints in Hugging Face's format: config.json and the files beside it."""
+"""Makes catalog entries from checkpoints in Hugging Face's format: from config.json and the files next to it."""

@@ -1,4 +1,4 @@
-"""The section `llama` of a catalog entry: details of a model that real mode needs beyond its sizes."""
+"""Makes the section `llama` of a catalog entry: details of a model that only real mode needs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +14,13 @@ _RUNNABLE = {
     "deepseek_v3": False,
     "kimi_k2": False,
 }
-"""Families that real mode can run. True: they normalise query and key heads."""
+"""Model families that real mode can run. True: the family normalises query and key heads."""
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 
 def architecture_of(config: Config, layers: list[Layer], experts: Mapping[str, Any]) -> dict[str, Any]:
-    """The section `llama`. Empty: real mode cannot run the model."""
+    """Makes the section `llama`. Empty: real mode cannot run the model."""
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     has_bias = config.get("attention_bias") or config.get("mlp_bias")

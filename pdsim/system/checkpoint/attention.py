@@ -1,4 +1,4 @@
-"""Memory that a model needs for a request: the sections `attention` and `state` of a catalog entry."""
+"""Makes the sections `attention` and `state` of a catalog entry, from which the memory of a request follows."""
 
 from collections import Counter
 from typing import Any
@@ -9,11 +9,12 @@ from pdsim.system.checkpoint.layers import Layer, window_of
 from pdsim.system.checkpoint.modules import OVERLAPPING_RATIO, grouped_sizes, mamba_sizes
 
 _WITH_WINDOW_POOL = ("gpt_oss", "llama4", "gemma4", "mimo", "step3p", "laguna", "mellum", "granite")
-"""Families for whose window layers SGLang 0.5.23 has a pool of their own (configs/model_config.py:2651)."""
+"""Model families whose layers with a sliding window have a separate pool in SGLang 0.5.23
+(configs/model_config.py:2651)."""
 
 
 def attention_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """The section `attention`, of layers with KV. Raises EntryError if there are none."""
+    """Makes the section `attention`, for layers with KV. Raises EntryError if there are none."""
     mixers = Counter(layer.mixer for layer in layers)
     if mixers["compressed"]:
         return _compressed(config, layers)
@@ -57,19 +58,23 @@ def _latent(config: Config, layers: list[Layer], num_layers: int) -> dict[str, A
 
 
 def _indexer(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """Fields of sparse attention. Layers that reuse the choice of an earlier layer's indexer keep no indexer keys."""
+    """Makes the fields of sparse attention. Layers that reuse an earlier layer's choice of tokens have no indexer
+    keys.
+    """
     num_indexers = sum(layer.mixer == "full" and layer.has_indexer for layer in layers)
     return {"sparse_tokens": config.count("index_topk"), "index_token_bytes": num_indexers * index_bytes(config)}
 
 
 def index_bytes(config: Config) -> int:
-    """Bytes of an indexer's key per token: fp8, with one scale of four bytes for each 128 elements."""
+    """Bytes per token of an indexer's key: fp8, with a scale of 4 bytes per 128 elements."""
     dim = config.count("index_head_dim")
     return dim + dim // 128 * 4
 
 
 def _compressed(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """The section of compressed attention: one latent of head_dim, which is key and value, for each `ratio` tokens."""
+    """Makes the section of compressed attention. A latent of head_dim elements, which is both key and value, stands for
+    `ratio` tokens.
+    """
     rope = config.count("qk_rope_head_dim")
     ratios = Counter(layer.ratio for layer in layers if layer.ratio)
     return {
@@ -88,7 +93,9 @@ def _compressed(config: Config, layers: list[Layer]) -> dict[str, Any]:
 
 
 def state_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """The section `state`, of layers whose state of a request has a fixed size. Empty if there are none."""
+    """Makes the section `state`, for layers with a state of fixed size per request. Empty: the model has no such
+    layers.
+    """
     if not (num_layers := sum(layer.mixer == "state" for layer in layers)):
         return {}
     if config.get("linear_num_value_heads") is not None:
@@ -107,8 +114,8 @@ def state_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
 
 
 def _state_chunk(config: Config) -> int | None:
-    """Number of tokens behind which a kernel leaves a state, where the config says so. Nemotron-H calls the field
-    chunk_size, and SGLang reads that of no other model (0.5.23, configs/nemotron_h.py:224).
+    """Number of prompt tokens after which a kernel leaves a state. None: the config does not say. Only Nemotron-H's
+    field chunk_size means this; SGLang reads it for no other model (0.5.23, configs/nemotron_h.py:224).
     """
     names = ["mamba_chunk_size", *(["chunk_size"] if config.family == "nemotron_h" else [])]
     found = [name for name in names if config.get(name) is not None]

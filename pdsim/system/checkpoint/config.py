@@ -1,4 +1,4 @@
-"""Reads the fields of a config.json under the names of all families, and checks them."""
+"""Reads and checks the fields of a config.json. Model families use different names for the same field."""
 
 import re
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **{key: {"no_rope_layer_interval": 4} for key in ("llama4", "llama4_text")},
     "gemma4_text": {"tie_word_embeddings": True},
 }
-"""Defaults of transformers for fields that published files leave out, by model_type."""
+"""Values of fields that published config files leave out, by model_type, as in transformers."""
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "n_head"),
@@ -55,24 +55,24 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "first_dense": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "mtp": ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers"),
 }
-"""Field names that model families use for the same size."""
+"""Names that model families use for the same field."""
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _NOT_READ = re.compile(
     r"rwkv|lightning|lru_width|block_use_lowrank|retention|hyena|xlstm|^multi_query$|^new_decoder_architecture$|"
     r"^conv_L_cache$|^expert_retrieval_size$|^H_cycles$|^type_vocab_size$"
 )
-"""Fields of models with parameters, or with memory per request, that modules.py and attention.py cannot count."""
+"""Pattern of field names that mark models with layers that modules.py and attention.py cannot count."""
 _FAMILIES_NOT_READ = ("bert-generation", "doge", "jetmoe")
-"""Further families of this kind, by model_type."""
+"""Further model families, by model_type, with layers that modules.py and attention.py cannot count."""
 MOST_LAYERS = 10_000
 
 
 class Config:
-    """Fields of the text model in a config.json."""
+    """The fields of the text model in a config.json."""
 
     def __init__(self, fields: Any) -> None:
-        """Reads config.json's fields. Raises EntryError."""
+        """fields: content of config.json. Raises EntryError if it is wrong."""
         if not isinstance(fields, Mapping):
             raise EntryError(f"expected a mapping of fields, found {fields!r}")
         given = _text_of(fields)
@@ -92,12 +92,12 @@ class Config:
         return self._fields.get(name)
 
     def names(self, pattern: str) -> list[str]:
-        """Fields of the file that match a regular expression."""
+        """Names of the file's fields that match a regular expression."""
         return [name for name in self._fields if re.search(pattern, str(name))]
 
     def count(self, *names: str, default: int | None = None) -> int:
-        """Value of the first of these fields that exists; a name may be a field or a key of NAMES. Without a default, a
-        missing value is an error.
+        """Value of the first field of `names` that the file has. A name may be a key of NAMES. default: value if the
+        file has none of the fields; None: raises EntryError.
         """
         fields = [field for name in names for field in NAMES.get(name, (name,))]
         for field in fields:
@@ -116,14 +116,14 @@ class Config:
         return default
 
     def flags(self, name: str) -> list[Any] | None:
-        """A list with one value per layer. None: the field is missing. Values beyond the layers belong to later
-        modules.
+        """A list with one value per layer. None: the field is missing. Values for layers beyond the last belong to
+        layers that predict further tokens, and are left out.
         """
         value = self._fields.get(name)
         if not isinstance(value, list):
             return None
         if len(value) < self.num_layers:
-            raise EntryError(f"{name}: expected {self.num_layers} values, one a layer, found {len(value)}")
+            raise EntryError(f"{name}: expected {self.num_layers} values, one per layer, found {len(value)}")
         return value[: self.num_layers]
 
     @property
@@ -152,7 +152,7 @@ class Config:
 
 
 def _text_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fields of the text model. Fields of an enclosing wrapper are used where the text model has none."""
+    """Returns the fields of the text model. Fields that it lacks come from the enclosing model."""
     for name in _TEXT:
         nested = fields.get(name)
         if isinstance(nested, Mapping):
@@ -161,8 +161,8 @@ def _text_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def delta_attention(config: Config) -> tuple[int, int, int, bool] | None:
-    """Kimi delta attention: number of heads, their width, width of the convolution, and whether gates have full
-    rank.
+    """Sizes of Kimi delta attention: number of heads, width of a head, width of the convolution, and whether gates have
+    full rank. None: the model has none.
     """
     if isinstance(linear := config.get("linear_attn_config"), dict) and "num_heads" in linear:
         is_full = bool(linear.get("use_full_rank_gate"))

@@ -1,4 +1,4 @@
-"""The catalog entry of a model, from its config.json and the files beside it."""
+"""Makes the catalog entry of a model from its config.json and the files next to it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,9 +15,10 @@ from pdsim.system.model import DTYPE_BYTES, Dtype, ModelSpec
 
 
 def entry_of(fields: Any, source: str, beside: Any = None, size_bytes: float | None = None) -> dict[str, Any]:
-    """The catalog entry of a model, from its config.json and, if there is one, the hf_quant_config.json beside it.
+    """Makes the catalog entry of a model.
 
-    source: origin of the files. size_bytes: size of the checkpoint's weights by its index. Raises EntryError.
+    fields: content of config.json. source: origin of the files. beside: content of hf_quant_config.json, if there is
+    one. size_bytes: size of the weights according to the checkpoint's index; None: unknown. Raises EntryError.
     """
     try:
         return _entry(Config(fields), source, beside, size_bytes)
@@ -90,8 +91,8 @@ def _experts(config: Config, layers: list[Layer]) -> dict[str, Any]:
 
 
 class _Types:
-    """Data types of a checkpoint's weights: of the routed experts, and of all others, with the number that stays in
-    bf16.
+    """Data types of a checkpoint's weights: one for routed experts, one for all other weights. Also counts weights that
+    stay in bf16.
     """
 
     def __init__(
@@ -105,11 +106,11 @@ class _Types:
     ) -> None:
         self.notes: list[str] = []
         self.in_bf16: dict[str, float] = {}
-        """Name of the field, with the number of parameters that stay in bf16 if other parameters have a
-        narrower type."""
+        """Number of parameters that stay in bf16 while others have a narrower type, by the name of the entry's field.
+        Empty: none."""
         self.shared: Dtype = "bf16"
         self.experts: Dtype | None = None
-        """Type of the routed experts. None: as the others, or there are no experts."""
+        """Type of the routed experts. None: the type of the other weights, or there are no experts."""
         if quantized is None:
             given = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
             self.notes += [] if given == "bfloat16" else [f"the checkpoint's {given} is counted as bf16"]
@@ -126,7 +127,7 @@ class _Types:
         self._describe(quantized, len(layers), [*modules, *names])
 
     def _count_others(self, num_params: Mapping[Dtype, int]) -> None:
-        """Sets the number of bf16 parameters with which the total bytes are right."""
+        """Sets the number of bf16 parameters so that the sum of bytes is right."""
         own = DTYPE_BYTES[self.shared]
         if self.shared != "bf16":
             others = sum(size * (DTYPE_BYTES[dtype] - own) for dtype, size in num_params.items())
@@ -140,7 +141,9 @@ class _Types:
 
     def _describe(self, quantized: Quantization, num_layers: int, known: list[str]) -> None:
         if self.shared == "bf16" and self.experts is None:
-            self.notes.insert(0, "all that is counted is in bf16: what is quantised is not part of the text model")
+            self.notes.insert(
+                0, "all counted weights are in bf16: the quantised weights are not part of the text model"
+            )
         elif self.experts is not None:
             self.notes.insert(0, f"routed experts are in {self.experts} and all else in {self.shared}")
         elif self.in_bf16:
@@ -155,15 +158,15 @@ class _Types:
         outside = ["lm_head", "model.lm_head", "head", "model.embed_tokens", "model.embeddings", "model.norm"]
         missing = quantized.not_understood([*known, *outside], num_layers)
         if others := [name for name in missing if not _is_apart(name)]:
-            self.notes.append(f"not known, and counted in {self.shared}: {', '.join(others[:8])}")
+            self.notes.append(f"modules of unknown type, counted in {self.shared}: {', '.join(others[:8])}")
 
 
 _BYTES_OF_GROUPS: Mapping[Dtype, tuple[float, float]] = {"fp4": (0.5, 1), "int4": (0.5, 2.5), "int8": (1, 2.5)}
-"""Bytes of a weight, and bytes of the scale and zero of its group."""
+"""Bytes of one weight, and bytes of the scale and zero of one group of weights, by data type."""
 
 
 def _of_groups(dtype: Dtype, group_size: int) -> list[str]:
-    """A note if quantization groups are smaller or larger than those assumed for the type's bytes."""
+    """Returns a note if the checkpoint's quantization groups differ in size from those assumed in DTYPE_BYTES."""
     if not group_size or dtype not in _BYTES_OF_GROUPS:
         return []
     own, of_group = _BYTES_OF_GROUPS[dtype]
@@ -177,7 +180,7 @@ _VISIBLE = 0.02
 
 
 def _narrow_of(num_params: Mapping[Dtype, int]) -> Dtype:
-    """The type narrower than bf16 that most parameters have; bf16 if few parameters are narrow."""
+    """Returns the type that most parameters narrower than bf16 have. bf16: only few parameters are narrower."""
     narrow = {dtype: size for dtype, size in num_params.items() if dtype != "bf16"}
     if sum(narrow.values()) < _SOME * sum(num_params.values()):
         return "bf16"
@@ -185,7 +188,7 @@ def _narrow_of(num_params: Mapping[Dtype, int]) -> Dtype:
 
 
 _SOME = 0.1
-"""Minimum share of parameters with a type for this to be the model's type."""
+"""A type counts as the model's type if at least this share of all parameters has it."""
 _APART = (
     "visual",
     "vision",
@@ -205,11 +208,11 @@ _APART = (
     "eh_proj",
 )
 _FEW = 0.01
-"""Share of all parameters up to which no note is written."""
+"""No note is written about parameters that are at most this share of all parameters."""
 
 
 def _is_apart(module: str) -> bool:
-    """True for modules that are never counted: encoders, norms and predictors of further tokens."""
+    """True for modules that are never counted: encoders, norms, and layers that predict further tokens."""
     return any(word in module for word in _APART)
 
 
@@ -218,11 +221,11 @@ def _of_kv(quantized: Quantization | None) -> list[str]:
         return []
     if quantized.kv_dtype:
         return [f"KV is in {quantized.kv_dtype}, unless a scenario gives kv_dtype"]
-    return [f"its KV scheme {quantized.kv} is not known: a scenario's kv_dtype counts"]
+    return [f"the KV type {quantized.kv} is unknown: set kv_dtype in the scenario"]
 
 
 def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
-    """Notes on facts in config.json that the entry does not contain."""
+    """Returns notes about properties of the model that the entry does not contain."""
     notes = []
     if config.count("mtp", default=0):
         notes.append("modules that predict further tokens (MTP) count as drafts only")
@@ -240,21 +243,23 @@ def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
 
 
 def stored_bytes(index: Any) -> float | None:
-    """Bytes of a checkpoint's weights, from its model.safetensors.index.json. None: the file does not say."""
+    """Returns the bytes of a checkpoint's weights. index: content of model.safetensors.index.json. None: the file does
+    not tell.
+    """
     metadata = index.get("metadata") if isinstance(index, Mapping) else None
     found = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     return found if isinstance(found, int | float) and not isinstance(found, bool) and found > 0 else None
 
 
 _NEAR = 0.1
-"""Relative difference of sizes that norms, scales and encoders can explain."""
+"""Relative difference between sizes that norms, scales and encoders can explain."""
 
 
 def _of_size(entry: Mapping[str, Any], size_bytes: float | None) -> list[str]:
-    """A note if the size of the checkpoint's files differs much from the bytes that the entry counts."""
+    """Returns a note if the size of the checkpoint's files differs much from the bytes that the entry counts."""
     if not size_bytes:
         return []
     counted = build(ModelSpec, {**entry, "sources": {}}, name="").weight_bytes
     if abs(counted / size_bytes - 1) <= _NEAR:
         return []
-    return [f"its files have {size_bytes / 1e9:.1f} GB, where {counted / 1e9:.1f} GB are counted: look at both"]
+    return [f"its files have {size_bytes / 1e9:.1f} GB, where {counted / 1e9:.1f} GB are counted: check both"]

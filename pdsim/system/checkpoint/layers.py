@@ -1,4 +1,4 @@
-"""Kinds of the layers of a model: how a layer mixes tokens, and its MLP."""
+"""Kinds of a model's layers: how a layer mixes tokens, and which MLP it has."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,8 +7,9 @@ from pdsim.system.catalog import EntryError
 from pdsim.system.checkpoint.config import Config
 
 Mixer = Literal["full", "window", "shared", "state", "linear", "compressed", ""]
-"""full and window: attention. shared: attention over an earlier layer's KV. state: linear attention or Mamba. linear:
-one matrix. compressed: a latent for several tokens. Empty: nothing."""
+"""How a layer mixes tokens. full, window: attention. shared: attention over an earlier layer's KV. state: linear
+attention or Mamba. linear: one matrix. compressed: attention over latents of several tokens each. Empty: the layer does
+not mix tokens."""
 Feed = Literal["dense", "experts", "both", ""]
 
 
@@ -17,15 +18,16 @@ class Layer:
     mixer: Mixer
     feed: Feed
     ratio: int = 1
-    """Number of tokens per stored latent. 0: the layer keeps a window only."""
+    """Number of tokens for which one latent is stored. 0: the layer has only a window."""
     has_indexer: bool = True
-    """False: the layer reuses the choice of an earlier layer's indexer."""
+    """False: the layer reuses the tokens that an earlier layer's indexer chose."""
     feed_factor: float | None = None
-    """Size of the layer's MLP in units of hidden_size, for models from architecture search. None: intermediate_size."""
+    """Size of the layer's MLP divided by hidden_size, for models from architecture search. None: the MLP has
+    intermediate_size."""
 
 
 def layers_of(config: Config) -> list[Layer]:
-    """Layers in order. Raises EntryError for unknown kinds."""
+    """Returns the layers in order. Raises EntryError for unknown kinds of layers."""
     if (blocks := config.flags("block_configs")) is not None:
         return [_searched(block) for block in blocks]
     if alone := _single_blocks(config):
@@ -37,7 +39,7 @@ def layers_of(config: Config) -> list[Layer]:
 
 
 def _ratios(config: Config) -> list[int]:
-    """Number of tokens per stored latent, by layer. 0: the layer has a window only."""
+    """Number of tokens for which one latent is stored, for each layer. 0: the layer has only a window."""
     if (ratios := config.flags("compress_ratios")) is not None:
         return ratios
     rates = config.get("compress_rates")
@@ -47,7 +49,9 @@ def _ratios(config: Config) -> list[int]:
 
 
 def _with_shared_kv(config: Config, mixers: list[Mixer]) -> list[Mixer]:
-    """Mixers in which the last layers of Gemma's small models share the KV of earlier layers."""
+    """Returns the mixers, with those of the last layers replaced by `shared` if they use the KV of earlier layers
+    (Gemma's small models).
+    """
     num_own = len(mixers) - config.count("num_kv_shared_layers", default=0)
     return ["shared" if layer >= num_own else mixer for layer, mixer in enumerate(mixers)]
 
@@ -62,7 +66,9 @@ _BLOCKS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attent
 
 
 def _single_blocks(config: Config) -> list[Layer]:
-    """Layers that are a single block each, a mixer or an MLP, as in Nemotron-H. Empty for other models."""
+    """Returns the layers of a model whose layers are either a mixer or an MLP, as in Nemotron-H. Empty for other
+    models.
+    """
     pattern = config.get("hybrid_override_pattern")
     if pattern is None:
         kinds = config.flags("layers_block_type")
@@ -78,13 +84,13 @@ def _single_blocks(config: Config) -> list[Layer]:
 
 
 def _searched(block: Any) -> Layer:
-    """A layer of a model from architecture search (Puzzle: Nemotron Super and Ultra of Llama)."""
+    """Returns one layer of a model from architecture search (Puzzle: Llama Nemotron Super and Ultra)."""
     attention, feed = block["attention"], block["ffn"]
     mixer: Mixer = "" if attention.get("no_op") else "linear" if attention.get("replace_with_linear") else "full"
     if feed.get("no_op"):
         return Layer(mixer, "")
     if feed.get("replace_with_linear"):
-        raise EntryError("block_configs: an MLP that is one matrix is not known; write the entry by hand")
+        raise EntryError("block_configs: MLPs of one matrix are not modelled; write the entry by hand")
     return Layer(mixer, "dense", feed_factor=feed["ffn_mult"])
 
 
@@ -95,7 +101,7 @@ _MIXERS: dict[str, Mixer] = {
     **dict.fromkeys(("linear_attention", "mamba", "mamba2", "kda", "gated_delta_net"), "state"),
     **dict.fromkeys(("compressed_sparse_attention", "heavily_compressed_attention"), "compressed"),
 }
-"""Mixers by their names in layer_types."""
+"""Mixer for each name that layer_types may contain."""
 
 
 def _mixers(config: Config) -> list[Mixer]:
@@ -106,7 +112,7 @@ def _mixers(config: Config) -> list[Mixer]:
         states = {layer - 1 for layer in linear["kda_layers"]}  # counted from 1
         return ["state" if layer in states else "full" for layer in range(num_layers)]
     if any(kind == 0 for kind in config.flags("attn_type_list") or ()):
-        raise EntryError("attn_type_list: the state of lightning attention is not known here; write the entry by hand")
+        raise EntryError("attn_type_list: the state of lightning attention is unknown; write the entry by hand")
     if (types := config.flags("layer_types") or config.flags("layers_block_type")) is not None:
         if foreign := {str(kind) for kind in types} - {*_MIXERS}:
             raise EntryError(
@@ -122,7 +128,7 @@ def _mixers(config: Config) -> list[Mixer]:
 
 
 def _require_state(config: Config, mixers: list[Mixer]) -> list[Mixer]:
-    """The mixers. Raises EntryError for layers with a state of unknown size."""
+    """Returns the mixers. Raises EntryError if the size of a layer's state is unknown."""
     known = "linear_num_value_heads", "linear_num_heads", "linear_attn_config", "mamba_num_heads", "mamba_n_heads"
     if "state" in mixers and all(config.get(name) is None for name in known):
         raise EntryError(f"layer_types: expected {' or '.join(known)} beside layers that keep a state, found none")
@@ -134,7 +140,7 @@ def _without_windows(config: Config, mixers: list[Mixer]) -> list[Mixer]:
 
 
 def _windows(config: Config, num_layers: int) -> list[Mixer]:
-    """Mixers of a model that does not list its layers: attention with or without a window."""
+    """Mixers of a model that does not list its layers. Some of its attention layers may have a window."""
     if not window_of(config):
         return ["full"] * num_layers
     if (pattern := config.flags("hybrid_layer_pattern")) is not None:
@@ -146,7 +152,7 @@ def _windows(config: Config, num_layers: int) -> list[Mixer]:
 
 
 def window_of(config: Config) -> int:
-    """Window of attention in tokens. 0: no layer has a window."""
+    """Size of the sliding window in tokens. 0: no layer has a window."""
     if config.get("use_sliding_window") is False:
         return 0
     if config.get("no_rope_layer_interval") is not None:
@@ -155,7 +161,7 @@ def window_of(config: Config) -> int:
 
 
 def _feeds(config: Config) -> list[Feed]:
-    """MLPs of models whose layers have one each."""
+    """Kind of MLP of each layer, for models in which every layer has an MLP."""
     num_layers = config.num_layers
     if not config.count("experts", default=0):
         return ["dense"] * num_layers

@@ -1,4 +1,6 @@
-"""Parameters of a model's linear modules, by their names in checkpoints. Norms and biases are not counted."""
+"""Numbers of parameters of a model's linear modules, with their names in checkpoints. Norms and biases are not
+counted.
+"""
 
 from collections.abc import Iterator
 
@@ -7,7 +9,9 @@ from pdsim.system.checkpoint.layers import Layer
 
 
 def modules_of(config: Config, layers: list[Layer]) -> Iterator[tuple[str, int]]:
-    """Name and number of parameters of each module, without routed experts, embeddings and output projection."""
+    """Yields name and number of parameters of each linear module, except routed experts, embeddings and output
+    projection.
+    """
     is_single = has_single_blocks(layers)
     for index, layer in enumerate(layers):
         mixer = "mixer" if is_single else "linear_attn" if layer.mixer == "state" else "self_attn"
@@ -18,7 +22,7 @@ def modules_of(config: Config, layers: list[Layer]) -> Iterator[tuple[str, int]]
 
 
 def routed_of(layers: list[Layer]) -> list[str]:
-    """Modules of one routed expert, in each layer that has experts."""
+    """Names of the modules of one routed expert, for each layer that has experts."""
     at = "mixer." if has_single_blocks(layers) else "mlp."
     return [
         f"model.layers.{index}.{'' if layer.feed == 'both' else at}experts.0.{name}"
@@ -29,7 +33,7 @@ def routed_of(layers: list[Layer]) -> list[str]:
 
 
 def has_single_blocks(layers: list[Layer]) -> bool:
-    """True if each layer is either a mixer or an MLP, as in Nemotron-H, which names both "mixer"."""
+    """True if each layer is either a mixer or an MLP. Nemotron-H has such layers, and calls both "mixer"."""
     return not any(layer.mixer and layer.feed for layer in layers)
 
 
@@ -66,7 +70,9 @@ def _grouped(config: Config, layer: Layer) -> Iterator[tuple[str, int]]:
 
 
 def grouped_sizes(config: Config, mixer: str) -> tuple[int, int, int]:
-    """Number of KV heads, and widths of key and value heads, of layers with or without a window."""
+    """Number of KV heads, width of a key head and width of a value head. mixer: "window" for layers with a sliding
+    window.
+    """
     kv_heads, dim = config.kv_heads, config.head_dim
     if (blocks := config.get("block_configs")) is not None and config.get("num_key_value_heads") is None:
         sizes = {b["attention"]["n_heads_in_group"] for b in blocks if b["attention"].get("n_heads_in_group")}
@@ -82,7 +88,9 @@ def grouped_sizes(config: Config, mixer: str) -> tuple[int, int, int]:
 
 
 def _own_head_dim(config: Config) -> int | None:
-    """Width of heads that per_layer_config gives to layers without a window (Gemma 4)."""
+    """Width of heads in layers without a window, if per_layer_config gives another width (Gemma 4). None: no other
+    width.
+    """
     own = config.get("per_layer_config")
     sizes = {one["head_dim"] for one in own.values() if "head_dim" in one} if isinstance(own, dict) else set()
     return max(sizes, default=None)
@@ -110,7 +118,7 @@ def _latent(config: Config, layer: Layer) -> Iterator[tuple[str, int]]:
 
 
 def _compressed(config: Config, ratio: int) -> Iterator[tuple[str, int]]:
-    """Modules of DeepSeek V4's attention (SGLang 0.5.23, models/deepseek_v4.py: MqaAttentionBase;
+    """Yields the modules of DeepSeek V4's attention (SGLang 0.5.23, models/deepseek_v4.py: MqaAttentionBase;
     layers/attention/dsv4/compressor.py).
     """
     hidden, heads, dim = config.hidden, config.heads, config.head_dim
@@ -130,7 +138,7 @@ def _compressed(config: Config, ratio: int) -> Iterator[tuple[str, int]]:
 
 
 OVERLAPPING_RATIO = 4
-"""Number of tokens per block with which blocks overlap, and an indexer chooses among them."""
+"""Layers with this number of tokens per latent have overlapping blocks, and an indexer that chooses among them."""
 
 
 def _state(config: Config) -> Iterator[tuple[str, int]]:
@@ -163,7 +171,9 @@ def _state(config: Config) -> Iterator[tuple[str, int]]:
 
 
 def mamba_sizes(config: Config) -> tuple[int, int, int, int, int]:
-    """Sizes of Mamba-2 layers: heads, head width, groups, state width, and width of the convolution."""
+    """Sizes of Mamba-2 layers: number of heads, width of a head, number of groups, width of the state, width of the
+    convolution.
+    """
     return (
         config.count("mamba_num_heads", "mamba_n_heads"),
         config.count("mamba_head_dim", "mamba_d_head"),
@@ -174,16 +184,16 @@ def mamba_sizes(config: Config) -> tuple[int, int, int, int, int]:
 
 
 def num_matrices(config: Config) -> int:
-    """Number of matrices of an MLP: 3 with a gate (gate, up, down), 2 without."""
+    """Number of matrices of an MLP: 3 with a gate (gate, up, down), 2 without a gate."""
     activation = config.get("mlp_hidden_act") or config.get("hidden_act") or config.get("hidden_activation")
     has_no_gate = config.family in _WITHOUT_GATE or activation in ("relu2", "relu", "gelu_new")
     return 2 if has_no_gate and config.family not in _WITH_GATE else 3
 
 
 _WITHOUT_GATE = ("apertus", "apertus1p5_text", "biogpt", "gpt_neox", "starcoder2")
-"""Families whose MLPs have no gate, although their activation does not show it."""
+"""Model families whose MLPs have no gate, although their activation is one that gated MLPs use."""
 _WITH_GATE = ("bitnet",)
-"""Families whose MLPs have a gate, although their activation suggests none."""
+"""Model families whose MLPs have a gate, although their activation is one that MLPs without a gate use."""
 
 
 def _feed(config: Config, layer: Layer) -> Iterator[tuple[str, int]]:
@@ -213,19 +223,19 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def _searched_width(hidden: int, factor: float) -> int:
-    """Width of an MLP from architecture search, rounded as in NVIDIA's modeling code: 2/3 of the multiple of
-    hidden_size, in multiples of 256.
+    """Width of an MLP from architecture search, rounded as in NVIDIA's code: 2/3 of factor times hidden_size, as a
+    multiple of 256.
     """
     return -(-int(2 * factor * hidden / 3) // 256) * 256
 
 
 def expert_size(config: Config) -> int:
-    """Inner size of one routed expert (intermediate_size)."""
+    """Inner width of one routed expert (intermediate_size)."""
     return config.count("expert_size", "intermediate_size")
 
 
 def shared_width(config: Config) -> int:
-    """Total width of the shared experts, which process every token."""
+    """Sum of the inner widths of all shared experts, which process every token."""
     num_shared = config.count("shared_experts", default=0)
     if width := config.count("shared_size", default=0):
         return width * max(1, num_shared) if config.get("share_expert_dim") else width

@@ -11,8 +11,8 @@ from pdsim.system.catalog import EntryError
 from pdsim.system.model import Dtype, KvDtype
 
 FILE_BESIDE = "hf_quant_config.json"
-"""ModelOpt's file beside config.json. Engines read it if config.json has no quantization_config (SGLang 0.5.23,
-configs/model_config.py, _parse_quant_hf_config)."""
+"""Name of ModelOpt's file next to config.json. Engines read it if config.json has no quantization_config (SGLang
+0.5.23, configs/model_config.py, _parse_quant_hf_config)."""
 _METHODS: Mapping[Any, Dtype] = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "mxfp8", "w8a8_fp8"), "fp8"),
     **dict.fromkeys(("mxfp4", "petit_nvfp4"), "fp4"),
@@ -24,11 +24,11 @@ _ALGORITHMS: Mapping[Any, Dtype] = {
     **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ", "W4A16"), "int4"),
     **dict.fromkeys(("W8A8_SQ_PER_CHANNEL", "INT8_SQ", "W8A16"), "int8"),
 }
-"""Data types of weights by ModelOpt's quant_algo."""
+"""Data type of weights for each quant_algo of ModelOpt."""
 _MIXED = "MIXED_PRECISION"
 _MODELOPT = (None, "modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed")
 _INTEGERS: Mapping[Any, Dtype] = {4: "int4", 8: "int8"}
-"""Data types of methods that give a number of bits."""
+"""Data type of weights for each number of bits, for methods that name only a number of bits."""
 _WITH_BITS = ("gptq", "awq", "auto-round", "autoround", "gptqmodel")
 _GROUP_KINDS: Mapping[Any, Dtype] = {(8, "float"): "fp8", (4, "float"): "fp4", (4, "int"): "int4", (8, "int"): "int8"}
 _QUARK: Mapping[str, Dtype] = {"fp8_e4m3": "fp8", "fp4": "fp4", "int4": "int4", "uint4": "int4", "int8": "int8"}
@@ -39,25 +39,29 @@ class Quantization:
     """Data types of a checkpoint's weights and KV."""
 
     dtype: Dtype | None
-    """Type of linear modules that no field below names. None: bf16."""
+    """Type of linear modules that neither `left` nor `named` contains. None: bf16."""
     left: tuple[str, ...] = ()
-    """Names, globs or regular expressions (re:...) of modules that keep bf16."""
+    """Modules that stay in bf16: names, glob patterns or regular expressions (re:...)."""
     named: Mapping[str, Dtype] | None = None
-    """Modules with other types, by name or pattern."""
+    """Types of single modules, by name or pattern."""
     kv: str | None = None
-    """The checkpoint's scheme of KV, by ModelOpt's name. None: it has none."""
+    """Type of KV in the checkpoint, by ModelOpt's name. None: the checkpoint names no type."""
     in_blocks: bool = False
-    """True: each scale is for a block of rows and columns."""
+    """True: each scale is for a block of rows and columns of weights."""
     group_size: int = 0
-    """Number of weights that share a scale. 0: not known."""
+    """Number of weights that share a scale. 0: unknown."""
 
     @property
     def kv_dtype(self) -> KvDtype | None:
-        """Type in which engines keep KV by default (SGLang 0.5.23, mem_cache/kv_cache_dtype.py)."""
+        """Type in which engines keep KV unless a setting says otherwise (SGLang 0.5.23,
+        mem_cache/kv_cache_dtype.py).
+        """
         return "fp8" if self.kv is not None and self.kv.upper() == "FP8" else None
 
     def type_of(self, module: str) -> Dtype:
-        """Type of a module's weights: by its own name, by the name of an enclosing module, or the default."""
+        """Type of a module's weights: given for the module itself, or else for a module that contains it, or else the
+        default.
+        """
         if any(covers(pattern, module) for pattern in self.left):
             return "bf16"
         named, parts = self.named or {}, module.split(".")
@@ -70,8 +74,8 @@ class Quantization:
         return self.dtype or "bf16"
 
     def not_understood(self, modules: Iterable[str], num_layers: int) -> list[str]:
-        """Names of `left` that match none of these modules, with N for numbers. Layers from num_layers on belong to
-        MTP.
+        """Entries of `left` that match none of the modules, with N in place of numbers. Layers from num_layers on are
+        left out, because they predict further tokens (MTP).
         """
         known = list(modules)
         layers = [(one, re.search(r"layers\.(\d+)", one)) for one in self.left]
@@ -81,7 +85,7 @@ class Quantization:
 
 
 def covers(pattern: str, module: str) -> bool:
-    """True if a pattern covers a module, by the rule with which engines skip modules (SGLang 0.5.23, modelopt_quant.py,
+    """True if a pattern covers a module, by the rule by which engines skip modules (SGLang 0.5.23, modelopt_quant.py,
     is_layer_excluded).
     """
     if pattern.startswith("re:"):
@@ -105,21 +109,21 @@ _ALIKE = (
     (r"\.w2$", ".down_proj"),
     (r"\.w3$", ".up_proj"),
 )
-"""Regular expressions for checkpoints' names of modules, with the names in modules.py."""
+"""Regular expressions for names of modules in checkpoints, each with the name that modules.py uses."""
 
 
 def named_alike(name: str) -> str:
-    """The module's name as modules.py spells it."""
+    """Returns a module's name as modules.py writes it."""
     for found, ours in _ALIKE:
         name = re.sub(found, ours, name)
     return name
 
 
 def quantization_of(in_config: Any, beside: Any, expert_dtype: Any = None) -> Quantization | None:
-    """Reads config.json's quantization_config, or else the file beside it. None: no module is quantised.
+    """Reads config.json's quantization_config, or else ModelOpt's file next to it.
 
-    expert_dtype: config.json's field of that name (DeepSeek V4). Raises EntryError for schemes that no data type here
-    describes.
+    expert_dtype: config.json's field of this name (DeepSeek V4). None: no module is quantised. Raises EntryError if the
+    types cannot be expressed.
     """
     where, given = "quantization_config", in_config
     if not given and beside is not None:
@@ -146,7 +150,7 @@ def _group_size(given: Mapping[str, Any]) -> int:
 
 
 def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
-    """The type of most modules, and the types of named modules."""
+    """Returns the type of most modules, and the types of single modules by name."""
     method = given.get("quant_method")
     if method == "compressed-tensors" or (
         method is None and given.get("config_groups") and not given.get("quant_algo")
@@ -175,7 +179,9 @@ def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str
 
 
 def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
-    """Types from the groups of compressed-tensors, whose targets are modules, patterns, or Linear for all."""
+    """Reads types from the groups of compressed-tensors. The targets of a group are modules, patterns, or Linear for
+    all modules.
+    """
     default: Dtype | None = None
     named: dict[str, Dtype] = {}
     for name, group in (given.get("config_groups") or {}).items():
@@ -194,7 +200,7 @@ def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict
 
 
 def _of_layers(given: Mapping[str, Any], where: str) -> dict[str, Dtype]:
-    """Types of modules that ModelOpt lists one by one."""
+    """Reads the types of modules that ModelOpt lists one by one."""
     layers = given.get("quantized_layers")
     if not isinstance(layers, Mapping):
         raise EntryError(f"{where}.quantized_layers: expected the modules of {_MIXED}, found {layers!r}")
@@ -233,7 +239,7 @@ def _left(given: Mapping[str, Any], where: str) -> Sequence[str]:
 
 
 def _kv(given: Mapping[str, Any], where: str) -> str | None:
-    """The scheme of the KV cache, by name or by bits. None: there is none."""
+    """Returns the type of KV, by name or by number of bits. None: no type is given."""
     named, scheme = given.get("kv_cache_quant_algo"), given.get("kv_cache_scheme")
     if named is None and isinstance(scheme, Mapping):
         is_fp8 = (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
