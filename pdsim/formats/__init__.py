@@ -1,1 +1,1 @@
-"""Files of other tools: reads deployments, results and metrics pages; writes runs as results of other tools."""
+"""Files of other tools. Reads deployments, results and pages of metrics, and writes runs as results of other tools."""

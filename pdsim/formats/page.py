@@ -1,4 +1,4 @@
-"""Tables of `docs/formats.md`, made from the readers' declarations."""
+"""Makes the tables of `docs/formats.md` from what the readers declare."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,13 +8,15 @@ from pdsim.workload.trace_kind import READS
 
 
 def results_table() -> str:
-    """Table of results by tool: the file, its differences, and the value of --to that writes it."""
+    """Table of the results that can be read, by tool: the file, what its numbers mean, and the value of --to that
+    writes it.
+    """
     rows = [(tool.name, tool.file, tool.differs, _written(tool.name)) for tool in TOOLS]
     return _table(("tool", "file", "what differs from a [summary](metrics.md)", "`--to`"), rows)
 
 
 def traces_table() -> str:
-    """Table of traces by the workload that reads them."""
+    """Table of the traces that can be read, by workload."""
     return _table(("workload", "reads"), [(f"`{use}`", what) for use, what in READS.items()])
 
 

@@ -1,4 +1,6 @@
-"""Reads saved metrics pages and server info of SGLang, vLLM and Dynamo, with one name for each quantity."""
+"""Reads saved pages of metrics, and of server info, from SGLang, vLLM and Dynamo. Each quantity has one name for all of
+them.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,10 +17,10 @@ from pdsim.scenario.yaml_file import ConfigError
 class Quantity(NamedTuple):
     what: str
     names: tuple[str, ...]
-    """Names of metrics, without `_total`. The first name that a page has counts."""
+    """Names of metrics that have this quantity, without `_total`. The first that a page has counts."""
     factor: float = 1.0
     is_mean: bool = False
-    """True: several servers or ranks are averaged. False: they are summed."""
+    """True: the mean over servers or ranks is taken. False: the sum."""
 
 
 QUANTITIES = {
@@ -77,15 +79,16 @@ QUANTITIES = {
         for part, factor in (("sum", 1e3), ("count", 1.0))
     },
 }  # fmt: skip
-"""Quantities of a page. Sums of times are in ms."""
+"""The quantities that pages have. Sums of times are in ms."""
 COUNTERS = (
     "requests", "prompt_tokens", "output_tokens", "hit_tokens", "queried_tokens", "preemptions",
     *(f"{time}_{part}" for time in ("ttft", "tpot", "itl", "e2e_latency") for part in ("sum", "count")),
 )  # fmt: skip
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
 _OF_RAY = re.compile(r"^(?:ray_)?(vllm|sglang)[:_]")
-"""Prefix of metric names from Ray, and from stores without colons: ray_vllm_num_requests_running for
-vllm:num_requests_running."""
+"""Beginning of metric names from Ray, and from stores that allow no colon: ray_vllm_num_requests_running stands for
+vllm:num_requests_running.
+"""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -97,16 +100,16 @@ class Sample(NamedTuple):
 
 @dataclass
 class Page:
-    """Numbers of one saved page of metrics or server info."""
+    """The numbers of one saved page of metrics or of server info."""
 
     path: Path
     values: dict[str, float] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
-    """Other facts of server info: model, tp, flags."""
+    """Facts that server info has besides numbers: the model, tp, options."""
 
 
 def read_page(path: Path) -> Page:
-    """Reads a saved page. Raises ConfigError if it is neither a metrics page nor a server info."""
+    """Reads a saved page. Raises ConfigError if it is neither a page of metrics nor server info."""
     text = read_text(path, "text")
     if text.lstrip().startswith(("{", "[")):
         return _of_info(path, parse_json(text, str(path), has_infinity=True))
@@ -117,8 +120,8 @@ def read_page(path: Path) -> Page:
 
 
 def samples(text: str) -> Iterator[Sample]:
-    """Samples of Prometheus's text format. Left out: other lines, ranks that repeat rank 0, and endpoints of Dynamo's
-    workers that do not generate.
+    """Yields the samples of a text in Prometheus's format. Left out are other lines, ranks that repeat the numbers of
+    rank 0, and those endpoints of Dynamo's workers that generate no tokens.
     """
     for line in text.splitlines():
         found = _SAMPLE.match(line.strip())
@@ -155,13 +158,15 @@ def _values(found: Iterable[Sample]) -> dict[str, float]:
 
 
 def _wholes(found: Sequence[Sample]) -> Sequence[Sample]:
-    """Samples without SGLang's parts by priority, if the whole, whose priority is empty, is there."""
+    """The samples, without SGLang's samples per priority if there is one for all priorities, whose label `priority` is
+    empty.
+    """
     wholes = [sample for sample in found if not sample.labels.get("priority")]
     return wholes or found
 
 
 def _pool(by_name: Mapping[str, list[Sample]]) -> dict[str, float]:
-    """Size of the KV pool. vLLM gives blocks and their size as labels; Dynamo only blocks."""
+    """Size of the KV pool. vLLM gives the number of blocks and their size as labels, Dynamo only the number."""
     total = size = 0.0
     for sample in by_name.get("vllm:cache_config_info", ()):
         try:
@@ -181,7 +186,7 @@ _OF_LOADS = {
     "waiting": ("num_waiting_reqs", "num_queue_reqs"),
     "cache_usage": ("token_usage",),
 }
-"""Fields of a load report, by quantity. Several ranks are summed or averaged, as on a metrics page."""
+"""Fields of a load report, by quantity. Over several ranks, the sum or the mean is taken as for pages of metrics."""
 _TOLD = (
     "model_path", "model", "served_model_name", "version", "tp_size", "dp_size", "pp_size", "ep_size",
     "tensor_parallel_size", "max_running_requests", "chunked_prefill_size", "mem_fraction_static", "kv_cache_dtype",
@@ -190,7 +195,9 @@ _TOLD = (
 
 
 def _of_info(path: Path, found: Any) -> Page:
-    """Page of SGLang's /server_info and similar answers: an object, whose states and configurations may nest."""
+    """The page of an answer to SGLang's /server_info, or of a similar one. The answer is an object in which states and
+    configurations may be nested.
+    """
     flat: dict[str, Any] = {}
     numbers: dict[str, list[float]] = {}
     for name, value in _leaves(found):
@@ -223,8 +230,8 @@ def _leaves(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def between(first: Page, last: Page, seconds: float | None) -> Page:
-    """The last page, with its counters reduced by those of the first page, and rates if the time between the pages is
-    known. Raises ConfigError.
+    """The last page with the increase of each counter since the first page. seconds: time between the pages, from which
+    rates are computed; None: not known, no rates. Raises ConfigError if the pages are in the wrong order.
     """
     values = dict(last.values)
     for key in COUNTERS:
@@ -246,12 +253,12 @@ RATES = {
     "prompt_tokens": "input_throughput",
     "output_tokens": "output_throughput",
 }
-"""Rates by counter, under the names of a summary."""
+"""Fields of a summary that have the rate of a counter, by counter."""
 MEANS = ("ttft", "tpot", "itl", "e2e_latency")
 
 
 def summary_of(page: Page) -> dict[str, float]:
-    """Rates and mean times, under the names of a run's summary."""
+    """The rates and mean times of a page, as fields of a run's summary."""
     found = {rate: page.values[rate] for rate in RATES.values() if rate in page.values}
     for time in MEANS:
         if count := page.values.get(f"{time}_count"):

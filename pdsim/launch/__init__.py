@@ -1,4 +1,4 @@
-"""Commands and manifests that start the cluster of a scenario with an engine."""
+"""Writes the commands and manifests that start the cluster of a scenario with a real engine."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,5 +13,6 @@ ENGINES: dict[str, Callable[[Scenario, Sequence[str], str], Launch]] = {
     "dynamo-vllm": dynamo.launch_vllm,
     "kubernetes": kubernetes.launch,
 }
-"""Launchers by engine. Each takes a scenario, the command-line words that name its file, and the engine's name of the
-model."""
+"""The function that writes a launch for each engine. Its arguments are the scenario, the words of a command line that
+name the scenario's file, and the name or path by which the engine finds the model.
+"""

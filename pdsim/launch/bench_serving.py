@@ -1,4 +1,4 @@
-"""The load of a scenario as flags of SGLang's client, bench_serving (0.5.23, benchmark/serving.py)."""
+"""Writes the load of a scenario as options of SGLang's benchmark client (0.5.23, benchmark/serving.py)."""
 
 from typing import Any
 
@@ -11,7 +11,9 @@ from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
 
 def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
-    """Flags of SGLang's benchmark client; or no flags, and the reasons why the client cannot send the load."""
+    """Options of SGLang's benchmark client that send the load. If the client cannot send it: no options, and the
+    reasons.
+    """
     requests, dataset = _dataset(scenario.workload)
     sent = pace(scenario.client)
     why = [] if dataset else [f"{component_name(scenario.workload)} with these lengths is none of its workloads"]
@@ -33,7 +35,7 @@ def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
 
 
 def _dataset(workload: Any) -> tuple[int, Flags]:
-    """Number of prompts, and the flags of bench_serving that generate them. Empty flags: bench_serving cannot generate
+    """Number of prompts, and the options with which the client generates them. No options: the client cannot generate
     them.
     """
     if isinstance(workload, SharedPrefixGroups):
@@ -62,7 +64,9 @@ def _dataset(workload: Any) -> tuple[int, Flags]:
 
 
 def _longest(lengths: Lengths) -> tuple[int, float] | None:
-    """The longest length, and the shortest length as a share of the longest. None: lengths of another distribution."""
+    """The longest length in tokens, and the shortest as a share of it. None: the client lacks this distribution of
+    lengths.
+    """
     if isinstance(lengths, Fixed):
         return lengths.tokens, 1.0
     return (lengths.high, lengths.low / lengths.high) if isinstance(lengths, Uniform) else None

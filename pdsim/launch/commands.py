@@ -1,4 +1,6 @@
-"""Commands of a launch: servers, load, hosts, and the fields of a scenario that commands express."""
+"""What the launches of all engines have in common: commands, the places of servers on hosts, and rules on which fields
+a command can express.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,16 +28,16 @@ FIRST_PORT, FIRST_BOOTSTRAP_PORT = 30000, 8998
 
 
 class Place(NamedTuple):
-    """Hosts, first GPU and number of a server."""
+    """Where a server runs: its hosts, its first GPU there, and its number."""
 
     hosts: tuple[Expanded, ...]
     first_gpu: int
     number: int
-    """Number of the server among the servers of all roles."""
+    """Number of the server among all servers of the cluster, from 0."""
 
     @property
     def host(self) -> Expanded:
-        """Address of the host that answers requests."""
+        """Address of the server's first host, which answers requests."""
         return self.hosts[0]
 
     @property
@@ -48,8 +50,8 @@ class Place(NamedTuple):
 
 
 def places(scenario: Scenario) -> dict[str, list[Place]]:
-    """Places of servers by role. Hosts are filled in order. A host with another GPU, or with too few free GPUs, is
-    skipped. A server that spans several hosts shares none of them.
+    """Where each server runs, by role. Hosts are filled one after another; a host with another GPU, or with too few
+    free GPUs, is skipped. A server on several hosts has these hosts alone.
     """
     host = free = index = 0
     gpu: str | None = None
@@ -71,37 +73,45 @@ def places(scenario: Scenario) -> dict[str, list[Place]]:
 
 
 def spanned(scenario: Scenario, role: str) -> int:
-    """Number of hosts of one server of a role."""
+    """Number of hosts on which one server of a role runs."""
     servers: ServerSettings = getattr(scenario, role)
     return load_gpu(servers.gpu).num_hosts(servers.num_server_gpus)
 
 
 def one_host(tp: int, scenario: Scenario) -> str | None:
-    """Check for engines whose servers are launched on one host each: the reason for a refusal, or None."""
+    """For engines that pdsim launches on one host per server: why a server with this `tp` is refused. None: it fits on
+    a host.
+    """
     spanning = {role: spanned(scenario, role) for role in roles(scenario)}
     found = [count for role, count in spanning.items() if count > 1 and getattr(scenario, role).tp == tp]
     return f"a server on {found[0]} hosts is launched by --engine sglang, vllm or kubernetes alone" if found else None
 
 
 def exchanges_by_deepep(scenario: Scenario, servers: ServerSettings) -> bool:
-    """True for servers over several NVLink domains, whose expert exchanges are simulated as DeepEP's."""
+    """True if a server spans several NVLink domains. Its exchanges between experts are then simulated as those of
+    DeepEP.
+    """
     has_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
     return has_experts and servers.dp > 1 and servers.tp > load_gpu(servers.gpu).gpus_per_server
 
 
 @dataclass
 class Launch:
-    """Shell commands in order, by what they start, and notes on fields that no command expresses."""
+    """Shell commands in the order in which a user runs them, each with what it starts, and notes on fields that no
+    command expresses.
+    """
 
     commands: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     manifests: dict[str, str] = field(default_factory=dict)
-    """YAML by file name, in place of commands or in addition to them."""
+    """Text of YAML manifests, by file name. They stand in place of commands, or beside them."""
     hosts: set[str] = field(default_factory=set)
-    """Variables of the commands: addresses of hosts, which the user sets."""
+    """Names of variables that stand for addresses of hosts in the commands. The user must set them."""
 
     def add(self, what: str, program: Sequence[str], flags: Iterable[tuple[str, Any]], **environment: object) -> None:
-        """Adds a shell command. flags: as for `command_words`."""
+        """Adds a shell command. what: says what the command starts. flags: as for `command_words`. environment:
+        variables of the command.
+        """
         words = command_words(program, flags)
         self.commands[what] = shell_line(words, environment)
         for word in (*words, *environment.values()):
@@ -114,20 +124,20 @@ THRESHOLDS = {
     "balance-abs-threshold": "balance_abs_threshold",
     "balance-rel-threshold": "balance_rel_threshold",
 }
-"""Settings of the policy cache_aware, by the flag of a router."""
+"""Settings of the policy cache_aware, by the router's option for each."""
 
 
 def thresholds(policy: CacheAware) -> dict[str, float]:
-    """Flags of a router's cache_aware policy, for settings that differ from the defaults. SGLang's gateway and vLLM's
-    router share these flags.
+    """Options of a router for the settings of cache_aware that differ from the defaults. SGLang's gateway and vLLM's
+    router have the same options.
     """
     given = {flag: (getattr(policy, name), getattr(CacheAware, name)) for flag, name in THRESHOLDS.items()}
     return {flag: value for flag, (value, default) in given.items() if value != default}
 
 
 def pace(client: Any) -> Flags:
-    """Flags for the pace of a load generator. Empty for a ramp and for arrivals that not all load generators can
-    send.
+    """Options that set the request rate, or the number of requests in flight, of a load generator. Empty: only some
+    load generators can send such arrivals.
     """
     if isinstance(client, ClosedLoop):
         return [("max-concurrency", client.concurrency)] if client.ramp_ns is None else []
@@ -135,7 +145,7 @@ def pace(client: Any) -> Flags:
 
 
 def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
-    """Adds two commands: an export of the requests with their times, and AIPerf, which sends them (its
+    """Adds two commands: one exports the requests with their times as a trace, and one lets AIPerf send them (its
     docs/cli_options.md).
     """
     made.add("trace", ["pdsim", "export", *source], [("to", "mooncake"), ("out", TRACE)])
@@ -143,7 +153,7 @@ def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: s
 
 
 def replay_flags(scenario: Scenario, model: str, url: str, trace: str) -> Flags:
-    """Flags of AIPerf for a Mooncake trace."""
+    """Options with which AIPerf sends a Mooncake trace."""
     client = scenario.client
     if isinstance(client, ClosedLoop):
         ramp = [] if client.ramp_ns is None else [("concurrency-ramp-duration", client.ramp_ns / 1e9)]
@@ -168,15 +178,16 @@ ROLES = ("prefill", "decode", "aggregated")
 
 
 class Aside(str):
-    """Reason why a launch ignores a field."""
+    """Says why a launch ignores a field. The text becomes a note."""
 
     __slots__ = ()
 
 
 Check = Callable[[Any, Scenario], str | None]
 Rule = Check | Aside | str | None
-"""Rule of a field. None: commands express the field. Aside: the launch ignores it. Text: why the launch refuses it, and
-what is possible. Check: a function that decides."""
+"""What a launch does with a field. None: commands express it. Aside: the launch ignores it and adds a note. Text: the
+launch refuses it; the text says why, and what is possible. Check: a function that decides.
+"""
 
 TIMES = Aside("the real cluster has its own times and shares")
 _OF_PAIRS = Aside("an aggregated cluster has one policy of routing and no transfers")
@@ -205,7 +216,7 @@ RULES: dict[str, Rule] = {
     "router.disaggregation": "pdsim launches no router that sends prompts to decode (llm-d's, Dynamo's); leave it out",
     "faults": Aside("simulated failures have no flags"),
 }
-"""Rules that all engines share."""
+"""What launches of all engines do with each field, by the field's path."""
 
 
 class Leaf(NamedTuple):
@@ -215,7 +226,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(section: Section, path: str = "") -> Iterator[Leaf]:
-    """Fields of a section that have no fields of their own, and names of components."""
+    """Yields the fields of a section that have no fields of their own, and the names of components."""
     for name, info in type(section).model_fields.items():
         value, default = getattr(section, name), info.get_default(call_default_factory=True)
         where = f"{path}.{name}" if path else name
@@ -240,7 +251,9 @@ def _of_component(component: Any, path: str, *, is_default: bool) -> Iterator[Le
 
 
 def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list[str]:
-    """Notes on the servers and on ignored fields. Raises ConfigError with all fields that the engine cannot express."""
+    """Notes on the servers, and on ignored fields. Raises ConfigError, which lists all fields that the engine cannot
+    express.
+    """
     rules = {**RULES, **rules}
     refused: list[str] = []
     aside: dict[str, list[str]] = {}
@@ -260,12 +273,12 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """The paths that do not lie inside another of these paths."""
+    """Those of the paths that do not lie inside another of them."""
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
 
 def _of_client(scenario: Scenario) -> list[str]:
-    """What load generators count and the simulation does not."""
+    """Notes on what load generators count and the simulation does not."""
     count = warm_up_requests(scenario.client, len(requests_of(scenario)))
     if not count:
         return []
@@ -287,7 +300,9 @@ def _sizes(split: Split) -> str:
 
 
 def _nearest(rules: Mapping[str, Rule], path: str, missing: str) -> Rule:
-    """The rule of a field, or of the innermost section around it. A Check applies to its own field only."""
+    """The rule of a field. If there is none: that of the innermost section around the field; a Check applies only to
+    the field that it stands for. missing: returned if no rule applies.
+    """
     inner = path
     while inner:
         role, dot, rest = inner.partition(".")
@@ -304,8 +319,8 @@ def one_of(names: Iterable[str], who: str) -> Check:
 
 
 def weights(value: Any, scenario: Scenario) -> str | None:
-    """Check of weight types: engines can cast a checkpoint to FP8 while they load it (--quantization fp8). Other types
-    need another checkpoint.
+    """Check of weight_dtype. Engines can cast a checkpoint to fp8 while they load it (--quantization fp8); other types
+    need another checkpoint. None: possible.
     """
     if value in (None, "fp8", load_model(scenario.model).weight_dtype):
         return None
@@ -313,12 +328,14 @@ def weights(value: Any, scenario: Scenario) -> str | None:
 
 
 def kv_cache_dtype(scenario: Scenario, names: Mapping[str, str], bf16: str) -> str | None:
-    """Value of --kv-cache-dtype. With auto, a checkpoint with a KV type would use its own type."""
+    """Value of --kv-cache-dtype. names: the engine's names of KV types. bf16: the value for KV in bf16, because with
+    `auto` a checkpoint that names a KV type would use that type.
+    """
     is_other = scenario.kv_dtype == "bf16" and load_model(scenario.model).kv_dtype not in (None, "bf16")
     return bf16 if is_other else names.get(scenario.kv_dtype)
 
 
 def quantization(scenario: Scenario) -> str | None:
-    """Value of --quantization. None: the checkpoint's own weights."""
+    """Value of --quantization. None: the weights are those of the checkpoint."""
     is_other = scenario.weight_dtype == "fp8" and load_model(scenario.model).weight_dtype != "fp8"
     return "fp8" if is_other else None

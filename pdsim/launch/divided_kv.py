@@ -1,4 +1,4 @@
-"""Attention backends of SGLang's servers whose GPUs divide the KV of requests."""
+"""Chooses the attention backend of SGLang servers whose GPUs divide the KV of requests."""
 
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import ServerSettings
@@ -7,8 +7,9 @@ from pdsim.system.model import LatentAttention
 
 
 def attention_backend(scenario: Scenario, servers: ServerSettings) -> str | None:
-    """The given backend, or one that reads divided KV: fa3, which SGLang takes on Hopper, does not (0.5.23,
-    arg_groups/model_override_base.py:338). None: SGLang chooses. Sparse attention has its own backends.
+    """The backend that the scenario gives; or one that reads divided KV, because fa3, which SGLang takes on Hopper,
+    does not (0.5.23, arg_groups/model_override_base.py:338). None: SGLang chooses, and sparse attention has its own
+    backends.
     """
     attention = load_model(scenario.model).attention
     if servers.attention_backend is not None or servers.split.dcp == 1 or attention.index_token_bytes:

@@ -1,4 +1,6 @@
-"""Flags of speculative decoding. SGLang's servers of both roles need them, because prefill sends the draft's KV."""
+"""Writes options for speculative decoding. Servers of both roles need them with SGLang, because prefill sends the KV of
+the draft model.
+"""
 
 from pdsim.launch.commands import Launch
 from pdsim.launch.words import Flags
@@ -7,7 +9,7 @@ from pdsim.system.catalog import load_model
 
 
 def draft_flags(made: Launch, scenario: Scenario) -> Flags:
-    """Flags of speculative decoding, and a note if the draft needs a checkpoint of its own."""
+    """Options for speculative decoding. Adds a note to the launch if the draft model has a checkpoint of its own."""
     decoding = scenario.servers[1]
     if decoding.acceptance is None:
         return []

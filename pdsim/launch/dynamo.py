@@ -1,8 +1,9 @@
-"""The commands that put a scenario on real GPUs with Dynamo: frontend, workers of SGLang or vLLM, and load.
+"""Writes commands that run a scenario with Dynamo: the frontend, workers of SGLang or vLLM, and the load.
 
-Flags are those of ai-dynamo 1.6.1: common/configuration/groups/router_args.py, frontend/frontend_args.py and
-vllm/backend_args.py; a worker takes its engine's flags too, as in examples/backends/*/launch/disagg_router.sh.
-Frontend and workers find each other by etcd. Without --decode-fallback the frontend sends no prompt to decode workers.
+Options are those of ai-dynamo 1.6.1: common/configuration/groups/router_args.py, frontend/frontend_args.py and
+vllm/backend_args.py. A worker also takes the options of its engine, as in examples/backends/*/launch/disagg_router.sh.
+The frontend and the workers find one another through etcd. Without --decode-fallback, the frontend sends no prompt to
+decode workers.
 """
 
 import json
@@ -47,15 +48,15 @@ KV_SETTINGS = {
     "router-decode-active-request-weight": "decode_active_request_weight",
     "router-temperature": "router_temperature",
 }
-"""Settings of the policy dynamo_kv, by the frontend's flag."""
+"""Settings of the policy dynamo_kv, by the frontend's option for each."""
 FIRST_EVENT_PORT, FIRST_SYSTEM_PORT = 5557, 8081
 """First ports of KV events, which KV-aware routing needs, and of metrics."""
 VLLM_EVENTS = {"enable_kv_cache_events": True}
-"""vLLM publishes no events without this setting, whatever the publisher (0.33.0, config/kv_events.py)."""
+"""Setting without which vLLM publishes no KV events, whichever publisher it has (0.33.0, config/kv_events.py)."""
 
 
 def _mode_policy(scenario: Scenario) -> Any:
-    """The policy that the frontend's mode stands for."""
+    """The routing policy of the scenario from which the frontend's mode follows."""
     policy = scenario.router.prefill
     return policy.otherwise if isinstance(policy, SessionAffinity) else policy
 
@@ -101,22 +102,22 @@ VLLM_RULES: dict[str, Rule] = {
 
 
 class _At(NamedTuple):
-    """Address and numbers of a worker."""
+    """Address of a worker, and its numbers."""
 
     host: str
     number: int
-    """Number of the worker among the workers of all roles."""
+    """Number of the worker among all workers of the cluster, from 0."""
     rank: int
-    """Number of the worker among the workers of its role."""
+    """Number of the worker among the workers of its role, from 0."""
 
 
 _POD = _At(graph.ANYWHERE, 0, 0)
-"""Place of a worker in a pod, which has one worker."""
+"""Address of a worker in a Kubernetes pod, where it is the only worker."""
 
 
 def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands for Dynamo with workers of SGLang. Raises ConfigError for fields that neither workers nor frontend can
-    express.
+    """Commands that run the scenario with Dynamo and workers of SGLang. Raises ConfigError, which lists the fields that
+    neither can express.
     """
     made, at, resolved = _begun(scenario, "dynamo", SGLANG_RULES)
     made.notes += [*sglang.left_to_the_operator(scenario), *sglang.store_note(scenario)]
@@ -140,8 +141,8 @@ def _sglang_flags(scenario: Scenario, role: str, model: str, settings: Flags, at
 
 
 def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands for Dynamo with workers of vLLM. Raises ConfigError for fields that neither workers nor frontend can
-    express.
+    """Commands that run the scenario with Dynamo and workers of vLLM. Raises ConfigError, which lists the fields that
+    neither can express.
     """
     made, at, _ = _begun(scenario, "dynamo-vllm", VLLM_RULES)
     made.notes += [*vllm.own_ways(scenario), *_of_transport(scenario)]
@@ -181,7 +182,7 @@ def _of_transport(scenario: Scenario) -> list[str]:
 
 
 def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[graph.Worker]) -> None:
-    """Adds a DynamoGraphDeployment with the same frontend and workers."""
+    """Adds the load's commands, and a DynamoGraphDeployment with the same frontend and workers."""
     frontend = command_words(FRONTEND, _frontend_flags(scenario, graph.ANYWHERE))
     made.manifests["graph.yaml"] = graph.deployment(scenario, engine, frontend, workers)
     made.notes.append(
@@ -191,7 +192,7 @@ def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[gra
 
 
 def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
-    """A launch with the frontend, the places of servers, and the resolved scenario."""
+    """A launch that has the frontend so far, the places of the servers, and the resolved scenario."""
     made = Launch(notes=notes_on(scenario, engine, rules))
     name = _mode_name(scenario)
     if isinstance(scenario.router.prefill, SessionAffinity):
@@ -226,8 +227,8 @@ def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
 
 
 def _events(scenario: Scenario, number: int, switch: Mapping[str, bool]) -> Flags:
-    """Settings of KV events of a worker, for KV-aware routing. switch: further settings that the worker's
-    engine needs.
+    """Options of a worker that let it publish KV events for KV-aware routing. switch: further settings that the engine
+    needs for it. Empty: the routing needs no events.
     """
     if ROUTER_MODES[_mode_name(scenario)] != "kv":
         return []

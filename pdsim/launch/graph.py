@@ -1,4 +1,6 @@
-"""A cluster as a DynamoGraphDeployment (nvidia.com/v1alpha1, ai-dynamo 1.6.1), from which an operator makes pods."""
+"""Writes a cluster as a DynamoGraphDeployment (nvidia.com/v1alpha1, ai-dynamo 1.6.1), from which Dynamo's operator
+makes pods.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +17,7 @@ FRONTEND = "Frontend"
 
 
 class Worker(NamedTuple):
-    """The workers of one role. Each worker is a pod."""
+    """All workers of one role. Each runs in a pod of its own."""
 
     role: str
     servers: ServerSettings
@@ -24,7 +26,7 @@ class Worker(NamedTuple):
 
 
 def deployment(scenario: Scenario, engine: str, frontend: Sequence[str], workers: Sequence[Worker]) -> str:
-    """The manifest. engine: sglang or vllm, which selects the image."""
+    """The manifest. engine: sglang or vllm, which decides on the image. frontend: words of the frontend's command."""
     app, image = manifests.app_name(scenario.name), f"nvcr.io/nvidia/ai-dynamo/{engine}-runtime:{RELEASE}"
     services = {FRONTEND: {"componentType": "frontend", "replicas": 1, "extraPodSpec": _pod(image, frontend)}}
     services |= {worker.role: _worker(image, worker) for worker in workers}

@@ -1,8 +1,9 @@
-"""Manifests that put a scenario on Kubernetes with SGLang: a Deployment for each role, the gateway, and the load's Job.
+"""Writes manifests that run a scenario on Kubernetes with SGLang: a Deployment per role, the gateway, and a Job with
+the load.
 
-The gateway finds the servers by their labels (service discovery of sglang_router, router_args.py at 05e589a). A role
-whose servers span several hosts is a LeaderWorkerSet, in which only leaders have these labels (kubernetes-sigs/lws;
-SGLang's docs/references/multi_node_deployment).
+The gateway finds the servers by their labels (service discovery of sglang_router, router_args.py at 05e589a). If the
+servers of a role span several hosts, the role is a LeaderWorkerSet, in which only leaders have these labels
+(kubernetes-sigs/lws; SGLang's docs/references/multi_node_deployment).
 """
 
 from collections.abc import Sequence
@@ -31,16 +32,16 @@ from pdsim.system.catalog import load_gpu
 IMAGE = "lmsysorg/sglang:latest"
 _ANYWHERE = "0.0.0.0"  # noqa: S104  a pod listens for its peers
 _OF_GROUP = ("$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)")
-"""Variables that a LeaderWorkerSet gives to its pods."""
+"""Environment variables that a LeaderWorkerSet sets in its pods."""
 _OF_LOAD = "load:"
 _BOOTSTRAP_ANNOTATION = "sglang.ai/bootstrap-port"
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Manifests of servers and gateway, and a Job with the load if bench_serving can send it; otherwise commands that
-    send the load.
+    """Manifests of the servers and the gateway, and a Job with the load. If bench_serving cannot send the load:
+    commands that send it, in place of the Job.
 
-    Raises ConfigError for fields that SGLang cannot express.
+    Raises ConfigError, which lists the fields that SGLang cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "kubernetes", sglang.RULES), *sglang.left_to_the_operator(scenario)])
     made.notes += sglang.store_note(scenario)
@@ -62,8 +63,8 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 
 def replay_in_job(made: Launch, scenario: Scenario, model: str, trace: str) -> None:
-    """Replaces the commands of the load by a Job with an exported trace and AIPerf, if a ConfigMap can hold the
-    trace.
+    """Replaces the commands that send the load by a Job in which AIPerf sends a trace. Does nothing if the trace is too
+    large for a ConfigMap.
     """
     if len(trace.encode()) > manifests.MOST_TRACE_BYTES:
         made.notes.append(f"trace: {len(trace) / 1e6:.1f} MB, more than a ConfigMap holds")
@@ -126,7 +127,7 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
 
 
 def _access(app: str) -> list[Manifest]:
-    """Access rights that the gateway needs to watch pods."""
+    """The rights that the gateway needs to watch pods."""
     name, labels, api = f"{app}-gateway", manifests.labels(app, "gateway"), "rbac.authorization.k8s.io"
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     role = {"kind": "Role", "name": name, "apiGroup": api}

@@ -1,4 +1,4 @@
-"""Parts of Kubernetes manifests: names, labels, workloads, and the Jobs that send a load."""
+"""Parts of Kubernetes manifests: names, labels, workloads, and Jobs that send a load."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ from pdsim.launch.words import container_words
 from pdsim.scenario.yaml_file import to_yaml
 
 MOST_TRACE_BYTES = 1_000_000
-"""Maximum size of a trace in a ConfigMap, which holds 1 MiB."""
+"""Largest size in bytes of a trace that is put into a ConfigMap, which holds 1 MiB."""
 GPU_LABEL = "pdsim/gpu"
-"""Label by which nodes are selected for a GPU. The user sets the label."""
+"""Label of nodes by which pods find the GPU. The user sets it on the nodes."""
 TRACE_FOLDER = "/load"
 _REPLAYS_IN = "python:3.12"
 Manifest = dict[str, Any]
 
 
 def app_name(name: str) -> str:
-    """The scenario's name in a form that Kubernetes accepts in names and labels: a letter first, then letters, digits,
-    dashes.
+    """The scenario's name, changed so that Kubernetes accepts it in names and labels: it begins with a letter, and has
+    letters, digits and dashes.
     """
     return re.sub(r"[^a-z0-9-]+", "-", name.lower()).lstrip("-0123456789")[:40].strip("-") or "scenario"
 
@@ -46,7 +46,7 @@ def deployment(name: str, marks: Mapping[str, str], replicas: int, pods: Manifes
 
 
 def variables(given: Mapping[str, object]) -> list[Manifest]:
-    """Environment variables of a container. Kubernetes expands $(NAME) in their values."""
+    """Environment variables of a container. Kubernetes replaces $(NAME) in their values."""
     return [
         {"name": name, "value": word}
         for name, word in zip(given, container_words(list(map(str, given.values()))), strict=True)
@@ -60,7 +60,7 @@ def job(app: str, container: Manifest, volumes: Sequence[Manifest] = ()) -> Mani
 
 
 def replay(app: str, words: Sequence[str], trace: str) -> str:
-    """Manifests of a trace, and of the Job in which AIPerf replays the trace."""
+    """Manifests of a ConfigMap with a trace, and of a Job in which AIPerf sends it. words: AIPerf's command."""
     kept = manifest("v1", "ConfigMap", f"{app}-load", labels(app, "load"), data={TRACE: trace})
     install = f'pip install aiperf=={AIPERF} && exec "$@"'
     container = {

@@ -1,6 +1,7 @@
-"""Commands that put a scenario on real GPUs with SGLang 0.5: its servers, its gateway and its load.
+"""Writes commands that run a scenario with SGLang 0.5: its servers, its gateway and its load.
 
-Flags are those of SGLang 0.5.23 (srt/arg_groups/fields) and of sglang-router 0.3.2; bench_serving.py has the load's.
+Options are those of SGLang 0.5.23 (srt/arg_groups/fields) and of sglang-router 0.3.2; those of the load:
+bench_serving.py.
 """
 
 import json
@@ -51,13 +52,13 @@ from pdsim.system.catalog import load_model, load_transport
 _MODULES = ("sglang.launch_server", "sglang_router.launch_router", "sglang.bench_serving")
 SERVER, GATEWAY, LOAD = (("python", "-m", module) for module in _MODULES)
 MEETING_PORT = 20000
-"""Port at which the hosts of one server connect to each other."""
+"""Port at which the hosts of one server find one another."""
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_mx_block16"}
-"""Values of --kv-cache-dtype. SGLang 0.5.12 called fp4 fp4_e2m1."""
+"""Values of --kv-cache-dtype, by pdsim's types. SGLang 0.5.12 called fp4 `fp4_e2m1`."""
 STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
 ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 BACKENDS = ("mooncake", "nixl", "mori", "ascend")
-"""Values of --disaggregation-transfer-backend (0.5.23, arg_groups/pd_disaggregation_hook.py)."""
+"""Values of --disaggregation-transfer-backend, by pdsim's transports (0.5.23, arg_groups/pd_disaggregation_hook.py)."""
 STORE_URL, STORE_PORT = "ASCEND_MF_STORE_URL", 24666
 """Variable and port of the store through which memfabric's engines find each other, on the host of the first prefill
 server."""
@@ -71,12 +72,14 @@ LINKS: dict[str, dict[str, str]] = {
     "mooncake-mnnvl": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "NVLINK", "MC_FORCE_MNNVL": "True"},
     "mooncake-nvlink": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK"},
 }
-"""Environment variables that choose the link, if the engine would choose another: 0.5.23,
-disaggregation/mooncake/utils.py, nixl/conn.py, ascend/transfer_engine.py and
-distributed/device_communicators/mooncake_transfer_engine.py."""
+"""For each transport: environment variables that select its link, where the engine would choose another. Sources in
+SGLang 0.5.23: disaggregation/mooncake/utils.py, nixl/conn.py, ascend/transfer_engine.py and
+distributed/device_communicators/mooncake_transfer_engine.py.
+"""
 QUEUES = {"mori": ("SGLANG_MORI_TRANSFER_SHARDS", 8), "others": ("SGLANG_DISAGGREGATION_QUEUE_SIZE", 4)}
-"""Number of queues of a prefill rank's transfer workers: variable and default of each backend (0.5.23,
-srt/environ.py)."""
+"""For each backend: the variable that sets how many queues a prefill rank's transfer workers have, and its default
+(0.5.23, srt/environ.py).
+"""
 SCHEDULE_POLICIES = {
     "fcfs": "fcfs",
     "lpm": "lpm",
@@ -88,14 +91,16 @@ SCHEDULE_POLICIES = {
     "shortest_prompt_first": "shortest-prefill-first",
     "shortest_prefill_first": "shortest-prefill-first",
 }
-"""Values of --schedule-policy. Priorities have a flag of their own."""
+"""Values of --schedule-policy, by pdsim's policies. Priorities have an option of their own."""
 TIMEOUTS = {
     "heartbeat_interval": "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL",
     "bootstrap_timeout": "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
     "waiting_timeout": "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
     "transfer_timeout": "MC_TRANSFER_TIMEOUT",
 }
-"""Environment variables in seconds (SGLang 0.5.12, srt/environ.py; the last is Mooncake's)."""
+"""Environment variables for timeouts in s (SGLang 0.5.12, srt/environ.py; the last is Mooncake's), by the scenario's
+fields.
+"""
 
 
 def _routing(value: Any, scenario: Scenario) -> str | None:
@@ -120,8 +125,8 @@ def _policy(value: Any, scenario: Scenario) -> str | None:
 
 
 def _allocation(value: Any, scenario: Scenario) -> str | None:
-    """Check of decode.allocation prefill_complete: settings that SGLang refuses with it (0.5.23,
-    arg_groups/pd_disaggregation_hook.py:199).
+    """Check of decode.allocation prefill_complete: names a setting that SGLang refuses beside it (0.5.23,
+    arg_groups/pd_disaggregation_hook.py:199). None: there is none.
     """
     if value != "prefill_complete" or scenario.aggregated is not None:
         return None
@@ -177,8 +182,8 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands of servers, each on its own GPUs, of gateway and load. Raises ConfigError for fields that SGLang cannot
-    express.
+    """Commands of the servers, each on GPUs of its own, of the gateway and of the load. Raises ConfigError, which lists
+    the fields that SGLang cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "sglang", RULES), *left_to_the_operator(scenario)])
     at = places(scenario)
@@ -202,7 +207,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 
 def left_to_the_operator(scenario: Scenario) -> list[str]:
-    """Notes on flags of SGLang's recipes that no field of the scenario sets."""
+    """Notes on options in SGLang's recipes that follow from no field of the scenario."""
     has_experts = load_model(scenario.model).experts is not None
     has_state = load_model(scenario.model).state is not None
     roles = scenario.roles.values()
@@ -225,7 +230,7 @@ def left_to_the_operator(scenario: Scenario) -> list[str]:
 
 
 def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
-    """Flags of the gateway, with the URLs of its servers. Without places, the URLs are left to service discovery."""
+    """Options of the gateway, with the URLs of the servers. Empty `at`: the gateway finds the servers itself."""
     flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
     router = scenario.router
     if scenario.aggregated is not None:
@@ -256,10 +261,10 @@ def _routing_policy(policy: Any) -> str:
 
 
 def _thresholds(policy: Any) -> dict[str, float] | None:
-    """Flags of the gateway's cache_aware policy that differ from its defaults. None: the policy is another one.
+    """Options of the gateway's policy cache_aware that differ from the defaults. None: the gateway has another policy.
 
-    least_loaded is cache_aware with a threshold of 1: no match exceeds it, so the worker with the fewest requests is
-    chosen (sgl-model-gateway/src/policies/cache_aware.rs).
+    least_loaded is written as cache_aware with a threshold of 1: no match exceeds 1, so the gateway takes the worker
+    with the fewest requests (sgl-model-gateway/src/policies/cache_aware.rs).
     """
     if isinstance(policy, LeastLoaded):
         return {"cache-threshold": 1.0}
@@ -296,13 +301,13 @@ def needs_store(scenario: Scenario) -> bool:
 
 
 def store_note(scenario: Scenario) -> list[str]:
-    """A note on the address of memfabric's store, for launches in which the operator sets the servers' addresses."""
+    """A note on the address of memfabric's store, for launches in which the user sets the addresses of servers."""
     note = f"{STORE_URL}: set it to tcp://HOST:{STORE_PORT}, where HOST is that of a prefill server"
     return [note] if needs_store(scenario) else []
 
 
 def across_hosts(leader: Expanded, num_hosts: object, rank: object) -> Flags:
-    """Flags of a server's process on one of its hosts."""
+    """Options of a server's process on host number `rank` of its hosts. leader: address of the first host."""
     return [("dist-init-addr", Expanded(f"{leader}:{MEETING_PORT}")), ("nnodes", num_hosts), ("node-rank", rank)]
 
 
@@ -364,7 +369,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
 
 
 def _balance(servers: ServerSettings) -> str | None:
-    """Value of --load-balance-method. None: the server's default, or the router's task."""
+    """Value of --load-balance-method. None: the server's default, or the router picks ranks."""
     return None if servers.dp == 1 or servers.load_balance_method in ("auto", "router") else servers.load_balance_method
 
 
@@ -414,7 +419,7 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
 
 
 def environment(scenario: Scenario, role: str) -> dict[str, object]:
-    """Environment variables of one role's servers."""
+    """Environment variables of the servers of a role."""
     if role == "aggregated":
         return {}
     staging, health = scenario.network.staging, scenario.health

@@ -1,6 +1,6 @@
-"""Commands that put a scenario on real GPUs with vLLM: its servers, its router and its load.
+"""Writes commands that run a scenario with vLLM: its servers, its router and its load.
 
-Flags are those of vLLM 0.33.0 (vllm/engine/arg_utils.py, vllm/benchmarks) and of vllm-router 0.1.17.
+Options are those of vLLM 0.33.0 (vllm/engine/arg_utils.py, vllm/benchmarks) and of vllm-router 0.1.17.
 """
 
 import json
@@ -46,8 +46,9 @@ from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
 BLOCK = 16
-"""A block's size in tokens is a multiple of this, because of attention kernels (0.33.0,
-v1/attention/backends/flash_attn.py:367)."""
+"""The size of a block in tokens must be a multiple of this, for attention kernels (0.33.0,
+v1/attention/backends/flash_attn.py:367).
+"""
 FIRST_SIDE_CHANNEL_PORT, SIDE_CHANNELS = 5600, 16
 """First port and number of ports of a server for NIXL's handshakes: VLLM_NIXL_SIDE_CHANNEL_PORT, plus one for each
 further data-parallel rank."""
@@ -55,7 +56,7 @@ ROUTING_POLICIES = {
     **{name: name for name in ("cache_aware", "round_robin", "random", "power_of_two")},
     "least_loaded": "power_of_two",
 }
-"""Policies of vLLM's router, by pdsim's names. The router has no policy that takes the least loaded of all servers."""
+"""Policies of vLLM's router, by pdsim's names. The router cannot pick the least loaded of all servers."""
 STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8", "fp4": "nvfp4"}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
@@ -121,7 +122,7 @@ SERVER_RULES: dict[str, Rule] = {
         ("free_pages", "reserve_decode_tokens"), "vLLM's decode admits by free blocks; the simulator"
     ),
 }
-"""Rules of fields of vLLM's servers. `own_ways` has notes on differences."""
+"""What a launch does with each field of vLLM's servers. `own_ways` has notes on differences."""
 RULES: dict[str, Rule] = {
     **SERVER_RULES,
     "*.dp": _same_dp,
@@ -135,7 +136,7 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands of servers, router and load. Raises ConfigError for fields that vLLM cannot express."""
+    """Commands of servers, router and load. Raises ConfigError, which lists the fields that vLLM cannot express."""
     made = Launch(notes=[*notes_on(scenario, "vllm", RULES), *own_ways(scenario)])
     policies = [scenario.router.prefill] if scenario.aggregated else [scenario.router.prefill, scenario.router.decode]
     if any(isinstance(policy, LeastLoaded) for policy in policies):
@@ -161,8 +162,8 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 
 def _at_host(place: Place, rank: int, settings: Flags) -> Flags:
-    """Flags of a server's process on one of its hosts. The first host answers requests (0.33.0,
-    engine/arg_utils.py).
+    """Options of a server's process on one of its hosts. The first host answers requests (0.33.0, engine/arg_utils.py).
+    rank: number of this host.
     """
     listening: Flags = [("host", place.host), ("port", place.port)]
     if len(place.hosts) == 1:
@@ -172,8 +173,8 @@ def _at_host(place: Place, rank: int, settings: Flags) -> Flags:
 
 
 def resolved(scenario: Scenario) -> Scenario:
-    """The scenario with vLLM's limits filled in, except the share of memory and the pool, which vLLM chooses if not
-    given.
+    """The scenario with the limits that vLLM takes as defaults. The share of memory and the pool stay empty if not
+    given, because vLLM chooses them.
     """
     found = resolve(scenario)
     update: dict[str, Any] = {}
@@ -189,7 +190,7 @@ def _uses_nixl(scenario: Scenario) -> bool:
 
 
 def own_ways(scenario: Scenario) -> list[str]:
-    """Notes on rules of the scenario that vLLM follows in another way than SGLang."""
+    """Notes on settings of the scenario for which vLLM follows other rules than SGLang."""
     found = []
     if scenario.priorities:
         found.append("priorities: vLLM serves the smallest number first; requests must send negated priorities")
@@ -214,7 +215,7 @@ def own_ways(scenario: Scenario) -> list[str]:
 
 
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
-    """Flags of a vLLM server with resolved settings."""
+    """Options of a vLLM server. The scenario must be resolved."""
     block = None if scenario.page_size % BLOCK else scenario.page_size
     redundant, dcp = servers.redundant_experts, servers.split.dcp
     eplb = None if redundant is None else json.dumps({"num_redundant_experts": redundant})
@@ -267,8 +268,9 @@ def _all_to_all(servers: ServerSettings) -> str:
 
 
 def transfer_config(transport: str | None, role: str, servers: ServerSettings, *, pushes: bool = False) -> str | None:
-    """The JSON of --kv-transfer-config. transport: None on aggregated servers; pushes: prefill writes KV by NIXL.
-    Returns None without a connector.
+    """The JSON of --kv-transfer-config. None: the server has no connector.
+
+    transport: None: an aggregated server. pushes: True: prefill writes KV to decode through NIXL.
     """
     found = [] if transport is None else [_transfer_connector(transport, role, servers)]
     if pushes and found:
@@ -282,8 +284,8 @@ def transfer_config(transport: str | None, role: str, servers: ServerSettings, *
 
 
 def _host_connector(servers: ServerSettings, host_bytes: int) -> dict[str, Any]:
-    """The connector to host memory. LMCache's size is in GiB of each rank, the other's in bytes of an engine's ranks
-    together (LMCache 0.5.6, v1/storage_backend/local_cpu_backend.py:403).
+    """Settings of the connector to host memory. LMCache takes a size in GiB per rank, OffloadingConnector a size in
+    bytes for all ranks of an engine (LMCache 0.5.6, v1/storage_backend/local_cpu_backend.py:403).
     """
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes * (servers.tp // servers.dp)}
     is_lmcache = servers.host_cache_connector == "lmcache"
@@ -310,14 +312,14 @@ def _transfer_connector(transport: str, role: str, servers: ServerSettings) -> d
 
 
 def _hold_seconds(servers: ServerSettings) -> int | None:
-    """Seconds for which prefill holds computed KV. None: the connector's default."""
+    """Time in s for which prefill holds the KV of a computed prompt. None: the default of the connector."""
     if not isinstance(servers, PrefillSettings) or servers.hold_timeout is None:
         return None
     return -(-servers.hold_timeout // 1_000_000_000)
 
 
 def environment(place: Place, host: Expanded, servers: ServerSettings, connector: str | None) -> dict[str, object]:
-    """Environment variables of a server on one of its hosts: its GPUs, and its address for the other role."""
+    """Environment variables of a server's process on one of its hosts: its GPUs, and its address for the other role."""
     gpus = ",".join(str(place.first_gpu + i) for i in range(servers.num_server_gpus // len(place.hosts)))
     found: dict[str, object] = {"CUDA_VISIBLE_DEVICES": gpus}
     if connector == "nixl":
@@ -351,7 +353,7 @@ def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str
 
 
 def add_load(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
-    """Adds `vllm bench serve`, or a trace that AIPerf replays."""
+    """Adds the command of `vllm bench serve`. If that cannot send the load: a trace that AIPerf sends."""
     requests, dataset = _dataset(scenario.workload)
     client = scenario.client
     sent = pace(client)
@@ -377,8 +379,8 @@ def add_load(made: Launch, scenario: Scenario, source: Sequence[str], model: str
 
 
 def _dataset(workload: Any) -> tuple[int, Flags]:
-    """Number of prompts, and the flags of vLLM's client that generate them. Empty flags: the client cannot generate
-    them.
+    """Number of prompts, and the options with which vLLM's client generates them. No options: the client cannot
+    generate them.
     """
     if isinstance(workload, SharedPrefixGroups) and workload.num_turns == 1 and workload.range_ratio == 1:
         return workload.num_groups * workload.prompts_per_group, [
@@ -402,8 +404,8 @@ def _dataset(workload: Any) -> tuple[int, Flags]:
 
 
 def _centre(lengths: Lengths) -> tuple[int, float] | None:
-    """The mean length, and the half-width of the lengths' range as a share of the mean. None: lengths of another
-    distribution.
+    """Mean length in tokens, and half the width of the lengths' range as a share of the mean. None: the client lacks
+    this distribution of lengths.
     """
     if isinstance(lengths, Fixed):
         return lengths.tokens, 0.0

@@ -1,4 +1,4 @@
-"""Words of command lines, quoted so that a shell or Kubernetes passes them to a program byte by byte."""
+"""Words of command lines, quoted so that a shell or Kubernetes hands them to a program unchanged."""
 
 import re
 import shlex
@@ -11,16 +11,17 @@ Flags = list[tuple[str, Any]]
 
 
 class Expanded(str):
-    """A word with variables that a shell or Kubernetes replaces. It contains no text of a user."""
+    """A word with variables that a shell or Kubernetes replaces. It has no text that a user wrote."""
 
     __slots__ = ()
 
 
 def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> list[str]:
-    """Words of a command. A flag with True has no value; a flag with None or False is left out.
+    """The words of a command. An option with value True has no value on the command line; an option with None or False
+    is left out.
 
-    A value that begins with a dash is joined to its flag, so that it is not read as another flag. Raises ConfigError
-    for a word that no command line can hold.
+    A value that begins with a dash is joined to its option, so that it is not read as another option. Raises
+    ConfigError for a word that no command line can have.
     """
     found = list(program)
     for name, value in flags:
@@ -38,12 +39,12 @@ def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> l
 
 
 def shell_line(words: Sequence[str], variables: Mapping[str, object]) -> str:
-    """A shell command with environment variables before it."""
+    """A shell command, with environment variables in front."""
     return " ".join([*(f"{name}={_quoted(value)}" for name, value in variables.items()), *map(_quoted, words)])
 
 
 def container_words(words: Sequence[str]) -> list[str]:
-    """Command of a container, in which Kubernetes replaces $(NAME) and reads $$ as $."""
+    """The command of a container. Kubernetes replaces $(NAME) in it, and reads $$ as $."""
     return [container_word(word) for word in words]
 
 
@@ -52,7 +53,7 @@ def container_word(word: str) -> str:
 
 
 def comment(text: str) -> str:
-    """The text as comment lines, for shells and for YAML."""
+    """The text as lines of a comment, in shell scripts and in YAML."""
     return "".join(f"# {line}\n" for line in re.split(r"[\r\n\v\f\x85\u2028\u2029]+", text))
 
 
@@ -61,6 +62,6 @@ def _quoted(word: object) -> str:
 
 
 def _require_bytes(word: str) -> None:
-    """Raises ConfigError for words that are not UTF-8 or that contain NUL, which ends a word."""
+    """Raises ConfigError if a word is not UTF-8, or has a NUL, which would end it."""
     if "\0" in word or any("\ud800" <= char <= "\udfff" for char in word):
         raise ConfigError(f"{word!r}: no command line holds this word; leave out NUL and bytes that are not UTF-8")

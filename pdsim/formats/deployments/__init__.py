@@ -1,1 +1,3 @@
-"""Reads deployments of SGLang, vLLM and Dynamo as scenarios: scripts, manifests and values of charts."""
+"""Makes scenarios of deployments of SGLang, vLLM, TensorRT-LLM and Dynamo: scripts, manifests, and values of Helm
+charts.
+"""

@@ -1,4 +1,4 @@
-"""Reads a load from a file beside a deployment: a trace, or the result of a client."""
+"""Reads a load from a file that is given together with a deployment: a trace, or the result of a client."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ _SUFFIXES = (".json", ".jsonl", ".csv", ".gz")
 
 
 def is_beside(path: Path) -> bool:
-    """True for a trace or a result, by its name, and for a printed report of a client."""
+    """True if the file is a trace or a result, by its name, or has the report that a client printed."""
     return path.suffix in _SUFFIXES or is_printed(path)
 
 
 def load_beside(path: Path) -> tuple[dict[str, Any], str]:
-    """Workload and client of a file, and assumptions about them. Raises ConfigError for other files."""
+    """The fields `workload` and `client` that follow from a file, and a text with assumptions. Raises ConfigError if
+    the file has no load.
+    """
     try:
         summary = {} if path.suffix == ".gz" else read_results(path)[0].summary
     except InputError:

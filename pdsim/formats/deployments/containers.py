@@ -1,4 +1,4 @@
-"""Containers in manifests and in values of charts, with their replicas, hosts, GPUs and roles."""
+"""Finds containers in manifests and in values of charts, with their replicas, hosts, GPUs and roles."""
 
 import re
 import shlex
@@ -14,25 +14,27 @@ _PARALLEL = {
     "pipeline": "pipeline-parallel-size",
     "dataLocal": "data-parallel-size-local",
 }
-"""Sizes in llm-d's and KServe's values, by vLLM's flags."""
+"""Names of parallel sizes in the values of llm-d's and KServe's charts, by vLLM's option for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """Replicas, hosts, GPUs and role of a container, from its manifest or chart."""
+    """Replicas, hosts, GPUs and role of a container, as its manifest or chart says."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
     hosts: int = 1
-    """Number of hosts of each replica."""
+    """Number of hosts on which each replica runs."""
     gpus: int | None = None
-    """Number of GPUs of each host."""
+    """Number of GPUs on each host. None: not given."""
     gpu: str | None = None
-    """Name of the GPU in a node's label."""
+    """Name of the GPU in a label of nodes. None: not given."""
     role: str | None = None
-    """Role of the container, prefill or decode, if the name of an object around the container says so."""
+    """Role of the container, prefill or decode, if the name of an object around the container has it. None: not
+    given.
+    """
     parallel: Mapping[str, int] = field(default_factory=dict)
-    """Flags of parallel sizes that a chart's values give in addition to the command."""
+    """Parallel sizes in the values of a chart, by the option that the chart adds to the command."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,10 @@ class Container(Pods):
     where: str
     words: list[str] = field(default_factory=list)
     engine: str | None = None
-    """Program that a chart starts if the container names none."""
+    """The program that a chart starts if the container names none."""
     model: str | None = None
     slices: int = 1
-    """Number of copies of each container that is listed below this object."""
+    """Number of copies of each container that stands inside this object."""
     framework: str | None = None
     """Engine of the workers in a DynamoGraphDeployment."""
 
@@ -56,11 +58,11 @@ _OF_IMAGES = {
     "vllm-openai": "vllm",
     "llm-d": "vllm",
 }
-"""Programs that images start by themselves."""
+"""Programs that container images start, by the image's name."""
 
 
 def containers_of(document: Any, where: str) -> Iterator[Container]:
-    """All containers in a document, in order."""
+    """Yields all containers in a document, in order. where: names the document in messages."""
     yield from _inside(document, Container(where))
 
 
@@ -92,7 +94,9 @@ def _is_compose(found: Mapping[str, Any]) -> bool:
 
 
 def _of_compose(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A compose service as a container. Its command holds the arguments of the image's own program."""
+    """A service of Docker Compose as a container. Its command has the arguments of the program that the image
+    starts.
+    """
     words = found["command"]
     if isinstance(words, str):
         try:
@@ -109,7 +113,7 @@ def _of_compose(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _objects(found: Any) -> Iterator[Mapping[str, Any]]:
-    """All mappings in a document."""
+    """Yields all mappings in a document."""
     if isinstance(found, dict):
         yield found
     for one in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
@@ -139,18 +143,18 @@ def _of_stack(found: Mapping[str, Any], around: Container) -> Container:
 
 
 def engine_of_image(image: str) -> str | None:
-    """The program that the image starts by itself. None: not known."""
+    """The program that a container image starts. None: not known."""
     return _OF_IMAGES.get(image.rsplit("/", 1)[-1].partition(":")[0])
 
 
 def _named(name: str, around: Container) -> Container:
-    """The container with the role that a name contains, if it contains exactly one."""
+    """The container, with the role that `name` contains, if it contains exactly one role."""
     found = [role for role in _ROLES if role in name.lower()]
     return replace(around, role=found[0]) if len(found) == 1 else around
 
 
 def _described(found: Mapping[str, Any], around: Container) -> Container:
-    """The container with the settings of a mapping around it."""
+    """The container, with the settings that a mapping around it has."""
     for text in _names(found):
         around = _named(text, around)
     changes: dict[str, Any] = {}
@@ -184,7 +188,7 @@ def _described(found: Mapping[str, Any], around: Container) -> Container:
 
 
 def _names(found: Mapping[str, Any]) -> Iterator[str]:
-    """Texts of a mapping that may contain a role."""
+    """Yields the texts of a mapping that may contain a role."""
     metadata = found.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     labels = metadata.get("labels")
@@ -225,7 +229,7 @@ def _words(found: Any) -> list[str]:
 
 
 def _of_charts(around: Container) -> dict[str, str]:
-    """Environment variables that llm-d's chart and LeaderWorkerSets give to containers."""
+    """Environment variables that llm-d's chart and LeaderWorkerSets set in containers."""
     sizes = around.parallel
     found = {"LWS_GROUP_SIZE": max(around.hosts, sizes.get("data-parallel-size", 1)), "LWS_WORKER_INDEX": 0}
     if "tensor-parallel-size" in sizes:

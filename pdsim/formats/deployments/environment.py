@@ -1,4 +1,4 @@
-"""Reads environment variables that change the behaviour of servers, as fields of a scenario."""
+"""Reads environment variables that change how servers behave, as fields of a scenario."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +11,13 @@ _RELEASE = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 
 _LMCACHE = "LMCACHE_"
 _LMCACHE_GIB = 5
-"""Host memory of each rank in GiB, if no setting says another (LMCache 0.5.6, v1/config.py:96)."""
+"""Host memory of each rank in GiB if no setting gives it (LMCache 0.5.6, v1/config.py:96)."""
 
 
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by path. Values that are not numbers are left out."""
+    """The fields that the variables set, by path. A variable whose value should be a number and is none is left out.
+    network: settings of the network that were already read.
+    """
     found: dict[str, Any] = {}
     backend, _, _ = str(network.get("transport", "mooncake")).partition("-")
     for transport, needed in LINKS.items():
@@ -40,8 +42,8 @@ def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> 
 
 
 def of_hold(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Field of vLLM's prefill: how long it holds KV that decode has not read (0.33.0, envs.py:268; older releases of
-    NIXL's connector). Without a variable pdsim knows no limit.
+    """The field for how long vLLM's prefill holds KV that decode has not read (0.33.0, envs.py:268; for older releases,
+    NIXL's connector). Empty: no variable gives it, so pdsim assumes no limit.
     """
     found: dict[str, Any] = {}
     for connector in ("NIXL", "MOONCAKE"):
@@ -50,9 +52,10 @@ def of_hold(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_lmcache(extra: Mapping[str, Any], variables: Mapping[str, str], aside: list[str]) -> dict[str, Any]:
-    """Fields of a role whose servers have LMCache: from LMCACHE_ variables and from its connector's extra
-    configuration, which goes first (LMCache 0.5.6, integration/vllm/vllm_v1_adapter.py:494). aside: takes notes on
-    settings that pdsim does not model.
+    """Fields of servers with LMCache, read from variables LMCACHE_... and from the extra configuration of LMCache's
+    connector, which takes precedence (LMCache 0.5.6, integration/vllm/vllm_v1_adapter.py:494).
+
+    aside: notes on settings that pdsim does not model are added here.
     """
     given = {name.removeprefix(_LMCACHE).lower(): value for name, value in variables.items() if _LMCACHE in name}
     given |= {name.removeprefix("lmcache."): str(value) for name, value in extra.items() if "lmcache." in name}

@@ -1,4 +1,6 @@
-"""Reads flags of servers as fields of a scenario: the inverse of `pdsim launch`, with older names of flags."""
+"""Reads the options of servers as fields of a scenario, the inverse of `pdsim launch`. Older names of options are
+known, too.
+"""
 
 import json
 from collections.abc import Mapping
@@ -42,7 +44,9 @@ def _kv_dtype(read: Read, value: Value) -> None:
 
 
 def _quantization(read: Read, value: Value) -> None:
-    """Reads --quantization. fp8 means a cast while the checkpoint is loaded; other values describe the checkpoint."""
+    """Reads --quantization. fp8 means that the server casts the checkpoint while it loads it; other values describe the
+    checkpoint.
+    """
     if value == "fp8":
         read.common["weight_dtype"] = "fp8"
     else:
@@ -83,7 +87,9 @@ def _backup(read: Read, value: Value) -> None:
 
 
 def _draft_model(read: Read, value: Value) -> None:
-    """Reads the draft model's path. A scenario names the model of STANDALONE by its name in the catalog."""
+    """Reads the path of the draft model. A scenario names only the draft model of STANDALONE, by its name in the
+    catalog.
+    """
     path = text_of(value)
     read.server["speculative_draft_model"] = model_named(path)[0] if is_known(path) else path
 
@@ -96,7 +102,7 @@ def _state_strategy(read: Read, value: Value) -> None:
 
 
 def _divides(field: str) -> Reader:
-    """Reader of the size of a group of GPUs, which leaves out 1, the default."""
+    """Makes a reader of the size of a group of GPUs. The reader leaves out 1, which is the default."""
 
     def read_size(read: Read, value: Value) -> None:
         if (size := count_of(value)) > 1:
@@ -176,7 +182,7 @@ SGLANG: dict[str, Reader] = {
     **dict.fromkeys(("mamba-radix-cache-strategy", "mamba-scheduler-strategy"), _state_strategy),
     "mamba-track-interval": of_server("mamba_track_interval"),
 }
-"""Flags of SGLang's servers, 0.4 to 0.5.23."""
+"""Readers of the options of SGLang's servers, 0.4 to 0.5.23."""
 
 
 def _blocks(read: Read, value: Value) -> None:
@@ -236,7 +242,7 @@ def _moved_by(config: dict[str, Any]) -> str:
 
 
 def _configs(found: Any) -> list[dict[str, Any]]:
-    """A connector, and the connectors inside it if it has several."""
+    """The configuration of a connector, and of the connectors inside it if it has several."""
     if not isinstance(found, dict):
         raise ValueError("a JSON object")
     extra = found.get("kv_connector_extra_config")
@@ -284,10 +290,10 @@ VLLM: dict[str, Reader] = {
     "is-prefill-worker": of_server("role", lambda _: "prefill"),
     "is-decode-worker": of_server("role", lambda _: "decode"),
 }
-"""Flags of vLLM's servers, 0.6 to 0.33, and of Dynamo's workers of vLLM."""
+"""Readers of the options of vLLM's servers, 0.6 to 0.33, and of Dynamo's workers of vLLM."""
 
 _FACTORS = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
-"""Factors of vLLM's letters after a number (arg_utils.human_readable_int)."""
+"""Factors that letters after a number stand for in vLLM (arg_utils.human_readable_int)."""
 
 
 def _shortened(text: str) -> int:
@@ -303,14 +309,14 @@ SILENT = {
     "enable-metrics", "seed", "decode-log-interval", "watchdog-timeout", "uvicorn-log-level", "disable-log-stats",
     "no-enable-log-requests", "enable-log-requests", "load-format", "random-seed", "skip-tokenizer-init",
 }  # fmt: skip
-"""Flags that change neither bytes nor times. They are not mentioned."""
+"""Options that change neither bytes nor times, so that the import does not mention them."""
 TABLES = {"sglang": SGLANG, "vllm": VLLM, "dynamo.sglang": {**VLLM, **SGLANG}, "dynamo.vllm": VLLM}
 TABLES |= {"trtllm": TRTLLM, "dynamo.trtllm": TRTLLM}
 
 
 def read_flags(program: str, flags: Mapping[str, Value]) -> Read:
-    """Scenario fields from the flags of a program. Raises ValueError that names the flag, its value and the possible
-    values.
+    """The scenario fields that the options of a program set. Raises ValueError, which names the option, its value and
+    the possible values.
     """
     read, table = Read(), TABLES[program]
     for name, value in flags.items():

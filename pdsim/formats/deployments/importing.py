@@ -1,4 +1,4 @@
-"""Imports a deployment as plain data of a scenario, with lists of what was read, ignored and assumed."""
+"""Imports a deployment as a scenario in plain data, with lists of what was read, ignored and assumed."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,24 +29,26 @@ _SERVERS = ("sglang", "vllm", "dynamo.sglang", "dynamo.vllm", *trtllm.PROGRAMS)
 _TP_FLAGS = {"tp", "tp-size", "tensor-parallel-size"}
 _USUAL_GPU = "h100"
 _HEAD = 5000
-"""Number of first characters in which a manifest names its version."""
+"""Number of characters at the begin of a manifest in which its version is looked for."""
 _NOTE = re.compile(r"#\s*(prefill|decode|aggregated): instances \d+, .*\bgpu (\S+)")
-"""A note of `pdsim launch`."""
+"""Pattern of a note that `pdsim launch` writes."""
 
 
 @dataclass
 class Imported:
-    """A scenario made from a deployment."""
+    """A scenario that was made of a deployment."""
 
     data: dict[str, Any] = field(default_factory=dict)
     understood: list[str] = field(default_factory=list)
     aside: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     drafts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Fields of speculative decoding by role. They need the accepted length of a step, which the deployment lacks."""
+    """Fields of speculative decoding, by role. The scenario lacks them until the user gives the number of tokens that a
+    step accepts, which a deployment does not have.
+    """
 
     def take(self, path: str, value: Any) -> None:
-        """Sets a field of the scenario by its dotted path."""
+        """Sets a field of the scenario, by its dotted path."""
         inner = self.data
         *outer, last = path.split(".")
         for name in outer:
@@ -64,7 +66,10 @@ class _Server:
 
 
 def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: str | None = None) -> Imported:
-    """Imports files, or folders of files. Raises ConfigError or InputError."""
+    """Imports files, or all files of folders. Raises ConfigError or InputError.
+
+    model, gpu: names in the catalog; None: the deployment must name them.
+    """
     files = list(_files(paths))
     beside = [path for path in files if is_beside(path) and not _is_manifest(path)]
     commands = [path for path in files if path.suffix != ".txt" and path not in beside]
@@ -106,7 +111,9 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
 
 
 def _processes(files: Sequence[Path]) -> Iterator[Process]:
-    """Processes of files. A file of an orchestrator is read once: alone, or where a command names it."""
+    """Yields the processes that the files start. The file of an orchestrator is read once: either alone, or where a
+    command names it.
+    """
     read = [(path, read_processes(path)) for path in files]
     has_commands = any(processes for _, processes in read)
     for path, processes in read:
@@ -124,7 +131,7 @@ def _take_usual_transport(found: Imported, servers: Sequence[_Server]) -> None:
 
 
 def _in_order(data: dict[str, Any]) -> dict[str, Any]:
-    """The data with its sections in the order of the schema."""
+    """The data with its sections in the order of the scenario's fields."""
     order = list(Scenario.model_fields)
     return dict(sorted(data.items(), key=lambda item: order.index(item[0])))
 
@@ -141,8 +148,8 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
-    """The processes that are servers. Scripts replace manifests with the same servers, as `pdsim launch` writes
-    both.
+    """Those processes that are servers. If scripts and manifests start the same servers, as those of `pdsim launch` do,
+    the scripts count.
     """
     servers = [one for one in processes if one.program in _SERVERS and one.replicas and not _is_headless(one)]
     scripts = [one for one in servers if ".sh, line" in one.where]
@@ -157,14 +164,16 @@ def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
 
 
 def _is_headless(process: Process) -> bool:
-    """True for a part of a server for which another host's process stands."""
+    """True if the process is one part of a server on several hosts, and the process on another host stands for the
+    server.
+    """
     _, flags = parsed(process.words)
     rank = flags.get("data-parallel-start-rank")
     return "headless" in flags or (isinstance(rank, str) and rank.isdecimal() and rank != "0")
 
 
 def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
-    """Reads a server's flags. of_ports: roles by port, as an orchestrator says."""
+    """Reads the options of a server. of_ports: role of the server at each port, as an orchestrator's file gives it."""
     alone, flags = parsed(process.words)
     sizes: dict[str, Value] = {name: str(size) for name, size in process.parallel.items() if name not in flags}
     try:
@@ -178,7 +187,7 @@ def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
 
 
 def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> str:
-    """The model's name or path. The served name is used if the path is not a known model."""
+    """The name or path of the model. If the path is no known model: the name under which the server offers it."""
     given = [flags.get("model-path"), flags.get("model"), *alone[:1], flags.get("served-model-name")]
     found = [one for one in given if isinstance(one, str) and "$" not in one]
     return next((one for one in found if is_known(one)), found[0] if found else "")
@@ -202,7 +211,7 @@ def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) 
 
 
 def _by_role(servers: Sequence[_Server], found: Imported) -> dict[str, list[_Server]]:
-    """Servers by role: prefill and decode, or a single role if none is of prefill."""
+    """The servers by role: prefill and decode. If no server is for prefill: all have one role."""
     engines = {one.process.program.removeprefix("dynamo.") for one in servers}
     if len(engines) > 1:
         raise ConfigError(f"servers of {' and '.join(sorted(engines))}: pdsim simulates one engine at a time")
@@ -246,7 +255,9 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
 
 
 def _of_all_memory(share: float, found: Imported, role: Mapping[str, Any], read: Read) -> float:
-    """Share of a GPU's memory for weights and KV, if KV takes a share of what the weights leave."""
+    """Share of a GPU's memory for weights and KV together, where the engine's `share` is that of the memory which the
+    weights leave.
+    """
     model, dtype = load_model(found.data["model"]), found.data.get("weight_dtype")
     gpu, dp = load_gpu(role["gpu"]), role.get("dp", 1)
     layout = Layout(
@@ -262,7 +273,9 @@ def _of_all_memory(share: float, found: Imported, role: Mapping[str, Any], read:
 
 
 def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str, Any], int]:
-    """Fields of a role from the flags of its processes, and the number of servers of one process."""
+    """The fields of a role that follow from the options of a server, and the number of servers that its process
+    makes.
+    """
     given = dict(server.read.server)
     is_vllm = found.data["engine"] == "vllm"
     dp, copies = given.pop("dp", 1), 1
@@ -316,7 +329,9 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
 
 
 def _take_experts(given: dict[str, Any], fields: dict[str, Any], *, is_vllm: bool, has_experts: bool) -> None:
-    """Sets ep if it is not the default: whole experts with data-parallel attention, otherwise parts of all experts."""
+    """Sets `ep` if the engine does not do what is the scenario's default: whole experts with data-parallel attention,
+    otherwise parts of all experts.
+    """
     tp, dp = fields["tp"], fields.get("dp", 1)
     is_whole = given.pop("whole_experts", False) if is_vllm else given.pop("ep", 1) > 1
     if has_experts and is_whole != (dp > 1):
@@ -341,7 +356,7 @@ _FIELDS = _fields()
 
 
 def _noted_gpus(files: Sequence[Path]) -> Mapping[str, str]:
-    """GPUs by role, from notes of `pdsim launch` beside the commands."""
+    """The GPU of each role, read from the notes that `pdsim launch` writes beside commands."""
     notes = [read_text(path) for path in files if path.suffix == ".txt"]
     return {role: gpu for text in notes for role, gpu in _NOTE.findall(text)}
 
@@ -380,7 +395,7 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
 
 
 def drafts_of(given: dict[str, Any], read: Read) -> dict[str, Any]:
-    """Fields of speculative decoding. The scenario uses them only if the accepted length is set."""
+    """The fields of speculative decoding. The scenario gets them only if the number of accepted tokens is known."""
     if named(given.get("speculative_algorithm")) != "STANDALONE":
         given.pop("speculative_draft_model", None)
     shown = ", ".join(f"{name} {value}" for name, value in given.items())
@@ -389,8 +404,8 @@ def drafts_of(given: dict[str, Any], read: Read) -> dict[str, Any]:
 
 
 def changed(found: Imported, changes: Sequence[str]) -> dict[str, Any]:
-    """Plain data with changes in the notation of --set. Speculative fields are included if their accepted length is
-    set.
+    """The scenario as plain data, after changes in the notation of --set. Fields of speculative decoding are in it if
+    the number of accepted tokens is set.
     """
     data = found.data
     for change in changes:

@@ -1,4 +1,4 @@
-"""Reads commands of load generators as workload and client."""
+"""Reads the commands of load generators as workload and client of a scenario."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,18 +7,20 @@ from pdsim.formats.deployments.readers import Value
 from pdsim.inputs import finite, whole
 
 Load = dict[str, Any]
-"""Fields of a scenario: workload, client, seed, name."""
+"""Fields of a scenario: workload, client, seed and name."""
 _PROMPTS = 1000
-"""Default number of prompts in SGLang's and vLLM's clients."""
+"""Number of prompts that the clients of SGLang and vLLM send by default."""
 
 
 def load_of(program: str, flags: Mapping[str, Value]) -> tuple[Load, list[str]]:
-    """The load, and the flags that are not understood. Raises ValueError."""
+    """The load that a load generator's options describe, and those options that pdsim does not understand. Raises
+    ValueError.
+    """
     return _READERS[program](_Flags(flags))
 
 
 class _Flags:
-    """Flags with defaults. Flags that a reader has used count as understood."""
+    """The options of a load generator. Remembers which were read; the others are not understood."""
 
     def __init__(self, flags: Mapping[str, Value]) -> None:
         self._flags = flags

@@ -1,4 +1,4 @@
-"""Finds models and GPUs in the catalog by their names in deployments."""
+"""Finds models and GPUs of the catalog by the names that deployments use."""
 
 import re
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from pdsim.system.catalog import names
 _WORDS = re.compile(
     r"-(instruct|chat|hf|it|base|dynamic|block|kv|w8a8|bf16|fp16|redhatai|\d{4}|tput|v\d+|preview|nvfp4|fp8|fp4|awq|gptq|int4|int8)(?=-|$)"
 )
-"""Words of a checkpoint's name that do not affect its sizes."""
+"""Words in the names of checkpoints that do not change sizes."""
 _DTYPES = {"nvfp4": "fp4", "fp4": "fp4", "fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4"}
 _SAME_SIZES = {"llama-3.3-70b": "llama-3.1-70b", "llama-3-70b": "llama-3.1-70b", "llama-3-8b": "llama-3.1-8b"}
-"""Models with the same sizes."""
+"""Names of models that have the sizes of a model in the catalog."""
 _STAND_INS = {
     8: "llama-3.1-8b",
     7: "llama-3.1-8b",
@@ -22,15 +22,15 @@ _STAND_INS = {
     70: "llama-3.1-70b",
     72: "llama-3.1-70b",
 }
-"""Dense models by billions of parameters, which stand for models that the catalog lacks."""
+"""Dense models of the catalog, by billions of parameters. They stand for models that the catalog lacks."""
 
 
 _STANDS_IN = "model: the catalog has no"
 
 
 def model_named(given: str) -> tuple[str, str | None, str]:
-    """Catalog name of the model, weight type if the name contains it, and the assumption, if any. Raises
-    ConfigError.
+    """The model's name in the catalog, the weight type if the given name has it, and a text if a model was assumed.
+    Raises ConfigError if no model fits.
     """
     known = names("models")
     base = given.rstrip("/").rsplit("/", 1)[-1].lower().replace("_", "-")
@@ -53,7 +53,7 @@ def model_named(given: str) -> tuple[str, str | None, str]:
 
 
 def is_known(given: str) -> bool:
-    """True for a model that the catalog has, under this name or with the same sizes under another."""
+    """True if the catalog has the model, or a model of the same sizes."""
     try:
         return not model_named(given)[2].startswith(_STANDS_IN)
     except ConfigError:
@@ -61,7 +61,9 @@ def is_known(given: str) -> bool:
 
 
 def gpu_named(label: str) -> str | None:
-    """The longest catalog name that the label contains, such as h100 in NVIDIA-H100-80GB-HBM3."""
+    """The longest GPU name of the catalog that the label contains, such as h100 in NVIDIA-H100-80GB-HBM3. None: there
+    is none.
+    """
     text = re.sub(r"[^a-z0-9]", "", label.lower())
     return _longest(name for name in names("gpus") if re.sub(r"[^a-z0-9]", "", name) in text)
 

@@ -1,4 +1,4 @@
-"""Reads the commands that a deployment runs, from scripts, manifests and values of charts."""
+"""Reads which commands a deployment runs, from scripts, manifests and values of charts."""
 
 import json
 import re
@@ -31,25 +31,25 @@ PROGRAMS = {
     ("aiperf", "profile"): "aiperf-load",
     ("genai-perf", "profile"): "aiperf-load",
 }
-"""Known programs, by the words of the command that starts them."""
+"""Known programs, by the words of the command that start them."""
 _BY_LENGTH = sorted(PROGRAMS, key=len, reverse=True)
 
 
 @dataclass(frozen=True)
 class Process(Pods):
-    """A program that a deployment runs."""
+    """A program that a deployment runs, with its options."""
 
     where: str
-    """Place of the command: the file, with line or object."""
+    """Where the command stands: the file, and the line or object in it."""
     program: str
     words: Sequence[str]
-    """Words of the command after the name of the program."""
+    """The words of the command that follow the name of the program."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """Texts of the files that the script writes itself, by name."""
+    """Files that the script itself writes: text by file name."""
 
 
 def read_processes(path: Path) -> list[Process]:
-    """Processes of a file. Empty if the file starts none of the known programs. Raises InputError."""
+    """The processes that a file starts. Empty: the file starts no known program. Raises InputError."""
     text = read_text(path)
     is_manifest = path.suffix in (".yaml", ".yml", ".json")
     found = _of_manifests(text, str(path)) if is_manifest else _of_script(text, str(path))
@@ -57,7 +57,9 @@ def read_processes(path: Path) -> list[Process]:
 
 
 def _with_config(process: Process, folder: Path) -> Process:
-    """The process with the flags of its --config file, if that exists and the command does not set them."""
+    """The process, with the options of the file that --config names. Options in the command take precedence. If the
+    file is missing: the process as it is.
+    """
     words = list(process.words)
     if "--config" not in words[:-1] or process.program == "trtllm":
         return process
@@ -113,7 +115,7 @@ _TARGET = re.compile(r"(?:>|\btee)\s*(?:-a\s+)?['\"]?([^\s;&|>'\"]+)")
 
 
 def _written(text: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of the files that a script writes as here-documents."""
+    """Yields name and text of each file that a script writes as a here-document."""
     for before, _, behind, inside in _HERE_DOCUMENT.findall(text):
         if (target := _TARGET.search(f"{before} {behind}")) is not None:
             yield target[1].removeprefix("./"), inside
@@ -126,7 +128,7 @@ _LIST = re.compile(r"^\s*(\w+)=\(([^)$]*)\)")
 
 
 def _turns(line: str) -> int | None:
-    """Number of turns of a loop that begins in this line; 1 if not known. None: no loop begins."""
+    """How often the loop runs that begins in this line; 1 if not known. None: no loop begins here."""
     if (counted := _COUNTED.match(line)) is not None:
         first, or_equal, last = counted.groups()
         return max(1, int(last) - int(first) + bool(or_equal))
@@ -143,7 +145,7 @@ def _turns(line: str) -> int | None:
 
 
 def _arrays(line: str) -> dict[str, str]:
-    """Lengths of arrays that the line sets, by the name with which `_expanded` finds them: `NAME[@]`."""
+    """Lengths of the arrays that the line sets, by "NAME[@]". `_expanded` finds them by this name."""
     if (found := _ARRAY.search(line)) is not None:
         return {f"{found[1]}[@]": str(len([one for one in re.split(r"[,\s]+", found[2]) if one]))}
     if (found := _LIST.match(line)) is not None:
@@ -152,7 +154,7 @@ def _arrays(line: str) -> dict[str, str]:
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines joined with their continuations (backslash), and the number of the first line."""
+    """Yields lines after joining those that a backslash continues, each with the number of its first line."""
     begun, parts = 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):
@@ -173,7 +175,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """The text with known variables and defaults expanded. Other variables stay."""
+    """The text, in which known variables and default values are replaced. Other variables stay."""
 
     def value(found: re.Match[str]) -> str:
         name, default, bare = found.groups()
@@ -189,7 +191,7 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _product(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    """The value of $((A * B)) with numbers, or variables that are numbers."""
+    """The value of $((A * B)), if A and B are numbers or variables with numbers. Otherwise the text as it is."""
     factors = [variables.get(one.lstrip("$"), one) for one in re.split(r"\s*\*\s*", found[1].strip())]
     return str(prod(map(int, factors))) if all(one.isdecimal() for one in factors) else found.group()
 
@@ -199,7 +201,7 @@ _ENDS = {";", "&&", "||", "|", "&", ";;"}
 
 
 def _commands(line: str, where: str) -> Iterator[list[str]]:
-    """Commands of a line, each as words."""
+    """Yields the commands of a line, each as a list of words."""
     lexer = shlex.shlex(_REDIRECTION.sub(" ", line), posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
     lexer.commenters = "#"
@@ -230,7 +232,9 @@ def _leading_variables(words: Sequence[str]) -> dict[str, str]:
 
 
 def program_in(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The first known program among the words, and the words after it. A word may itself contain a command."""
+    """The first known program among the words, and the words that follow. A word may contain a whole command. None:
+    there is none.
+    """
     for at in range(len(words)):
         for starts in _BY_LENGTH:
             if [*map(_base, words[at : at + len(starts)])] == [*starts]:
@@ -248,7 +252,9 @@ _RUNNERS = {"docker", "podman", "nerdctl"}
 
 
 def _in_image(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The program that a docker image starts by itself, and its arguments from docker run."""
+    """The program that the image of a `docker run` starts, and the arguments that the command gives it. None: not
+    known.
+    """
     if not _RUNNERS & set(map(_base, words[:2])):
         return None
     engines = [(engine_of_image(word), list(words[at:])) for at, word in enumerate(words, start=1) if "/" in word]
@@ -278,7 +284,7 @@ def _of_kubernetes(word: str) -> str:
 
 
 def _with_variables(words: Iterable[str], variables: Mapping[str, str]) -> list[str]:
-    """The words with $(NAME) and ${NAME} of the container's own variables replaced."""
+    """The words, in which $(NAME) and ${NAME} are replaced by variables of the container."""
     return [
         _expanded(re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), word), variables)
         for word in words
@@ -286,7 +292,7 @@ def _with_variables(words: Iterable[str], variables: Mapping[str, str]) -> list[
 
 
 def merged(processes: Sequence[Process]) -> list[Process]:
-    """The processes without those of ranks above 0. A server on several hosts is then a single process."""
+    """The processes of rank 0 alone, so that a server on several hosts is a single process."""
     return [one for one in processes if _rank(one) == 0]
 
 

@@ -1,4 +1,4 @@
-"""Readers of single flags: what the tables of flags are made of."""
+"""Readers of single options, of which the tables of options consist."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,9 @@ Value = str | bool | list[str]
 
 
 def parsed(words: Sequence[str]) -> tuple[list[str], dict[str, Value]]:
-    """Words without a flag, and flags with their values. `--tp-size 4` and `--tp_size=4` are the same flag."""
+    """Words that belong to no option, and options with their values. `--tp-size 4` and `--tp_size=4` are the same
+    option.
+    """
     alone: list[str] = []
     flags: dict[str, Value] = {}
     name = None
@@ -39,31 +41,31 @@ _SHORT = {
 
 @dataclass
 class Read:
-    """Fields that the flags of one server set."""
+    """The fields that the options of one server set."""
 
     server: dict[str, Any] = field(default_factory=dict)
-    """Fields of the server's role."""
+    """Fields of the server's role, by name."""
     common: dict[str, Any] = field(default_factory=dict)
     """Fields of the scenario, by path."""
     understood: list[str] = field(default_factory=list)
     aside: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     unknown: set[str] = field(default_factory=set)
-    """Flags whose values are variables that the file does not set."""
+    """Options whose value is a variable that the file does not set."""
 
 
 Reader = Callable[[Read, Value], None]
 
 
 def text_of(value: Value) -> str:
-    """One value."""
+    """The value as a single text. Raises ValueError if there are several."""
     if not isinstance(value, str):
         raise ValueError("one value")
     return value
 
 
 def count_of(value: Value) -> int:
-    """One whole number."""
+    """The value as a whole number. Raises ValueError if it is none."""
     try:
         return whole(text_of(value))
     except ValueError:
@@ -71,17 +73,21 @@ def count_of(value: Value) -> int:
 
 
 def of_server(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
-    """Returns a reader that stores a flag's value in the server's field `name`. convert: from text to the value."""
+    """Makes a reader that stores an option's value in the field `name` of the server's role. convert: makes the value
+    from text.
+    """
     return lambda read, value: read.server.__setitem__(name, convert(value))
 
 
 def of_common(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
-    """Returns a reader that stores a flag's value in the scenario's field `name`."""
+    """Makes a reader that stores an option's value in the scenario's field with the path `name`. convert: makes the
+    value from text.
+    """
     return lambda read, value: read.common.__setitem__(name, convert(value))
 
 
 def number_of(value: Value) -> float:
-    """One number."""
+    """The value as a number. Raises ValueError if it is none."""
     try:
         return finite(text_of(value))
     except ValueError:
@@ -89,7 +95,9 @@ def number_of(value: Value) -> float:
 
 
 def is_flag(found: bool) -> Callable[[Value], bool]:
-    """Reader of a flag without a value, or with true or false."""
+    """Makes a converter for options without a value, or with true or false. found: the result for an option without a
+    value or with true.
+    """
 
     def convert(value: Value) -> bool:
         return found if value is True or text_of(value).lower() in ("true", "1") else not found
@@ -98,7 +106,7 @@ def is_flag(found: bool) -> Callable[[Value], bool]:
 
 
 def one_of(known: Mapping[str, Any]) -> Callable[[Value], Any]:
-    """Reader of one of the known values."""
+    """Makes a converter for options with one of the known values. Raises ValueError, which lists them, for others."""
 
     def convert(value: Value) -> Any:
         if text_of(value) not in known:
@@ -109,26 +117,26 @@ def one_of(known: Mapping[str, Any]) -> Callable[[Value], Any]:
 
 
 def nothing(read: Read, value: Value) -> None:
-    """Reader of a flag that changes neither bytes nor times."""
+    """Reads an option that changes neither bytes nor times."""
     del read, value
 
 
 def inverse(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table from theirs to ours."""
+    """The table from the engine's names to pdsim's."""
     return {theirs: ours for ours, theirs in table.items() if theirs is not None}
 
 
 STATE_DTYPES = {"float32": "fp32", "auto": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-"""Types of linear-attention states, by the engines' names."""
+"""Types of the states of linear-attention layers, by the engines' names."""
 
 
 def dtype_of(read: Read, value: Value) -> None:
-    """Reads the type that a server computes in."""
+    """Reads the data type in which a server computes."""
     if value not in ("auto", "half", "float16", "bfloat16"):
         read.aside.append(f"--dtype {value}: pdsim computes in two bytes or less")
 
 
 def sizes_of(value: Value) -> list[int]:
-    """Several whole numbers."""
+    """The values as whole numbers. Raises ValueError if one is none."""
     words = value if isinstance(value, list) else text_of(value).replace(",", " ").split()
     return [count_of(word) for word in words]

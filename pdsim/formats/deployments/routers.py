@@ -1,4 +1,4 @@
-"""Reads flags of gateways and frontends as policies of the router."""
+"""Reads the options of gateways and frontends as routing policies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,9 @@ _SILENT = {
 def router_of(
     program: str, flags: Mapping[str, Value], variables: Mapping[str, str], *, is_pair: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The section `router`, empty for the default, and the flags that are not understood."""
+    """The section `router`, and the options that are not understood. Empty section: the router's default. is_pair:
+    True: prefill and decode are separate.
+    """
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"
         known = {*_SILENT, "router-mode", _TTL, *(KV_SETTINGS if mode == "kv" else ())}
@@ -45,7 +47,7 @@ def router_of(
 def _with_sessions(
     found: dict[str, Any], names: Mapping[str, str], ttl: Value | None, *, is_pair: bool
 ) -> dict[str, Any]:
-    """Policies behind session_affinity, if the frontend keeps sessions."""
+    """The policies, inside session_affinity if the frontend keeps sessions. ttl: how long sessions are kept."""
     if not isinstance(ttl, str):
         return found
     roles = names if is_pair else ("prefill",)
@@ -58,7 +60,9 @@ def _settings(flags: Mapping[str, Value], names: Mapping[str, str]) -> dict[str,
 
 
 def _of_roles(names: Mapping[str, str], settings: Mapping[str, float], *, is_pair: bool) -> dict[str, Any]:
-    """Policies by role. cache_aware with a match threshold of 1 becomes least_loaded, as `pdsim launch` writes it."""
+    """The policy of each role. cache_aware with a match threshold of 1 becomes least_loaded, which `pdsim launch`
+    writes in this way.
+    """
     found: dict[str, Any] = {}
     for role, name in names.items():
         policy: Any = name

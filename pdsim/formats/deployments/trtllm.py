@@ -1,7 +1,8 @@
-"""Reads commands of TensorRT-LLM: `trtllm-serve` with its YAML options, and `trtllm-serve disaggregated -c FILE`.
+"""Reads the commands of TensorRT-LLM: `trtllm-serve` with its options in YAML, and `trtllm-serve disaggregated -c
+FILE`.
 
-Names and defaults: TensorRT-LLM's commands/serve.py, llmapi/llm_args.py (KvCacheConfig, CacheTransceiverConfig) and
-llmapi/disagg_utils.py (extract_disagg_cfg).
+Names and defaults come from TensorRT-LLM's commands/serve.py, llmapi/llm_args.py (KvCacheConfig,
+CacheTransceiverConfig) and llmapi/disagg_utils.py (extract_disagg_cfg).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,18 +34,18 @@ _USUAL_PAGE, _USUAL_TOKENS, _USUAL_FRACTION = 32, 8192, 0.9
 
 
 class Roles(NamedTuple):
-    """What an orchestrator says of its servers."""
+    """Roles of servers and routing policies, as an orchestrator's file gives them."""
 
     of_ports: dict[str, str]
     """Role of the server at each port."""
     routers: dict[str, str]
-    """Routing policy of each role."""
+    """Name of the routing policy of each role."""
     aside: list[str]
 
 
 def expanded(process: Process, folder: Path) -> list[Process]:
-    """The process with the options of its YAML files, or the servers that an orchestrator's file describes, and behind
-    them the orchestrator. The script may write these files itself.
+    """The process, with the options of the YAML files that it names. For an orchestrator: the servers that its file
+    describes, then the orchestrator. The script may write these files itself.
     """
     words = [part for word in process.words for part in _parts(word)]
     words = words[1:] if words[:1] == ["serve"] else words
@@ -66,7 +67,7 @@ def expanded(process: Process, folder: Path) -> list[Process]:
 
 
 def _check(words: Sequence[str], where: str) -> None:
-    """Raises InputError with the name of the file whose options are wrong."""
+    """Raises InputError if an option is wrong. The message names the file."""
     try:
         read_flags("trtllm", parsed(words)[1])
     except ValueError as wrong:
@@ -79,7 +80,7 @@ def _parts(word: str) -> list[str]:
 
 
 def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | None:
-    """Options of a file that the script writes, or that lies beside it. None: there is no such file."""
+    """The options in a file, which the script writes or which is in its folder. None: there is no such file."""
     written = process.written.get(name.removeprefix("./"))
     if written is None and not (name and (folder / name).is_file()):
         return None
@@ -91,14 +92,16 @@ def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | N
 
 
 def of_orchestrator_file(config: Any, where: str) -> list[Process]:
-    """Servers that a file of `trtllm-serve disaggregated` describes with their settings. Empty: it is no such file."""
+    """The servers that a file of `trtllm-serve disaggregated` describes together with their settings. Empty: the file
+    is another one.
+    """
     if not isinstance(config, dict) or not _SECTIONS.keys() & config.keys():
         return []
     return _described(Process(where, "trtllm", []), config)
 
 
 def _described(process: Process, config: Mapping[str, Any]) -> list[Process]:
-    """Servers of an orchestrator's file, and the orchestrator. Raises InputError."""
+    """The servers in an orchestrator's file, and the orchestrator. Raises InputError if the file is wrong."""
     for section in _SECTIONS:
         _check_section(config.get(section), f"{process.where}: {section}")
     orchestrator = replace(process, program="trtllm-orchestrator", words=[], variables=_texts(config))
@@ -121,7 +124,9 @@ def _check_section(servers: Any, where: str) -> None:
 
 
 def _servers_of(process: Process, config: Mapping[str, Any]) -> Iterator[Process]:
-    """Servers whose settings an orchestrator's file has. Settings outside its sections are of all servers."""
+    """Yields the servers whose settings an orchestrator's file has. Settings outside its sections apply to all
+    servers.
+    """
     common = {name: value for name, value in config.items() if name not in (*_OF_ORCHESTRATOR, *_NOT_READ)}
     for section, role in _SECTIONS.items():
         given = {**common, **_section(config, section)}
@@ -138,7 +143,7 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _flags_of(options: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Options as flags; those inside a section have its name before theirs, with a dot."""
+    """Yields options as words of a command line. The name of an option inside a section is SECTION.OPTION."""
     for name, value in options.items():
         if isinstance(value, dict):
             yield from _flags_of(value, f"{before}{name}.")
@@ -152,7 +157,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """What `roles_of` needs of an orchestrator's file, as the variables of its process."""
+    """Those parts of an orchestrator's file that `roles_of` needs, as variables of its process."""
     found: dict[str, str] = {}
     for section, role in _SECTIONS.items():
         servers = _section(config, section)
@@ -165,7 +170,7 @@ def _texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def roles_of(processes: Sequence[Process]) -> Roles:
-    """Roles by port, and routing policies, of all orchestrators among processes."""
+    """The roles of servers by port, and the routing policies, from all orchestrators among the processes."""
     found = Roles({}, {}, [])
     for process in processes:
         for text, value in process.variables.items() if process.program == "trtllm-orchestrator" else ():
@@ -180,7 +185,9 @@ def roles_of(processes: Sequence[Process]) -> Roles:
 
 
 def finish(read: Read, role: str) -> None:
-    """Completes the fields of a server of a role: sizes that depend on each other, and TensorRT-LLM's defaults."""
+    """Completes the fields of a server of this role: sizes that follow from one another, and defaults of
+    TensorRT-LLM.
+    """
     server, tp = read.server, read.server.get("tp", 1)
     if server.pop("attention_dp", False):
         server["dp"], server["tp"] = tp, 1

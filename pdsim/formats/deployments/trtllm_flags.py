@@ -1,4 +1,6 @@
-"""Flags of trtllm-serve and of Dynamo's workers of TensorRT-LLM, and options of their YAML files."""
+"""Readers of the options of trtllm-serve and of Dynamo's workers of TensorRT-LLM, also of options in their YAML
+files.
+"""
 
 from pdsim.formats.deployments.readers import (
     STATE_DTYPES,
@@ -19,7 +21,7 @@ from pdsim.formats.deployments.readers import (
 
 
 def _transceiver(read: Read, value: Value) -> None:
-    """Reads cache_transceiver_config.backend. UCX, and MPI over UCX, post as NIXL's UCX backend does."""
+    """Reads cache_transceiver_config.backend. UCX, and MPI over UCX, post transfers as NIXL's UCX backend does."""
     backend = text_of(value).upper()
     read.common["network.transport"] = "mooncake-rdma" if backend == "MOONCAKE" else "nixl-rdma"
     if backend not in ("NIXL", "MOONCAKE"):
@@ -31,12 +33,14 @@ def _draft_tokens(read: Read, value: Value) -> None:
 
 
 def _missing_options(read: Read, value: Value) -> None:
-    """Tells that the flag's file was not found. Options of files that exist stand among the flags instead."""
+    """Notes that the file which the option names was not found. If a file is found, its options take the place of this
+    option.
+    """
     read.aside.append(f"options of {text_of(value)}: there is no such file beside the command; defaults count")
 
 
 OPTION_FILES = ("config", "extra-llm-api-options", "extra-engine-args")
-"""Flags that name a YAML file of options."""
+"""Options that name a YAML file with further options."""
 
 _ROLES_OF_TRTLLM = {"CONTEXT": "prefill", "GENERATION": "decode", "prefill": "prefill", "decode": "decode"}
 _DTYPES_OF_TRTLLM = {"fp8": "fp8", "nvfp4": "fp4", "bfloat16": "bf16", "auto": None}
@@ -86,4 +90,6 @@ TRTLLM: dict[str, Reader] = {
         nothing,
     ),
 }
-"""Flags of trtllm-serve, and options of its YAML files: those inside a section with the section's name and a dot."""
+"""Readers of the options of trtllm-serve, also of those in its YAML files. An option inside a section has the name
+SECTION.OPTION.
+"""

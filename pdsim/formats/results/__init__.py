@@ -1,1 +1,1 @@
-"""Reads results of load generators and simulators as summaries, and writes runs as their results."""
+"""Reads results of load generators and simulators as summaries of runs, and writes runs as such results."""

@@ -1,4 +1,6 @@
-"""Reads results of clients, one summary each. A field that a client does not report is absent, and never 0."""
+"""Reads results of load generators, each as a summary. A number that a tool does not report is missing in the summary,
+and never 0.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -26,7 +28,7 @@ def vllm(result: ResultFields) -> dict[str, float]:
 
 
 def _with_rates(summary: dict[str, float]) -> dict[str, float]:
-    """The summary with rates of tokens and requests, if the result has their totals and the duration."""
+    """The summary, with rates of requests and tokens if the result has totals and a duration."""
     duration = summary.get("duration") or 0
     inputs, outputs = (summary.get(f"total_{what}_tokens") for what in ("input", "output"))
     whole_total = None if inputs is None or outputs is None else inputs + outputs
@@ -46,14 +48,16 @@ _AIPERF_TOTALS = {
     "total_token_throughput": "total_throughput",
 }
 _AIPERF_LENGTHS = {"input_sequence_length": "total_input_tokens", "output_sequence_length": "total_output_tokens"}
-"""Mean lengths from which totals are computed if the file has no totals."""
+"""Mean lengths by which the number of requests is multiplied if the file has no totals."""
 _AIPERF_DURATION = "benchmark_duration"
 _AIPERF_IN_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _AIPERF_IN_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
 
 
 def aiperf(result: ResultFields) -> dict[str, float]:
-    """Results of AIPerf, and of GenAI-Perf, which has the same names. Early AIPerf has its metrics in `records`."""
+    """The summary of a result of AIPerf, or of GenAI-Perf, which uses the same names. Early releases of AIPerf put
+    metrics into `records`.
+    """
     result = result.part("records") if isinstance(result.get("records"), dict) else result
     summary: dict[str, float] = {}
     for theirs, ours in _AIPERF_TOTALS.items():
@@ -98,7 +102,7 @@ _RECORD_TIMES = {"request_latency": "e2e_latency", "time_to_first_token": "ttft"
 
 
 def aiperf_records(rows: Iterable[ResultFields]) -> dict[str, Any]:
-    """Summary of AIPerf's records of single requests, without those of its warm-up and failures."""
+    """The summary of AIPerf's records of single requests, without warm-up and without failed requests."""
     times: dict[str, list[float]] = {ours: [] for ours in _RECORD_TIMES.values()}
     tokens = {"input_sequence_length": 0.0, "output_sequence_length": 0.0}
     begins, ends = [], []

@@ -22,7 +22,7 @@ from pdsim.scenario.sections.servers import ServerSettings
 from pdsim.system.catalog import load_model
 
 _ARGUMENTS = ("sharegpt_output_len", "random_input_len", "random_output_len", "random_range_ratio", "server_info")
-"""Arguments that bench_serving writes before its results. A simulation has none of them."""
+"""Arguments that bench_serving writes before its results and that a simulation does not have."""
 _AIPERF_PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 _AIPERF_TOTALS = {
     "request_throughput": ("request_throughput", "requests/sec"),
@@ -36,7 +36,7 @@ _AIPERF_TOTALS = {
 
 
 _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
-"""Names of latencies in vLLM's and InferenceX's results, with those of summaries."""
+"""Names of latencies in summaries, by their names in results of vLLM and InferenceX."""
 
 
 class Run(NamedTuple):
@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
 
 def write_result(path: Path, tool: str, run: Run) -> None:
-    """Writes a run in the tool's own file format. `tool` is one of TOOLS."""
+    """Writes a run as a result file of another tool. tool: one of TOOLS."""
     result = TOOLS[tool](run)
     text = json.dumps(result, allow_nan=False, indent=None if tool == "sglang" else 2)
     write_whole(path, text + "\n")
@@ -59,7 +59,7 @@ def _sglang(run: Run) -> dict[str, Any]:
 
 
 def _vllm(run: Run) -> dict[str, Any]:
-    """The result of vLLM with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
+    """The result that vLLM writes with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
     summary, times_ms = run.summary, _times_ms(run.summary)
     chunks = {f"{s}_itl_ms": summary["pdsim"].get(f"{s}_inter_chunk_latency_ms") for s in STATISTICS}
     if any(chunks.values()):
@@ -89,7 +89,7 @@ def _vllm(run: Run) -> dict[str, Any]:
 
 
 def _times_ms(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Latencies, with 0 for those that no request had, as load generators write them."""
+    """The latencies of a summary in ms. A latency that no request has is 0, as load generators write it."""
     names = [f"{statistic}_{name}_ms" for name in _LATENCIES.values() for statistic in STATISTICS]
     return {name: summary[name] or 0.0 for name in names}
 
@@ -154,8 +154,8 @@ def _inferencex(run: Run) -> dict[str, Any]:
 
 
 def _inferencex_cluster(summary: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
-    """Cluster of an InferenceX result. Rates are per GPU: for a pair, output per decode GPU and input per
-    prefill GPU.
+    """The fields of an InferenceX result that describe the cluster. Its rates are per GPU: output tokens per decode
+    GPU, and input tokens per prefill GPU.
     """
     if scenario.aggregated is not None:
         gpus = scenario.aggregated.num_gpus

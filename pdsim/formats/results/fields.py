@@ -1,4 +1,4 @@
-"""Fields of a result, with their place in the file."""
+"""Fields of a result, which know their place in the file."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from pdsim.scenario.yaml_file import ConfigError
 
 
 class ResultFields:
-    """A JSON object of a result with its place, so that errors name file and field.
+    """A JSON object in a result, with its place, so that errors name the file and the field.
 
-    Fields that are null count as absent.
+    Fields that are null count as missing.
     """
 
     def __init__(self, found: Any, where: str, path: str = "") -> None:
@@ -28,7 +28,7 @@ class ResultFields:
 
     @property
     def objects(self) -> set[str]:
-        """Names of the fields whose values are JSON objects."""
+        """Names of the fields that hold JSON objects."""
         return {name for name, value in self._found.items() if isinstance(value, dict)}
 
     def get(self, name: str) -> Any:
@@ -44,7 +44,7 @@ class ResultFields:
         return [ResultFields(one, self._file, f"{self._to(name)}[{number}]") for number, one in enumerate(found)]
 
     def number(self, name: str) -> float | None:
-        """A finite number. None: the field is absent."""
+        """A finite number. None: the field is missing. Raises ConfigError for other values."""
         value = self.get(name)
         if value is None:
             return None
@@ -56,7 +56,7 @@ class ResultFields:
         return number
 
     def count(self, name: str) -> int:
-        """A whole number, which may be written as text."""
+        """A whole number, which the file may have as text. Raises ConfigError for other values."""
         value = self.get(name)
         try:
             return whole(value)
@@ -64,14 +64,14 @@ class ResultFields:
             raise self._foreign(name, "a whole number") from None
 
     def numbers(self, names: Mapping[str, str], factor: float = 1) -> dict[str, float]:
-        """Finite numbers among the fields, under summary names. names: summary fields by the tool's names; several may
-        give the same summary field.
+        """Finite numbers, by their fields in a summary, multiplied by `factor`. Missing ones are left out. names:
+        fields of a summary, by the tool's names; several names may have the same field.
         """
         found = [(ours, self.number(theirs)) for theirs, ours in names.items()]
         return {ours: value * factor for ours, value in found if value is not None}
 
     def unit(self, name: str, units: Mapping[str, float]) -> float:
-        """The factor of the unit that a field names."""
+        """The factor for the unit that a field names. Raises ConfigError if the unit is unknown."""
         unit = self.get(name)
         if not isinstance(unit, str) or unit not in units:
             raise ConfigError(f"{self.where}: no unit {unit!r}; there are {', '.join(units)}")
@@ -85,7 +85,7 @@ class ResultFields:
 
 
 def statistics_of(latency: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Summary fields of a latency, by a tool's names of statistics."""
+    """For each statistic of a latency: its field in a summary, by the name that the tool uses."""
     return {theirs: f"{ours}_{latency}_ms" for theirs, ours in names.items()}
 
 

@@ -1,4 +1,4 @@
-"""Reads files of results. The fields of a file show which tool wrote it."""
+"""Reads files of results. Finds out by the fields which tool wrote a file."""
 
 import json
 import re
@@ -21,14 +21,14 @@ class ImportedResult(NamedTuple):
 class Tool(NamedTuple):
     name: str
     file: str
-    """Usual name of the tool's file."""
+    """Usual name of the file that the tool writes."""
     differs: str
-    """Differences of the tool's definitions from those of a summary."""
+    """Says how the tool's numbers differ from those of a summary with the same names."""
     wrote: Callable[[ResultFields], Any]
-    """Function that is true for the tool's results."""
+    """Tells whether a result comes from this tool."""
     summary: Callable[[ResultFields], dict[str, float]]
     label: Callable[[ResultFields], Any] = lambda _: None
-    """Function for the name of the result in the file."""
+    """Reads the name of a result from the file."""
 
 
 _RECORDS = "AIPerf's records"
@@ -102,7 +102,9 @@ TOOLS = (
         lambda row: row.get("label"),
     ),
 )
-"""Readers, from special to general: DynoSim's report has SGLang's names, and SGLang's result has vLLM's."""
+"""The tools, from special to general. A report of DynoSim has all fields of SGLang's results, and a result of SGLang
+has those of vLLM's.
+"""
 SUFFIXES = (".json", ".jsonl", ".csv")
 _PRINTED = (".txt", ".log", ".out", ".md")
 _YAML = (".yaml", ".yml")
@@ -110,12 +112,12 @@ _OF_SCENARIOS = re.compile(r"^model\s*:", re.MULTILINE)
 
 
 def is_printed(path: Path) -> bool:
-    """True for a text file with the report of a client."""
+    """True if the file is the text of a report that a client printed."""
     return path.suffix in _PRINTED and path.is_file() and tables.HEAD in read_text(path, "text")
 
 
 def is_result(path: Path) -> bool:
-    """True for a file of results: JSON, CSV, a printed report, or YAML of a benchmark. A YAML file that names a model
+    """True if a file has results: JSON, CSV, a printed report, or a benchmark in YAML. A YAML file that names a model
     and has no results is a scenario.
     """
     if is_printed(path):
@@ -133,7 +135,7 @@ def is_result(path: Path) -> bool:
 
 
 def read_results(path: Path) -> list[ImportedResult]:
-    """Results of a file, one per line, element or benchmark. Raises ConfigError for files of no known tool."""
+    """The results in a file, one per line, element or benchmark. Raises ConfigError if no known tool wrote the file."""
     rows = list(_rows(path))
     if rows and all(isinstance(row, dict) and {"metadata", "metrics"} <= row.keys() for row in rows):
         each = [ResultFields(row, f"{path}, line {number}") for number, row in enumerate(rows, start=1)]
@@ -146,7 +148,9 @@ def read_results(path: Path) -> list[ImportedResult]:
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """Rows of an object, an array, or lines of objects. Infinity, which SGLang writes, is accepted."""
+    """Yields the objects in a JSON file: a single one, the elements of an array, or one per line. Infinity is accepted,
+    because SGLang writes it.
+    """
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
     if path.suffix in _PRINTED:
@@ -167,7 +171,7 @@ def _yaml(path: Path) -> Any:
 
 
 def _json(path: Path) -> Any:
-    """The JSON value of a file, or a list of the values of its lines."""
+    """The JSON value of a file. If each line has a value: the list of these values."""
     text = read_text(path, "JSON")
     try:
         return json.loads(text)

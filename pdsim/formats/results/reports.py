@@ -1,4 +1,4 @@
-"""Reads reports with more than a client's summary: of benchmark frameworks, and of another simulator."""
+"""Reads reports that have more than the results of one load: of benchmark frameworks, and of another simulator."""
 
 import re
 from math import isclose
@@ -24,7 +24,7 @@ _GUIDELLM_TPOT = "inter_token_latency_ms"
 
 
 def benchmarks_of(report: dict[str, Any], where: str) -> list[Any]:
-    """Benchmarks of a GuideLLM report. Raises ConfigError for a newer version."""
+    """The benchmarks in a report of GuideLLM. Raises ConfigError if the report's version is newer than pdsim knows."""
     metadata = report.get("metadata")
     version = metadata.get("version") if isinstance(metadata, dict) else None
     if version not in _GUIDELLM_VERSIONS:
@@ -35,14 +35,14 @@ def benchmarks_of(report: dict[str, Any], where: str) -> list[Any]:
 
 
 def load_of(benchmark: ResultFields) -> str:
-    """The load in GuideLLM's notation: concurrent@16, constant@2.5, synchronous."""
+    """The load of a benchmark as GuideLLM writes it: concurrent@16, constant@2.5, synchronous."""
     strategy = _strategy(benchmark)
     amount = strategy.get("streams") or strategy.get("rate")
     return f"{strategy.get('type_')}" + (f"@{amount:g}" if isinstance(amount, int | float) else "")
 
 
 def _strategy(benchmark: ResultFields) -> ResultFields:
-    """The strategy of a benchmark, which reports before version 2 have among the arguments."""
+    """The strategy of a benchmark. Before version 2, reports have it among the arguments."""
     return benchmark.part("config" if "config" in benchmark else "args").part("strategy")
 
 
@@ -64,7 +64,7 @@ def guidellm(benchmark: ResultFields) -> dict[str, float]:
 
 
 def _guidellm_totals(benchmark: ResultFields) -> ResultFields:
-    """Numbers of requests, which GuideLLM's versions have in three places."""
+    """The numbers of requests. Versions of GuideLLM have them in three different places."""
     for part, name in (("metrics", "request_totals"), ("", "request_totals"), ("run_stats", "requests_made")):
         holder = benchmark.part(part) if part and part in benchmark else benchmark
         if name in holder:
@@ -73,14 +73,16 @@ def _guidellm_totals(benchmark: ResultFields) -> ResultFields:
 
 
 def _guidellm_successful(metrics: ResultFields, name: str) -> ResultFields:
-    """A metric of successful requests. Empty if the report has no such metric."""
+    """The values of a metric for requests that succeeded. Empty: the report lacks the metric."""
     if name not in metrics:
         return ResultFields({}, metrics.where)
     return metrics.part(name).part("successful")
 
 
 def _guidellm_times(distribution: ResultFields, latency: str, in_ms: float = 1) -> dict[str, float]:
-    """Statistics of a latency. Empty if its mean is 0: nothing was measured, as without streaming."""
+    """The statistics of a latency. Empty: its mean is 0, so nothing was measured, as without streaming. in_ms: factor
+    to ms.
+    """
     if not distribution.number("mean"):
         return {}
     has_percentiles = "percentiles" in distribution
@@ -90,10 +92,10 @@ def _guidellm_times(distribution: ResultFields, latency: str, in_ms: float = 1) 
 
 
 def _guidellm_tpot(benchmark: ResultFields, metrics: ResultFields) -> dict[str, float]:
-    """TPOT statistics in which each request counts once. The file's distribution counts once per gap, and its mean is
-    ITL's.
+    """Statistics of TPOT in which each request counts once. In the file, each gap counts once, so that its mean is that
+    of ITL.
 
-    If requests differ in length, all of them must be in the file.
+    If requests differ in length, the statistics are computed from single requests, all of which must be in the file.
     """
     lengths = _guidellm_successful(metrics, "output_token_count")
     if lengths.number("min") == lengths.number("max"):
@@ -123,7 +125,9 @@ _GENAI_IN_MS = {"s": 1e3, "ms": 1.0}
 
 
 def genai_bench(result: ResultFields) -> dict[str, float]:
-    """Summary of genai-bench. A latency that was not measured is null or 0 in the file."""
+    """The summary of a result of genai-bench. A latency that was not measured is null or 0 in the file, and is left
+    out.
+    """
     metrics = result.part("aggregated_metrics")
     stats = metrics.part("stats")
     in_ms = result.unit("_time_unit", _GENAI_IN_MS) if "_time_unit" in result else _GENAI_IN_MS["s"]
@@ -142,7 +146,9 @@ def genai_bench(result: ResultFields) -> dict[str, float]:
 
 
 def _counts_all_tokens(metrics: ResultFields, stats: ResultFields) -> bool:
-    """True if no request was left out as warm-up or cool-down. Token rates are divided by the time of all requests."""
+    """True if no request was left out as warm-up or cool-down. Rates of tokens are divided by the time of all
+    requests.
+    """
     tokens = stats.part("num_input_tokens")
     mean, completed = tokens.number("mean"), metrics.number("num_completed_requests")
     return mean is not None and completed is not None and isclose(mean * completed, tokens.number("sum") or 0)
@@ -164,7 +170,9 @@ def is_dynosim(result: ResultFields) -> bool:
 
 
 def dynosim(result: ResultFields) -> dict[str, float]:
-    """Summary of DynoSim. A latency without samples is 0 in the file. In reports with token gaps, ITL means TPOT."""
+    """The summary of a report of DynoSim. A latency without samples is 0 in the file, and is left out. In reports that
+    have gaps between tokens, ITL means TPOT.
+    """
     report = result.part("summary") if "summary" in result else result
     summary = report.numbers({"duration_ms": "duration"}, 1e-3) | report.numbers(_DYNOSIM_TOTALS)
     gaps = "token_gap" if "mean_token_gap_ms" in report else "itl"
@@ -180,7 +188,9 @@ _LATENCIES = {
     "time_per_output_token": "tpot",
     "inter_token_latency": "itl",
 }
-"""Latencies in inference-perf's and llm-d's reports, whose other names stand for other quantities."""
+"""Latencies in the reports of inference-perf and llm-d, with their names in summaries. Other names there mean other
+quantities.
+"""
 _STATISTICS = {
     "mean": "mean", "median": "median", "p50": "median", "std": "std", "stddev": "std",
     "p90": "p90", "p95": "p95", "p99": "p99",
@@ -194,7 +204,9 @@ _RATES = {
 
 
 def inference_perf(result: ResultFields) -> dict[str, float]:
-    """Summary of inference-perf. Latencies are in seconds; totals are mean lengths times the number of requests."""
+    """The summary of a report of inference-perf. Its latencies are in s. Totals are mean lengths times the number of
+    requests.
+    """
     successes = result.part("successes")
     summary = successes.numbers({"count": "completed"})
     if "load_summary" in result:
@@ -233,7 +245,9 @@ _ISO_DURATION = re.compile(r"PT(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?")
 
 
 def _reported_duration(result: ResultFields, metrics: ResultFields) -> dict[str, float]:
-    """Duration: in seconds in version 0.1, ISO 8601's PT2M3S of the whole run in 0.2."""
+    """The field `duration` in s. Version 0.1 has the number; 0.2 has the duration of the whole run as ISO 8601, such as
+    PT2M3S.
+    """
     if "time" in metrics.objects:
         return metrics.part("time").numbers({"duration": "duration"})
     if "run" not in result.objects or "time" not in result.part("run").objects:
@@ -246,7 +260,7 @@ def _reported_duration(result: ResultFields, metrics: ResultFields) -> dict[str,
 
 
 def llm_d_report(result: ResultFields) -> dict[str, float]:
-    """Summary of llm-d's benchmark reports, 0.1 and 0.2, which name the unit of each latency."""
+    """The summary of a benchmark report of llm-d, 0.1 or 0.2. Each latency in the report names its unit."""
     if "metrics" in result:
         metrics = result.part("metrics")
     else:

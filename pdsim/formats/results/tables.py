@@ -1,6 +1,7 @@
-"""Reads results as printed by their tools: the report of a client on a terminal, and the CSV of AIPerf and GenAI-Perf.
+"""Reads results in the form in which tools print them: the report of a client on a terminal, and the CSV of AIPerf and
+GenAI-Perf.
 
-Both become rows with the fields that the same tools write as JSON.
+The result has the fields that the same tools write as JSON.
 """
 
 import csv
@@ -31,7 +32,7 @@ _TIME = re.compile(r"(mean|median|std|p\d+) (ttft|tpot|itl|e2el|e2e latency)")
 
 
 def printed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Reports of SGLang's and vLLM's clients, in the order in which they were printed."""
+    """Yields the reports of SGLang's and vLLM's clients in a text, in the order in which they were printed."""
     found: dict[str, Any] | None = None
     for line in lines:
         if HEAD in line:
@@ -49,7 +50,9 @@ def printed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def tabled(text: str, where: str) -> dict[str, Any]:
-    """The metrics of a CSV with several parts, each with its own head. Raises ConfigError."""
+    """The metrics in a CSV that consists of several tables, each with a head of its own. Raises ConfigError if the text
+    is no CSV.
+    """
     metrics: dict[str, Any] = {}
     head: list[str] = []
     try:
