@@ -180,7 +180,7 @@ def test_a_file_beside_without_an_algorithm_is_told(fields):
 def test_an_unknown_scheme_of_kv_is_told():
     model, notes = made(PLAIN["llama"], beside(kv_cache_quant_algo="NVFP4"))
     assert model.kv_dtype is None
-    assert "its KV scheme NVFP4 is not known" in notes
+    assert "the KV type NVFP4 is unknown" in notes
 
 
 @pytest.mark.parametrize(

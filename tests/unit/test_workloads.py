@@ -322,7 +322,7 @@ def test_turns_of_a_mooncake_session_follow_each_other(tmp_path):
     assert [spec.after for spec in specs] == [(), (), (), (0,), (3,)]
     assert [spec.think_ns for spec in specs] == [0, 0, 0, 15_000_000, 5_000_000]
     back = [rows[0], {**rows[2], "timestamp": 9}]
-    with pytest.raises(TraceError, match="line 2: timestamp is 9, expected one not before"):
+    with pytest.raises(TraceError, match="line 2: timestamp is 9, expected a time not before"):
         MooncakeTrace(path=write(tmp_path / "t.jsonl", back)).requests(Streams(0))
 
 
