@@ -223,9 +223,9 @@ def _check_divided_kv(scenario: Scenario) -> None:
     """Raises ConfigError if the decode GPUs divide the KV of a request (dcp) and the engine cannot send KV from prefill
     to such GPUs.
     """
-    layout = layout_of(scenario, "decode")
-    if layout.dcp == 1:
+    if scenario.pair.decode.dcp == 1:
         return
+    layout = layout_of(scenario, "decode")
     attention, tp = layout.model.attention, layout.tp
     if not isinstance(attention, LatentAttention):
         at = "SGLang 0.5.23, disaggregation/common/conn.py:1412; vLLM 0.33.0, config/vllm.py:1587"
