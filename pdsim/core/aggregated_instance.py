@@ -1,8 +1,10 @@
 """Life of a request in an aggregated instance, which computes prompts and decodes on one GPU group, one step at a time.
 
-state meaning left by waiting NewRequest came, or the request was retracted next_step: the policy picks the request
-begun chunks are computed; one prompt may be incomplete next_step -> PrefillStep, on_step_done -> FirstToken running one
-token per step next_step -> DecodeStep, on_step_done gone prompt and output are cached -> Finished
+state     meaning                                               left by
+waiting   NewRequest came, or the request was retracted         next_step: the policy picks the request
+begun     chunks are computed; one prompt may be incomplete     next_step -> PrefillStep, on_step_done -> FirstToken
+running   one token per step                                    next_step -> DecodeStep, on_step_done
+gone      prompt and output are cached                          -> Finished
 
 A waiting or begun request that is cancelled, or that waited too long, is dropped at once. A running request that is
 cancelled first gets one more token, and its KV is cached. Prompts come first: the batch decodes only when no prompt can

@@ -1,8 +1,10 @@
 """The autoscaler: starts servers, stops them and changes their roles, as a scaling policy decides.
 
-state meaning left when off the server holds no GPUs the policy wants more servers -> starting starting it holds GPUs,
-and serves no requests yet its start-up time is over -> Serve serving the router sends it requests the policy wants
-fewer of its role -> Drain draining it finishes its requests it is empty -> FlushCache; then off, or starting again
+state      meaning                                        left when
+off        the server holds no GPUs                       the policy wants more servers -> starting
+starting   it holds GPUs, and serves no requests yet      its start-up time is over -> Serve
+serving    the router sends it requests                   the policy wants fewer of its role -> Drain
+draining   it finishes its requests                       it is empty -> FlushCache; then off, or starting again
 
 Server k is the instance prefill-k or decode-k. As in SGLang's mini_lb (pull request 28403), a server drains before it
 changes its role, keeps weights and KV pool, and drops its prefix cache. A server that is not empty in time goes on

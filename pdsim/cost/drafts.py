@@ -28,8 +28,8 @@ class DraftTimes:
     DSPARK."""
     num_verified: int
     computes_prompts: bool
-    """False: the draft proposes a block in one forward, from the target's hidden states (DSPARK). Projecting hidden
-    states to KV takes no time in this model."""
+    """True: the draft's layers also compute prompts. False: the draft proposes a block in one forward, from the
+    target's hidden states (DSPARK), whose projection to KV takes no time in this model."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict, repr=False)
 
     def decode_line(self, num_requests: int, expert_share: float | None = None) -> DecodeLine:

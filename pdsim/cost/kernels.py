@@ -95,7 +95,9 @@ def _others(operator: str, kind: str) -> list[Kernel]:
 
 
 class Spread(NamedTuple):
-    """Factors by which the true values of a kernel may lie above or below the given values. 1: measured."""
+    """Factors by which the true values of a kernel may lie above or below the given values. 1: the kernel was measured
+    on this GPU.
+    """
 
     compute: float = 1
     memory: float = 1
@@ -141,7 +143,7 @@ def beyond_tables(layout: Layout) -> Beyond:
 
 
 def is_whole(kind: str) -> bool:
-    """True for kernels of experts that one GPU holds whole."""
+    """True if a kernel's kind means experts that one GPU holds completely."""
     return kind.startswith("whole")
 
 

@@ -1,7 +1,7 @@
 """Simulated time in integer ns. Events of one instant run in this order:
 
-first messages, transfers, arrivals in the order in which they were scheduled then instances see their steps end and
-choose the next ones by instance
+first   messages, transfers, arrivals                            in the order in which they were scheduled
+then    instances handle ended steps, and choose the next steps  by instance
 
 Therefore the order of instances does not depend on which instance scheduled its event first.
 """

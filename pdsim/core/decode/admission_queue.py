@@ -2,10 +2,10 @@
 still write.
 
 state         meaning                                                  left by
-uncomputed    NewRequest came, and pages are granted to computed       on_computed
-              prompts only (allocation: prefill_complete)
-queued        by priority, then first come, first served               admit_next: matched, locked, pages reserved
-retracted     ran, and lost its pages                                  resume_next: pages reserved
+uncomputed    waits until prefill has computed the prompt              on_computed
+              (only with allocation: prefill_complete)
+queued        waits for pages; by priority, then by arrival            admit_next: matched, locked, pages reserved
+retracted     ran, lost its pages, and waits for pages                 resume_next: pages reserved
 """
 
 from collections import deque

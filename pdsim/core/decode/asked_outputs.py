@@ -1,8 +1,9 @@
 """Requests whose output tokens an instance asks the driver for. The prefix cache needs the tokens to store the KV of
 outputs.
 
-state meaning on_put_out retracted asked when the request lost its pages the outputs are cached when the request has its
-KV again closing aborted, and its last step has run all its KV is cached, and its pages are given up
+state       meaning                                            when the driver sends the outputs (on_put_out)
+retracted   the request lost its pages                         they are cached when the request has its KV again
+closing     the request is aborted, and its last step has run  all its KV is cached, and its pages are freed
 """
 
 from collections.abc import Mapping

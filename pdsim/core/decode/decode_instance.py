@@ -1,13 +1,15 @@
 """Life of a request in a decode instance.
 
-state meaning left by queued NewRequest came next_step: matched, locked, granted pages transferring pages reserved, KV
-on its way on_message(KvArrived), seen by the next next_step ready KV complete next_step -> FirstToken; the prompt is
-cached running one token per step next_step -> DecodeStep, on_step_done retracted lost its pages, its KV is in host
-memory next_step: ready again when its pages fit gone prompt and output are cached -> Finished
+state         meaning                                                  left by
+queued        NewRequest came                                          next_step: prefix matched, locked; pages granted
+transferring  pages reserved, KV on its way                            on_message(KvArrived), seen by the next next_step
+ready         KV complete                                              next_step -> FirstToken; the prompt is cached
+running       one token per step                                       next_step -> DecodeStep, on_step_done
+retracted     lost its pages, its KV is in host memory                 next_step: ready again when its pages fit
+gone          prompt and output are cached                             -> Finished
 
-Queued and retracted requests wait for pages: admission_queue.py. A request may fail before its KV has arrived (Cancel,
-KvLost, PeerDown of its prefill instance, a timeout). Its pages stay reserved while a sender may still write into them:
-Releases, in admission_queue.py.
+Queued and retracted requests: admission_queue.py. If a request fails before its KV has arrived (Cancel, KvLost,
+PeerDown of its prefill instance, a timeout), Releases keeps its pages while a sender may still write into them.
 """
 
 from collections.abc import Collection, Sequence
@@ -330,7 +332,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Fails requests that a dead prefill instance has not sent. If restarted, it may already send new ones."""
+        """Fails requests that a dead prefill instance has not sent. If restarted, it may send new ones."""
         reason = f"{down.instance_id} was lost"
         commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
         due = [r for r in self.transferring.values() if r.prefill_id == down.instance_id and self._is_due(r.request_id)]

@@ -22,8 +22,8 @@ from pdsim.policy.views import TokenSequence
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
 LEAST_TOKENS = 10
-"""Minimum number of tokens to load from host memory. Prefill recomputes fewer tokens (SGLang 0.5.12, hiradix_cache.py,
-load_back_threshold)."""
+"""Minimum number of tokens to load from host memory. If fewer could be loaded, prefill computes them again instead
+(SGLang 0.5.12, hiradix_cache.py, load_back_threshold)."""
 _NEVER = 1 << 62
 _INSERTS: dict[WritePolicy, int] = {"write_through": 1, "write_through_selective": 2, "write_back": _NEVER}
 """Number of inserts after which a node is written to host memory, for each write policy (same file,
@@ -277,9 +277,10 @@ class Prefetch:
 class Prefetcher:
     """Reads KV from storage into host memory while a prompt queues (SGLang's HiCache, L3).
 
-    state begins when begun a prompt came, and storage may continue its cached prefix -> PrefetchKv stopped the prompt
-    will be computed, or was given up -> StopPrefetch over storage writes into the prefetch's pages no more
-    on_prefetched
+    state     begins when
+    begun     a prompt came, and storage may continue its cached prefix    -> PrefetchKv
+    stopped   the prompt will be computed, or was given up                 -> StopPrefetch
+    over      storage writes into the prefetch's pages no more             on_prefetched
 
     When a prefetch is stopped or over, the host cache takes the pages that were read, and the other pages are freed.
     The policy decides how long a prompt waits. best_effort: not at all. wait_complete: until all found pages are read.

@@ -28,7 +28,9 @@ class PageStore:
         return max(0, node.stop - start_tokens) // self._page_size
 
     def num_missing(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Number of pages after start_tokens that storage lacks. 0 if storage also lacks a page before start_tokens."""
+        """Number of pages of the tokens [start_tokens, stop_tokens) that storage lacks. 0 if storage also lacks a page
+        before start_tokens.
+        """
         end = min(self._tree.peek(sequence), stop_tokens)
         return 0 if end < start_tokens else (stop_tokens - end) // self._page_size
 

@@ -218,7 +218,7 @@ class RadixCache:
                 self._offer(step)
 
     def drop_twins(self, node: Node, holder: object) -> None:
-        """Frees a lock holder's own copies of pages of nodes on the path to node."""
+        """Frees the copies of pages that a lock's holder has for nodes on the path to `node`."""
         step: Node | None = node
         while step is not None:
             for twin in step.twins:
@@ -302,7 +302,9 @@ class RadixCache:
         return self._heap[0][2].last_access if self._heap else None
 
     def _cut(self, node: Node, num_pages: int) -> None:
-        """Splits a node so that it keeps its last num_pages pages. Its first pages can be evicted later."""
+        """Splits a node so that it keeps only its last num_pages pages. A new parent gets its first pages, which can be
+        evicted later.
+        """
         self._offer(self.split(node, node.stop - num_pages * self.page_size))
 
     def _replace(self, node: Node) -> int:
@@ -431,7 +433,7 @@ class RadixCache:
 
 
 def path_to(node: Node | None) -> list[Node]:
-    """Nodes from below the root to this node, in this order."""
+    """Nodes on the path from the root to this node, in this order. The root is not included."""
     path: list[Node] = []
     while node is not None and node.parent is not None:
         path.append(node)

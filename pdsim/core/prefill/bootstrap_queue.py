@@ -1,8 +1,9 @@
 """The requests of a prefill instance, and the queue in which requests wait until decode has granted pages.
 
-state begins when ends when ungranted NewRequest came its grant comes, its timeout is over, or the request is given up
-early KvGranted came first NewRequest comes, or its timeout is over refused one side will not serve the request its late
-messages, which are ignored, can no longer come
+state       begins when                                     ends when
+ungranted   NewRequest came                                 KvGranted comes, after a timeout, or when it is given up
+early       KvGranted came before NewRequest                NewRequest comes, or after a timeout
+refused     prefill or decode will not serve the request    no late message about it can come, which is ignored
 """
 
 from dataclasses import dataclass

@@ -405,8 +405,8 @@ class ForwardBuilder(Generic[RequestT]):
         return self._allows_fixed is not None and request.ignores_eos
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
-        """Adds a chunk of at most limit tokens to the forward. Returns False if the chunk would be empty. If the chunk
-        does not complete the prompt, the prompt becomes `partial`. The first chunk of a prompt has whole pages.
+        """Adds a chunk of at most limit tokens to the forward. Returns False if the chunk would be empty. A prompt that
+        the chunk does not complete is stored as `self.partial`. Only the last chunk of a prompt may end within a page.
         """
         num_tokens = request.num_tokens - request.num_scheduled_tokens
         unit = 1 if self.partial is request or self._is_fixed(request) else self.page_size

@@ -1,16 +1,17 @@
 """Life of a request in a prefill instance.
 
-state meaning left by bootstrapping NewRequest came; decode has not granted pages yet on_message(KvGranted), or
-optimistic: at once granted decode waits for its KV next_step, when a slot for its first token is free waiting the
-prompt waits until the policy picks it next_step -> PrefillStep begun chunks are computed; one prompt may be incomplete
-next_step, on_step_done -> TransferUnit per chunk parked computed before decode has granted pages -> PromptComputed,
-on_message(KvGranted) sending computed; pages and slot stay held on_message(KvSent), seen by the next next_step gone its
-whole pages stay in the prefix cache -> PrefillDone
+state          meaning                                                left by
+bootstrapping  NewRequest came; decode has not granted pages yet      on_message(KvGranted), or optimistic: at once
+granted        decode waits for its KV                                next_step, when a slot for its first token is free
+waiting        the prompt waits until the policy picks it             next_step -> PrefillStep
+begun          chunks are computed; one prompt may be incomplete      next_step, on_step_done -> TransferUnit per chunk
+parked         computed before decode has granted pages               -> PromptComputed, on_message(KvGranted)
+sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
+gone           its whole pages stay in the prefix cache               -> PrefillDone
 
-Late, early and missing grants: bootstrap_queue.py.
-
-A request may be given up: Cancel, Abort, PeerDown of its decode instance, or no grant in time. A request that no
-forward has taken is dropped at once. Other requests are dropped when their present forward and transfer end.
+Late, early and missing grants: bootstrap_queue.py. A request may be given up: Cancel, Abort, PeerDown of its decode
+instance, or no grant in time. A request that no forward has taken is dropped at once. Other requests are dropped when
+their present forward and transfer end.
 
 Optimistic prompts begin before decode has granted pages. They give their pages and slots to granted prompts: partly
 computed prompts at the end of a chunk, parked prompts if no other request can proceed. Their KV stays cached.
@@ -382,7 +383,7 @@ class PrefillInstance:
     # Giving up.
 
     def _give_up(self, request_id: int) -> list[m.Command]:
-        """Gives a request up. Its computed pages stay cached. Forwards and transfers keep slot and pages until they
+        """Gives a request up. Its computed pages stay cached. Slot and pages stay held until forward and transfer
         end.
         """
         self.cache.stop_prefetch(request_id)

@@ -1,8 +1,9 @@
 """The router: chooses a prefill and a decode instance for each request, and retries failed requests on other instances.
 
-state meaning begins with routed an attempt is under way Arrival, or Woken for a retry -> NewRequest to a pair waiting
-backoff before the next attempt Failed (retryable), PeerDown of decode, none healthy gone the client has been told the
-end the attempt finished, or no attempt is left
+state       meaning                                            begins with
+routed      an attempt is under way                            Arrival, or Woken for a retry -> NewRequest to a pair
+waiting     backoff before the next attempt                    Failed (retryable), PeerDown of decode, or all are down
+gone        the client knows that the request has ended        the attempt finished, or no attempt is left
 
 Each retry has a new id, so that no instance confuses late messages of an old attempt with the new attempt. The first
 attempt has the client's id; the second retry of request 17 has id 2000000017. A request whose first token was streamed

@@ -1,11 +1,12 @@
 """Sends KV of outputs back from decode to prefill when a request ends. The next request of the conversation finds this
 KV in prefill's cache.
 
-state meaning message offered decode has prompt and output in its prefix cache, locked -> KvOffered to the prefill
-instance wanted prefill lacks enough of this KV, and has pages for it -> KvWanted; the decode instance sends the KV
-returned prefill caches the KV, decode unlocks it KvReturned
+state      meaning                                                     message
+offered    decode has prompt and output in its prefix cache, locked    -> KvOffered to the prefill instance
+wanted     prefill lacks enough of this KV, and has pages for it       -> KvWanted; the decode instance sends the KV
+returned   prefill caches the KV, decode unlocks it                    KvReturned
 
-If prefill lacks little of the KV, or has no pages for it, nothing is sent. Law: tests/laws/test_kv_returns.py.
+Nothing is sent if prefill lacks only little of the KV, or has no pages for it. Law: tests/laws/test_kv_returns.py.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.views import TokenSequence
 
 LEAST_TOKENS = 64
-"""Minimum number of tokens for which KV is returned. Prefill recomputes fewer tokens (vLLM, kv_recompute_threshold)."""
+"""Minimum number of tokens for which KV is returned. If prefill lacks fewer, it computes them again instead (vLLM,
+kv_recompute_threshold)."""
 
 
 @dataclass(slots=True, eq=False)

@@ -3,11 +3,12 @@ arriving KV be scattered into pages.
 
 Each state of a cell begins with a message:
 
-lent AskStaging came -> StagingLent a span for every cell of the request written CellWritten came -> Scatter the KV is
-in the ring scattered CellScattered came the KV is in its pages; the decode instance gets a message free FreeCells came
--> StagingWatermark the instance's loop sends FreeCells once per decode step given up Abort came -> spans free, Abort
-passed on when no scatter of the request is under way lost KvLost came -> KvLost passed on the instance decides when to
-give the spans up
+lent        AskStaging came -> StagingLent              a span for every cell of the request
+written     CellWritten came -> Scatter                 the KV is in the ring
+scattered   CellScattered came                          the KV is in its pages; the decode instance gets a message
+free        FreeCells came -> StagingWatermark          the instance's loop sends FreeCells once per decode step
+given up    Abort came -> spans free, Abort passed on   when no scatter of the request is under way
+lost        KvLost came -> KvLost passed on             the instance decides when to give the spans up
 
 The last unit's KvArrived goes on to the instance when every cell of the request is scattered. Messages reach the
 receiver at once; it does not wait for the decode instance's loop.

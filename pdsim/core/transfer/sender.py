@@ -2,11 +2,13 @@
 
 Each state of a unit begins with an event:
 
-queued a TransferUnit came it joins the queue of its destination ready its layers are computed and its span of the ring,
-if any, is free to write sending -> StartTransfer one per queue sent UnitSent came -> KvSent here, KvArrived or
-CellWritten there failed TransferFailed came -> Abort here and there the request's other units are dropped lost
-TransferLost came -> Abort here, KvLost there as failed, but bytes may still be under way stopped StopSending came ->
-KvSent here, Abort there when the unit under way, if any, has ended
+queued     a TransferUnit came                                     it joins the queue of its destination
+ready      its layers are computed                                 and its span of the ring, if any, is free to write
+sending    -> StartTransfer                                        one per queue
+sent       UnitSent came -> KvSent here, KvArrived or CellWritten there
+failed     TransferFailed came -> Abort here and there             other units of the request are dropped
+lost       TransferLost came -> Abort here, KvLost there           as failed, but bytes may still be under way
+stopped    StopSending came -> KvSent here, Abort there            after the unit under way has ended
 
 "Here" is the prefill instance, "there" the decode instance or its receiver. Messages reach the workers at once; they do
 not wait for the instance's loop. A unit that is not ready lets later units of other requests pass. SGLang puts such a

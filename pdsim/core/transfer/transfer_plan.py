@@ -4,11 +4,12 @@ All ranks of an instance do the same at the same time, so one pair of a prefill 
 pairs. The KV that a pair moves depends on the tensor-parallel sizes (SGLang 0.5.23, common/conn.py:
 _resolve_rank_mapping, staging_buffer.py):
 
-decode has transfers sent as as many ranks each rank sends all its KV heads to its counterpart whole pages fewer ranks
-several prefill ranks write to each decode rank a slice of each token's heads, or staging more ranks each prefill rank
-writes to several, one after another a slice of each token's heads, or staging latent KV every rank holds all KV: one
-writer per decode rank whole pages divided latents every rank gets its share of the tokens from one writer gathered
-tokens, or vLLM's blocks
+decode has       transfers                                                  sent as
+as many ranks    each rank sends all its KV heads to its counterpart        whole pages
+fewer ranks      several prefill ranks write to each decode rank            a slice of each token's heads, or staging
+more ranks       each prefill rank writes to several, one after another     a slice of each token's heads, or staging
+latent KV        every rank holds all KV: one writer per decode rank        whole pages
+divided latents  every rank gets its share of the tokens from one writer    gathered tokens, or vLLM's blocks
 
 With pipeline stages on prefill, each rank sends the layers of its stage. A pair of the stage with most layers stands
 for all pairs.
