@@ -98,8 +98,8 @@ class Autoscaler:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        """Handles a ClusterSeen message, and returns commands. The last command asks for the next message at a time.
-        Raises TypeError for other messages.
+        """Handles a ClusterSeen message, and returns commands. The last command tells when the autoscaler needs the
+        next ClusterSeen. Raises TypeError for other messages.
         """
         if not isinstance(message, ClusterSeen):
             raise TypeError(f"an autoscaler does not take {message}")

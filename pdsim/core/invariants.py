@@ -1,6 +1,7 @@
 """Laws that hold between any two calls into an instance, for tests, debug runs and the end of every run.
 
-docs/invariants.md lists them with these ids. `check` raises InvariantError with the state that breaks a law.
+docs/invariants.md lists the laws with the ids that are used here. `check` raises InvariantError with the state that
+breaks a law.
 """
 
 from collections import Counter

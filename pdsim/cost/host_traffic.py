@@ -65,7 +65,7 @@ class HostTraffic:
     prefill: HostMoves
     decode: HostMoves
     busiest: float
-    """Number of tokens that the experts of the busiest GPU compute, divided by the mean of all GPUs."""
+    """Number of tokens that the busiest GPU's experts compute, divided by the mean over all GPUs."""
     overlaps: bool = False
     """True: one half of a batch exchanges tokens while the other half computes (two-batch overlap)."""
 

@@ -124,7 +124,7 @@ class Beyond(NamedTuple):
     spread: float = 1
     """Factor by which the true slowness may lie above or below `slowness`."""
     undivided: float = 1
-    """Factor on Kernel.token_us of experts."""
+    """Factor on the experts' time per token that more GPUs do not shorten (Kernel.token_us)."""
 
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.5)

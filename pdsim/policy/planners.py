@@ -135,11 +135,11 @@ class SpareSaturation:
     queue_threshold: float = 5.0
     """Number of waiting requests at which a server is saturated."""
     kv_spare_trigger: float = 0.1
-    """Minimum spare capacity in pages: kv_threshold minus the mean share of used pages. If less is spare, a server is
+    """Minimum spare share of pages: kv_threshold minus the mean share of used pages. If less is spare, a server is
     added."""
     queue_spare_trigger: float = 3.0
-    """Minimum spare capacity of the queue: queue_threshold minus the mean number of waiting requests. If less is spare,
-    a server is added."""
+    """Minimum spare room in the queue: queue_threshold minus the mean number of waiting requests. If less is spare, a
+    server is added."""
     keep_servers: bool = False
     """True: servers change their roles, but no server starts or stops."""
 

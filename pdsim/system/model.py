@@ -30,7 +30,8 @@ class GroupedQueryAttention:
 
     KIND: ClassVar = "grouped-query"
     WINDOW_POOL_RATIO: ClassVar = 0.8
-    """Number of tokens of SGLang's window pool per token of its main pool (0.5.23, swa_full_tokens_ratio)."""
+    """SGLang's pool for layers with a window holds this share of the main pool's tokens (0.5.23,
+    swa_full_tokens_ratio)."""
     index_token_bytes: ClassVar = 0
 
     num_layers: int
@@ -111,7 +112,7 @@ class LatentAttention:
 
     KIND: ClassVar = "latent"
     WINDOW_POOL_RATIO: ClassVar = 0.1
-    """Number of tokens of SGLang's window pool per token of its main pool, for DeepSeek V4 (0.5.23,
+    """SGLang's pool for windows holds this share of the main pool's tokens, with DeepSeek V4 (0.5.23,
     arg_groups/model_overrides/deepseek_v4.py:48)."""
     has_window_pool: ClassVar = True
 

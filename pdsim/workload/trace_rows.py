@@ -31,7 +31,7 @@ _LEAST_GAP = 2
 """Whole-number times with a smaller mean difference count as seconds. In milliseconds, they would mean over 500
 requests per second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
-"""Units of times since 1970. Times in a unit are smaller than the unit's value here."""
+"""Units of times since 1970. Each has the value below which times in this unit stay."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -270,7 +270,7 @@ class Prefetch:
     num_found: int = 0
     num_read: int = 0
     num_kept: int = 0
-    """Number of first pages that the host cache has taken or freed so far."""
+    """Number of pages, counted from the first, that the host cache has taken or freed so far."""
     is_stopped: bool = False
 
 

@@ -23,9 +23,10 @@ class StateLimits:
     """Number of slots that a request holds while it has a lease: for its own state, and for states that will be
     cached."""
     chunk_tokens: int
-    """A chunk of a prompt keeps states at multiples of this number of tokens, counted from the chunk's beginning."""
+    """While a prompt's chunk is computed, a state can be kept after every chunk_tokens tokens, counted from the chunk's
+    beginning."""
     interval_tokens: int
-    """States of outputs are kept at multiples of this number of tokens."""
+    """While a request decodes, a state can be kept after every interval_tokens tokens of the sequence."""
     has_buffer: bool = True
     """False: a state is kept where a chunk or request ends, at any token (no_buffer)."""
     computes_prompts: bool = True

@@ -36,7 +36,7 @@ class Node:
     locks: int = 0
     readers: int = 0
     walk: int = 0
-    """Number of the last call of `num_repeated_tokens` that visited this node."""
+    """Serial number of the last call of `num_repeated_tokens` that visited this node."""
     heap_serial: int = 0
     num_twins: int = 0
     """Number of locks whose holders have their own copies of this node's pages. `twins` has the copies."""

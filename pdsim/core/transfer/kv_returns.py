@@ -17,8 +17,8 @@ from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.views import TokenSequence
 
 LEAST_TOKENS = 64
-"""Minimum number of tokens for which KV is returned. If prefill lacks fewer, it computes them again instead (vLLM,
-kv_recompute_threshold)."""
+"""Minimum number of tokens for which KV is returned. If prefill lacks fewer tokens, it computes them again instead
+(vLLM, kv_recompute_threshold)."""
 
 
 @dataclass(slots=True, eq=False)

@@ -147,7 +147,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return forward
 
     def _save_chunks(self, host: ChunkCache, chunks: list[PrefillChunk], begun: set[int]) -> None:
-        """Saves the chunks that a step completes to host memory: chunks of prompts that begin in the step first.
+        """Saves to host memory the chunks that a step completes, first those of prompts that begin in the step.
         Requests with outputs save no chunks.
 
         A prompt that begins also saves cached chunks that host memory lacks (LMCache 0.5.6, vllm_v1_adapter.py:204).

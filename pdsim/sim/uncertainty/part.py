@@ -45,10 +45,10 @@ class Change(NamedTuple):
 
     ratios: Mapping[str, float]
     error: float
-    """Relative standard error of the ratio, of TTFT or of latency, whichever is higher."""
+    """Relative standard error of this ratio. The higher value of TTFT and latency."""
     drift: float
-    """Relative difference of the ratio between the two halves of the first requests, of TTFT or of latency, whichever
-    is higher."""
+    """Relative difference of this ratio between the two halves of the first requests. The higher value of TTFT and
+    latency."""
 
 
 def part_size(num_requests: int) -> int | None:
