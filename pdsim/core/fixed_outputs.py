@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 INITIAL_RATIO = 0.7
-"""Share of its longest output that a request is expected to produce if it may stop at EOS, before any request has run
-(SGLANG_INIT_NEW_TOKEN_RATIO)."""
+"""A request that may stop at EOS is expected to produce this share of its longest output, until the instance has run
+requests (SGLANG_INIT_NEW_TOKEN_RATIO)."""
 
 
 class Growing(Protocol):
@@ -37,7 +37,7 @@ class SimulatedEnds:
     """Expected ends of running requests and of requests that one forward begins, soonest first."""
 
     def __init__(self, running: Iterable[Growing], ratio: float) -> None:
-        """ratio: share of its longest output that a request is expected to produce if it may stop at EOS."""
+        """ratio: a request that may stop at EOS is expected to produce this share of its longest output."""
         self._running = running
         self._ratio = ratio
         self._ends: list[_End] | None = None

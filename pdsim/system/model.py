@@ -20,8 +20,8 @@ StateDtype = Literal["fp32", "fp16", "bf16"]
 
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 DTYPE_BYTES: dict[KvDtype | Dtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5625, "int4": 0.52, "int8": 1.02}
-"""Bytes per element, including scales: of groups of 16 for fp4, as in NVFP4 (MXFP4: of 32). For integers including
-scales and zeros of groups of 128."""
+"""Bytes per element. fp4: including the scales of groups of 16, as in NVFP4 (MXFP4: groups of 32). int4 and int8:
+including scales and zeros of groups of 128."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return step, commands
 
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
-        """Runs an iteration of SGLang's loop, in no time. None: no step yet; the next iteration may have a step."""
+        """Runs one iteration of SGLang's loop, which takes no time. None: no step; the next iteration may have one."""
         frees_places = bool(self.batch.ended)
         ask_again_steps, changed = self._change(commands)
         self._copy(commands)
@@ -274,7 +274,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self.cache.drop(self.transferring.pop(request.request_id).lease)
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """Adds copies to host memory to the commands, before commands after which others may write into the pages."""
+        """Adds pending host copies to the commands, before commands that let others overwrite the copied pages."""
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
 

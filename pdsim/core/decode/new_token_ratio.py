@@ -1,4 +1,4 @@
-"""SGLang's new_token_ratio: the share of its longest output that a running request is still expected to produce."""
+"""SGLang's new_token_ratio: a running request is expected to still produce this share of its longest output."""
 
 from collections.abc import Collection
 
@@ -13,9 +13,10 @@ DECAY_STEPS = 600
 
 
 class NewTokenRatio:
-    """The share of its longest output that a running request is still expected to produce. Each decode step lowers the
-    ratio by the same amount. A formula gives the ratio after any number of steps, so many steps at once equal single
-    steps.
+    """A running request is expected to still produce this share of its longest output.
+
+    Each decode step lowers the ratio by the same amount. A formula gives the ratio after any number of steps, so many
+    steps at once equal single steps.
     """
 
     def __init__(self, conservativeness: float) -> None:
@@ -39,8 +40,8 @@ class NewTokenRatio:
         self._start_step += 1
 
     def on_retraction(self, num_steps: int, running: Collection[RunningRequest]) -> None:
-        """Raises the ratio after a retraction: to the share of their longest outputs that running requests have
-        produced. The next step does not lower the ratio.
+        """Sets the ratio after a retraction: the outputs that running requests have produced, plus RETRACT_STEPS for
+        each, divided by their longest outputs. The next step does not lower the ratio.
         """
         outputs = sum(request.num_output_tokens for request in running) + RETRACT_STEPS * len(running)
         self._start = min(1.0, outputs / (sum(request.max_output_tokens for request in running) + 1))

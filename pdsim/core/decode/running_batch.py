@@ -226,7 +226,7 @@ class RunningBatch(Generic[RequestT]):
 
     def _give_back(self, request: RequestT) -> None:
         """Frees the pages of a retracted request, and evicts cached pages so that the other requests can run for
-        RETRACT_STEPS. Ended requests that still count are among the others (managers/schedule_policy.py, 0.5.12,
+        RETRACT_STEPS. Ended requests that still count as running are included (managers/schedule_policy.py, 0.5.12,
         :1019).
         """
         self._drop(request)

@@ -313,8 +313,8 @@ class KvCache:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
     def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
-        """Number of tokens after which an insert that ends at this node counts as a use of nodes. None: the insert does
-        not count.
+        """An insert that ends at this node counts as a use of the nodes after this number of tokens. None: the insert
+        does not count.
         """
         if self._counts_every_insert:
             return None if is_chunk else 0

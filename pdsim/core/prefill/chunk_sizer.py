@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 SMOOTHNESS = 0.75
-"""A chunk's size is this share of the size that keeps chunk times equal, plus the rest of the first chunk's size
+"""Weight of the size that keeps chunk times equal, in a chunk's size. The first chunk's size has the other weight, 0.25
 (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
 LEAST_SHARE = 4
 """A chunk has at least the first chunk's size divided by this number."""
