@@ -135,7 +135,9 @@ class Session:
         return made
 
     def _last_before(self, places: Sequence[int], goes_on: Sequence[int]) -> list[int]:
-        """Returns the last call before the moment of each agent that has later calls. goes_on: the later calls."""
+        """Returns, for each agent with later calls, its last call before them. goes_on: the later calls. places: all
+        calls, by start.
+        """
         agents = {self.calls[place].agent for place in goes_on}
         return list(
             {

@@ -16,7 +16,7 @@ from pdsim.policy.views import TokenSequence
 
 @dataclass(frozen=True, kw_only=True)
 class StateLimits:
-    """Number of states that an instance keeps, and the tokens at which it keeps them."""
+    """Number of states that an instance has room for, and the tokens after which it keeps a state."""
 
     num_slots: int
     slots_per_request: int
