@@ -73,7 +73,9 @@ def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
 def require_own(folder: Path, own: Collection[str]) -> None:
     """Raises ForeignFileError if the folder is a link or a file, or has a file that matches no pattern in `own`."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ForeignFileError(f"{folder}: is {'a link' if folder.is_symlink() else 'a file'}, and is kept")
+        raise ForeignFileError(
+            f"{folder}: is {'a link' if folder.is_symlink() else 'a file'}, not a folder; name another"
+        )
     if foreign := foreign_files(folder, own):
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ForeignFileError(f"{folder}: has {foreign[0]}{more}, which pdsim did not write; move it away")

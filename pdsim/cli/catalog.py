@@ -44,7 +44,9 @@ def add(
     config: Annotated[Path, Parameter(help="A model's config.json as Hugging Face has it.")],
     /,
     *,
-    name: Annotated[str | None, Parameter(help="What scenarios call it; else the name of the config's folder.")] = None,
+    name: Annotated[
+        str | None, Parameter(help="Name of the model in scenarios [the name of the config's folder].")
+    ] = None,
 ) -> None:
     """Add a model to the user's catalog: ~/.config/pdsim, or --catalog."""
     from pdsim.inputs import read_json

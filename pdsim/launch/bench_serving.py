@@ -16,8 +16,12 @@ def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
     """
     requests, dataset = _dataset(scenario.workload)
     sent = pace(scenario.client)
-    why = [] if dataset else [f"{component_name(scenario.workload)} with these lengths is none of its workloads"]
-    why += [] if sent else ["it sends Poisson arrivals or a closed loop without a ramp"]
+    why = (
+        []
+        if dataset
+        else [f"{component_name(scenario.workload)} with these lengths is no workload that bench_serving generates"]
+    )
+    why += [] if sent else ["bench_serving sends Poisson arrivals, or a closed loop without a ramp, only"]
     if why:
         return [], why
     flags: Flags = [

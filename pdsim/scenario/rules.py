@@ -124,13 +124,13 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
             )
     for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
         if computing is not None and computing.long_prefill_tokens is not None:
-            return f"{role}.long_prefill_tokens is vLLM's; leave it out, or say engine: vllm"
+            return f"{role}.long_prefill_tokens is a setting of vLLM; leave it out, or say engine: vllm"
         if computing is not None and computing.long_prefill_adaptive:
-            return f"{role}.long_prefill_adaptive is vLLM's; leave it out, or say engine: vllm"
+            return f"{role}.long_prefill_adaptive is a setting of vLLM; leave it out, or say engine: vllm"
     if scenario.network.nixl_push:
-        return "network.nixl_push is vLLM's; leave it out, or say engine: vllm"
+        return "network.nixl_push is a setting of vLLM; leave it out, or say engine: vllm"
     if prefill is not None and prefill.hold_timeout is not None:
-        return "prefill.hold_timeout is vLLM's; leave it out, or say engine: vllm"
+        return "prefill.hold_timeout is a setting of vLLM; leave it out, or say engine: vllm"
     if scenario.aggregated is not None and scenario.aggregated.load_balance_method == "follow_bootstrap_room":
         return (
             "aggregated.load_balance_method: follow_bootstrap_room: requests of an aggregated server have no bootstrap "
@@ -142,7 +142,7 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
         if scenario.aggregated.speculative_draft_tokens is not None:
             return "aggregated.mixed_chunk: pdsim does not model mixed steps with drafts; leave one of them out"
     if scenario.aggregated is not None and scenario.aggregated.prefill_schedule_interval > 1:
-        return "aggregated.prefill_schedule_interval is vLLM's; leave it out, or say engine: vllm"
+        return "aggregated.prefill_schedule_interval is a setting of vLLM; leave it out, or say engine: vllm"
     if scenario.router.disaggregation is not None:
         return "router.disaggregation: decode computes no prompts in SGLang; leave it out, or say engine: vllm"
     return ""
@@ -152,7 +152,7 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
     prefill, decode = scenario.prefill, scenario.decode
     for role, servers in scenario.roles.items():
         if servers.load_balance_method not in ("auto", "router"):
-            return f"{role}.load_balance_method: {servers.load_balance_method} is SGLang's; leave it out"
+            return f"{role}.load_balance_method: {servers.load_balance_method} is a setting of SGLang; leave it out"
     if prefill is not None and prefill.pp > 1:
         return f"prefill.pp: {prefill.pp}: pdsim does not model vLLM's pipeline stages; leave it out"
     if prefill is not None and prefill.cp > 1:
@@ -162,27 +162,27 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
     if decode is not None and decode.speculative_draft_tokens is not None:
         return "decode.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
     if any(servers.mamba_radix_cache_strategy is not None for servers in scenario.roles.values()):
-        return "mamba_radix_cache_strategy is SGLang's; leave it out"
+        return "mamba_radix_cache_strategy is a setting of SGLang; leave it out"
     if any(servers.mamba_track_interval is not None for servers in scenario.roles.values()):
-        return "mamba_track_interval is SGLang's; leave it out"
+        return "mamba_track_interval is a setting of SGLang; leave it out"
     if wrong := _wrong_tiers_for_vllm(scenario):
         return wrong
     for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
         if computing is not None and computing.prefill_max_requests is not None:
-            return f"{role}.prefill_max_requests is SGLang's; leave it out"
+            return f"{role}.prefill_max_requests is a setting of SGLang; leave it out"
     if (aggregated := scenario.aggregated) is not None:
         if aggregated.speculative_draft_tokens is not None:
             return "aggregated.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
         if aggregated.prefill_schedule_interval > 1 and aggregated.dp > 1:
-            return "aggregated.prefill_schedule_interval: pdsim does not model the ranks' common one; give dp: 1"
+            return "aggregated.prefill_schedule_interval: pdsim does not model it for several ranks; give dp: 1"
         if aggregated.schedule_conservativeness != 1:
-            return "aggregated.schedule_conservativeness is SGLang's; leave it out"
+            return "aggregated.schedule_conservativeness is a setting of SGLang; leave it out"
         if aggregated.priority_preemption_threshold is not None:
-            return "aggregated.priority_preemption_threshold is SGLang's; leave it out"
+            return "aggregated.priority_preemption_threshold is a setting of SGLang; leave it out"
         if aggregated.mixed_chunk:
-            return "aggregated.mixed_chunk is SGLang's; vLLM's steps always mix prompts and outputs; leave it out"
+            return "aggregated.mixed_chunk is SGLang's: vLLM's steps always mix prompts and outputs; leave it out"
     if scenario.network.staging is not None:
-        return "network.staging is SGLang's; leave it out"
+        return "network.staging is a setting of SGLang; leave it out"
     return _wrong_push(scenario)
 
 
@@ -192,9 +192,7 @@ def _wrong_push(scenario: "Scenario") -> str:
     if not scenario.network.transport.startswith("nixl"):
         return f"network.nixl_push: the transport is {scenario.network.transport}; give one of NIXL"
     if scenario.decode is not None and scenario.decode.returns_kv:
-        return (
-            "network.nixl_push: NixlPushConnector returns no KV (0.33.0, push_scheduler.py:73); leave one of both out"
-        )
+        return "network.nixl_push: NixlPushConnector returns no KV (0.33.0, push_scheduler.py:73); leave one out"
     return ""
 
 
@@ -206,7 +204,7 @@ def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
         )
     for role, servers in scenario.roles.items():
         if servers.host_cache_write != "write_through":
-            return f"{role}.host_cache_write: {servers.host_cache_write} is SGLang's; leave it out"
+            return f"{role}.host_cache_write: {servers.host_cache_write} is a setting of SGLang; leave it out"
         if servers.host_cache_connector == "lmcache" and servers.host_cache_chunk_tokens % scenario.page_size:
             return (
                 f"{role}.host_cache_chunk_tokens: {servers.host_cache_chunk_tokens} is no multiple of page_size "
@@ -229,7 +227,7 @@ def _of_shedding(scenario: "Scenario") -> str:
 def _of_counts(scenario: "Scenario") -> str:
     if scenario.router.counts == "routed" or (scenario.aggregated is None and scenario.engine == "sglang"):
         return ""
-    return "router.counts: streams: so SGLang's gateway counts for prefill and decode only; leave it out"
+    return "router.counts: streams: SGLang's gateway counts streams for prefill and decode servers only; leave it out"
 
 
 def _of_returned_kv(scenario: "Scenario") -> str:
@@ -238,11 +236,11 @@ def _of_returned_kv(scenario: "Scenario") -> str:
         return ""
     wrong = ""
     if not (decode.radix_cache and prefill.radix_cache):
-        wrong = "it needs radix_cache: true on prefill and decode"
+        wrong = "returned KV needs radix_cache: true on prefill and decode"
     elif (prefill.tp, prefill.dp) != (decode.tp, decode.dp):
-        wrong = "it needs the same tp and dp on prefill and decode"
+        wrong = "returned KV needs the same tp and dp on prefill and decode"
     elif scenario.faults or scenario.health is not None or scenario.elastic is not None:
-        wrong = "it cannot be combined with faults, health or elastic; leave one of the two out"
+        wrong = "pdsim does not model returned KV beside faults, health or elastic; leave one of the two out"
     return f"decode.returns_kv: {wrong}" if wrong else ""
 
 
@@ -344,7 +342,7 @@ def _of_costs(scenario: "Scenario") -> str:
     """Says that a cost has no time at all, which would make every step free. Empty: all costs have times."""
     costs = {"prefill": scenario.cost.prefill, "decode": scenario.cost.decode}
     empty = [role for role, cost in costs.items() if isinstance(cost, Affine) and not cost.has_terms]
-    what = "it has no times, so every step would take 0 ns; give at least one time"
+    what = "the cost has no times, so every step would take 0 ns; give at least one time"
     return "; ".join(f"cost.{role}: {what}" for role in empty)
 
 

@@ -80,7 +80,7 @@ def of_all_groups(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value not in ENDS:
-        raise ValueError(f"no end {value!r}{did_you_mean(value, ENDS)}; there are {' and '.join(ENDS)}")
+        raise ValueError(f"no end of a range {value!r}{did_you_mean(value, ENDS)}; there are {' and '.join(ENDS)}")
     return dict.fromkeys(GROUPS, value)
 
 

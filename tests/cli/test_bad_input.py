@@ -293,7 +293,7 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
         (["engine=vlm"], "engine: Input should be 'sglang' or 'vllm', found 'vlm'"),
         (
             ["prefill.hold_timeout=1 s"],
-            "engine sglang: prefill.hold_timeout is vLLM's; leave it out, or say engine: vllm",
+            "engine sglang: prefill.hold_timeout is a setting of vLLM; leave it out, or say engine: vllm",
         ),
         (
             ["engine=vllm", "decode.allocation=early"],
@@ -305,10 +305,13 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
         ),
         (
             ["engine=vllm", "prefill=null", "decode=null", "aggregated={gpu: h100, schedule_conservativeness: 0.5}"],
-            "engine vllm: aggregated.schedule_conservativeness is SGLang's; leave it out",
+            "engine vllm: aggregated.schedule_conservativeness is a setting of SGLang; leave it out",
         ),
-        (["prefill.long_prefill_tokens=100"], "engine sglang: prefill.long_prefill_tokens is vLLM's; leave it out"),
-        (["engine=vllm", "network.staging={}"], "engine vllm: network.staging is SGLang's; leave it out"),
+        (
+            ["prefill.long_prefill_tokens=100"],
+            "engine sglang: prefill.long_prefill_tokens is a setting of vLLM; leave it out",
+        ),
+        (["engine=vllm", "network.staging={}"], "engine vllm: network.staging is a setting of SGLang; leave it out"),
         (
             [
                 "engine=vllm",

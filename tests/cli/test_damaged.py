@@ -45,7 +45,7 @@ def refusal(capsys, *words):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("[" * 100_000, "line 2: JSON is nested more than 100 deep"),
+        ("[" * 100_000, "line 2: JSON is nested more than 100 levels deep"),
         ('{"timestamp": %s}' % ("1" * 5000), "line 2: a number of more than 4300 digits"),
         ('{"timestamp": 0, "input_length": Infinity}', "line 2: Infinity is no finite number"),
         ('{"timestamp": 0, "input_length": 1e999}', "line 2: 1e999 is no finite number"),
@@ -220,8 +220,8 @@ CHANGES = [
     ("page_size=" + "1" * 400, "page_size: expected a number from -9.2e+18 to 9.2e+18"),
     ("page_size=" + "1" * 5000, "not YAML: Exceeds the limit"),
     ("context_tokens=1000000000", "context_tokens: Input should be less than or equal to 100000000"),
-    ("cost={use: affine}", "it has no times, so every step would take 0 ns"),
-    ("cost={use: table}", "it has no times, so every step would take 0 ns"),
+    ("cost={use: affine}", "the cost has no times, so every step would take 0 ns"),
+    ("cost={use: table}", "the cost has no times, so every step would take 0 ns"),
     ("cost={profile: /dev/zero}", "/dev/zero is a device or a pipe, not a file"),
 ]
 

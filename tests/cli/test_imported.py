@@ -386,7 +386,7 @@ def test_what_a_tool_does_not_report_is_blank_and_not_zero(capsys, tmp_path):
         ('{"mean_ttft_ms": NaN}', "result 1: mean_ttft_ms: expected a finite number, found nan"),
         (
             '{"metadata": {"version": 3}, "benchmarks": []}',
-            "metadata.version: of GuideLLM's reports 1 and 2 are read, found 3",
+            "metadata.version: pdsim reads versions 1 and 2 of GuideLLM's reports, found 3",
         ),
         ('{"metadata": {"version": 2}, "benchmarks": []}', "has no results"),
         ('{"metadata": {"version": 2}, "benchmarks": 1}', "benchmarks: expected an array, found int"),

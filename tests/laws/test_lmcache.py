@@ -145,7 +145,9 @@ def test_requests_that_decode_wait_for_the_copies_of_a_prompt_in_their_step():
     assert mixed.start_ns == load.end_ns > load.start_ns
 
 
-@pytest.mark.parametrize(("model", "reason"), [("qwen3-next-80b-a3b", "starts no"), ("gpt-oss-20b", "window layers")])
+@pytest.mark.parametrize(
+    ("model", "reason"), [("qwen3-next-80b-a3b", "does not start"), ("gpt-oss-20b", "sliding window")]
+)
 def test_models_that_need_a_hybrid_manager_of_kv_are_refused(model, reason):
     specs, changes = evicted_and_asked_again("aggregated", page_size=16)
     with pytest.raises(ConfigError, match=reason):

@@ -54,7 +54,10 @@ def test_nothing_is_held_while_prompts_wait_behind_a_full_step():
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"engine": "sglang"}, "interval is vLLM's"), ({"aggregated__tp": 2, "aggregated__dp": 2}, "ranks' common one")],
+    [
+        ({"engine": "sglang"}, "interval is a setting of vLLM"),
+        ({"aggregated__tp": 2, "aggregated__dp": 2}, "for several ranks"),
+    ],
 )
 def test_intervals_that_pdsim_does_not_model_are_refused(changes, reason):
     with pytest.raises(ConfigError, match=reason):

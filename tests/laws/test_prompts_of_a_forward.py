@@ -45,5 +45,5 @@ def test_prompts_one_by_one_pay_the_base_of_a_forward_each():
 
 
 def test_vllm_has_no_such_limit():
-    with pytest.raises(ConfigError, match="prefill_max_requests is SGLang's"):
+    with pytest.raises(ConfigError, match="prefill_max_requests is a setting of SGLang"):
         small(request(0, 5, 1), engine="vllm", prefill__prefill_max_requests=1)

@@ -365,7 +365,7 @@ def test_kv_moves_beside_the_next_forward_of_prefill(network, grant_ns):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"engine": "sglang"}, "nixl_push is vLLM's"),
+        ({"engine": "sglang"}, "nixl_push is a setting of vLLM"),
         ({"network__transport": "mooncake-rdma"}, "give one of NIXL"),
         ({"decode__returns_kv": True, "decode__radix_cache": True}, "NixlPushConnector returns no KV"),
     ],

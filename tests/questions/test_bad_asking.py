@@ -24,8 +24,11 @@ WRONG = [
         ["capacity", "--trace", "sharegpt.json", "--set", "client=open_loop"],
         "capacity varies the rate, and this trace has no times",
     ),
-    (["capacity", "--speedup", "1,2"], "only for the question capacity, with a trace that has arrival times"),
-    (["routing", "--trace", "trace.jsonl", "--speedup", "2"], "only for the question capacity"),
+    (
+        ["capacity", "--speedup", "1,2"],
+        "--speedup applies to the question capacity only, and needs a trace that has arrival times",
+    ),
+    (["routing", "--trace", "trace.jsonl", "--speedup", "2"], "applies to the question capacity only"),
     (["capacity", "--trace", "trace.jsonl", "--speedup", "1;2"], "--speedup 1;2: expected numbers, such as 0.5,1,2,4"),
     (["capacity", "--trace", "trace.jsonl", "--speedup", "0"], "--speedup 0: expected numbers above 0"),
     (
@@ -33,7 +36,7 @@ WRONG = [
         "deepseek-r1 has latent KV, which every rank holds whole",
     ),
     (["pd-ratio", "--trace", "empty.csv"], "pdsim: --trace: empty.csv: no requests in it"),
-    (["pd-ratio", "--set", "model=llama-3.1-405b"], "pdsim: --set: no point can run; the first: prefill: llama"),
+    (["pd-ratio", "--set", "model=llama-3.1-405b"], "pdsim: --set: no point can run; the first fails: prefill: llama"),
     (["pd-ratio", "x.yaml"], "x.yaml does not exist"),
     (["pd-ratio", "aggregated.yaml"], "questions are about prefill and decode instances"),
 ]

@@ -55,7 +55,7 @@ def test_prompts_want_prefill_and_outputs_want_decode(ask):
 def test_questions_keep_the_engine(ask):
     pulled, pushed = (ask("explain-ttft", f"engine={engine}") for engine in ("vllm", "sglang"))
     assert value(pulled, "disaggregated", "ttft") != value(pushed, "disaggregated", "ttft")
-    with pytest.raises(pdsim.ConfigError, match=r"engine vllm: network\.staging is SGLang's"):
+    with pytest.raises(pdsim.ConfigError, match=r"engine vllm: network\.staging is a setting of SGLang"):
         ask("staging-ring", "engine=vllm")
 
 

@@ -67,7 +67,7 @@ def test_a_run_whose_range_is_known_says_it_beside_every_number(one):
 
 def test_a_run_says_where_its_time_goes_before_anything_else(one):
     page = run_page([one])
-    assert "% of the latency is prefill_waiting; the slowest 1% to their first token" in page.answer
+    assert "% of the latency is prefill_waiting; the 1 % with the largest TTFT" in page.answer
     assert page.detail == "", "what limits is the tornado's to say"
     assert [card.title for card in page.cards] == ["throughput", "output", "TTFT", "TPOT", "latency"]
     assert names(page)[0] == "distributions"

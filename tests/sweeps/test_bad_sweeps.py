@@ -56,7 +56,7 @@ WRONG = [
     ),
     (HEAD + "grid: {network.bandwidth: [3]}", "network.bandwidth: bare number 3: write a bandwidth with its unit"),
     (HEAD + "grid: {seeds.x: [4]}", "unknown field 'seeds' (did you mean 'seed'?)"),
-    (HEAD + "grid: {prefill.gpu: [h1000, h2000]}", "no point can run; the first: prefill: no gpu 'h1000'"),
+    (HEAD + "grid: {prefill.gpu: [h1000, h2000]}", "no point can run; the first fails: prefill: no gpu 'h1000'"),
     ("scenario: bsae.yaml\ngrid: {page_size: [4]}", "bsae.yaml does not exist"),
     ("- a list", "sweep.yaml: expected a mapping of fields, found list"),
 ]

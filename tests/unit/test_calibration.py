@@ -484,5 +484,5 @@ def test_a_wrong_row_is_named(tmp_path, change, message):
 
 
 def test_too_few_shapes_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="prefill is left out: 1 shape, some of them held out, cannot fix"):
+    with pytest.raises(ConfigError, match="prefill is left out: 1 shape, of which some are held out, are too few"):
         calibrate(measured(tmp_path, prefill_rows(affine_prefill_us)[:3], decode_rows(affine_decode_us)))

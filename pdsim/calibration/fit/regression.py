@@ -282,7 +282,8 @@ def fit(form: Form, rows: Rows) -> FittedForm:
     shapes, num_shapes = _shapes(form, rows.columns)
     if num_shapes - ceil(num_shapes / NUM_FOLDS) < len(form.parameters):
         raise ValueError(
-            f"{counted(num_shapes, 'shape')}, some of them held out, cannot fix {len(form.parameters)} coefficients"
+            f"{counted(num_shapes, 'shape')}, of which some are held out, "
+            f"are too few for {len(form.parameters)} coefficients"
         )
     values = _robust(form, rows.columns)
     return FittedForm(

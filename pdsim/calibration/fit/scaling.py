@@ -143,7 +143,7 @@ class GpuScaling:
         if model.experts is not None:
             raise ConfigError(
                 f"{model.name} has routed experts: how many of them a step reads depends on its batch, "
-                "which the coefficients of a profile do not tell from launches"
+                "which the coefficients of a profile do not separate from launches"
             )
         dtypes = (model.weight_dtype, weight_dtype or model.weight_dtype)
         return cls(source, target, model, tp, dtypes, time_ratios(source, target, dtypes))

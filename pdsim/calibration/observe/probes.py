@@ -63,15 +63,15 @@ def one_round(budget: ObservationBudget) -> list[Probe]:
     if budget.concurrency > 1:
         streams = min(2, budget.concurrency - 1)
         probes += [
-            Probe("stall", 1 + streams, tokens, LONGEST_OUTPUT, "a prompt beside streams: how long they wait for it")
+            Probe("stall", 1 + streams, tokens, LONGEST_OUTPUT, "a prompt while streams run: how long the streams wait")
             for tokens in _every_other(lengths)
         ]
         probes += [
-            Probe("burst", size, SHORTEST_TOKENS * 2, 2, "prompts at once: the last TTFT")
+            Probe("burst", size, SHORTEST_TOKENS * 2, 2, "several prompts at once: the TTFT of the last")
             for size in sorted({max(2, budget.concurrency // 2), budget.concurrency})
         ]
     probes += [
-        Probe("prefix", 3, tokens, 2, "a prompt again with a new last quarter, with a new end: is it cached?")
+        Probe("prefix", 3, tokens, 2, "a prompt again, with a new last quarter and with a new end: how much is cached?")
         for tokens in _every_other(lengths)
     ]
     return probes

@@ -219,4 +219,4 @@ def _difference(name: str, there: Any, here: Any) -> str:
         for key in (*here, *there):
             if there.get(key) != here.get(key):
                 return _difference(f"{name}.{key}", there.get(key), here.get(key))
-    return f"{name} is {there!r} there, {here!r} here"
+    return f"the run has {name} {there!r}, the variant {here!r}"

@@ -198,7 +198,7 @@ def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) 
     if given is None and not names:
         raise ConfigError("no server says its model: give --model NAME")
     if len(names) > 1:
-        found.aside.append(f"models beside the first: {', '.join(list(names)[1:])}")
+        found.aside.append(f"models that are ignored, because a scenario has one: {', '.join(list(names)[1:])}")
     if given is not None:
         found.data["model"] = given
         return

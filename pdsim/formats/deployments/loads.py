@@ -154,7 +154,9 @@ def _of_aiperf(flags: _Flags) -> tuple[Load, list[str]]:
 
 def _require(dataset: str, known: tuple[str, ...]) -> None:
     if dataset not in known:
-        raise ValueError(f"dataset {dataset}: of generated ones {', '.join(known)} are read; give a trace beside it")
+        raise ValueError(
+            f"dataset {dataset}: pdsim reads {', '.join(known)}; for another, give its requests as a trace"
+        )
 
 
 _READERS: dict[str, Callable[[_Flags], tuple[Load, list[str]]]] = {

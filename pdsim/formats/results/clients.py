@@ -87,7 +87,9 @@ def inferencex(row: ResultFields) -> dict[str, float]:
     is_pair = row.get("disagg") in (True, "true", "True")
     sizes = ("num_prefill_gpu", "num_decode_gpu") if is_pair else ("tp",)
     if missing := [name for name in sizes if not row.get(name)]:
-        raise ConfigError(f"{row.where}: InferenceX's row has no {', '.join(missing)}, which its rates per GPU are of")
+        raise ConfigError(
+            f"{row.where}: InferenceX's row has no {', '.join(missing)}, by which its rates per GPU are divided"
+        )
     gpus = [row.count(name) for name in sizes]
     return {
         **row.numbers(_INFERENCEX_TIMES, 1e3),

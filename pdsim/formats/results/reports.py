@@ -28,7 +28,9 @@ def benchmarks_of(report: dict[str, Any], where: str) -> list[Any]:
     metadata = report.get("metadata")
     version = metadata.get("version") if isinstance(metadata, dict) else None
     if version not in _GUIDELLM_VERSIONS:
-        raise ConfigError(f"{where}: metadata.version: of GuideLLM's reports 1 and 2 are read, found {version!r}")
+        raise ConfigError(
+            f"{where}: metadata.version: pdsim reads versions 1 and 2 of GuideLLM's reports, found {version!r}"
+        )
     if not isinstance(found := report["benchmarks"], list):
         raise ConfigError(f"{where}: benchmarks: expected an array, found {type(found).__name__}")
     return found

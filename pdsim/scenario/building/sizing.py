@@ -207,12 +207,11 @@ def _check_lmcache(scenario: Scenario) -> None:
     model = load_model(scenario.model)
     wrong = ""
     if model.state is not None:
-        wrong = (
-            f"vLLM starts no {scenario.model} with it, because of its linear attention (0.33.0, config/vllm.py:2269)"
-        )
+        wrong = "vLLM does not start a model with linear attention beside LMCache (0.33.0, config/vllm.py:2269)"
     elif model.attention.window_tokens:
         wrong = (
-            "vLLM then keeps the whole KV of window layers (0.33.0, config/vllm.py:2269), which pdsim does not model"
+            "beside LMCache, vLLM keeps the whole KV of layers with a sliding window (0.33.0, config/vllm.py:2269), "
+            "which pdsim does not model"
         )
     for role, servers in scenario.roles.items():
         if wrong and servers.host_cache is not None and servers.host_cache_connector == "lmcache":
@@ -229,15 +228,15 @@ def _check_divided_kv(scenario: Scenario) -> None:
     attention, tp = layout.model.attention, layout.tp
     if not isinstance(attention, LatentAttention):
         at = "SGLang 0.5.23, disaggregation/common/conn.py:1412; vLLM 0.33.0, config/vllm.py:1587"
-        wrong = f"{scenario.model} has no latents, and prefill sends nothing else divided ({at})"
+        wrong = f"{scenario.model} has no latent KV, and prefill can send no other KV to GPUs that divide it ({at})"
     elif scenario.engine == "sglang" and attention.index_token_bytes:
         at = "0.5.23, arg_groups/model_overrides/deepseek_v2.py:23"
-        wrong = f"SGLang divides no KV of sparse attention that prefill sends ({at})"
+        wrong = f"SGLang cannot divide the KV of sparse attention that prefill sends ({at})"
     elif scenario.engine == "vllm" and layout.dcp != tp:
         wrong = f"vLLM divides the KV that prefill sends over all {tp} GPUs (0.33.0, config/vllm.py:1582)"
     elif scenario.engine == "vllm" and layout.model.state is not None:
         at = "0.33.0, nixl/base_worker.py:2714"
-        wrong = f"vLLM needs the same on prefill for models with linear attention ({at})"
+        wrong = f"for models with linear attention, vLLM needs the same dcp on prefill ({at})"
     else:
         return
     raise ConfigError(f"decode.dcp {layout.dcp}: {wrong}")
@@ -313,7 +312,9 @@ def _resolved_memory(
     attention = layout.model.attention
     if host is not None and layout.dcp > 1 and (not isinstance(attention, LatentAttention) or attention.sparse_tokens):
         at = "0.5.23, arg_groups/hicache_hook.py:157, model_overrides/deepseek_v2.py:21"
-        raise ConfigError(f"{role}.host_cache: SGLang copies divided KV of dense latents only ({at}); leave it out")
+        raise ConfigError(
+            f"{role}.host_cache: SGLang copies divided KV to the host for dense latents only ({at}); leave it out"
+        )
     if host == "auto":
         host = HOST_RATIO * pool * layout.kv_token_bytes
     all_ranks = running * settings.dp
@@ -356,7 +357,11 @@ def _wrong_strategy(scenario: Scenario, settings: ServerSettings) -> str:
         return ""
     if scenario.engine_version == "0.5.12":
         has_drafts = scenario.acceptance is not None
-        return "SGLang 0.5.12 has no radix cache with it and drafts (server_args.py:2569)" if has_drafts else ""
+        return (
+            "SGLang 0.5.12 has no radix cache beside this strategy and drafts (server_args.py:2569)"
+            if has_drafts
+            else ""
+        )
     if scenario.page_size > 1:
         return f"SGLang needs pages of 1 token, found {scenario.page_size} (0.5.23, arg_groups/mamba_hook.py:157)"
     return ""

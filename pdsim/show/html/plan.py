@@ -80,7 +80,7 @@ def _prices(plan: Row) -> list[FigureBlock]:
         known = [(row, one) for row, one in found if one.value < float("inf")]
         if known:
             title = f"Price against {name}"
-            caption = "Below the dashed line a cluster keeps this limit. The line joins the cheapest for each latency."
+            caption = "Clusters below the dashed line keep the limit. The solid line joins the cheapest by latency."
             figure = _price_figure(plan, known)
             figures.append(FigureBlock(f"price-{place}", title, caption, figure, wide=False, narrow=True))
     return figures

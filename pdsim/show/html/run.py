@@ -136,7 +136,7 @@ def _longest_stages(run: ReportedRun) -> str:
     longest = max(stages, key=lambda stage: stage.mean_ms)
     tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
     return (
-        f"{longest.share:.0%} of the latency is {longest.stage}; the slowest 1% to their first token spend "
+        f"{longest.share:.0%} of the latency is {longest.stage}; the 1 % with the largest TTFT spend "
         f"{time_text(tail.slowest_ms)} in {tail.stage}."
     )
 
@@ -292,7 +292,7 @@ def _instance_table(run: ReportedRun) -> Table:
         "Instances",
         ["instance", *USAGE_COLUMNS],
         rows,
-        "While the cluster is loaded: fractions of the time, and mean requests.",
+        "While the cluster is loaded: shares of the time, and mean numbers of requests.",
     )
 
 
@@ -313,4 +313,4 @@ def _request_table(requests: Sequence[RequestRecord]) -> Table:
         for r in slowest
     ]
     columns = ["request", "prompt", "output", "cached", "TTFT, ms", "TPOT, ms", "latency, ms", "KV sent, MB", "where"]
-    return Table(f"The {len(rows)} slowest requests to their first token", columns, rows)
+    return Table(f"The {len(rows)} requests with the largest TTFT", columns, rows)

@@ -50,7 +50,7 @@ def latency_distributions(runs: Runs) -> FigureBlock:
         percent_axis(ax.yaxis)
     if len(runs) > 1:
         legend(panels[0])
-    caption = "The fraction of requests that had its first token, its mean gap between tokens, its last token by then."
+    caption = "The fraction of requests whose TTFT, time per output token or latency is at most the time on the axis."
     return FigureBlock("distributions", "Latency", caption, figure)
 
 
@@ -93,7 +93,7 @@ def ttft_over_time(requests: Sequence[RequestRecord]) -> FigureBlock:
     ax.set_ylim(0)
     ax.margins(x=0.01)
     legend(ax)
-    caption = "Each request by its arrival; lines are percentiles of slices of time."
+    caption = "A point for each request, by its arrival; lines are percentiles over slices of time."
     return FigureBlock("ttft-over-time", "TTFT over time", caption, figure)
 
 
@@ -118,7 +118,7 @@ def request_stages(requests: Sequence[RequestRecord]) -> FigureBlock:
     ax.set_ylim(len(chosen) - 0.4, -0.6)
     ax.margins(x=0.005)
     legend(ax)
-    caption = "From arrival to end, by stage; of many, those that arrived in the middle of the run."
+    caption = "Each row is a request from arrival to end, by stage. Of many, those in the middle of the run are shown."
     return FigureBlock("requests", "Requests", caption, figure)
 
 
@@ -147,7 +147,7 @@ def critical_path(mean_ms: Mapping[str, float]) -> FigureBlock:
     tidy(ax, "mean of finished requests, ms", grid="x")
     ax.tick_params(axis="y", labelcolor=INK)
     ax.margins(x=0.14)
-    caption = "Mean latency by what happened: the parts of a request sum up to its latency."
+    caption = "Mean time of a request by what it waited for. The parts of a request add up to its latency."
     return FigureBlock("critical-path", "What requests wait for", caption, figure)
 
 
@@ -166,7 +166,7 @@ def occupancy(records: Records) -> FigureBlock:
     panels[-1].set_ylim(0, 1.02)
     percent_axis(panels[-1].yaxis)
     legend(panels[0])
-    caption = "Of each instance: means of short bins of time. Cached pages that nobody uses are not in use."
+    caption = "Means over short bins of time, for each instance. Cached pages that no request uses do not count."
     return FigureBlock("occupancy", "Batches, queues and KV pages", caption, figure)
 
 

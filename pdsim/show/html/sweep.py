@@ -229,7 +229,7 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
         FigureBlock(
             f"attainment-{slo}",
             f"SLO attainment, {slo}",
-            f"Share of all requests that meet it{rest}; bands are 95 % intervals over seeds.",
+            f"Share of all requests that meet the SLO{rest}; bands are 95 % intervals over seeds.",
             lines(list(attained.values()), x_title, "of requests", shares=True),
             wide=False,
         ),
@@ -328,11 +328,11 @@ def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[F
         ]
         if dots:
             figure = lines(dots, field, "of prompt tokens", shares=True)
-            caption = f"Prompt tokens that {role}'s cache held."
+            caption = f"Share of the prompt tokens that the cache of {role} instances had."
             found.append(
                 FigureBlock(
                     f"hits-{role}-{what.replace('_', '-')}",
-                    f"Hits of {role}'s cache by its size",
+                    f"Hit rate of the {role} cache by its size",
                     caption,
                     figure,
                     wide=False,
@@ -372,7 +372,7 @@ def _range_table(points: Sequence[PointResult]) -> list[Table]:
         if point.ranges
     ]
     columns = ["point", *(row.cells([])[0] for row in RANGED)]
-    caption = "Of the best points, between the fastest and the slowest server that each may be."
+    caption = "Ranges of the best points, from the fastest to the slowest server that measured kernels allow."
     return [Table("Ranges", columns, rows, caption)] if rows else []
 
 

@@ -161,7 +161,7 @@ def _variant_stages(validation: Validation) -> Table:
 
 def _counts(validation: Validation) -> Table:
     columns = ("bytes", "descriptors", "prefill hits", "decode hits", "")
-    table = new_table("what does not depend on time must be equal", "variant", *columns)
+    table = new_table("counts that do not depend on time must be equal", "variant", *columns)
     for one in validation.comparisons:
         counts = one.counts
         totals = (counts.transfer_bytes, counts.descriptors, counts.prefill_cached_tokens, counts.decode_cached_tokens)
@@ -175,7 +175,7 @@ def _verdict(counts: Counts) -> str:
         return f"[red]NOT EQUAL: requests {', '.join(map(str, counts.unequal[:5]))}[/red]"
     num_other = len(counts.other_prefix_cached)
     return (
-        f"{num_other} of {counts.num_requests} requests found another prefix in time, else equal"
+        f"{num_other} of {counts.num_requests} requests found another cached prefix; all others are equal"
         if num_other
         else "equal"
     )

@@ -111,7 +111,7 @@ class Planner:
         """The points with these changes. Raises ConfigError if a field or value is wrong, or if no point can run."""
         planned = [self._point(changes) for changes in designed]
         if self._first_error is not None and not self._any_is_possible:
-            raise ConfigError(f"{self._where}: no point can run; the first: {self._first_error}")
+            raise ConfigError(f"{self._where}: no point can run; the first fails: {self._first_error}")
         return planned
 
     def at_ends(self, point: Point) -> list[Point]:

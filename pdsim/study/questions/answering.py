@@ -74,7 +74,9 @@ def ask(
             raise ConfigError(f"--seeds {seeds}: at least 1")
         base = base_of(path, options, changes, folder=folder, starter=found.starter)
         if speedup and not (name == "capacity" and base.keeps_times):
-            raise ConfigError("--speedup: only for the question capacity, with a trace that has arrival times")
+            raise ConfigError(
+                "--speedup applies to the question capacity only, and needs a trace that has arrival times"
+            )
         num_workers = os.cpu_count() or 1 if jobs is None else jobs
         with closing(open_engine("here" if num_workers == 1 else "pool", num_workers)) as opened:
             work = Work(Store(folder), opened, progress, {SLO: options.wanted})
@@ -112,7 +114,7 @@ def _verdict(name: str, question: Question, study: Study) -> Verdict:
     while arms:
         study.run(arms)
         if not study.labels():
-            raise ConfigError(f"{name}: no candidate can run; the first: {study.error(study.arms[0].label)}")
+            raise ConfigError(f"{name}: no candidate can run; the first fails: {study.error(study.arms[0].label)}")
         arms = question.then(study)
     return _judged(study, question.verdict(study))
 
@@ -140,7 +142,7 @@ def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
         return []
     runs = f"{len(others)} of {1 + len(repeated)} runs"
     differing = "; ".join(dict.fromkeys(others))
-    return [f"Chance decides: with messages up to {max(JITTERS):.0%} faster or slower, {runs} say: {differing}."]
+    return [f"Chance decides: if messages are up to {max(JITTERS):.0%} faster or slower, {runs} say {differing}."]
 
 
 def _by_draws(found: Judged) -> list[str]:
@@ -150,7 +152,7 @@ def _by_draws(found: Judged) -> list[str]:
     meeting = sum(run.slos[SLO].meets for run in runs)
     if meeting in {0, len(runs)}:
         return []
-    return [f"Chance decides: '{winner.winner}' meets the SLO in {meeting} of {len(runs)} runs with random loads."]
+    return [f"Chance decides whether '{winner.winner}' meets the SLO: {meeting} of {len(runs)} random loads."]
 
 
 def _others_at_ends(found: Judged, ends: Mapping[str, Judged]) -> list[str]:

@@ -35,7 +35,7 @@ _SPEEDUP, _SPEEDUP_AXIS = "the trace's own times", "speed-up of the trace"
 def _capacity_arms(base: Base) -> list[Arm]:
     if base.is_sample and not base.keeps_times:
         rate = "client={use: open_loop, arrivals: {use: poisson, rate: 8/s}}"
-        raise ConfigError(f"capacity varies the rate, and this trace has no times: --set '{rate}'")
+        raise ConfigError(f"capacity varies the rate, and this trace has no times; give a rate: --set '{rate}'")
     return [Arm(_ALL_AT_ONCE, {"client": {"use": "closed_loop", "concurrency": _UNBOUNDED}})]
 
 

@@ -113,7 +113,9 @@ def _local_prefill_arms(base: Base) -> list[Arm]:
     thresholds, Dynamo's rule with its defaults, and the scenario's rule.
     """
     if base.scenario.engine != "vllm":
-        raise ConfigError(f"engine: {base.scenario.engine}: its decode computes no prompts; ask with --set engine=vllm")
+        raise ConfigError(
+            f"engine: {base.scenario.engine}: its decode instances compute no prompts; ask with --set engine=vllm"
+        )
     made = [Arm(_REMOTE, {_RULE: None})]
     for tokens in _THRESHOLDS:
         rule = {"use": "prefix_based", "non_cached_tokens": tokens}

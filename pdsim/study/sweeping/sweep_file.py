@@ -83,7 +83,7 @@ def parse_values(given: Any) -> Values:
     if not isinstance(given, list | tuple):
         raise ValueError(f"expected values such as {_EXAMPLE}, found {given!r}")
     if not given:
-        raise ValueError(f"an empty list: give it values, such as {_EXAMPLE}, or leave the field out")
+        raise ValueError(f"an empty list: give values, such as {_EXAMPLE}, or leave the field out")
     return list(given)
 
 
