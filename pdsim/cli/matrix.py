@@ -65,8 +65,8 @@ def validate_suite(
     real_only: bool,
     quiet: bool,
 ) -> None:
-    """Validates a matrix and prints the errors. Exits with 1 if a real run, or a request of a simulation, failed. Also
-    if real and simulated runs differ in anything but times.
+    """Validates a matrix and prints the errors. Exits with 1 if a real run, or a request of a simulation, failed, or if
+    real and simulated runs differ in anything but times.
     """
     suite = load_suite(name, experiments)
     suite = replace(suite if profile is None else suite.with_profile(profile), runs=runs or suite.runs)

@@ -300,8 +300,8 @@ def _sizes(split: Split) -> str:
 
 
 def _nearest(rules: Mapping[str, Rule], path: str, missing: str) -> Rule:
-    """The rule of a field. If there is none: that of the innermost section around the field; a Check applies only to
-    the field that it stands for. missing: returned if no rule applies.
+    """The rule of the field at `path`, or of the innermost section around the field that has a rule. Rules that are
+    functions apply to their own field only. missing: the rule if none is found.
     """
     inner = path
     while inner:

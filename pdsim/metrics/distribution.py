@@ -92,7 +92,9 @@ class RunSamples:
         return self._value_at(self.count - 1) if self.count else 0.0
 
     def _value_at(self, rank: int) -> float:
-        """The value at this position if all values were sorted. Lists only progressions that can hold this value."""
+        """The value at position `rank`, from 0, if all values were sorted. Lists only the progressions that can contain
+        this position.
+        """
         low = self._firsts[bisect_right(self._up_to_first, rank)]
         high = self._lasts[bisect_right(self._up_to_last, rank)]
         num_below = bisect_left(self._lasts, low)

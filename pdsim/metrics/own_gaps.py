@@ -110,8 +110,8 @@ class OwnGaps:
         return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
 
     def _close(self, attempt: int) -> None:
-        """Adds the gaps of a request that leaves its batch. If the request ended within the batch's last row of steps,
-        these are more gaps than the request has.
+        """Adds the gaps of a request that leaves its batch. There are more gaps than the request has if the request
+        ended before the last recorded step; `finished_ms` leaves them out.
         """
         if (stay := self._stays.pop(attempt, None)) is not None:
             self._gaps[attempt].extend(_gaps(stay))

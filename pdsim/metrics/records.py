@@ -100,8 +100,8 @@ class StepRecord:
     growth_ns: float
     """Time by which each decode step takes longer than the step before."""
     num_resumed: int = 0
-    """Number of requests that got their last token earlier than just before these steps. RunRecords.token_gaps has
-    their gap up to the first step's token.
+    """Number of requests whose last token came earlier than just before the first step of the row.
+    RunRecords.token_gaps has the time since then.
     """
     copying_ns: int = 0
     """Time before the step in which KV of retracted requests moves to or from host memory, or cached KV is written
@@ -114,7 +114,7 @@ class TransferRecord:
     """A transfer unit: KV that one transfer worker sends from a prefill to a decode instance at once.
 
     The unit waits from queued_ns to start_ns. Then come the set-up, a wait while the engine serves other transfers
-    (line), and the posting of descriptors. The rest of the time until end_ns, the bytes move at the speed of their
+    (line), and the posting of descriptors. In the rest of the time until end_ns, the bytes move at the speed of their
     links.
     """
 

@@ -110,8 +110,8 @@ def _request_events(request: RequestRecord) -> Iterator[Event]:
 
 
 def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int]) -> Iterator[Event]:
-    """Events of transfers: a slice on the track of each transfer's worker, with the causes of delay inside, and
-    counters of the transfers in flight per path.
+    """Slices of transfers, on the track of their worker, with the causes of delay as slices inside. Also counters of
+    the transfers in flight on each path.
     """
     for i, transfer in enumerate(transfers):
         pid, tid = process[transfer.source], _FIRST_WORKER + transfer.worker
@@ -183,7 +183,7 @@ def _decisions(
 
 
 def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, int, int]) -> Iterator[Event]:
-    """An arrow from the slice at one moment and track to that at another. begin, end: time, process and track."""
+    """An arrow between two slices. begin, end: time, process and track of each slice."""
     for phase, (pid, tid, time_ns) in (("s", begin), ("f", end)):
         bound = {"bp": "e"} if phase == "f" else {}
         yield {

@@ -49,14 +49,17 @@ class RouterSettings(Section):
     decode: Annotated[protocols.RoutingPolicy, Component("cache_aware")] = CacheAware()
     """Routing policy for decode instances."""
     disaggregation: Annotated[protocols.DisaggregationPolicy, Component()] | None = None
-    """Disaggregation policy, with engine vllm only: which prompts prefill computes, and which decode computes. None:
-    prefill computes all prompts."""
+    """Disaggregation policy: which prompts prefill instances compute, and which decode instances compute themselves.
+    With engine vllm only. None: prefill instances compute all prompts.
+    """
     counts: Literal["routed", "streams"] = "routed"
-    """Requests that an instance's load counts: all that were routed to it, or with engine sglang those whose clients
-    receive tokens, as SGLang's gateway counts streams of prefill and decode."""
+    """How the router counts the load of an instance. routed: requests that were routed to it. streams: requests whose
+    clients receive tokens, as SGLang's gateway counts for prefill and decode (engine sglang only).
+    """
     shedding: Annotated[protocols.SheddingPolicy, Component("queue_limit")] | None = None
-    """Shedding policy, in an open loop: which requests the router refuses when too many wait. None: the router refuses
-    no request."""
+    """Shedding policy: which requests the router refuses when too many wait. In an open loop only. None: the router
+    refuses no request.
+    """
 
 
 def a_name(value: Any) -> Any:
@@ -178,16 +181,17 @@ class Scenario(Section):
     """File of a profile, whose step times, host, transfers and front end replace those of `cost`, `network` and
     `front_end`. {prefill: FILE, decode: FILE} gives each role its own."""
     corner: Annotated[dict[Group, End] | None, BeforeValidator(of_all_groups), OrShort()] = None
-    """End of the range of step times to simulate, if they were not measured on a server: `slowest`, `fastest`, or by
-    group {prefill: slowest}. The groups are prefill, decode, and outside (time outside the GPUs).
+    """Which step times to simulate if they have a range, because they were not measured on a server: `slowest`,
+    `fastest`, or by group {prefill: slowest}. The groups are prefill, decode, and outside (time outside the GPUs).
     """
     workload: Annotated[Workload, Component()]
     """Workload: the requests and their lengths."""
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
     """Client: when requests are sent, in an open or a closed loop."""
     ignore_eos: bool = True
-    """Clients send ignore_eos with requests that use their longest output, as bench_serving and `pdsim launch` do. An
-    aggregated instance then expects this length."""
+    """True: clients send ignore_eos with each request whose output is as long as its maximum, as bench_serving and
+    `pdsim launch` do. An aggregated instance then expects this length.
+    """
     priorities: dict[str, int] = Field(default={})
     """Priorities of request classes: {chat: 1, batch: 0}. Higher priorities go first; other classes have 0. With
     priorities the default of `policy` is priority, and that of vLLM's `preemption` lowest_priority_first.

@@ -1,3 +1,3 @@
-"""Studies that simulate many variants of one scenario: sweeps, plans and questions. Also the engines that run the
-simulations.
+"""Studies simulate many variants of one scenario: sweeps, plans and questions. This package also has the engines that
+run the simulations.
 """

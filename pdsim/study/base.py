@@ -25,7 +25,7 @@ from pdsim.workload.request_spec import classes_of
 from pdsim.workload.trace_file import LONGEST_LINE, is_parquet, num_parquet_rows, open_trace
 
 NUM_SEEDS = 3
-"""Default number of runs of each candidate; each run draws random numbers from another seed."""
+"""Default number of runs of each candidate. Each run has another seed of random numbers."""
 MAX_GPUS = 32
 """Default limit of the number of GPUs in a planned cluster."""
 ROUTERS = ("cache_aware", "least_loaded")
@@ -52,9 +52,7 @@ class AskOptions:
 
     @property
     def speedups(self) -> list[float]:
-        """The different speed-ups in ascending order. Raises ConfigError if the text has something else than
-        numbers.
-        """
+        """The different speed-ups in ascending order. Raises ConfigError if the text has anything but numbers."""
         try:
             return sorted({float(factor) for factor in self.speedup.split(",")}) if self.speedup else []
         except ValueError:
@@ -113,8 +111,8 @@ class Base:
         return self.with_load(self.load[1] * factor)
 
     def one_at_a_time(self, changes: Changes) -> Changes:
-        """Adds changes after which one client sends each request when the last has ended. No request then waits or is
-        refused.
+        """The given changes, and changes after which a single client sends each request when the last one has ended. No
+        request then waits or is refused.
         """
         one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
         has_shedding = self.changed(changes).router.shedding is not None
@@ -143,8 +141,8 @@ class Base:
 
     @property
     def ends(self) -> dict[str, Changes]:
-        """Changes that set all step times to the fastest, and to the slowest, values of their range, by end ("fastest",
-        "slowest"). Empty: the step times were measured on a server.
+        """Changes that set all step times to one end of their range. The keys are "fastest" and "slowest". Empty: the
+        step times were measured on a server.
         """
         own = self.scenario.corner
         return {
@@ -155,8 +153,8 @@ class Base:
 
     @property
     def alone(self) -> dict[Group, list[Changes]]:
-        """For each group of step times that were not measured: changes that set this group alone to its fastest and to
-        its slowest values. Empty if there is a single group.
+        """For each group of step times that were not measured: two changes, which set this group alone to its fastest
+        and to its slowest values. Empty: there is a single group.
         """
         groups, own = self.scenario.uncertain, self.scenario.corner or {}
         if len(groups) == 1:
@@ -190,8 +188,8 @@ class Base:
 
     @property
     def aggregated(self) -> Changes:
-        """Changes that make an aggregated cluster: the user's own, or one on the same GPUs, in which each server has
-        the TP size of a decode server and the chunk size of a prefill server.
+        """Changes that make an aggregated cluster. If the user has one: the user's. Otherwise the cluster has the same
+        GPUs, and each server has the TP size of a decode server and the chunk size of a prefill server.
         """
         if self.own_aggregated is not None:
             return {"prefill": None, "decode": None, "aggregated": self.own_aggregated}
@@ -213,8 +211,8 @@ class Base:
         return VLLM_ROUTERS if self.scenario.engine == "vllm" else ROUTERS
 
     def routers(self, most_instances: int) -> dict[str, Changes]:
-        """Changes that select each router to try, by the text that a candidate's label ends with. If only one router is
-        tried, the text is empty.
+        """Changes that select each router to try. A key is the end of a candidate's label that names the router; the
+        key is empty if only one router is tried.
         """
         if most_instances == 1 or self.names("router"):
             return {"": {}}

@@ -18,8 +18,8 @@ from pdsim.study.verdict.slo import Slo, Term
 
 @dataclass(frozen=True)
 class LoneRequest:
-    """A request of a run in which requests are sent one at a time: the one at the worst percentile that the SLO
-    limits.
+    """A request that misses the SLO although requests are sent one at a time. It stands at the percentile of the term
+    that is missed most.
     """
 
     cluster: str
@@ -49,7 +49,7 @@ class LoneRequest:
 
 
 def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
-    """The request that misses the SLO most. None: all requests meet the SLO.
+    """The request that stands at the percentile of the term that is missed most. None: the requests meet the SLO.
 
     requests: records of a run in which no request waits for another.
     """

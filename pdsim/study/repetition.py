@@ -48,7 +48,7 @@ class ComparedRun:
 
 
 def kept_repetitions(run: Path) -> Path | None:
-    """The folder for repetitions, inside the run's folder. None: the run is no folder that can be written to, or a
+    """The folder for repetitions, inside the run's folder. None: the run is not a folder that can be written to, or a
     symbolic link leads out of it.
     """
     folder = run / _KEPT
@@ -75,8 +75,8 @@ def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progres
 
 @dataclass(frozen=True)
 class Change:
-    """How a number differs between two runs, as a share: between the runs themselves, and at least and at most between
-    their repetitions.
+    """Relative difference of a number between two runs. own: between the runs themselves. least, most: the smallest and
+    largest between their repetitions.
     """
 
     own: float
@@ -90,10 +90,10 @@ class Change:
 
 
 def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -> Change | None:
-    """How a number differs between two runs. None: the number is not known.
+    """The difference of a number between two runs. None: the number is not known.
 
-    runs: the number in the first and in the second run; first for the runs themselves, then for each repetition. Shares
-    are subtracted, other numbers divided.
+    runs: pairs with the number in the first and in the second run. The first pair is of the runs themselves, the others
+    are of their repetitions. Differences of shares are absolute, all others relative.
     """
     if any(one is None or other is None for one, other in runs):
         return None

@@ -19,14 +19,12 @@ from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
 
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
-"""Names of a cluster's roles, by how many roles the cluster has. A cluster with one role is aggregated; one with two
-has prefill and decode servers.
-"""
+"""Roles of a cluster, by their number. 1: aggregated. 2: prefill and decode."""
 _OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances", "dp")}
 SPLITS = {"prefill": ("pp", "cp"), "decode": ("dcp",), "aggregated": ("dcp",)}
 """Parallel sizes of a server besides tp, by role."""
 _OF_SERVERS |= {f"{role}.{size}" for role, sizes in SPLITS.items() for size in sizes}
-"""Fields in which all plans let clusters differ, besides the fields that the user asks to try."""
+"""Scenario fields in which clusters differ in every plan. The user can ask to try further fields."""
 
 
 class Server(NamedTuple):
@@ -70,7 +68,7 @@ class CandidateCluster:
         return ROLES[len(self.counts)]
 
     def is_part_of(self, other: "CandidateCluster") -> bool:
-        """True if the other cluster is equal except that it may have more instances."""
+        """True if the clusters are equal, or differ only in that the other has more instances."""
         return self.family == other.family and all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
 
 
@@ -173,8 +171,8 @@ class Space:
     def _ranks(self, base: Base, role: str, server: Server) -> list[dict[str, int]]:
         """Numbers of data-parallel attention ranks to try, as changes of sizes.
 
-        If no field names a number, and the GPUs of a server would all hold the same latent KV, a rank per GPU is tried,
-        too.
+        If the scenario and the user give no number, and the GPUs of a server would all hold the same latent KV, one
+        rank per GPU is tried, too.
         """
         path, tp = f"{role}.dp", server.split.tp
         if path in self.tried:
@@ -244,7 +242,7 @@ def tp_sizes(gpu: str) -> list[int]:
 
 def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Changes:
     """Changes of the scenario that make a cluster of these servers. One kind of server makes an aggregated cluster; two
-    make prefill and decode.
+    kinds are for prefill and decode.
     """
     if len(roles) == 1:
         changes = base.aggregated

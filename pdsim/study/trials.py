@@ -125,8 +125,8 @@ class Trials:
         return self.base.changed({**changes, "seed": self.seeds[0]})
 
     def limit(self, changes: Changes, term: Term | None) -> Limit:
-        """The resource that limits the number which a term of the SLO limits, or without a term the cluster's
-        throughput.
+        """The resource that limits a cluster. With a term of the SLO: the resource that changes the term's value most.
+        Without a term: the throughput's.
         """
         scenario = self.scenario(changes)
 
@@ -162,8 +162,8 @@ class Trials:
         return replace(point, tasks=tasks)
 
     def _known(self, point: Point) -> Point:
-        """The point without the tasks' SLO, so that runs go to their end. Runs that could have ended early but did not
-        are used again.
+        """A copy of the point whose runs go to their end. If a run that may end early did not, its result is used
+        again.
         """
         early = self._ending_early(point).tasks
         known = {seed: task for seed, task in early.items() if self._work.has_result(task.key)}

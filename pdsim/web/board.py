@@ -113,8 +113,8 @@ class Board:
         return {"title": title, "range": limits, "now": load[1]}
 
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
-        """The values of a server's controls: the scenario's server, with so many GPUs that the model fits. Without a
-        scenario file, its GPU is one that has a price.
+        """Values for the controls of a server: those of the scenario's server, with as many GPUs as the model needs.
+        Without a scenario file, the GPU is one that has a price.
         """
         is_priced = settings.gpu in self._prices or self._base.of_starter is None
         gpu = settings.gpu if is_priced else next(iter(self._prices), settings.gpu)

@@ -25,7 +25,9 @@ cache_controller.py).
 
 
 def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
-    """A new KV cache for one instance of this role. The scenario must be resolved. keeps_replaced: as in KvCache."""
+    """A new KV cache for one instance of this role. The scenario must be resolved. keeps_replaced: True: pages whose
+    tokens the prefix cache already has are freed only when their request ends.
+    """
     settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     page = scenario.page_tokens(role)

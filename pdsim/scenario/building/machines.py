@@ -224,8 +224,8 @@ def _receiver(
 
 
 def build_monitor(scenario: Scenario) -> HealthMonitor | None:
-    """The health monitor. It tells the router and the instances of the other role when an instance is down, and tells
-    receivers when a prefill instance is. None: the scenario has no section `health`.
+    """The health monitor of a cluster, which reports dead instances to the router, to the instances of the other role,
+    and to receivers. None: the scenario has no section `health`.
     """
     if (health := scenario.health) is None:
         return None
@@ -240,7 +240,9 @@ def build_monitor(scenario: Scenario) -> HealthMonitor | None:
 
 
 def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
-    """Decides how many servers prefill and decode. None: servers keep their roles. The scenario must be resolved."""
+    """The autoscaler, which decides how many servers prefill and decode. None: servers keep their roles. The scenario
+    must be resolved.
+    """
     if (elastic := scenario.elastic) is None:
         return None
     prefill, decode = scenario.pair
@@ -259,8 +261,8 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
 
 
 def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
-    """The part of the router that serves one role. Picks instances, or servers if servers pick among their
-    data-parallel ranks themselves.
+    """The part of the router that serves one role. It picks an instance for each request; if servers pick among their
+    data-parallel ranks themselves, it picks a server.
     """
     ids, policy, memory = roles(scenario)[role], deepcopy(given), REMEMBERED
     servers: ServerSettings = getattr(scenario, role)

@@ -122,8 +122,8 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
 
 def _state_tokens(scenario: Scenario, role: Role) -> int:
-    """Number of the pool's tokens whose pages vLLM uses for one request's state of linear-attention layers, and for the
-    state after its last forward.
+    """Number of KV tokens whose pages vLLM takes for the two states of linear-attention layers of a request: the
+    current one, and that after its last forward. 0: the model or the engine keeps no states in pages.
     """
     layout = layout_of(scenario, role)
     if scenario.engine != "vllm" or not layout.state_bytes:

@@ -322,8 +322,8 @@ def _resolved_memory(
 
 
 def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
-    """Maximum number of running requests of a server, if known before the server's memory is divided. None: not known
-    yet.
+    """Maximum number of running requests of a server, if the scenario or speculation sets it. None: it depends on the
+    server's memory.
     """
     has_drafts = scenario.acceptance is not None
     return settings.max_running_requests or (DEFAULT_RUNNING if has_drafts else None)

@@ -172,8 +172,9 @@ class HostSettings(Section):
     result: Duration = 0
     """Time of processing the result of a forward."""
     send: Duration = 0
-    """Time of handing one request's KV to the transfer workers. The worker of a request begins when the loop has handed
-    on the request after it, or if there is none, the request itself; with staging, one request later."""
+    """Time of handing the KV of one request to the transfer workers. A worker begins with a request when the loop has
+    handed over the next request too, or at once if there is none. With staging, a worker begins one request later.
+    """
     decode_step: Duration = 0
     """Time between two steps of a decode loop, while its GPU is idle."""
     decode_request: Duration = 0
@@ -220,7 +221,9 @@ class CostChoice(Section):
     because attention kernels divide the context as if every row had a request.
     """
     eager_layer: Duration = 310_000
-    """Minimum time of a layer without a CUDA graph. Default: Qwen3-8B on H200, as prefill_layer of the roofline."""
+    """Minimum time of a layer without a CUDA graph. The default is that of Qwen3-8B on an H200, as prefill_layer of the
+    cost model roofline.
+    """
     attention_sm_bandwidth: Bandwidth | None = Field(default=None, gt=0)
     """Maximum KV bandwidth of one SM. If set, decode attention runs in waves of one thread block per SM, and reads a
     shared prefix once per wave. None: with cost kernels an H200's value, otherwise no waves.

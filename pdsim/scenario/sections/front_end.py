@@ -25,7 +25,7 @@ class FrontEndSettings(Section):
     latency_out: Duration = 0
     """Delay from decode to the client, for the first token and for the end."""
     ending: Duration = 0
-    """Time of the end of each answer; ends are served one after another. Needs holds_client."""
+    """Time of handling the end of an answer. Ends are handled one after another. Needs holds_client."""
     holds_client: bool = False
     """True: client and server share a thread, so requests and answers at the client wait until the server has served
     the request before.

@@ -106,8 +106,8 @@ class ServerSettings(Section):
     """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
     experts. dp divides tp."""
     ep: int | None = Field(default=None, ge=1)
-    """Expert parallelism (--ep-size). tp: each GPU holds whole experts. 1: all GPUs share each expert. None: tp with dp
-    > 1, else 1.
+    """Expert parallelism (--ep-size). As large as tp: each GPU holds whole experts. 1: all GPUs share each expert.
+    None: tp if dp > 1, otherwise 1.
     """
     load_balance_method: Literal["auto", "router", LoadBalanceMethod] = "auto"
     """How a server picks the data-parallel rank of a request (--load-balance-method): round_robin,
@@ -115,15 +115,15 @@ class ServerSettings(Section):
     all servers. auto: with engine sglang follow_bootstrap_room for prefill and round_robin for other roles; with vllm
     router. No effect with dp 1."""
     expert_skew: float = Field(default=0, ge=0)
-    """Tokens of the busiest GPU's experts relative to the mean, minus 1, with whole experts and without redundant
-    experts.
+    """By how much more tokens than the mean the experts of the busiest GPU get, as a share of the mean. Applies to
+    whole experts. Redundant experts reduce the skew.
     """
     redundant_experts: int | None = Field(default=None, ge=0)
     """Number of copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts). None: no
     balancer."""
     attention_backend: Literal["flashinfer"] | None = None
     """Library of attention kernels (--attention-backend). None: the engine's choice for the GPU. The default cost has
-    times of FlashInfer beside those of the engine's choice for B200, B300, GB200 and GB300, without latent attention.
+    times of FlashInfer for B200, B300, GB200 and GB300, for models without latent attention.
     """
     two_batch_overlap: bool = False
     """True: half of a batch exchanges tokens between hosts while the other half computes (--enable-two-batch-overlap).
@@ -156,8 +156,9 @@ class ServerSettings(Section):
     max_running_requests: int | None = Field(default=None, ge=1)
     """Maximum number of running requests of a server (--max-running-requests). None: the engine's rule."""
     mamba_radix_cache_strategy: StateStrategy | None = None
-    """State slots of linear-attention layers that a running request has besides the prefix cache's: no_buffer (3) or
-    extra_buffer (5; 4 without overlap). None: extra_buffer; no_buffer with engine_version 0.5.12.
+    """Strategy for states of linear-attention layers. It sets how many state slots a running request has besides those
+    of the prefix cache: no_buffer (3) or extra_buffer (5; 4 without overlap). None: extra_buffer; no_buffer with
+    engine_version 0.5.12.
     """
     mamba_track_interval: int | None = Field(default=None, ge=1)
     """Number of output tokens between two states that decode steps leave (--mamba-track-interval). None: 256."""
@@ -348,7 +349,7 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     """True: forwards with prompts also decode (--enable-mixed-chunk). Running requests take part of
     chunked_prefill_tokens."""
     prefill_schedule_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
-    """While requests decode, one of so many steps computes prompts (vLLM's --prefill-schedule-interval)."""
+    """N: while requests decode, only every N-th step computes prompts (vLLM's --prefill-schedule-interval)."""
 
 
 class Pair(NamedTuple):

@@ -216,8 +216,8 @@ class Finder:
         return found
 
     def _lone(self) -> LoneRequest | None:
-        """A request that misses the SLO even if requests are sent one at a time. None: on at least one kind of server,
-        all requests then meet the SLO.
+        """A request that misses the SLO although requests are sent one at a time. None: some cluster with one server
+        per role then serves all requests within the SLO.
         """
         num_ended: dict[CandidateCluster, int] = {}
         for one in reversed(self._candidates):
@@ -241,8 +241,8 @@ class Finder:
         return deciding_measurement(self._trials, chosen.changes, meets)
 
     def _safe(self, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]) -> Row | None:
-        """The cheapest cluster that meets the SLO even on the slowest servers of the range, with its outcome on typical
-        servers.
+        """The cheapest cluster that meets the SLO even on the slowest servers of the range. The row has the cluster's
+        outcome on typical servers.
         """
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
         found = self._cheapest(dearer, self._trials.base.ends["slowest"], _missing(tried))
@@ -298,7 +298,7 @@ def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster
 
 
 def _missed(outcome: Outcome) -> Outcome:
-    """Marks as a miss the outcome of a cluster of which one run ended early, even if the mean over its seeds meets the
-    SLO.
+    """Marks an outcome as a miss, for a cluster of which a run ended early. The mean over the cluster's seeds may still
+    meet the SLO.
     """
     return replace(outcome, meets=False, reason=_A_SEED_MISSES) if outcome.meets else outcome

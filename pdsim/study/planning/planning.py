@@ -52,15 +52,15 @@ def plan(
     """Find the cheapest cluster that meets an SLO.
 
     Args:
-        scenario: A scenario file, whose servers give all settings except GPU, TP and instances; None: a starter.
+        scenario: A scenario file; None: a starter. Clusters have its servers' settings, except GPU, TP and instances.
         trace: A trace that replaces the workload.
-        check: Another trace, on which the plan is judged: the second half of a day, say.
+        check: Another trace, with which the plan is judged; for example the second half of a day.
         slo: Limits of percentiles of ttft, tpot and e2e, or the share of requests that must be within several limits.
-        prices: Price of one hour of each GPU that may be used, by name; None: the scenario's GPUs, and the cluster
-            with the fewest is the cheapest.
+        prices: Price of one hour of each GPU that may be used, by name; None: the scenario's GPUs may be used, and
+            the cluster with the fewest GPUs is the cheapest.
         currency: Symbol or code of the prices, as "$" or "EUR".
         max_gpus: Maximum number of GPUs of a cluster.
-        tried: Values of further fields, by path; routers are tried unless they are given.
+        tried: Values to try of further fields, by path. Routers are tried, too, unless the scenario names one.
         speedup: Multiples of the load for which the cheapest cluster is also found, as "0.5,2,4".
         changes: Changes of the scenario, as "dotted.path=value".
         seeds: Number of runs of each cluster; a trace with its own times is run once.
@@ -125,7 +125,7 @@ def _check_base(path: Path | None, trace: Path, slo: Slo, changes: Sequence[str]
 
 
 def _kept_runs(folder: Path, report: Callable[[str], None]) -> Store:
-    """Opens the folder's runs, and reports how many of them an earlier command computed."""
+    """Opens the results in the folder, and reports how many runs an earlier command has computed."""
     store = Store(folder)
     if num_kept := store.num_kept:
         report(f"{counted(num_kept, 'run')} kept from before")

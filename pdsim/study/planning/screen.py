@@ -111,7 +111,7 @@ class Screen:
 
     @property
     def confidence(self) -> Confidence:
-        """How sure it is that the plan meets the SLO, as a word, with the reason. Two empty texts: no cluster meets the
+        """The confidence that the plan meets the SLO, as a word with its reason. Two empty texts: no cluster meets the
         SLO.
         """
         plan = self._plan
@@ -160,10 +160,11 @@ class Screen:
 
     @staticmethod
     def _headroom(ratio: float, chosen: Row) -> str:
-        """Says why the plan was preferred to a cluster at the same price. ratio: the cluster's largest ratio of a value
-        to its limit.
+        """Says how a cluster at the plan's price compares with the plan. ratio: the cluster's largest ratio of a value
+        to its limit, on typical servers.
 
-        Clusters at the same price are sorted by headroom on slow servers, so the plan may have a higher ratio itself.
+        The plan is best at its price on slow servers. On typical servers, another cluster may stay further below the
+        limits.
         """
         ratios = [one.ratio for one in chosen.runs]
         if ratio > max(ratios):

@@ -14,16 +14,16 @@ of workers.
 """
 
 _LOW = 8
-"""Position of a batch's price among the remaining candidates: 1/_LOW of them are cheaper. Low prices are tried first
-because a run that misses the SLO ends early, and costs about a tenth of a run that meets it.
+"""The price of a batch is that of the candidate at 1/_LOW of the remaining candidates, sorted by price. Low prices are
+tried first because a run that misses the SLO ends early, and costs about a tenth of a run that meets it.
 """
 
 Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
 
 class Tries(NamedTuple):
-    """Two functions that simulate clusters and judge them. Each cluster that `first` calls failing fails under `final`,
-    too.
+    """Two functions that simulate and judge clusters. A cluster that misses the SLO by `first` also misses the SLO by
+    `final`.
     """
 
     first: Evaluate
@@ -76,7 +76,9 @@ def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster
 
 
 def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, Outcome]) -> list[CandidateCluster]:
-    """Clusters that were not tried and may still cost at most as much as the cheapest that meets the SLO."""
+    """Candidates that must still be tried. Leaves out those that cost more than a cluster that meets the SLO, and those
+    with at most as many instances as a cluster that misses the SLO.
+    """
     best = cheapest(tried)
     missing = [one for one, outcome in tried.items() if not outcome.meets]
     return [

@@ -238,7 +238,7 @@ class Work:
         self.num_damaged = 0
 
     def compute(self, points: Iterable[Point]) -> None:
-        """Computes the missing runs of these points. Keeps the rows of kept runs in memory until the next call."""
+        """Computes the missing runs of these points. Holds the rows of stored runs in memory until the next call."""
         self._rows.clear()
         tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
         new = [task for key, task in tasks.items() if key not in self._seen]

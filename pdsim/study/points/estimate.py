@@ -23,8 +23,8 @@ class Estimate(NamedTuple):
         return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
 
     def spread(self, digits: int = 3) -> str:
-        """Text of the mean and the half-width. The half-width is left out if `digits` digits of the mean do not show
-        it.
+        """Text of the mean and the half-width. The half-width is left out if it is smaller than the last printed digit
+        of the mean.
         """
         mean = number(self.mean, digits)
         half = self.half_width or 0.0
@@ -81,8 +81,8 @@ def band(value: float, repeated: Sequence[float]) -> Estimate:
 
 @cache
 def quantile(degrees: int) -> float:
-    """Quantile of Student's t-distribution with these degrees of freedom: 95 % of its values lie within this many
-    standard errors of 0.
+    """Quantile of Student's t-distribution with so many degrees of freedom: 95 % of the distribution lies within this
+    many standard errors of 0.
     """
     low, high = 0.0, 100.0
     while high - low > 1e-9:  # noqa: PLR2004

@@ -16,7 +16,7 @@ from pdsim.study.verdict.readings import Attainment, Times
 from pdsim.study.verdict.slo import Judgement, Slo, mean_judgement
 
 _OF_REQUESTS = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "classes", "identity")
-"""Columns of a row that hold lists over requests or texts, and not a number of the whole run."""
+"""Columns of a row that hold a list over requests, or a text, instead of a number of the whole run."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Tasks, one for each point and seed. All are checked before any runs, and tasks that must give equal results are
-computed once.
+"""Tasks: one simulation for each point and seed. All tasks are checked before the first is run. Tasks with equal inputs
+are computed once.
 """
 
 import json
@@ -31,8 +31,8 @@ _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario",
 """Packages whose code determines the numbers of a run."""
 _HEAD = ("key", "status", "message", "saturated", "gpus", "warnings", "failures")
 _TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "identity", "classes")
-"""Last columns of a row. Times and tokens of each finished request, so that another SLO needs no new run; the identity,
-whose digest is the key; and the classes of all requests, finished ones first.
+"""Last columns of a row: times and tokens of each finished request, from which other SLOs are judged without a new run;
+the identity, whose digest is the key; and the classes of all requests, finished ones first.
 """
 
 
@@ -124,7 +124,7 @@ class Planner:
         return [self.varied(point, end, changes) for end, changes in at_end.items()]
 
     def varied(self, point: Point, end: str, changes: Changes) -> Point:
-        """The point with further changes, under its old number. end: says how the new point differs."""
+        """A copy of the point with further changes and the same number. end: says how the copy differs."""
         where = f"{self._where}, point {point.number}, {end}"
         tasks = {seed: self._task({**point.changes, **changes}, seed, where) for seed in point.tasks}
         return replace(point, tasks=tasks, end=end)

@@ -126,7 +126,9 @@ class Judged(NamedTuple):
     verdict: Verdict
 
     def holds(self, other: "Judged") -> bool:
-        """True if `other` has the same winner, or a winner that is as good as this winner by the results here."""
+        """True if `other` has the same winner. Another winner also counts as the same if this study's results show that
+        both are equally good.
+        """
         mine, theirs = self.verdict, other.verdict
         if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:
             return bool(mine.advice) == bool(theirs.advice)
@@ -170,8 +172,8 @@ def _measurement(found: Judged, at: Callable[[Changes], Judged]) -> Measurement 
 
 
 def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], measure: Measurement | None) -> list[str]:
-    """Sentences that say whether the answer holds with the fastest and with the slowest step times, and if not, what to
-    measure.
+    """Sentences that say whether the fastest and the slowest step times give the same answer. If they do not, the
+    sentences say what to measure.
     """
     if others:
         return [f"The predicted range does not decide the answer: {'; '.join(others)}. {measure or ''}".rstrip()]
@@ -332,8 +334,8 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 
 def _alone(study: Study, changes: Changes) -> str:
-    """Says whether requests miss the SLO even if they are sent one at a time, when more instances do not help.
-    Otherwise gives the median times of such requests.
+    """Says that requests miss the SLO even if they are sent one at a time, so that more instances do not help. If they
+    meet the SLO: gives the median times of such requests.
     """
     requests = requests_alone(study.trials, changes)
     judged = study.slo.judge_requests(requests)

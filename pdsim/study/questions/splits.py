@@ -17,8 +17,8 @@ from pdsim.workload.synthetic import PrefixPool, RandomLengths
 
 
 def _splits(base: Base) -> list[Arm]:
-    """Candidates that use all GPUs with different numbers of prefill and decode servers. Each has every router to try,
-    if the scenario names none. Raises ConfigError if no split is possible.
+    """Candidates that use all GPUs with different numbers of prefill and decode servers. If the scenario names no
+    router, each split is tried with several. Raises ConfigError if no split is possible.
     """
     prefill, decode = base.scenario.pair
     num_gpus = base.scenario.num_gpus
@@ -67,8 +67,8 @@ PD_RATIO = Question(
 _AGGREGATED = "aggregated"
 _DO, _DO_NOT = "Separate them", "Do not separate them"
 _SHARES = (1 / 16, 1 / 4, 4.0)
-"""Prompt lengths to try, as multiples of the scenario's own (shared prefixes excluded), to find the length at which the
-better kind of cluster changes.
+"""Prompt lengths to try, as multiples of the scenario's own without shared prefixes. They show at which length
+disaggregation becomes better or worse.
 """
 
 
@@ -252,8 +252,8 @@ _EQUAL_SHARE = 0.01
 
 
 def _elastic_arms(base: Base) -> list[Arm]:
-    """Candidates with fixed numbers of prefill and decode servers, on all GPUs and on fewer, then with the scenario's
-    elastic settings, in which idle servers stop or stay.
+    """Candidates with fixed numbers of prefill and decode servers, on all GPUs and on fewer, and candidates with the
+    scenario's elastic settings. In the latter, idle servers stop, or do not.
     """
     prefill, decode = base.scenario.pair
     if (prefill.gpu, prefill.tp) != (decode.gpu, decode.tp):

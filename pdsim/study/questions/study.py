@@ -82,8 +82,8 @@ QUESTIONS = {
     "local-prefill": "policies",
     "elastic": "splits",
 }
-"""The module that defines each question, by the question's name. The question is a constant of the module with the name
-in capitals.
+"""The module that defines each question, by the question's name. In the module, the question is the constant with its
+name in capitals.
 """
 
 
@@ -244,7 +244,7 @@ class Study:
         return rate >= 1 - EQUAL and ttft <= 1 + EQUAL
 
     def best_routed(self, labels: Iterable[str]) -> list[str]:
-        """Labels of the candidates that remain if each cluster keeps only the best of its routers."""
+        """The best candidate of each cluster. Candidates of one cluster differ in their router."""
         routed: dict[str, list[str]] = {}
         for label in labels:
             routed.setdefault(json.dumps(self._cluster(label), sort_keys=True, default=str), []).append(label)

@@ -116,8 +116,8 @@ def _overlap_verdict(study: Study) -> Verdict:
 
 
 def _chunks_alone(study: Study, best: str) -> list[str]:
-    """Compares the mean TTFT if chunks are sent with that if whole prompts are sent. Empty: chunks are the best
-    candidate, or have no latencies.
+    """Compares the mean TTFT of sending chunk by chunk with that of sending whole prompts. Empty: chunks are the best
+    candidate, or their latencies mean nothing.
     """
     if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
         return []
@@ -244,8 +244,8 @@ def _ring(mib: int) -> str:
 
 
 def _unequal(scenario: Scenario) -> Changes:
-    """Changes after which prefill and decode have different TP sizes. If the scenario's are equal: half as many prefill
-    servers, with twice the GPUs each.
+    """Changes after which prefill and decode have different TP sizes. Empty: they do already. Otherwise there are half
+    as many prefill servers, with twice the GPUs each.
     """
     prefill = scenario.pair.prefill
     if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:

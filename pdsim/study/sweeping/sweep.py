@@ -120,8 +120,8 @@ def _repetitions(planner: Planner, point: Point) -> list[Point]:
 
 
 def _with_runs(point: PointResult, runs: Mapping[tuple[int, str], PointResult]) -> PointResult:
-    """Adds the results with the fastest and slowest step times, and of repetitions, to a point, if all of these runs
-    are computed.
+    """Adds to a point its results with the fastest and slowest step times, and its repetitions. Either is left out if
+    one of its runs is missing.
     """
     ends, repeats = ([runs.get((point.number, one)) for one in names] for names in (ENDS, _REPEATS))
     found = replace(point, ends=[end for end in ends if end is not None] if all(ends) else ())

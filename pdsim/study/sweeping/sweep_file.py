@@ -51,8 +51,8 @@ class Range:
 
     @property
     def num_values(self) -> int:
-        """Number of values that the range has in a grid, or an upper bound. Raises ValueError if the range has neither
-        count nor step.
+        """Number of values that the range has in a grid, or an upper bound of it. Raises ValueError if the range has
+        neither count nor step.
         """
         if self.step is not None:
             return math.floor((self.last - self.first) / self.step * (1 + 1e-12)) + 1
@@ -346,7 +346,7 @@ def num_points(file: SweepFile) -> int:
 
 
 def assigned(values: Mapping[str, Any]) -> Changes:
-    """Splits keys of several fields. Returns one value for each field."""
+    """The value of each field. A key that names several fields has a list with a value for each."""
     changes: Changes = {}
     for key, value in values.items():
         names = fields_of(key)
@@ -362,8 +362,8 @@ def _grid(fields: Mapping[str, Values]) -> Iterator[Changes]:
 
 
 def _random(sample: Sample) -> Iterable[Changes]:
-    """Random points. Each field has its own stream of random numbers, so that a further field does not change the
-    others' values.
+    """Yields random points. Each field has a stream of random numbers of its own, so that adding a field does not
+    change the values of the others.
     """
     streams = {key: Streams(sample.seed).named(key) for key in sample.fields_}
     for _ in range(sample.count):
