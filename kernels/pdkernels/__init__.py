@@ -1,4 +1,4 @@
-"""Triton kernels that move a paged KV cache between tensor-parallel layouts, and attention over its pages.
+"""Triton kernels that move the pages of a KV cache between tensor-parallel layouts, and kernels that attend over pages.
 
 Register a cache once as a Pool; then gather its pages into staging, and scatter staging into pages, or push pages into
 those of a peer.

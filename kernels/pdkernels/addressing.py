@@ -1,40 +1,41 @@
-"""Places of a unit of payload, in pages and in staging: the arithmetic that all copy kernels share.
+"""Places of bytes in pages and in staging: the address arithmetic of all copy kernels.
 
-A program moves a tile of units, numbered in the order of tokens: unit u belongs to token u // ROW, and within that
-token's heads it is unit u % ROW. A unit is 16 bytes, and a tile of them is a [units, 2] tensor of 8-byte words: the
-inner dimension makes the 16 bytes contiguous and aligned by construction, so that every access is 128 bits wide
-whatever the division above it was.
+The kernels copy in units of 16 bytes. A program moves a tile of units, numbered in the order of tokens: unit u belongs
+to token u // ROW, and is unit u % ROW of that token's heads.
+
+A tile is a [units, 2] tensor of 8-byte words. The inner dimension makes 16 bytes contiguous and aligned, so every
+access has 128 bits, whatever division the address came from.
 """
 
 import triton
 import triton.language as tl
 
 RUN_TIME = ("table", "pages", "spans", "staging", "tokens", "first_byte")
-"""Run-time parameters of the staging kernels. Triton specialises on none of them, so that no value causes a new
-compilation."""
+"""Parameters of the staging kernels that are passed at run time. Triton specialises on none of them, so no value causes
+a new compilation."""
 
 
 @triton.jit
 def aligned(address, TYPE: tl.constexpr):
-    """An address as a pointer to elements of a type, the first at a multiple of 16 bytes."""
+    """Returns an address as a pointer to elements of a type. The address must be a multiple of 16 bytes."""
     return tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16)
 
 
 @triton.jit
 def plane_pointer(address):
-    """The address of a plane as a pointer to words, aligned to units."""
+    """Returns the address of a plane as a pointer to 8-byte words, aligned to 16 bytes."""
     return aligned(address, tl.int64)
 
 
 @triton.jit
 def table_entry(table, plane):
-    """Reads one address of a pointer table."""
+    """Returns one address of a pointer table."""
     return tl.load(table.to(tl.pointer_type(tl.int64)) + plane)
 
 
 @triton.jit
 def words(unit):
-    """Offsets of the two 8-byte words of each 16-byte unit: from [n] to [n, 2]."""
+    """Returns the offsets of both 8-byte words of each unit: [n, 2] from [n]."""
     return unit[:, None] * 2 + tl.arange(0, 2)[None, :]
 
 
@@ -42,8 +43,8 @@ def words(unit):
 def unit_in_pool(
     pages, unit, live, ROW: tl.constexpr, HEAD: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr, HND: tl.constexpr
 ):
-    """Offset of units in a plane, counted from the first moved head. ROW: units moved per token. HEAD: units per head.
-    HEADS: heads of the plane. PAGE: tokens per page.
+    """Returns the offsets of units in a plane, counted from the first moved head. ROW: units moved per token. HEAD:
+    units per head. HEADS: heads of the plane. PAGE: tokens per page.
     """
     token = unit // ROW
     within = unit % ROW
@@ -56,7 +57,9 @@ def unit_in_pool(
 
 @triton.jit
 def unit_in_staging(unit, tokens, ROW: tl.constexpr, SLICES: tl.constexpr, PLANES: tl.constexpr):
-    """Offset of units in a staging span [slice, plane, token, ROW // SLICES], counted from the plane of slice 0."""
+    """Returns the offsets of units in a staging span [slice, plane, token, ROW // SLICES], counted from the plane of
+    slice 0.
+    """
     if SLICES == 1:
         return unit
     SLICE: tl.constexpr = ROW // SLICES
@@ -67,9 +70,8 @@ def unit_in_staging(unit, tokens, ROW: tl.constexpr, SLICES: tl.constexpr, PLANE
 
 @triton.jit
 def request_of(spans, pages, staging, tokens, BATCHED: tl.constexpr):
-    """Pages, staging address and length of this program's request.
-
-    A batch reads them from row program_id(1) of the spans [first index in pages, tokens, offset in staging, in bytes].
+    """Returns pages, staging address and length of the request that this program copies. In a batch they come from row
+    program_id(1) of the spans: [first index in pages, tokens, offset in staging in bytes].
     """
     if BATCHED:
         span = spans.to(tl.pointer_type(tl.int64)) + tl.program_id(1) * 3

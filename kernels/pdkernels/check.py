@@ -1,6 +1,6 @@
-"""Every kernel once on an irregular shape against its oracle: python -m pdkernels.check.
+"""Runs every kernel once, on an irregular shape, and compares it with its reference: python -m pdkernels.check.
 
-Small enough for compute-sanitizer; the tests cover many more shapes.
+The shapes are small enough for compute-sanitizer. The tests cover many more shapes.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _HEADS = range(1, 5)
 
 
 def _pool(heads: int = 6, page_size: int = 8, order: str = "NHD", head_dim: int = 80) -> Pool:
-    """Three layers of 64 slots."""
+    """Returns a pool of three layers with 64 slots."""
     shape = (64, heads, head_dim) if order == "NHD" else (64 // page_size, heads, page_size, head_dim)
     planes = [torch.randn(shape, device=_DEVICE).to(torch.bfloat16) for _ in range(6)]
     return Pool(planes[:3], planes[3:], page_size if order == "NHD" else None)

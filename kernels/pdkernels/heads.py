@@ -1,11 +1,11 @@
-"""Which heads go from which rank to which, between tensor-parallel layouts of different size."""
+"""Which heads each rank sends to each other rank, between tensor-parallel layouts of different size."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class HeadMove:
-    """Heads of a source rank that a target rank needs, as ranges of each rank's own heads."""
+    """Heads of a source rank that a target rank needs. Both ranges number heads within their own rank."""
 
     source_rank: int
     target_rank: int
@@ -14,10 +14,10 @@ class HeadMove:
 
 
 def head_moves(kv_heads: int, source_ranks: int, target_ranks: int) -> list[HeadMove]:
-    """The fewest moves that fill every target rank, in the order of target ranks and their heads.
+    """Returns the fewest moves that fill every target rank, ordered by target rank and its heads.
 
-    With more ranks than heads, each head has several copies. A source copy is sent once per target: from the first rank
-    that holds it, or, where several targets need it, from copies in turn.
+    With more ranks than heads, each head has several copies. A target rank gets each head once: from the first source
+    rank that holds it. If several target ranks need the head, the source ranks take turns.
     """
     held = [_heads_of(rank, source_ranks, kv_heads) for rank in range(source_ranks)]
     moves = []

@@ -1,8 +1,8 @@
-"""Two repairs to Triton 3.6's interpreter, so that every kernel here runs on a CPU.
+"""Two repairs to Triton 3.6's interpreter, so that every kernel of this package runs on a CPU.
 
-The interpreter keeps scalars as arrays of one element and makes loop bounds of them with int(array), which numpy 2.4
-allows only for arrays of no dimension. And the interpreter keeps bf16 as 16-bit integers, which its dot product
-multiplies as integers.
+The interpreter keeps scalars as arrays of one element and makes loop bounds of them with int(array). numpy 2.4 allows
+this only for arrays without dimensions. The interpreter also keeps bf16 as 16-bit integers, and its dot product
+multiplies them as integers.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 
 
 def repair_interpreter() -> None:
-    """Replace both places; no effect on compiled kernels."""
+    """Replaces both functions of the interpreter. Compiled kernels are not affected."""
     if knobs.runtime.interpret:
         _repair_loop_bounds()
         _repair_bf16_dot()

@@ -1,7 +1,8 @@
-"""Launching a compiled kernel with as little host time as a C call needs.
+"""Launches a compiled kernel with as little host time as a C call needs.
 
-Triton's own launch binds, types and specialises the arguments anew on each call, 12 to 14 us beside an H200. Here all
-run-time arguments are integers (addresses and counts) that no kernel specialises on: one compilation fits every call.
+Triton's own launch binds, types and specialises the arguments on each call, which takes 12 to 14 us on a host with an
+H200. Here all run-time arguments are integers (addresses and counts), and kernels specialise on none of them. So one
+compilation fits every call.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,12 @@ TYPES: dict[torch.dtype, Any] = {
     torch.int64: tl.int64,
     torch.float8_e4m3fn: tl.float8e4nv,
 }
-"""Triton's names of the element types, for kernels that are given addresses."""
+"""Triton's names of element types, for kernels that get addresses instead of tensors."""
 
 
 @triton.jit
 def wait_for_earlier():
-    """Waits until all earlier kernels have ended. A kernel that begins early may read their results only after this
+    """Waits until all earlier kernels have ended. A kernel that is set up early may read their results only after this
     call.
     """
     if cuda_capability_geq(9, 0):
@@ -36,7 +37,7 @@ def wait_for_earlier():
 
 
 def can_begin_early(device: torch.device) -> bool:
-    """True if a kernel may be set up while the one before it ends (programmatic dependent launch)."""
+    """True if the device can set up a kernel while the kernel before it ends (programmatic dependent launch)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -48,7 +49,7 @@ class Launcher:
         constants: values of the kernel's constexpr parameters, in the order of its signature.
         warps: warps of 32 threads per program.
         stages: loads that a loop has under way while it computes.
-        early: whether the kernel begins with wait_for_earlier.
+        early: the kernel calls wait_for_earlier first, so it may be set up while the kernel before it ends.
 
     """
 
@@ -62,7 +63,7 @@ class Launcher:
         self._launches: dict[int, Callable[..., None]] = {}
 
     def __call__(self, device: torch.device, grid: Grid, *integers: int) -> None:
-        """Launch a grid on the current stream of the device."""
+        """Launches a grid on the device's current stream."""
         if device.type == "cpu":
             self._interpret(grid, integers)
             return
@@ -81,7 +82,9 @@ class Launcher:
         self._kernel[grid](*integers, **self._constants)
 
     def compile(self, device: torch.device, parameters: int) -> Callable[..., None]:
-        """Compile for a device, or load from Triton's cache, a kernel with that many run-time parameters."""
+        """Compiles the kernel for a device, or loads it from Triton's cache. parameters: number of run-time
+        parameters.
+        """
         options = {**self._options, "launch_pdl": self._early and can_begin_early(device)}
         with torch.cuda.device(device):
             compiled = self._kernel.warmup(*[0] * parameters, grid=(1,), **options, **self._constants)

@@ -1,4 +1,4 @@
-"""Places of the bytes of a KV cache: one layout for all layers, and the pool of pages that has it."""
+"""Where the bytes of a KV cache lie: the layout that all planes share, and the pool of pages with that layout."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 UNIT_BYTES = 16
-"""Kernels move units of this many bytes: the widest access of a GPU thread."""
+"""Kernels copy units of this many bytes: the widest access of a GPU thread."""
 
 _LARGEST_PLANE_BYTES = 16 << 30  # offsets inside a plane are 32-bit counts of 8-byte words
 
@@ -41,12 +41,12 @@ class KvLayout:
         return self.page_size * self.token_bytes
 
     def first_byte(self, head: int) -> int:
-        """Offset of a head's first byte in every page (HND) or token (NHD)."""
+        """Returns the offset in bytes of a head in every page (HND) or token (NHD)."""
         return head * self.head_bytes * (self.page_size if self.order == "HND" else 1)
 
     def check_heads(self, heads: range | None, parts: int) -> range:
-        """The head range; None means all heads. Raises ValueError unless the range lies in the layout and divides into
-        equal parts.
+        """Returns the range of heads; None means all heads. Raises ValueError unless the range lies in the layout and
+        divides into equal parts.
         """
         if heads is None:
             heads = range(self.heads)
@@ -93,7 +93,9 @@ class Pool:
         return len(self.planes)
 
     def table_on(self, device: torch.device) -> torch.Tensor:
-        """The address table for a kernel on another device, which must have this device's memory mapped."""
+        """Returns the address table for a kernel on another device. That device must have mapped this device's
+        memory.
+        """
         if device not in self._tables:
             self._tables[device] = self._make_table(device)
         return self._tables[device]
@@ -104,7 +106,7 @@ class Pool:
 
 @dataclass(eq=False)
 class MappedPool:
-    """The KV pages of another process's rank: the addresses at which its planes are mapped here."""
+    """The KV pages of a rank in another process: the addresses at which its planes are mapped here."""
 
     addresses: Sequence[int]
     layout: KvLayout

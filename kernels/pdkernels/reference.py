@@ -1,4 +1,4 @@
-"""Kernels in plain torch: the oracles of the tests, and the place to read first."""
+"""The kernels in plain torch: the tests compare kernels with these functions. Read this file first."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from pdkernels.layout import KvLayout, Pool
 
 
 def read_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The first tokens of a page list out of one plane, [tokens, heads, head_dim]."""
+    """Returns the first tokens of a page list, from one plane: [tokens, heads, head_dim]."""
     page, within = _positions(layout, pages, tokens)
     return plane[page, :, within] if layout.order == "HND" else plane[page * layout.page_size + within]
 
 
 def write_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, heads: range, kv: torch.Tensor) -> None:
-    """Write [tokens, len(heads), head_dim] into those heads of a page list."""
+    """Writes [tokens, len(heads), head_dim] into those heads of the pages in a list."""
     page, within = _positions(layout, pages, len(kv))
     part = slice(heads.start, heads.stop)
     if layout.order == "HND":
@@ -26,7 +26,7 @@ def write_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, hea
 def gather_reference(
     pool: Pool, pages: torch.Tensor, tokens: int, *, heads: range | None = None, slices: int = 1
 ) -> torch.Tensor:
-    """The staging span as bytes: [slice, plane, token, head, head_dim], flat."""
+    """Returns the staging span as flat bytes: [slice, plane, token, head, head_dim]."""
     heads = pool.layout.check_heads(heads, slices)
     bits = _as_bits(pool.planes)
     kv = torch.stack([read_tokens(plane, pool.layout, pages, tokens) for plane in bits])[:, :, heads.start : heads.stop]
@@ -43,7 +43,7 @@ def scatter_reference(
     heads: range | None = None,
     writers: int = 1,
 ) -> None:
-    """Write a span of gather_reference's format into the pages of a pool."""
+    """Writes a span that gather_reference made into the pages of a pool."""
     heads = pool.layout.check_heads(heads, writers)
     planes = _as_bits(pool.planes)
     shape = (writers, len(planes), tokens, len(heads) // writers, pool.layout.head_dim)
@@ -62,7 +62,7 @@ def push_reference(
     source_heads: range | None = None,
     target_heads: range | None = None,
 ) -> None:
-    """Pushes pages to pages: a gather and a scatter without staging between them."""
+    """Copies pages of one pool to pages of another: a gather and a scatter, without staging between them."""
     staging = gather_reference(source, source_pages, tokens, heads=source_heads).to(target.device)
     scatter_reference(target, target_pages, tokens, staging, heads=target_heads)
 
@@ -70,7 +70,7 @@ def push_reference(
 def gather_fp8_reference(
     pool: Pool, pages: torch.Tensor, tokens: int, scales: torch.Tensor, *, heads: range | None = None, slices: int = 1
 ) -> torch.Tensor:
-    """The staging span in float8_e4m3: each plane divided by its scale and clamped to what e4m3 can hold."""
+    """Returns the staging span in float8_e4m3. Each plane is divided by its scale, and clamped to the range of e4m3."""
     heads = pool.layout.check_heads(heads, slices)
     kv = torch.stack([read_tokens(plane, pool.layout, pages, tokens) for plane in pool.planes])
     scaled = kv[:, :, heads.start : heads.stop].float() / scales[:, None, None, None]
@@ -88,7 +88,9 @@ def scatter_fp8_reference(
     heads: range | None = None,
     writers: int = 1,
 ) -> None:
-    """Write a span of gather_fp8_reference's format into the pages of a wider cache."""
+    """Writes a span that gather_fp8_reference made into the pages of a cache in a wider type, such as bf16. Each plane
+    is multiplied by its scale.
+    """
     heads = pool.layout.check_heads(heads, writers)
     shape = (writers, len(pool.planes), tokens, len(heads) // writers, pool.layout.head_dim)
     scaled = staging.view(torch.float8_e4m3fn).float().view(shape) * scales[None, :, None, None, None]
@@ -100,7 +102,9 @@ def scatter_fp8_reference(
 def append_reference(
     key_pages: torch.Tensor, value_pages: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """Write the K and V of new tokens, [tokens, heads, head_dim], to their slots; a negative slot is padding."""
+    """Writes the K and V of new tokens, [tokens, heads, head_dim], to their slots. A token with a negative slot is
+    padding, and is skipped.
+    """
     used = slots >= 0
     for plane, new in ((key_pages, keys), (value_pages, values)):
         if plane.dim() == 4:
@@ -119,9 +123,8 @@ def paged_decode_reference(
     scale: float,
     window: int = 0,
 ) -> torch.Tensor:
-    """Attention of one new token per sequence, [batch, query_heads, head_dim], in float32 through torch's SDPA.
-
-    window: last tokens that it sees; 0: all.
+    """Returns the attention of one new token per sequence, [batch, query_heads, head_dim], in float32 through torch's
+    SDPA. window: number of last tokens that the new token sees, including itself; 0: all.
     """
     out = torch.zeros_like(query)
     group = query.shape[1] // pool.layout.heads
@@ -143,7 +146,9 @@ def paged_decode_reference(
 def latent_decode_reference(
     query: torch.Tensor, latents: torch.Tensor, slots: Sequence[torch.Tensor], rank: int, scale: float
 ) -> torch.Tensor:
-    """Attention of one new token per sequence to the latents in its slots, [batch, query_heads, rank], in float64."""
+    """Returns the attention of one new token per sequence to the latents in the sequence's slots, [batch, query_heads,
+    rank], in float64.
+    """
     out = query.new_zeros(*query.shape[:2], rank)
     for row, own in enumerate(slots):
         if len(own):
@@ -161,9 +166,8 @@ def packed_prefill_reference(
     num_all: Sequence[int],
     window: int = 0,
 ) -> torch.Tensor:
-    """Attention of the last num_new tokens of each packed sequence to its num_all, in float64, written out.
-
-    window: last tokens that each token sees, itself included; 0: all.
+    """Returns the attention of the last num_new tokens of each packed sequence to its num_all tokens, in float64.
+    window: number of last tokens that each token sees, including itself; 0: all.
     """
     group = query.shape[1] // key.shape[1]
     parts = zip(query.split(num_new), key.split(num_all), value.split(num_all), strict=True)

@@ -149,7 +149,7 @@ def serve(
 
 
 def _fail_for(problems: Sequence[str], who: str = "") -> None:
-    """Ends the command with code 1 if there are problems. who: prefix of the message."""
+    """Ends the command with code 1 if there are problems. who: text before the message."""
     if problems:
         print("\n  ".join([f"pdreal: {who}problems at the end of the run:", *problems]), file=sys.stderr)
         raise SystemExit(1)
@@ -261,7 +261,7 @@ def campaign(
 
 @app.command
 def experts(run: Path, *, ep: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 8) -> None:
-    """Print the load of each rank of experts in a recorded run, and the expert_skew to simulate.
+    """Print the load of each expert-parallel rank in a recorded run, and the value of cost.expert_skew for simulations.
 
     Parameters
     ----------

@@ -24,8 +24,8 @@ _STEP = 0xD1B54A32D192ED03
 
 
 def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
-    """Token ids of a span: SplitMix64's finalizer over stream and offset, so that they are fixed and spread over the
-    vocabulary.
+    """Returns the token ids of a span. SplitMix64's finalizer maps stream and offset to ids, so the ids are fixed and
+    spread over the vocabulary.
     """
     begin = (span.stream * 0x9E3779B97F4A7C15 + span.offset * _STEP + 0x8CB92BA72F3D8DD7) & _MASK
     z = np.uint64(begin) + np.arange(span.length, dtype=np.uint64) * np.uint64(_STEP)
@@ -35,8 +35,8 @@ def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
 
 
 class Tokens:
-    """Token ids of spans. For outputs that the model has generated, the generated tokens, which a session's next turn
-    repeats.
+    """Token ids of a workload's spans. For outputs that the model has generated, the generated tokens replace the
+    workload's, because a session's next prompt repeats them.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -48,7 +48,7 @@ class Tokens:
         return TokenIds(data=b"".join(self._tokens(span).tobytes() for span in spans.spans))
 
     def learn(self, output: Spans, ids: Sequence[int]) -> None:
-        """Keeps generated tokens in place of the workload's output."""
+        """Keeps the generated tokens. Later prompts that repeat this output get the generated tokens."""
         begin = 0
         for stream, offset, length in output.spans:
             said = np.array(ids[begin : begin + length], np.int32)
@@ -65,13 +65,13 @@ class Tokens:
 
 
 _EARLY_NS = 2_000_000
-"""Time in ns by which an event loop's timers are usually late."""
+"""Event loops call timers late, usually by up to this time in ns."""
 
 
 class PunctualTimeline:
     """A timeline whose alarms are punctual, and that records how late scheduled events happened.
 
-    An alarm wakes early and then yields to the event loop until it is due.
+    An alarm wakes _EARLY_NS early, and then yields to the event loop until the alarm is due.
     """
 
     def __init__(self, timeline: Timeline) -> None:

@@ -1,7 +1,7 @@
-"""A running cluster, as the sender of requests sees it: start, submit, abort, load, stop.
+"""A running cluster as the sender of requests sees it: start, submit, abort, load, stop.
 
-The launcher runs the core's router, carries out its commands, and passes on the tokens that instances stream. It takes
-no decisions.
+The launcher runs the core's router, carries out the router's commands, and passes on the tokens that instances stream.
+All decisions are the router's.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
 _LOOK_S = 0.02
-"""Interval in s at which a restart checks whether its instance is empty, or back."""
+"""Interval in s at which `restart` checks whether the instance is empty, and later whether it is back."""
 
 
 async def _until(holds: Callable[[], bool], limit_s: float | None) -> None:
@@ -50,7 +50,7 @@ class Launcher:
         folder: Path | None = None,
         on_end: Callable[[Request], None] | None = None,
     ) -> None:
-        """scenario: resolved. folder: for logbooks; None: none are kept. on_end: called when a request ends."""
+        """scenario: resolved. folder: where logbooks are written; None: nowhere. on_end: called when a request ends."""
         self._scenario = scenario
         self._options = options
         self._folder = folder
@@ -66,7 +66,7 @@ class Launcher:
     # What a caller does.
 
     async def start(self) -> None:
-        """Returns when every instance is ready, and starts the time of the run. Raises LaunchError."""
+        """Starts every instance, then the time of the run. Raises LaunchError if an instance does not start."""
         loop = asyncio.get_running_loop()
         self.timeline = Timeline(monotonic_ns(), loop)
         if self._folder is not None:
@@ -110,7 +110,9 @@ class Launcher:
         request_id: int | None = None,
         priority: int = 0,
     ) -> Request:
-        """Sends a request, whose tokens are iterated over. request_id: None takes the next free id."""
+        """Sends a request. Iterating over the returned Request yields its tokens. request_id: None takes the next free
+        id.
+        """
         if request_id is None:
             request_id = self._num_requests
         self._num_requests = max(self._num_requests, request_id + 1)
@@ -138,12 +140,12 @@ class Launcher:
         self._tell_router(m.FlushCache())
 
     def load(self) -> dict[str, Levels]:
-        """Levels of each running instance, at most about one second old."""
+        """Returns the levels of each running instance. They are at most about one second old."""
         return dict(self._instances.levels)
 
     @property
     def hosts(self) -> dict[str, dict[str, float]]:
-        """Clock offsets of other hosts. Times of the run are corrected by them."""
+        """Clock offsets of the other hosts. Times of the run are already corrected by them."""
         return {name: host.described() for name, host in self._instances.fleet.remote.items()}
 
     @property
@@ -156,9 +158,8 @@ class Launcher:
         return self._instances.missing_roles
 
     async def stop(self) -> list[str]:
-        """Ends remaining requests and every process, in bounded time; hung processes are killed.
-
-        Returns pages, locks and bytes that were not released, which should be empty.
+        """Ends remaining requests and every process, in bounded time; hung processes are killed. Returns descriptions
+        of pages, locks and bytes that were not released. The list should be empty.
         """
         for request_id in list(self._requests):
             self.abort(request_id, "the server stops")
@@ -177,8 +178,8 @@ class Launcher:
         return leaks
 
     def kill(self, instance_id: str, *, rank: int | None = None, restart_after_s: float | None = None) -> None:
-        """Kills an instance or a rank with SIGKILL. The instance restarts after restart_after_s, if given and if the
-        scenario has health.
+        """Kills an instance, or one rank, with SIGKILL. If the scenario has a health section, the instance starts again
+        after restart_after_s; None: after the usual delay.
         """
         self._instances.kill(instance_id, rank, restart_after_s)
 
@@ -228,7 +229,7 @@ class Launcher:
         self._logbook.flush()
 
     def _send(self, command: m.Send) -> None:
-        """Sends to instances that are up. Messages to others are lost."""
+        """Sends messages to instances that are up. Messages to other instances are lost."""
         message = command.message
         if self._instances.is_up(process_of(command.to)):
             extra = None
@@ -237,7 +238,7 @@ class Launcher:
             self._channel.send(command.to, message, extra)
 
     def _carry_out(self, commands: Sequence[m.Send]) -> None:
-        """Delivers the health monitor's messages."""
+        """Delivers the messages of the health monitor."""
         for command in commands:
             if command.to == self._router.instance_id:
                 self._tell_router(command.message)
@@ -245,8 +246,8 @@ class Launcher:
                 self._send(command)
 
     def _tell_router(self, message: m.Message) -> None:
-        """Gives the router a message and carries out its commands. Clients learn only of the events of their own
-        request.
+        """Gives the router a message and carries out its commands. A client learns only of events of its own
+        requests.
         """
         for command in self._router.on_message(message, self.timeline.now_ns):
             match command:
@@ -275,7 +276,7 @@ class Launcher:
     def _on_first_token(
         self, message: m.FirstToken, token: int | None, num_cached_tokens: int, logprobs: Logprobs | None
     ) -> None:
-        """Handles a first token. An aggregated instance has streamed it with its other tokens."""
+        """Handles a first token. Aggregated instances stream the first token like all others."""
         if (request := self._under_way(message.request_id)) is None:
             return
         request.num_cached_tokens = num_cached_tokens
@@ -284,7 +285,7 @@ class Launcher:
         self._note("on_first_token", request.request_id)
 
     def _stream(self, attempt: int, token: int, logprobs: Logprobs | None = None) -> None:
-        """Passes a token to its request. A request that has a token is not retried."""
+        """Passes a token to its request. A request that has a token is never retried."""
         if (request := self._under_way(attempt)) is None:
             return
         if self._plain_router.hears_first_tokens and not request.tokens:
@@ -292,7 +293,9 @@ class Launcher:
         request.put(token, logprobs)
 
     def _under_way(self, attempt: int) -> Request | None:
-        """The request of an attempt. None: the router has given up the attempt, whose tokens may still arrive."""
+        """Returns the request that an attempt serves. None: the router has given up the attempt, whose tokens may still
+        arrive.
+        """
         request_id = self._plain_router.client_of(attempt)
         return None if request_id is None else self._requests.get(request_id)
 
@@ -320,7 +323,7 @@ class Launcher:
             self._end(m.Failed(request_id, reason))
 
     def _on_error(self, _: object, context: dict[str, Any]) -> None:
-        """Handles an exception in a callback, such as a full disk. Without this handler the run would wait for ever."""
+        """Handles an exception in a callback, such as a full disk. Without this handler the run would never end."""
         error, where = context.get("exception"), ""
         if isinstance(error, OSError):
             where = f"; it writes to {self._folder}"

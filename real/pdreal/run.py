@@ -1,4 +1,4 @@
-"""Runs the workload of a scenario for real, and keeps its results."""
+"""Runs the workload of a scenario for real, and writes its results."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,16 +21,17 @@ from pdsim.workload.request_spec import RequestSpec
 
 @dataclass
 class RealRun:
-    """Results of a run that its logbooks do not contain."""
+    """Results of a run that are not in its logbooks."""
 
     outputs: dict[int, list[int]] = field(default_factory=dict)
-    """Tokens of each request that has ended."""
+    """Output token ids of each request that has ended, by request id."""
     leaks: list[str] = field(default_factory=list)
-    """Pages, locks and bytes that were still held when all requests had ended. Anything in this list is an error."""
+    """Pages, locks and bytes that were still held when all requests had ended. Each entry is an error."""
     failure: str | None = None
     interrupted: bool = False
     late_ns: list[int] = field(default_factory=list)
-    """Delays of requests that were due at a time of their own."""
+    """By how much clients sent their requests late, in ns. Only requests with a scheduled time count: those of an open
+    loop, and those after a session's pause."""
     hosts: dict[str, Any] = field(default_factory=dict)
     """Clock offsets of the other hosts."""
 
@@ -38,7 +39,9 @@ class RealRun:
 def run_scenario(
     path: Path, changes: Sequence[str], options: Options, out: Path | None, *, quiet: bool
 ) -> tuple[FinishedRun, RealRun]:
-    """Raises ConfigError for what cannot be run for real, LaunchError for what this machine lacks."""
+    """Runs a scenario file with `changes` applied. Raises ConfigError if real mode cannot run the scenario, and
+    LaunchError if this machine lacks a device or package that the scenario needs.
+    """
     scenario, requests = real_scenario(load_scenario(path, changes), options)
     with logbooks(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
         if out is not None:
@@ -67,7 +70,7 @@ async def run(
     logs: Path | None = None,
     progress: Callable[[int], Any] = lambda _: None,
 ) -> RealRun:
-    """scenario: resolved. Returns when every request has ended and every process is gone."""
+    """Runs requests of a resolved scenario. Returns when every request has ended and every process is gone."""
     real = RealRun()
     clients = Clients(scenario, requests, options, progress=progress)
     launcher = Launcher(scenario, options, folder=logs, on_end=clients.on_end)

@@ -1,4 +1,6 @@
-"""The run folder of a real run: logbooks while it runs, and results made of them at its end, or later by `recover`."""
+"""The run folder of a real run. Logbooks grow in it while the run lasts; at the end, or later by `recover`, results are
+made from them.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -26,7 +28,9 @@ from pdsim.workload.client import warm_up_requests
 
 @contextmanager
 def logbooks(out: Path | None) -> Iterator[Path]:
-    """The folder in which logbooks grow: inside the run folder, if there is one, so that they outlive a kill."""
+    """Context with the folder for logbooks. With `out` the folder lies in the run folder, so that logbooks outlive a
+    kill.
+    """
     if out is None:
         with ScratchFolder() as folder:
             yield folder
@@ -46,7 +50,7 @@ def logbooks(out: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _owned(logs: Path) -> Iterator[None]:
-    """Own the logbooks. Raises RunFolderError while another process writes them."""
+    """Context in which this process owns the logbooks. Raises RunFolderError if another process writes to them."""
     with ExitStack() as lock:
         try:
             lock.enter_context(own_lock(logs))
@@ -56,14 +60,14 @@ def _owned(logs: Path) -> Iterator[None]:
 
 
 def note_begin(logs: Path, scenario: Scenario, options: Options, num_requests: int) -> None:
-    """Write down what `recover` needs besides the logbooks. scenario: resolved."""
+    """Writes the data that `recover` needs besides logbooks. scenario: resolved."""
     write_scenario(logs, scenario)
     about = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
     write_whole(logs / ABOUT, json.dumps({**about, "num_requests": num_requests}) + "\n")
 
 
 def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> FinishedRun:
-    """Results from the logbooks. scenario: resolved. extra: further fields of the summary, `interrupted` among them."""
+    """Makes results from logbooks. scenario: resolved. extra: further fields of the summary, such as `interrupted`."""
     records = read_records(logs)
     fields: dict[str, Any] = {"events": 0, "stalled": False, **extra}
     if host_caches(scenario):
@@ -78,7 +82,7 @@ def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> Fi
 
 
 def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: bool) -> None:
-    """Write the run folder, and remove the logbooks when it is whole. Raises OSError."""
+    """Writes the run folder. When it is complete, the logbooks are removed. Raises OSError."""
     logs = out / LOGS
     with run_replaced(out) as folder:
         with journal_writer(folder) as write:
@@ -91,7 +95,7 @@ def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: boo
 
 
 def recover(out: Path) -> FinishedRun:
-    """Make a run folder from the logbooks that a killed pdreal left. Raises RunFolderError, ConfigError or OSError."""
+    """Completes a run folder in which a killed pdreal left logbooks. Raises RunFolderError, ConfigError or OSError."""
     logs = out / LOGS
     if not (logs / ABOUT).is_file():
         raise RunFolderError(f"{out}: has no {LOGS}/{ABOUT}, which a run that was cut short leaves")

@@ -1,1 +1,1 @@
-"""Attention over pages of KV: append, decode, prefill."""
+"""Kernels over pages of KV: append, decode attention, prefill attention."""

@@ -1,7 +1,7 @@
 """Append: writes the K and V of new tokens of one layer into their slots, in one launch.
 
-It computes reference.append_reference, and reads and writes each new byte once: 2 * tokens * heads * head_dim elements,
-far fewer than the attention that follows reads.
+The kernel does the same as reference.append_reference. It reads and writes each new byte once: 2 * tokens * heads *
+head_dim elements, far fewer than the attention that follows reads.
 """
 
 import torch
@@ -52,7 +52,7 @@ def append(
     Args:
         key_pages, value_pages: the planes of one layer, NHD [slots, heads, head_dim] or HND [pages, heads, page_size,
             head_dim].
-        slots: int32 [tokens], page * page_size + position in the page; a negative slot is padding, and is skipped.
+        slots: int32 [tokens], page * page_size + position in the page; a negative slot is padding and is skipped.
         keys, values: [tokens, heads, head_dim] in the dtype of the pages, contiguous but for the stride of tokens.
 
     Raises:

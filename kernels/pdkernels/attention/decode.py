@@ -1,9 +1,9 @@
-"""Decode attention over pages: one new query token per sequence, grouped query heads, equal work for each program.
+"""Decode attention over pages: one new query token per sequence, grouped query heads, and equal work for each program.
 
-Computes reference.paged_decode_reference. A step must read K and V of every cached token of the batch once, 2 * tokens
-* kv_heads * head_dim elements; all else is small. A program takes one KV head of one share of the batch (shares.py),
-with all query heads of its group, so that each K and V is read once. Of a layer with a window only the last tokens of
-each sequence are divided and read.
+The kernel computes reference.paged_decode_reference. A step must read K and V of every cached token of the batch once,
+2 * tokens * kv_heads * head_dim elements; all other reads are small. Each program computes one KV head over one share
+of the batch (shares.py) with all query heads of the KV head's group, so each K and V is read once. For a layer with a
+window only the last tokens of each sequence are divided into shares and read.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,16 @@ _BLOCK_TOKENS = 64
 
 @triton.jit
 def row_offset(page, head, slot, HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, HND: tl.constexpr):
-    """First element of one KV head's row for the token in this slot of a page."""
+    """Returns the offset of the row of one KV head, for the token in this slot of a page."""
     row = (page * HEADS + head) * PAGE + slot if HND else (page * PAGE + slot) * HEADS + head
     return row * DIM
 
 
 @triton.jit
 def token_range(lengths, sequence, first_block, last_block, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """First token and end of these blocks of a sequence. The first block begins where the sequence's window begins."""
+    """Returns the first token of these blocks of a sequence, and the end of the last. The sequence's first block begins
+    at its window.
+    """
     length = tl.load(lengths + sequence)
     skipped = tl.maximum(length - WINDOW, 0) if WINDOW else 0
     return skipped + first_block * TOKENS, tl.minimum(skipped + last_block * TOKENS, length)
@@ -60,7 +62,7 @@ def decode_part_kernel(
     SHARES: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Attends with one KV head over one share, sequence by sequence."""
+    """Attends with one KV head to the tokens of one share, sequence by sequence."""
     wait_for_earlier()
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens
     share = tl.program_id(1)
@@ -108,7 +110,7 @@ def decode_part_kernel(
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiling:
-    """How a program of decode attention runs: warps, and blocks in flight."""
+    """How one program of decode attention runs: number of warps, and blocks that are loaded ahead."""
 
     warps: int = 2
     stages: int = 3
@@ -124,8 +126,8 @@ def decode_workspace(
     shares: int | None = None,
     block_tokens: int = _BLOCK_TOKENS,
 ) -> DecodeWorkspace:
-    """Workspace that divides a batch and holds its parts. shares: programs per KV head; by default they fill the
-    device.
+    """Makes a workspace, which divides a batch and holds results of shares. shares: programs per KV head; None: as many
+    as fill the device.
     """
     return DecodeWorkspace(batch, query_heads, kv_heads, head_dim, block_tokens, device, shares)
 
@@ -203,7 +205,7 @@ def paged_decode(
 
 
 def _divided(query: torch.Tensor, kv_heads: int, lengths: torch.Tensor) -> DecodeWorkspace:
-    """A new workspace, divided over these lengths."""
+    """Returns a new workspace, divided over these lengths."""
     batch, query_heads, head_dim = query.shape
     workspace = decode_workspace(batch, query_heads, kv_heads, head_dim, query.device)
     workspace.divide(lengths)

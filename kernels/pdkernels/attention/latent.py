@@ -1,8 +1,8 @@
-"""Decode attention over pages of latents: one new query token per sequence, all query heads over one latent a token.
+"""Decode attention over pages of latents: one new query token per sequence. All query heads share one latent per token.
 
-Computes reference.latent_decode_reference. A latent is its own key and, but for the rotated rest, its own value, so
-that each is read once for a block of heads; blocks of the same tokens are neighbours and find it in L2. Each program
-takes a block of heads over an equal share of the batch's tokens (shares.py).
+The kernel computes reference.latent_decode_reference. A latent serves as key, and without its rotated part also as
+value, so it is read once for a block of heads. Programs for other heads of the same tokens run at the same time, and
+find the latents in L2. Each program computes a block of heads over an equal share of the batch's tokens (shares.py).
 """
 
 import torch
@@ -13,7 +13,8 @@ from pdkernels.attention.shares import DecodeWorkspace, share_of, store_part
 
 _LOG2_E = 1.4426950408889634
 _ROWS = 16
-"""Query heads of a program: what a tensor core takes at least, and what registers hold beside a tile of latents."""
+"""Query heads per program: the minimum for a tensor core, and the maximum that registers hold beside a tile of
+latents."""
 _BLOCK_TOKENS = 32
 
 
@@ -40,7 +41,7 @@ def latent_part_kernel(
     BATCH: tl.constexpr,
     SHARES: tl.constexpr,
 ):
-    """Attends with some heads over one share, sequence by sequence."""
+    """Attends with some heads to the tokens of one share, sequence by sequence."""
     share = tl.program_id(1)
     per_share = share_of(bounds, BATCH, SHARES)
     block = share * per_share
@@ -96,7 +97,9 @@ def latent_workspace(
     *,
     shares: int | None = None,
 ) -> DecodeWorkspace:
-    """Workspace that divides a batch and holds its parts. shares: programs per block of heads."""
+    """Makes a workspace, which divides a batch and holds results of shares. shares: programs per block of heads; None:
+    as many as fill the device.
+    """
     return DecodeWorkspace(batch, query_heads, triton.cdiv(query_heads, _ROWS), rank, _BLOCK_TOKENS, device, shares)
 
 

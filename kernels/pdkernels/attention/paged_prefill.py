@@ -1,8 +1,8 @@
 """Causal attention of prompts packed one after another over the pages of their KV, for CUDA graphs.
 
-Computes reference.packed_prefill_reference, with keys and values in pages. A tile is some new tokens of one sequence.
-The list of tiles is read on the device, and programs take them and their query heads in turn: so one launch fits
-whatever prompts there are.
+Computes reference.packed_prefill_reference, with keys and values in pages. A tile consists of neighbouring new tokens
+of one sequence. Programs read the list of tiles on the device, and each takes tiles and query heads in turn, so the
+same launch fits all batches of prompts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,30 +18,30 @@ from pdkernels.attention.prefill import HEAD_DIMS, LOG2_E, attend, first_and_mas
 from pdkernels.launch import TYPES, Launcher
 
 TILE_TOKENS = 64
-"""Maximum new tokens of a tile."""
+"""Maximum number of new tokens in a tile."""
 _TOKENS, _TOKENS_FP32 = 64, 32
 """Context tokens that a program reads per step of its loop. Of 13 tilings these were the fastest on an H200, with 128
 to 2,048 tokens and contexts to 8,192."""
 _PROGRAMS = 3
-"""Programs per processor; of these, two run at once."""
+"""Programs per multiprocessor. Two of them run at once."""
 
 
 class Tile(NamedTuple):
-    """Neighbouring new tokens of one sequence; or padding, whose output is 0."""
+    """Neighbouring new tokens of one sequence. A tile may also be padding, for which the output is 0."""
 
     row: int
     """Row of the tile's first token among all new tokens."""
     num_tokens: int
     num_before: int
-    """Number of the sequence's tokens before the tile; -1 for padding."""
+    """Number of tokens of the sequence before the tile. -1: the tile is padding."""
     first_page: int
-    """Place in the list of pages where the pages of the sequence begin."""
+    """Index in `pages` at which the sequence's page list begins."""
 
 
 def prefill_tiles(
     num_new: Iterable[int], num_context: Iterable[int], num_pages: Iterable[int], size: int
 ) -> list[Tile]:
-    """Tiles of sequences and of padding up to a size, those with most to do first.
+    """Returns the tiles of sequences, and of padding up to a size. Tiles with the most work come first.
 
     Args:
         num_new: tokens of each sequence, as they are packed.
@@ -79,7 +79,7 @@ def paged_prefill_kernel(
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Attention of tiles, for one query head after another."""
+    """Attention of tiles, one query head after another."""
     ROW: tl.constexpr = HEADS // GROUP * DIM
     work = tl.load(num_tiles.to(tl.pointer_type(tl.int32))) * HEADS
     offset, dim, step = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, TOKENS)
@@ -123,7 +123,7 @@ def paged_prefill_kernel(
 
 
 def can_page(head_dim: int) -> bool:
-    """True if the kernel supports heads of this size."""
+    """True if the kernel supports heads of this dimension."""
     return head_dim in HEAD_DIMS
 
 
@@ -138,7 +138,8 @@ def paged_prefill(
     page_size: int,
     window: int = 0,
 ) -> torch.Tensor:
-    """Attention of new tokens, whose KV is in its pages, to all before them and themselves; in the query's shape.
+    """Returns the attention of new tokens to all tokens of their sequences up to themselves, in the query's shape. The
+    KV of the new tokens is already in the pages.
 
     Args:
         query: [new tokens and padding, query_heads, head_dim]. Only tokens may have a stride.

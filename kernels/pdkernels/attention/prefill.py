@@ -1,9 +1,10 @@
-"""Causal attention of prompts packed one after another, grouped query heads, each over its context and itself.
+"""Causal attention of prompts packed one after another, with grouped query heads. Each prompt attends to its context
+and to itself.
 
-Computes reference.packed_prefill_reference. A program takes 128 new tokens of one query head and walks over the tokens
-that they may see: first blocks that all of them may see, without a mask, then blocks with a mask. Programs of a
-prompt's end, which have most to do, begin first. With a window a program begins with the first token in sight, and
-masks all.
+The kernel computes reference.packed_prefill_reference. A program computes 128 new tokens of one query head, and walks
+over the tokens that they may see: first blocks that all of them may see, without a mask, then blocks with a mask.
+Programs of the end of a prompt have the most work, and begin first. With a window a program begins at the first token
+that it may see, and masks all blocks.
 """
 
 from collections.abc import Sequence
@@ -20,14 +21,14 @@ LOG2_E = 1.4426950408889634
 HEAD_DIMS = 16, 32, 64, 128
 _ROWS = 128
 _TOKENS = 128
-"""Seen at a step. Of 72 tilings, this one was within 7 % of the fastest on an H200 with 8,192 tokens and 32 heads; the
-faster need descriptors of tensors in memory that each launch must bring."""
+"""Tokens per block. Of 72 tilings this one was within 7 % of the fastest on an H200 with 8,192 tokens and 32 heads. The
+faster tilings need tensor descriptors in memory, which each launch must upload."""
 
 
 @triton.jit
 def attend(q, v, scores, largest, total, out):
-    """Adds a block of tokens to a running softmax: scores are in powers of two; total and out are relative to the
-    largest score.
+    """Adds a block of tokens to a running softmax. Scores are exponents of 2; total and out are relative to the largest
+    score so far.
     """
     new_largest = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - new_largest[:, None])
@@ -38,7 +39,7 @@ def attend(q, v, scores, largest, total, out):
 
 @triton.jit
 def first_and_masked(position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """First token that rows from this position on may see, and first token that needs a mask."""
+    """Returns the first token that rows from this position on may see, and the first token that needs a mask."""
     if WINDOW:
         start = tl.maximum(position - WINDOW + 1, 0) // TOKENS * TOKENS
         masked = start
@@ -50,8 +51,8 @@ def first_and_masked(position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
 
 @triton.jit
 def in_sight(position, token, WINDOW: tl.constexpr):
-    """True where a query at a position may see a token: the query's own token and earlier ones, within the window if
-    there is one.
+    """True where a query at a position may see a token: its own token and earlier ones, within the window if there is
+    one.
     """
     is_seen = token <= position
     if WINDOW:
@@ -117,7 +118,9 @@ def packed_prefill_kernel(
 
 
 def is_fastest(query: torch.Tensor, num_new: Sequence[int]) -> bool:
-    """True if packed_prefill is the fastest kernel. With few programs, splitting contexts over more programs is faster.
+    """True if packed_prefill is the fastest kernel for these sequences. With few programs, a kernel that splits
+    contexts over more programs is faster.
+
     Args: num_new: new tokens of each sequence.
     """
     _, query_heads, head_dim = query.shape
@@ -135,7 +138,7 @@ def packed_prefill(
     longest: int,
     window: int = 0,
 ) -> torch.Tensor:
-    """Attention of each sequence's last tokens to all of it, [new tokens, query_heads, head_dim].
+    """Returns the attention of each sequence's last tokens to all its tokens, [new tokens, query_heads, head_dim].
 
     Args:
         query: [new tokens, query_heads, head_dim]; bf16 or fp16. Of each tensor only tokens may have a stride.

@@ -1,10 +1,12 @@
-"""Equal shares of a decode batch's cached tokens, whatever the lengths of its sequences, and memory for their results.
+"""Divides the cached tokens of a decode batch into equal shares, whatever the sequences' lengths, and keeps their
+results.
 
-The tokens of all sequences lie one behind another in blocks, and each program reads an equal run of blocks. A run may
-end inside a sequence and may hold several. The blocks that one share has of one sequence are a part: the part of a
-share and a sequence has the slot `share + sequence`, which no other pair that meets has, and the parts of a sequence
-lie side by side. A sequence that lies in one share alone needs no joining. Grids depend on shapes only, and lengths are
-read on the device: all can be captured in a CUDA graph.
+The tokens of all sequences lie one behind another in blocks, and each program reads one share: an equal run of blocks.
+A share may end inside a sequence, and may hold several sequences. The blocks of one share that belong to one sequence
+are a part. Its result lies in slot `share + sequence`: no other part has this slot, and the parts of a sequence have
+neighbouring slots. A sequence that lies in one share alone needs no joining.
+
+Grids depend on shapes only, and lengths are read on the device, so all kernels can be captured in a CUDA graph.
 """
 
 import torch
@@ -23,7 +25,7 @@ def divide_kernel(
     lengths, bounds, first_sequences,
     BATCH: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Bounds of sequences in blocks, [batch + 1], and the sequence in which each share begins, [shares]."""
+    """Writes where each sequence begins, in blocks, [batch + 1], and in which sequence each share begins, [shares]."""
     wait_for_earlier()
     share, shares = tl.program_id(0), tl.num_programs(0)
     sequence = tl.arange(0, PADDED)
@@ -41,7 +43,7 @@ def divide_kernel(
 
 @triton.jit
 def share_of(bounds, BATCH: tl.constexpr, SHARES: tl.constexpr):
-    """Number of blocks in a share, at least 1."""
+    """Returns the number of blocks in a share, at least 1."""
     return tl.maximum(tl.cdiv(tl.load(bounds + BATCH), SHARES), 1)
 
 
@@ -50,7 +52,7 @@ def store_part(
     parts, part_stats, output, part, sequence, is_whole, head, used, largest, total, out,
     HEADS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Stores the result of some heads for a part. If the part is a whole sequence, the result is normalised and
+    """Stores the result of some heads for a part. If the part is a whole sequence, the result is normalised, and is
     final.
     """
     dim = tl.arange(0, DIM)
@@ -70,7 +72,9 @@ def join_kernel(
     parts, part_stats, bounds, output,
     HEADS: tl.constexpr, DIM: tl.constexpr, BATCH: tl.constexpr, SHARES: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Joins the parts of one query head of one sequence, weighted by their softmax sums; zeros if there is no part."""
+    """Joins the parts of one sequence for one query head, weighted by their softmax sums. Writes zeros if there is no
+    part.
+    """
     wait_for_earlier()
     head, sequence = tl.program_id(0), tl.program_id(1)
     per_share = share_of(bounds, BATCH, SHARES)
@@ -97,7 +101,8 @@ def join_kernel(
 
 
 class DecodeWorkspace:
-    """The division of a batch and memory for its parts, made once per largest batch: captured graphs keep addresses.
+    """Divides a batch into shares, and has memory for the results. A workspace is made once, for the largest batch,
+    because captured graphs keep its addresses.
 
     Args:
         batch: maximum number of sequences.
@@ -136,8 +141,7 @@ class DecodeWorkspace:
         """Last tokens of each sequence that were divided; 0: all of them."""
 
     def divide(self, lengths: torch.Tensor, window: int = 0) -> None:
-        """Divides sequences of these lengths, int32 [batch]: once a step, for all layers with this window.
-
+        """Divides sequences of these lengths, int32 [batch]. Called once a step for all layers with the same window.
         window: last tokens that a layer attends to; 0: all.
         """
         if lengths.dtype != torch.int32 or lengths.shape != (self.batch,):
@@ -161,7 +165,7 @@ class DecodeWorkspace:
             raise ValueError("the workspace is divided over other lengths: call divide(lengths) once a step")
 
     def join(self, output: torch.Tensor) -> None:
-        """Writes the results of sequences that several shares read, or none: [batch, query_heads, head_dim]."""
+        """Writes the results of sequences that lie in several shares or in none: [batch, query_heads, head_dim]."""
         join_kernel[(self.query_heads, self.batch)](
             self.parts,
             self.stats,
@@ -178,7 +182,7 @@ class DecodeWorkspace:
 
 
 def default_shares(head_blocks: int, device: torch.device) -> int:
-    """Number of programs that fills the device."""
+    """Returns the number of programs that fills the device."""
     if device.type != "cuda":
         return _SHARES_ON_CPU
     programs = _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,1 +1,1 @@
-"""Measures the kernels beside other ways to do their work: python -m pdkernels.bench."""
+"""Measures the kernels beside other ways to do the same work: python -m pdkernels.bench."""

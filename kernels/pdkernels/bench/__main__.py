@@ -79,7 +79,7 @@ def _measured(bench: Bench, arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _jobs(arena: Arena, page_sizes: Sequence[int]) -> Iterator[Job]:
-    """Small jobs, one for each of our kernels that is measured."""
+    """Returns a small job for each of our kernels that is measured, so that they are compiled before."""
     for model in MODELS:
         for page_size in page_sizes:
             for dst_tp in (1, 2):
@@ -95,7 +95,9 @@ def _jobs(arena: Arena, page_sizes: Sequence[int]) -> Iterator[Job]:
 
 
 def summary(rows: list[Row]) -> str:
-    """Table by side and size: the least share of copy bandwidth, and the least lead over SGLang's kernel."""
+    """Returns a table by side (gather, scatter) and size: the smallest share of copy bandwidth, and the smallest
+    speed-up over SGLang's kernel.
+    """
     lines = [f"{'':24} {'rows':>5} {'least share of copy':>20} {'SGLang : fused, least':>22}"]
     shape = {(r.kernel, r.model, r.tokens, r.page_size, r.dst_tp): r for r in rows if r.variant == "sglang"}
     for side in SIDES:

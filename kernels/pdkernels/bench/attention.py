@@ -1,4 +1,4 @@
-"""Attention and append: one layer of 32 query heads and 8 KV heads of 128 in bf16."""
+"""Measures attention and append: one layer with 32 query heads and 8 KV heads of dimension 128, in bf16."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,11 +18,13 @@ _LAYER = Model("gqa-32-8-128-bf16", 1, 8, 128, torch.bfloat16)
 _PROMPTS = 512, 1024, 2048, 4096, 8192, 16384
 _SHAPES = ((1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 1024), (64, 4096), (64, 16384))  # batch, context
 _SPREADS = ((10, 2240, 23), (4, 4096, 64), (16, 2048, 16), (64, 1024, 64), (64, 4096, 8))
-"""Batch, mean context, and ratio of the longest context to the shortest."""
+"""(batch, mean context in tokens, ratio of the longest context to the shortest)."""
 
 
 def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
-    """Rows for prefill, decode and append; tokens is the prompt or context, the batch is in the model's name."""
+    """Yields rows for prefill, decode and append. Their column tokens has the prompt or context length; the batch is in
+    the column model.
+    """
     for tokens in _PROMPTS:
         yield from _prefill(tokens)
     for page_size in (16,) if quick else (1, 16, 64):
@@ -33,13 +35,13 @@ def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
 
 
 def spread_lengths(batch: int, mean: int, spread: int) -> list[int]:
-    """Lengths of about this mean in a geometric row, the last `spread` times the first."""
+    """Returns lengths with about this mean, in geometric steps. The last length is `spread` times the first."""
     weights = [spread ** (i / (batch - 1)) for i in range(batch)]
     return [max(1, round(mean * batch * weight / sum(weights))) for weight in weights]
 
 
 def _prefill(tokens: int) -> Iterator[Row]:
-    """A prompt without a context, beside torch's flash attention."""
+    """Measures a prompt without context, beside torch's flash attention."""
     packed = torch.randn(tokens, 32 + 16, 128, dtype=torch.bfloat16, device="cuda")
     query, key, value = packed.split((32, 8, 8), dim=1)
     bounds = torch.tensor([0, tokens], dtype=torch.int32, device="cuda")
@@ -94,7 +96,7 @@ def _decode(bench: Bench, lengths: list[int], page_size: int) -> Iterator[Row]:
 def _contiguous_sdpa(
     bench: Bench, case: Case, planes: list[torch.Tensor], query: torch.Tensor, kv_bytes: int, copied: float
 ) -> Row:
-    """Torch's attention on a contiguous cache without pages, with which paging is compared."""
+    """Returns torch's attention over a contiguous cache without pages, for comparison."""
     batch = len(query)
     k, v = (plane.view(batch, case.tokens, 8, 128).transpose(1, 2) for plane in planes)
     sdpa = torch.nn.functional.scaled_dot_product_attention

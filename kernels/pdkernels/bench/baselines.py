@@ -1,6 +1,6 @@
 """Other ways to gather or scatter: a plain Triton kernel per plane, torch index operations, copy engines.
 
-Each maker returns calls over the rotation of a Memory, that do the same work as ours on the same bytes.
+Each function returns calls that do the same work as our kernel on the same bytes: one call for each entry of a Memory.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ def plain_kernel(
     TO_STAGING: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Copies one plane of one writer, one element at a time: the obvious kernel."""
+    """Copies one plane of one writer, one element at a time, as the simplest kernel would."""
     element = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
     live = element < elements
     slot = tl.load(slots + element // ROW, mask=live, other=0).to(tl.int64)
@@ -41,12 +41,12 @@ def plain_kernel(
 
 
 def plain_triton(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Calls that launch a kernel per plane and writer."""
+    """Returns calls that launch a plain kernel per plane and writer."""
     return [_per_slice(case, memory, side, pages, offset, _plain_slice) for pages, offset in memory.rotation()]
 
 
 def torch_index(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Calls of one index_select or index_copy per plane and writer."""
+    """Returns calls that use index_select or index_copy, once per plane and writer."""
     return [_per_slice(case, memory, side, pages, offset, _index_slice) for pages, offset in memory.rotation()]
 
 
@@ -54,7 +54,7 @@ Slice = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], Call]
 
 
 def _per_slice(case: Case, memory: Memory, side: str, pages: torch.Tensor, offset: int, move: Slice) -> Call:
-    """All planes and writers of one request, each moved by its own call."""
+    """Returns calls that move each plane of each writer of a request by a call of its own."""
     slots = _slots(case, pages)
     writers = case.writers if side == "scatter" else 1
     planes = memory.pool.planes
@@ -98,7 +98,9 @@ def _slots(case: Case, pages: torch.Tensor) -> torch.Tensor:
 
 
 def copy_engine(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Calls of cudaMemcpy2DAsync per page, plane and writer: copy engines copy some heads of each token."""
+    """Returns calls that use cudaMemcpy2DAsync, once per page, plane and writer. A copy engine copies some heads of
+    each token.
+    """
     copy_2d = _runtime().cudaMemcpy2DAsync
     pool = memory.pool
     writers = case.writers if side == "scatter" else 1
@@ -128,7 +130,7 @@ def copy_engine(case: Case, memory: Memory, side: str) -> list[Call]:
 
 
 class _Attributes(ctypes.Structure):
-    """cudaMemcpyAttributes: order of access, hints of two locations (type, id), flags."""
+    """The struct cudaMemcpyAttributes: order of access, hints of two locations (type, id), flags."""
 
     _fields_ = (("access_order", ctypes.c_int), ("hints", ctypes.c_int * 4), ("flags", ctypes.c_uint))
 
@@ -138,13 +140,13 @@ _IN_STREAM_ORDER = 1  # cudaMemcpySrcAccessOrderStream
 
 
 def has_copy_batch() -> bool:
-    """True since CUDA 13, whose call has the arguments used here."""
+    """True from CUDA 13 on. Earlier versions of the call have other arguments."""
     return _cuda_major() >= _COPY_BATCH_SINCE
 
 
 def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Calls of cudaMemcpyBatchAsync, with a range for each page and plane, or for each token if several writers share
-    its row.
+    """Returns calls that use cudaMemcpyBatchAsync, with a range for each page and plane; or for each token, if several
+    writers share its row.
     """
     batch = _runtime().cudaMemcpyBatchAsync
     stream = torch.cuda.Stream()  # the call refuses the default stream
@@ -170,7 +172,9 @@ def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
 
 
 def ranges(case: Case, memory: Memory, side: str, pages: np.ndarray, base: int) -> tuple[np.ndarray, ...]:
-    """Addresses in pages, addresses in staging, and bytes of all ranges of one request, in the order of staging."""
+    """Returns addresses in pages, addresses in staging, and bytes of all ranges of one request, in the order of
+    staging.
+    """
     writers = case.writers if side == "scatter" else 1
     run = case.page_size if writers == 1 else 1  # tokens that lie together for one writer
     firsts = np.arange(0, case.tokens, run)
@@ -191,7 +195,7 @@ def _word(value: int) -> ctypes.c_size_t:
 
 
 def _runtime() -> Any:
-    """The CUDA runtime that torch loaded."""
+    """Returns the CUDA runtime library that torch loaded."""
     return ctypes.CDLL(f"libcudart.so.{_cuda_major()}")
 
 

@@ -1,4 +1,4 @@
-"""The measured shapes: models, parallel layouts, page sizes, lengths; and memory of those shapes."""
+"""The measured shapes (models, parallel layouts, page sizes, lengths), and memory for them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pdkernels.layout import Pool
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Sizes of a model on which its KV cache depends."""
+    """The sizes of a model that determine its KV cache."""
 
     name: str
     layers: int  # that have a KV cache
@@ -38,7 +38,7 @@ MODELS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request between two layouts, seen from a source rank (gather) or a target rank (scatter)."""
+    """A request that moves between two layouts, from the view of a source rank (gather) or a target rank (scatter)."""
 
     model: Model
     tokens: int
@@ -56,7 +56,7 @@ class Case:
 
     @property
     def writers(self) -> int:
-        """Source ranks that send to one target rank; copies of a head are sent once."""
+        """Number of source ranks that send to one target rank. Several copies of a head are sent once."""
         moves = head_moves(self.model.kv_heads, self.src_tp, self.dst_tp)
         return sum(move.target_rank == 0 for move in moves)
 
@@ -65,7 +65,7 @@ class Case:
 
 
 class Arena:
-    """Random bytes on the device, filled once. Each case takes its memory from them."""
+    """Random bytes on the device, which are made once. Each case takes its memory from them."""
 
     def __init__(self, size_bytes: int, device: str = "cuda") -> None:
         self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device=device)
@@ -93,7 +93,7 @@ _MOST_ROTATED = 64
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A pool, and for each call of a rotation its own pages and its own place in staging."""
+    """A pool with its staging buffer, and for each call of a rotation its own pages and its own place in staging."""
 
     pool: Pool
     pages: list[torch.Tensor]
@@ -102,7 +102,7 @@ class Memory:
 
     @classmethod
     def of(cls, arena: Arena, case: Case, heads: int) -> "Memory":
-        """Memory of one rank with this number of heads, after the arena is emptied."""
+        """Makes the memory of one rank with this number of heads. The arena's earlier memory is given up."""
         arena.reset()
         payload = case.payload_bytes(heads)
         count = max(1 if payload > 2 << 30 else 2, min(_MOST_ROTATED, -(-_ROTATED_BYTES // payload)))

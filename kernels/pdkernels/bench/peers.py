@@ -1,4 +1,4 @@
-"""Two GPUs: push over NVLink against gather, copy to the peer, and scatter there."""
+"""Measures two GPUs: push over NVLink, against a gather, a copy to the peer, and a scatter there."""
 
 import time as clock
 from collections.abc import Iterator
@@ -20,7 +20,9 @@ _HERE, _THERE = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 def peers(bench: Bench, *, quick: bool) -> Iterator[Row]:
-    """Rows whose copy_us is a plain copy to the peer, so that copy_fraction is the share of the link's bandwidth."""
+    """Yields rows. Their copy_us is a plain copy to the peer, so copy_fraction is the fraction of the link's
+    bandwidth.
+    """
     map_peer(_HERE, _THERE)
     for model in (MODELS[1], MODELS[2]):
         for page_size in (1, 16):
@@ -29,7 +31,7 @@ def peers(bench: Bench, *, quick: bool) -> Iterator[Row]:
 
 
 def _measure(bench: Bench, case: Case) -> Iterator[Row]:
-    """Measures one of four source ranks on this GPU, with the target rank on the other."""
+    """Measures one of four source ranks on this GPU, with the target rank on the other GPU."""
     source, target = _pool(case, case.source_heads, _HERE), _pool(case, case.target_heads, _THERE)
     payload = case.payload_bytes(case.source_heads)
     pages = torch.randperm(len(source.keys[0]) // case.page_size, device=_HERE).to(torch.int32)
@@ -67,7 +69,9 @@ def _pool(case: Case, heads: int, device: torch.device) -> Pool:
 
 
 def _both_us(call: Call) -> float:
-    """Host time per call over many in a row, until both devices are idle: events do not span devices."""
+    """Returns the host time per call in us, over many calls until both devices are idle. Device events cannot measure
+    two devices.
+    """
     for _ in range(3):
         call()
     _idle()

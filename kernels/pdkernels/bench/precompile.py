@@ -1,4 +1,4 @@
-"""Does the first call of many kernels at once, in processes of their own, to fill Triton's cache on disk."""
+"""Compiles many kernels at once, in several processes, so that Triton's cache on disk has them."""
 
 import multiprocessing
 import os
@@ -11,11 +11,11 @@ import torch
 from pdkernels.launch import Launcher
 
 Job = tuple[Callable[..., None], tuple[Any, ...]]
-"""A function of a module, and its arguments: what to compile."""
+"""A function of a module that compiles a kernel, and its arguments."""
 
 
 def precompile(jobs: Iterable[Job]) -> None:
-    """Runs every job. Kernels that the cache has already take little time."""
+    """Runs every job. Kernels that are in the cache already take little time."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(16, os.cpu_count() or 1)) as workers:
         for _ in workers.imap_unordered(_run, list(jobs), chunksize=4):
@@ -23,7 +23,7 @@ def precompile(jobs: Iterable[Job]) -> None:
 
 
 def compile_launcher(module: str, kernel: str, constants: dict[str, Any], warps: int, parameters: int) -> None:
-    """Compile a kernel that is launched through a Launcher."""
+    """Compiles a kernel that is launched through a Launcher."""
     Launcher(getattr(import_module(module), kernel), constants, warps).compile(torch.device("cuda", 0), parameters)
 
 

@@ -1,4 +1,4 @@
-"""Rows of measurements with their provenance, as CSV, and the table for a terminal."""
+"""Rows of measurements as CSV, with their provenance, and as a table for the terminal."""
 
 import csv
 import platform
@@ -15,7 +15,7 @@ import triton
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measured call. Times in microseconds; None where it was not measured.
+    """A measured call. Times are in microseconds; None: not measured.
 
     Attributes:
         kernel: gather, scatter, push, append, decode and so on.
@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Machine, software and command that made the rows."""
+    """Machine, software and command with which the rows were measured."""
 
     device: str
     driver: str
@@ -73,7 +73,7 @@ class Provenance:
 
 
 def write_rows(path: Path, rows: Sequence[Row], provenance: Provenance) -> None:
-    """Write rows, each with its provenance."""
+    """Writes rows, each with its provenance."""
     with path.open("w", newline="") as file:
         names = [field.name for kind in (Row, Provenance) for field in fields(kind)]
         writer = csv.DictWriter(file, fieldnames=names)
@@ -84,14 +84,14 @@ def write_rows(path: Path, rows: Sequence[Row], provenance: Provenance) -> None:
 
 
 def _short(value: object) -> object:
-    """A number with four digits, or with tenths if it has more digits before its point."""
+    """Returns a number with four digits; with tenths if it has more than four digits before its point."""
     if not isinstance(value, float):
         return value
     return f"{value:.4g}" if value < 1000 else f"{value:.1f}"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Kernel, variant and shape against time, share of copy bandwidth and host time."""
+    """Returns a table: kernel, variant and shape, with time, share of copy bandwidth and host time."""
     names = f"{'kernel':8} {'variant':14} {'model':18} {'tokens':>6} {'page':>4} {'tp':>5} {'MB':>8}"
     lines = [f"{names} {'us':>9} {'graph':>9} {'submit':>7} {'whole':>7} {'copy':>5}"]
     for row in rows:

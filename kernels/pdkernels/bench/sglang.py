@@ -1,7 +1,7 @@
-"""SGLang's own staging kernels and calls, imported from an installed sglang or from a folder that holds its source.
+"""SGLang's own staging kernels and calls, imported from an installed sglang or from a folder with its source.
 
-Only sglang/srt/disaggregation/common/staging_buffer.py is used. From a folder that holds that file alone, the four
-names that it imports from the rest of SGLang are stood in for.
+Only sglang/srt/disaggregation/common/staging_buffer.py is used. A folder may hold that file alone. Stand-ins then take
+the place of the four names that the file imports from the rest of SGLang.
 """
 
 import importlib
@@ -22,7 +22,7 @@ _BLOCK = 1024  # elements per program, as in its launchers
 
 
 def load(folder: Path | None) -> ModuleType | None:
-    """SGLang's module, or None where SGLang is missing."""
+    """Imports SGLang's module. Returns None if SGLang is missing."""
     if folder is None:
         if importlib.util.find_spec("sglang") is None:
             return None
@@ -54,19 +54,19 @@ def _stand_in(name: str, **members: Any) -> None:
 
 
 def writers_of(case: Case) -> int:
-    """Number of writers in SGLang's copy, which sends every copy of a head: more writers than heads if there are more
-    ranks than heads.
+    """Returns the number of writers in SGLang, which sends every copy of a head. With more ranks than heads there are
+    more writers than heads.
     """
     return max(1, case.src_tp // case.dst_tp)
 
 
 def gather_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Calls of SGLang's gather kernel alone, with all tables made beforehand."""
+    """Returns calls of SGLang's gather kernel alone. All its tables are made beforehand."""
     return [_kernel_call(module, case, memory, pages, offset, 1, "gather") for pages, offset in memory.rotation()]
 
 
 def scatter_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Calls of SGLang's scatter kernel alone, with all tables made beforehand."""
+    """Returns calls of SGLang's scatter kernel alone. All its tables are made beforehand."""
     writers = writers_of(case)
     return [
         _kernel_call(module, case, memory, pages, offset, writers, "scatter") for pages, offset in memory.rotation()
@@ -119,7 +119,7 @@ def _kernel_call(
 
 
 def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bool) -> list[Call]:
-    """SGLang's whole gather call, from a page list on the host until the data is in staging."""
+    """Returns calls of SGLang's whole gather, from a page list on the host until the data is in staging."""
     pool = memory.pool
     stream = torch.cuda.Stream()
     gather = module._gather_all_layers_torch if use_torch else module._gather_all_layers_triton
@@ -143,7 +143,7 @@ def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bo
 
 
 def whole_scatter_calls(module: Any, case: Case, memory: Memory) -> list[Call]:
-    """SGLang's whole scatter call, from a page list on the device."""
+    """Returns calls of SGLang's whole scatter, from a page list on the device."""
     pool = memory.pool
     scatter = module._scatter_staging_to_kv_triton
 

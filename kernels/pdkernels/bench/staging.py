@@ -1,4 +1,4 @@
-"""Gather and scatter side by side: our kernels, the plain ways, and SGLang's."""
+"""Measures gather and scatter: our kernels beside simpler ways and SGLang's."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ _LARGEST_GRID = 65535  # of SGLang's second grid dimension
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Memory, SGLang's module, peak bandwidth and copy times that all measurements share."""
+    """Memory, SGLang's module, peak bandwidth and copy times, which all measurements share."""
 
     arena: Arena
     sglang: ModuleType | None
@@ -36,13 +36,15 @@ class Bench:
     copies: dict[int, float] = field(default_factory=dict)  # payload in bytes to microseconds
 
     def copy_us(self, payload: int) -> float:
-        """Time of a device-to-device copy of the payload in microseconds, measured once; takes the arena's memory."""
+        """Returns the time of a device-to-device copy of the payload in us, measured once. This uses the arena's
+        memory.
+        """
         if payload not in self.copies:
             self.copies[payload] = copy_us(self.arena, payload)
         return self.copies[payload]
 
     def row(self, kernel: str, variant: str, case: Case, payload: int, copy_us: float, **times: Any) -> Row:
-        """A row with its times, and the fields that are computed from the times."""
+        """Makes a row from measured times, with the fields that are computed from them."""
         row = Row(
             kernel,
             variant,
@@ -62,7 +64,9 @@ class Bench:
 
 
 def copy_us(arena: Arena, payload: int) -> float:
-    """Time of a device-to-device copy of the payload in microseconds, over a rotation as for the kernels."""
+    """Measures a device-to-device copy of the payload, in us. As for the kernels, calls rotate over several places in
+    memory.
+    """
     arena.reset()
     count = 1 if payload > 2 << 30 else max(2, min(64, -(-(256 << 20) // payload)))
     pairs = [(arena.take(payload), arena.take(payload)) for _ in range(count)]
@@ -70,7 +74,7 @@ def copy_us(arena: Arena, payload: int) -> float:
 
 
 def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[str, Case]]:
-    """All combinations of side, model, page size, target layout and length."""
+    """Yields all combinations of side, model, page size, target layout and length."""
     for model, page_size, tokens in product(MODELS, page_sizes, lengths):
         yield "gather", Case(model, tokens, page_size, 4, 1)
         for dst_tp in (1, 2):
@@ -78,7 +82,7 @@ def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
-    """Rows with the times of all variants of a gather or a scatter (side) in one case."""
+    """Yields rows with the times of all variants in one case. side: gather or scatter."""
     heads = case.source_heads if side == "gather" else case.target_heads
     payload = case.payload_bytes(heads)
     copied = bench.copy_us(payload)
@@ -96,7 +100,9 @@ def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
 
 
 def _best_of_two(case: Case, variants: dict[str, list[Call]], repeats: int) -> dict[str, dict[str, float]]:
-    """Two rounds over the variants, the smaller median of each: the first to run finds a device that has been idle."""
+    """Measures all variants twice, and returns the smaller median of each. The first variant runs on a device that has
+    been idle, which makes it slow.
+    """
     best: dict[str, dict[str, float]] = {variant: {} for variant in variants}
     for _ in range(2):
         for variant, calls in variants.items():
@@ -127,7 +133,7 @@ def _baseline_calls(side: str, case: Case, memory: Memory) -> Iterator[tuple[str
 def our_calls(
     side: str, case: Case, memory: Memory, programs: int | None = None, tiling: Tiling | None = None
 ) -> list[Call]:
-    """Calls of our kernel over the rotation."""
+    """Returns calls of our kernel, one for each place in memory."""
     move: Any = gather if side == "gather" else partial(scatter, writers=case.writers)
     how = {"programs": programs, "tiling": tiling}
     return [
@@ -137,7 +143,9 @@ def our_calls(
 
 
 def _whole_calls(bench: Bench, side: str, case: Case, memory: Memory) -> Iterator[tuple[str, list[Call]]]:
-    """Calls from page list to done: pages on the host for a gather, on the device for a scatter, as in PD systems."""
+    """Returns calls from page list to moved data. As in PD systems, a gather's page list is on the host, and a
+    scatter's on the device.
+    """
     if side == "scatter":
         yield "fused_call", our_calls(side, case, memory)
         if bench.sglang is not None:
@@ -156,7 +164,9 @@ def _captured_call(captured: CapturedCopy, pages: Any, tokens: int, offset: int)
 
 
 def few_programs(bench: Bench) -> Iterator[Row]:
-    """Bandwidth by number of programs, which is that of multiprocessors up to their count."""
+    """Yields rows of bandwidth by the number of programs. Each program runs on a multiprocessor of its own, as long as
+    there are enough.
+    """
     case = Case(MODELS[1], 16384, 16, 4, 1)
     for side in SIDES:
         heads = case.source_heads if side == "gather" else case.target_heads
@@ -169,7 +179,7 @@ def few_programs(bench: Bench) -> Iterator[Row]:
 
 
 def other_forms(bench: Bench) -> Iterator[Row]:
-    """Rows that the main table leaves out: fan-out to four targets, HND pages, an fp8 wire."""
+    """Yields rows that the main table leaves out: a gather for four targets, HND pages, and fp8 on the wire."""
     case = Case(MODELS[1], 16384, 16, 1, 4)
     payload = case.payload_bytes(case.source_heads)
     copied = bench.copy_us(payload)
@@ -191,7 +201,7 @@ def other_forms(bench: Bench) -> Iterator[Row]:
 
 
 def batches(bench: Bench) -> Iterator[Row]:
-    """Several requests in one launch, against one launch each."""
+    """Yields rows of several requests in one launch, and of the same requests in one launch each."""
     for requests, tokens in ((16, 1000), (64, 256)):
         case = Case(MODELS[1], requests * tokens, 16, 4, 1)
         each = -(-tokens // 16)

@@ -1,6 +1,6 @@
 """Three times of one call: on the device, inside a CUDA graph, and on the host until it is submitted.
 
-Every measurement rotates over several calls that touch different memory, so that none finds its data in L2.
+Every measurement takes several calls in turn. They touch different memory, so that no call finds its data in L2.
 """
 
 import statistics
@@ -15,7 +15,7 @@ _HEAD_START_CYCLES = 10_000_000  # about five milliseconds in which the host run
 
 
 def event_us(calls: Sequence[Call], repeats: int) -> float:
-    """Median device time of a call between two events, launch latency included."""
+    """Returns the median device time of a call in us, between two events. Launch latency is included."""
     for call in calls:
         call()
     spans = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
@@ -30,7 +30,9 @@ def event_us(calls: Sequence[Call], repeats: int) -> float:
 
 
 def graph_us(calls: Sequence[Call], repeats: int) -> float:
-    """Median device time per call when all calls are replayed as one graph, gaps included."""
+    """Returns the median device time per call in us, when all calls are replayed as one graph. Gaps between kernels are
+    included.
+    """
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -44,7 +46,7 @@ def graph_us(calls: Sequence[Call], repeats: int) -> float:
 
 
 def submit_us(calls: Sequence[Call], repeats: int, burst: int = 16) -> float:
-    """Median host time of a call in a burst, without waiting for the device."""
+    """Returns the median host time of a call in us. Calls follow each other without waiting for the device."""
     taken = []
     for _ in range(repeats):
         torch.cuda.synchronize()
@@ -57,7 +59,7 @@ def submit_us(calls: Sequence[Call], repeats: int, burst: int = 16) -> float:
 
 
 def whole_us(calls: Sequence[Call], repeats: int) -> float:
-    """Median host time of a call until its work on the device is done."""
+    """Returns the median host time of a call in us, until its work on the device is done."""
 
     def call_and_wait(call: Call) -> float:
         torch.cuda.synchronize()
@@ -72,5 +74,5 @@ def whole_us(calls: Sequence[Call], repeats: int) -> float:
 
 
 def repeats_for(payload_bytes: int) -> int:
-    """Number of repeats: enough for a steady median of small calls, few enough for large ones."""
+    """Returns a number of repeats: enough for a steady median of short calls, few enough for long ones."""
     return max(7, min(40, (8 << 30) // max(payload_bytes, 1)))

@@ -1,6 +1,6 @@
 """Sweeps tilings: python -m pdkernels.bench.tune --out FOLDER
 
-What it finds is written into pdkernels/copies/tiling.py and pdkernels/attention/decode.py by hand.
+The best tilings are copied by hand into pdkernels/copies/tiling.py and pdkernels/attention/decode.py.
 """
 
 import argparse
@@ -37,14 +37,14 @@ _LENGTHS = (16384, 1000)
 
 
 def tilings() -> Iterator[Tiling]:
-    """Every cut with 16 to 128 bytes in flight per thread."""
+    """Yields every tiling with 16 to 128 bytes in flight per thread."""
     for units, warps in itertools.product((64, 128, 256, 512, 1024, 2048), (2, 4, 8)):
         if 1 <= units / (warps * 32) <= 8:
             yield Tiling(units, warps)
 
 
 def sweep_staging(arena: Arena, lengths: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Gather and scatter under every tiling."""
+    """Measures gather and scatter with every tiling."""
     models = {model.name: model for model in MODELS}
     shapes = [(models[name], page_size, dst_tp) for name, page_size, dst_tp in _SHAPES]
     precompile(_jobs(arena, [Case(model, 256, page_size, 4, dst_tp) for model, page_size, dst_tp in shapes]))
@@ -73,21 +73,23 @@ def _jobs(arena: Arena, cases: list[Case]) -> Iterator[Job]:
 
 
 def staging_job(copy: StagingCopy, memory: Memory, slices: int, tiling: Tiling) -> Job:
-    """The job that compiles a gather or scatter."""
+    """Returns the job that compiles a gather or scatter."""
     ready = copy.ready(memory.pool, None, slices, tiling, limited=False, batched=False)
     kernel = copy.kernel.fn
     return compile_launcher, (kernel.__module__, kernel.__name__, ready.constants, tiling.warps, len(RUN_TIME))
 
 
 def decode_tilings() -> Iterator[tuple[int, decode.DecodeTiling]]:
-    """Combinations to try: the number of tokens per block, and a tiling of programs."""
+    """Yields combinations to try: the number of tokens per block, and a tiling of programs."""
     for tokens, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
         if tokens * stages <= 384:
             yield tokens, decode.DecodeTiling(warps, stages)
 
 
 def sweep_decode(lengths: list[int], page_size: int) -> Iterator[dict[str, Any]]:
-    """Decode attention of one layer, 32 query and 8 KV heads of 128, over contexts of these lengths."""
+    """Measures decode attention of one layer, 32 query and 8 KV heads of dimension 128, over contexts of these
+    lengths.
+    """
     precompile([(compile_decode, (tokens, tiling, page_size)) for tokens, tiling in decode_tilings()])
     batch, pages = len(lengths), [-(-length // page_size) for length in lengths]
     slots = sum(pages) * page_size
@@ -118,7 +120,7 @@ def sweep_decode(lengths: list[int], page_size: int) -> Iterator[dict[str, Any]]
 
 
 def compile_decode(tokens: int, tiling: decode.DecodeTiling, page_size: int) -> None:
-    """Compile decode attention by running it on a small batch."""
+    """Compiles decode attention by running it on a small batch."""
     keys, values = (torch.zeros(4096, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     table = torch.zeros(2, 256, dtype=torch.int32, device="cuda")
     lengths = torch.ones(2, dtype=torch.int32, device="cuda")

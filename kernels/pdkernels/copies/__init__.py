@@ -1,1 +1,3 @@
-"""Copies of KV: gather into staging, scatter out of it, push from pool to pool."""
+"""Copies of KV: gather from pages into staging, scatter from staging into pages, push from pages into another pool's
+pages.
+"""

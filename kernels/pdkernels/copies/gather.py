@@ -5,7 +5,7 @@ plane: T * P * R bytes read and as many written, plus 4 bytes of page number per
 bandwidth of the device, 2 * T * P * R / bandwidth is the floor.
 
 The staging span is [slice, plane, token, head, head_dim]: one slice per target rank, each contiguous, so that one
-launch serves a fan-out and each slice is one transfer. Planes are K of all layers, then V of all layers.
+launch serves several target ranks, and each slice is one transfer. Planes are K of all layers, then V of all layers.
 """
 
 import torch
@@ -79,7 +79,7 @@ def gather(
     tiling: Tiling | None = None,
     programs: int | None = None,
 ) -> None:
-    """Gather one request into a staging span.
+    """Gathers one request into a staging span.
 
     Args:
         pool: source pages.
@@ -112,7 +112,8 @@ def gather_batch(
     tiling: Tiling | None = None,
     programs: int | None = None,
 ) -> None:
-    """Gather several requests in one launch, their lengths on the device: also the form for CUDA graphs.
+    """Gathers several requests in one launch. The device reads their lengths, so the launch can be captured in a CUDA
+    graph.
 
     Args:
         pages: int32 [n], the page lists of all requests.

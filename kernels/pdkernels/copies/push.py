@@ -1,8 +1,8 @@
-"""Push: from the pages of one pool straight into the pages of another, on this GPU or a peer, with no staging.
+"""Push: from the pages of one pool straight into the pages of another, on this GPU or a peer, without staging.
 
-Computes reference.push_reference. It reads each payload byte once and writes it once: at a peer the write goes over
-NVLink, and what gather, copy and scatter would move besides (2 more reads and 2 more writes) is gone. It needs the
-target's page list at the source, and the target's memory mapped there (peer access, or CUDA IPC).
+The kernel does the same as reference.push_reference. It reads and writes each payload byte once; if the target is a
+peer, it writes over NVLink. Gather, copy and scatter would read and write each byte two more times. The kernel needs
+the target's page list on the source GPU, and the target's memory mapped there (peer access, or CUDA IPC).
 """
 
 import torch
@@ -75,7 +75,7 @@ def push(
     tiling: Tiling | None = None,
     programs: int | None = None,
 ) -> None:
-    """Copy one request from the source's pages into the target's; the kernel runs on the source's device.
+    """Copies one request from the source's pages into the target's. The kernel runs on the source's device.
 
     Args:
         source, target: pools of the same layers, head dimension and dtype. The target may lie on a peer GPU (see
@@ -104,7 +104,7 @@ def push(
 
 
 class _Push:
-    """A push with all that stays the same from call to call."""
+    """A push with all arguments that stay the same from call to call."""
 
     def __init__(
         self,
@@ -159,7 +159,9 @@ def _check_alike(source: Pool, target: Pool | MappedPool) -> None:
 
 
 def map_peer(source: torch.device, target: torch.device) -> None:
-    """Let kernels on one GPU of this process write to another's memory; RuntimeError where the hardware cannot."""
+    """Lets kernels on one GPU of this process write to another GPU's memory. Raises RuntimeError if the hardware
+    cannot.
+    """
     if not torch.cuda.can_device_access_peer(source, target):
         raise RuntimeError(f"{source} cannot reach the memory of {target}")
     for here, there in ((source, target), (target, source)):  # torch maps peers at the first copy between them

@@ -1,10 +1,10 @@
 """Scatter: staging spans of several writers into the pages of a cache with another head layout, in one launch.
 
-Computes reference.scatter_reference, and moves as much as the gather: each payload byte is read once and written once.
-The span is [writer, plane, token, head, head_dim]; writer w brings the w-th equal part of the heads.
+The kernel does the same as reference.scatter_reference. Like the gather, it reads and writes each payload byte once.
 
-A tile covers a token's heads over all writers, so that its row in the page is written at once and in full. Writers that
-arrive at different times can be scattered one at a time: heads of that writer, writers=1.
+The span is [writer, plane, token, head, head_dim]; writer w sends the w-th equal part of the heads. A tile covers a
+token's heads of all writers, so each row of a page is written at once and in full. If writers arrive at different
+times, each can be scattered alone: call with that writer's heads and writers=1.
 """
 
 import torch
@@ -78,7 +78,7 @@ def scatter(
     tiling: Tiling | None = None,
     programs: int | None = None,
 ) -> None:
-    """Scatter one request from the staging span that its writers filled.
+    """Scatters one request from the staging span that its writers filled.
 
     Args:
         pool: target pages.
@@ -105,7 +105,8 @@ def scatter_batch(
     tiling: Tiling | None = None,
     programs: int | None = None,
 ) -> None:
-    """Scatter several requests in one launch, their lengths on the device: also the form for CUDA graphs.
+    """Scatters several requests in one launch. The device reads their lengths, so the launch can be captured in a CUDA
+    graph.
 
     Args: as for gather_batch.
     """

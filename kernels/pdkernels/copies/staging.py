@@ -1,6 +1,4 @@
-"""The host side that gather and scatter share: it checks the arguments, takes the compiled kernel for them, and
-launches.
-"""
+"""The host's part of gather and scatter: checks arguments, chooses the compiled kernel for them, and launches it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +13,7 @@ _LARGEST_SPAN_BYTES = 16 << 30
 
 
 def staging_bytes(pool: Pool, tokens: int, heads: range | None = None) -> int:
-    """Size of the staging span of a request, over all slices or writers."""
+    """Returns the size of a request's staging span in bytes, over all slices or writers."""
     moved = pool.layout.heads if heads is None else len(heads)
     return len(pool.planes) * tokens * moved * pool.layout.head_bytes
 
@@ -30,7 +28,7 @@ class StagingCopy:
     def ready(
         self, pool: Pool, heads: range | None, slices: int, tiling: Tiling | None, *, limited: bool, batched: bool
     ) -> "Ready":
-        """The kernel for these constants, compiled on the first call and kept in the pool."""
+        """Returns the kernel for these constants. It is compiled on the first call and kept in the pool."""
         key = (self, heads, slices, tiling, limited, batched)
         ready = pool.prepared.get(key)
         if ready is None:
@@ -40,8 +38,8 @@ class StagingCopy:
 
 
 class Ready:
-    """A staging copy with all arguments that do not change from call to call, so that a call costs the host a few
-    microseconds.
+    """A staging copy with all arguments that do not change from call to call. Thus a call takes a few microseconds on
+    the host.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class Ready:
     def request(
         self, pages: torch.Tensor, tokens: int, staging: torch.Tensor, offset_bytes: int, programs: int | None
     ) -> None:
-        """Moves one request, whose length the host knows."""
+        """Moves one request. The host knows its length."""
         if tokens <= 0:
             return
         if pages.dtype is not torch.int32 or pages.numel() * self._page_size < tokens or not pages.is_contiguous():
@@ -102,7 +100,7 @@ class Ready:
         longest_tokens: int,
         programs: int | None,
     ) -> None:
-        """Moves several requests, whose lengths the kernel reads on the device."""
+        """Moves several requests. The kernel reads their lengths on the device."""
         if not len(spans) or longest_tokens <= 0:
             return
         check_pages(self._pool, pages, 0)
@@ -123,7 +121,7 @@ class Ready:
 
 
 def check_pages(pool: Pool, pages: torch.Tensor, tokens: int) -> None:
-    """Raise ValueError unless a kernel can read the page list and the list is long enough."""
+    """Raises ValueError unless kernels can read the page list and the list is long enough."""
     if pages.dtype != torch.int32 or pages.device != pool.device or not pages.is_contiguous():
         raise ValueError(f"pages must be contiguous int32 on {pool.device}, not {pages.dtype} on {pages.device}")
     if pages.numel() * pool.layout.page_size < tokens:
@@ -131,7 +129,7 @@ def check_pages(pool: Pool, pages: torch.Tensor, tokens: int) -> None:
 
 
 def check_staging(pool: Pool, staging: torch.Tensor, offset_bytes: int, span_bytes: int) -> None:
-    """Raise ValueError unless the staging buffer has room for the span at that offset."""
+    """Raises ValueError unless the staging buffer has room for the span at that offset."""
     if staging.dtype != torch.uint8 or staging.device != pool.device or not staging.is_contiguous():
         raise ValueError(f"staging must be contiguous uint8 on {pool.device}, not {staging.dtype} on {staging.device}")
     if (staging.data_ptr() | offset_bytes) % UNIT_BYTES:

@@ -1,9 +1,9 @@
-"""Cuts of a copy into programs.
+"""How a copy is divided into programs.
 
 Measured on an H200 over tile sizes, warps, planes per program, orders of programs and cache hints
-(kernels/measured.md): a program of one plane with 16 or 32 bytes per thread, everything marked to leave L2 first, is
-the best or within 1 % of it at every length, row and page size. Many small programs hide latency better than few large
-ones.
+(kernels/measured.md): programs of one plane with 16 or 32 bytes per thread, with all data marked to leave L2 first, are
+the best or within 1 % of the best at every length, row and page size. Many small programs hide latency better than few
+large ones.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A way to cut a copy.
+    """How a copy is divided.
 
     Attributes:
         units: 16-byte units of one plane per program and step, a power of two.
@@ -26,11 +26,13 @@ class Tiling:
 GATHER = Tiling(units=128, warps=4)
 SCATTER = Tiling(units=256, warps=4)
 FEW_PROGRAMS = Tiling(units=1024, warps=8)
-"""Tiling for few programs: the bytes in flight are those of one program per multiprocessor."""
+"""Tiling for few programs, at most one per multiprocessor. Each program has more bytes in flight."""
 
 
 def grid_of(tiles: int, requests: int, planes: int, programs: int | None) -> tuple[int, int, int]:
-    """Programs [tiles, requests, planes], one for each piece of work or, per request, no more than allowed."""
+    """Returns the grid [tiles, requests, planes]: one program for each piece of work, but no more programs per request
+    than allowed.
+    """
     if programs is None or programs >= tiles * planes:
         return tiles, requests, planes
     if programs <= planes:

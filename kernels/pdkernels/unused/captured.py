@@ -1,7 +1,8 @@
-"""A gather or scatter captured in CUDA graphs, for page lists that the host knows: the shortest host path.
+"""Gathers or scatters that are captured in CUDA graphs, for page lists that the host knows. They take the least host
+time.
 
-A replay uploads page list and length from pinned memory and launches the kernel, all in one call; nothing is allocated,
-no pageable memory is read, and nothing waits for the device but the reuse of the pinned memory.
+A replay uploads page list and length from pinned memory and launches the kernel, in one call. It allocates nothing, and
+reads no pageable memory. Only the reuse of the pinned memory waits for the device.
 """
 
 from bisect import bisect_left
@@ -23,7 +24,8 @@ _SMALLEST_PAGES = 4
 class CapturedCopy:
     """Copies for one pool, one staging buffer and one head range; requests of any length up to a limit.
 
-    Graphs are kept for page counts a quarter apart, so that no request uploads or launches much more than it needs.
+    Each graph is for a page count, a quarter more than the last graph's, so that no request uploads or launches much
+    more than it needs.
 
     Args:
         direction: "gather" or "scatter".
@@ -63,7 +65,7 @@ class CapturedCopy:
             self._graphs = [self._capture(size) for size in sizes]
 
     def __call__(self, pages: Sequence[int] | np.ndarray, tokens: int, offset_bytes: int = 0) -> None:
-        """Move one request on the current stream; pages on the host, the rest as for gather and scatter."""
+        """Moves one request on the current stream. pages: on the host. Other arguments: as for gather and scatter."""
         used = -(-tokens // self._page_size)
         if len(pages) < used or used > self._sizes[-1]:
             raise ValueError(f"{tokens} tokens need {used} pages; {len(pages)} given, {self._sizes[-1]} at most")

@@ -1,4 +1,5 @@
-"""fp8 on the wire for a wider cache: gather casts to float8_e4m3, scatter casts back; staging and wire are halved.
+"""fp8 on the wire for a bf16 or fp16 cache: gather converts to float8_e4m3, and scatter converts back. Half as many
+bytes are staged and sent.
 
 Computes reference.gather_fp8_reference and reference.scatter_fp8_reference. Per element of a bf16 cache, a gather reads
 2 bytes and writes 1, a scatter the reverse.
@@ -91,7 +92,9 @@ def scatter_fp8_kernel(
 
 
 def fp8_scales(pool: Pool) -> torch.Tensor:
-    """Scales per plane, float32 [planes], from its largest magnitude; source and target must share them."""
+    """Returns scales, float32 [planes], from each plane's largest magnitude. Source and target must use the same
+    scales.
+    """
     largest = torch.stack([plane.abs().amax().float() for plane in pool.planes])
     return (largest / LARGEST_E4M3).clamp(min=torch.finfo(torch.float32).tiny)
 
@@ -107,7 +110,7 @@ def gather_fp8(
     slices: int = 1,
     offset_bytes: int = 0,
 ) -> None:
-    """Gather as gather does, into a span of half the size in float8_e4m3.
+    """Gathers like `gather`, but into a span in float8_e4m3, which has half the size.
 
     Args:
         pool: bf16 or fp16.
@@ -128,7 +131,7 @@ def scatter_fp8(
     writers: int = 1,
     offset_bytes: int = 0,
 ) -> None:
-    """Scatter a span of gather_fp8 into the pages of a bf16 or fp16 pool."""
+    """Scatters a span of gather_fp8 into the pages of a bf16 or fp16 pool."""
     _move(scatter_fp8_kernel, pool, pages, tokens, staging, scales, heads, writers, offset_bytes)
 
 

@@ -1,8 +1,8 @@
-"""The control channel: one ZeroMQ socket for incoming messages, and one to each peer. Messages between two processes
-stay in order.
+"""The control channel: each process has one ZeroMQ socket for incoming messages, and one socket to each peer. Messages
+between two processes stay in order.
 
-Each life of a process has its own endpoint, so that messages to a dead process never reach its successor: a Unix
-socket, and in runs on several hosts also a TCP port, which accepts only holders of the run's keys (CURVE).
+Each life of a process has its own endpoint, so messages to a dead process never reach its successor. The endpoint is a
+Unix socket. Runs on several hosts also have a TCP port, which accepts only holders of the run's keys (CURVE).
 """
 
 import json
@@ -24,8 +24,8 @@ class Envelope(NamedTuple):
     """Receiver of the message: a state machine of the core, or a process."""
     message: Any
     extra: Any = None
-    """Plain JSON: the sampling for NewRequest, and the token and the number of cached tokens for FirstToken and
-    KvArrived."""
+    """Plain JSON. For NewRequest: the sampling. For FirstToken and KvArrived: the token and the number of cached
+    tokens."""
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -47,7 +47,9 @@ _LINGER_MS = 1000
 
 
 def process_of(machine: str) -> str:
-    """The process of a state machine. An instance's agents run in its leader, the router in the launcher."""
+    """Returns the process in which a state machine runs. An instance's sender and receiver run in its leader; the
+    router runs in the launcher.
+    """
     if machine in {"router", "health", LAUNCHER}:
         return LAUNCHER
     return machine.removesuffix(".sender").removesuffix(".receiver")
@@ -60,33 +62,35 @@ class Network(NamedTuple):
     """Endpoint on which the process listens."""
     public_key: str
     secret_key: str
-    """Key pair of the run, made by the launcher. Its holders are processes of the run."""
+    """Key pair of the run. The launcher makes the pair, and only processes of the run hold it."""
 
     @classmethod
     def dealt(cls, address: str) -> "Network":
-        """A network with new keys. address: of the launcher."""
+        """Returns network settings with new keys. address: the launcher's endpoint."""
         public_key, secret_key = zmq.curve_keypair()
         return cls(address, public_key.decode(), secret_key.decode())
 
     def protect(self, socket: "zmq.Socket[bytes]") -> None:
-        """Makes a socket authenticate with the run's keys, and accept only their holders."""
+        """Makes a socket prove that it has the run's keys, and accept only peers that have them."""
         socket.curve_publickey, socket.curve_secretkey = self.public_key.encode(), self.secret_key.encode()
 
     def callback(self, _: str, key: bytes) -> bool:
-        """Called by the authenticator with the key of a connecting peer. True: it is the run's key."""
+        """The authenticator calls this with the key of a connecting peer. Returns True if the key is the run's."""
         return key == self.public_key.encode()
 
 
 def local_endpoint(folder: Path, process: str, life: int = 0) -> str:
-    """The Unix socket of a process, for other processes on its host."""
+    """Returns the Unix socket on which a process listens for other processes of its host."""
     return f"ipc://{folder}/{process}.{life}"
 
 
 class Channel:
-    """Sends and receives messages without blocking. Messages that a peer does not accept yet wait in its socket."""
+    """Sends and receives messages without blocking. A message that a peer does not accept yet waits in the peer's
+    socket.
+    """
 
     def __init__(self, folder: Path, process: str, life: int = 0, network: Network | None = None) -> None:
-        """network: for runs on several hosts; otherwise None."""
+        """network: settings for runs on several hosts. None: the run is on one host."""
         self._context = zmq.Context()
         self._network = network
         self._guard: Any = None
@@ -106,7 +110,7 @@ class Channel:
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
 
     def connect(self, process: str, endpoint: str) -> None:
-        """Connects to a process as it was last started. Messages that wait for an earlier start of the process are
+        """Connects to the latest start of a process. Messages that wait for an earlier start of the process are
         dropped.
         """
         self.disconnect(process)
@@ -124,8 +128,8 @@ class Channel:
             old.close(linger=0)
 
     def send(self, to: str, message: Any, extra: Any = None, *, payload: Any = None) -> None:
-        """Sends a message. Without a connection to the process the message is dropped. payload: any object, only within
-        one instance or to an agent.
+        """Sends a message. The message is dropped if the process is not connected. payload: any object that pickle can
+        send; only for processes of the same instance, or for a host's agent.
         """
         if socket := self._outgoing.get(process_of(to)):
             frames = [encode(Envelope(to, message, extra))]

@@ -1,4 +1,6 @@
-"""Time of a run in ns since its epoch, the start of its clients. All processes of a machine share it."""
+"""Time of a run in ns since its epoch, which is the moment when its clients start. All processes of a machine share the
+epoch.
+"""
 
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
@@ -10,7 +12,7 @@ class Timeline:
     """Time since an epoch, and alarms on an event loop."""
 
     def __init__(self, epoch_ns: int, loop: AbstractEventLoop) -> None:
-        """epoch_ns: time of the monotonic clock. It may be set later."""
+        """epoch_ns: the epoch by the monotonic clock, in ns. The caller may set the epoch later."""
         self.epoch_ns = epoch_ns
         self.loop = loop
 
@@ -19,7 +21,7 @@ class Timeline:
         return monotonic_ns() - self.epoch_ns
 
     def after(self, delay_ns: int, callback: Callable[[Any], None]) -> TimerHandle:
-        """Calls back with None after the delay; at once if the delay is negative."""
+        """Calls callback(None) after the delay, or at once if the delay is negative."""
         return self.loop.call_later(max(0, delay_ns) / 1e9, callback, None)
 
     def at(self, time_ns: int, callback: Callable[[Any], None]) -> TimerHandle:

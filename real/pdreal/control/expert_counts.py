@@ -1,4 +1,6 @@
-"""Numbers of tokens of each expert in each layer, per step: counted, stored in a run folder, and summarised as skew."""
+"""Numbers of tokens that each expert of each layer computes in a step. This module counts the tokens, stores the counts
+in a run folder, and summarises them as skew.
+"""
 
 import base64
 import json
@@ -15,12 +17,15 @@ from numpy.typing import NDArray
 from pdsim.scenario.yaml_file import ConfigError
 
 TABLE = "experts.parquet"
-"""File with one row per step. Counts are little-endian uint16 [layers, experts], for layers with experts."""
+"""File of the run folder with one row per step. Counts are little-endian uint16, [layers, experts]; only layers with
+experts have a row of counts."""
 ExpertCounts = NDArray[np.uint16]
 
 
 def count(choices: NDArray[np.integer], num_experts: int) -> ExpertCounts:
-    """Number of tokens of each expert, [layers, experts], from choices [layers, tokens, active]."""
+    """Returns the number of tokens of each expert, [layers, experts], from the experts that tokens chose, [layers,
+    tokens, experts per token].
+    """
     num_layers = len(choices)
     numbered = choices + num_experts * np.arange(num_layers)[:, None, None]
     counts = np.bincount(numbered.reshape(-1), minlength=num_layers * num_experts)
@@ -63,7 +68,7 @@ def write_counts(folder: Path, steps: Sequence[CountedStep]) -> None:
 
 
 def read_counts(folder: Path) -> list[CountedStep]:
-    """Counted steps of a run folder. Raises ConfigError."""
+    """Reads the counted steps of a run folder. Raises ConfigError if the folder has none."""
     from pyarrow import parquet  # noqa: PLC0415
 
     path = folder / TABLE
@@ -75,22 +80,25 @@ def read_counts(folder: Path) -> list[CountedStep]:
 
 
 class Skew(NamedTuple):
-    """Load of expert ranks in one kind of steps, with experts divided into blocks of neighbours."""
+    """Load of expert-parallel ranks in one kind of steps, if each rank holds a block of neighbouring experts."""
 
     kind: str
     num_steps: int
     tokens_per_step: float
     step_skew: float
-    """Load of the busiest rank of each step and layer relative to the mean, minus 1: the value for
-    `cost.expert_skew`."""
+    """Load of the busiest rank relative to the mean load of ranks, minus 1, with the busiest rank taken anew in each
+    step and layer: the value for `cost.expert_skew`."""
     lasting_skew: float
-    """Skew of the whole run's tokens: the part of the skew that another placement of experts could remove."""
+    """The same number from the tokens of the whole run, with the busiest rank taken once per layer. Another placement
+    of experts could remove this part of the skew."""
     shares: tuple[float, ...]
-    """Tokens of each rank relative to the mean, over all layers."""
+    """Tokens of each rank over all layers, relative to the ranks' mean."""
 
 
 def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:
-    """The skews of prefill and of decode. Raises ConfigError if the experts do not divide evenly among ep ranks."""
+    """Yields the skew of prefill steps and of decode steps. Raises ConfigError if ep ranks cannot share the experts
+    evenly.
+    """
     by_kind = sorted(steps, key=attrgetter("kind"))
     for kind, group in groupby(by_kind, key=attrgetter("kind")):
         counts = np.stack([step.counts for step in group]).astype(np.int64)
@@ -110,5 +118,7 @@ def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:
 
 
 def _beyond_mean(loads: NDArray[np.int64]) -> float:
-    """Loads [..., ranks]: sum over the busiest ranks divided by the sum over the means, minus 1."""
+    """Returns the busiest ranks' loads divided by the mean loads, minus 1. Busiest and mean are over the last axis,
+    sums over all others. loads: [..., ranks].
+    """
     return float(loads.max(-1).sum() / loads.mean(-1).sum() - 1)

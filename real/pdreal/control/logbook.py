@@ -1,9 +1,8 @@
-"""Logbooks: each process of a run writes its calls and rows as they happen; later they become one journal and one set
-of records.
+"""Logbooks: each process of a run writes its calls and rows as they happen. After the run they are merged by time into
+one journal and one set of records.
 
-Each life of a process has two files: calls into its state machines, and rows of what it observed; a third file has its
-tokens' choices of experts, if these are recorded. A killed process leaves what it wrote. The files are merged by time
-after the run.
+Each life of a process has two files: calls into its state machines, and rows of the events that it observed. If experts
+are recorded, a third file has the experts that its tokens chose. A killed process leaves the files that it wrote.
 """
 
 import json
@@ -28,7 +27,9 @@ _RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, HostCop
 
 
 class Logbook:
-    """Files of one process, written when flushed. Without a folder, or when closed, nothing is kept."""
+    """Log files of one process. Entries reach the files when `flush` is called. Without a folder, or after `close`,
+    nothing is kept.
+    """
 
     def __init__(self, folder: Path | None, process: str, life: int) -> None:
         self.is_kept = folder is not None
@@ -40,7 +41,7 @@ class Logbook:
             self._experts_path = folder / f"{process}.{life}.experts"
 
     def recorded(self, machine: Any) -> Any:
-        """The state machine, wrapped to log each call as an entry."""
+        """Returns the state machine, wrapped so that each call is logged as an entry."""
         return Recorded(machine, self.entry) if self.is_kept else machine
 
     def entry(self, entry: Entry) -> None:
@@ -49,18 +50,18 @@ class Logbook:
             self._new_entries.append(entry)
 
     def row(self, method: str, now_ns: int, *args: Any) -> None:
-        """Logs a call for the recorder, with now_ns after the arguments."""
+        """Logs a call of a method of the recorder. now_ns is written after the arguments."""
         if self.is_kept:
             self._new_rows.append((now_ns, method, args))
 
     def experts(self, counted: CountedStep) -> None:
-        """Logs a step's choices of experts."""
+        """Logs how many tokens of a step each expert computed."""
         if self.is_kept:
             with self._experts_path.open("a", encoding="utf-8") as file:
                 file.write(counted.to_line())
 
     def flush(self) -> None:
-        """Writes new entries. Called while a step is computed, because writing takes time."""
+        """Writes new entries to the files. Callers flush while a step is computed, because writing takes time."""
         if self._new_entries:
             self._journal.writelines(map(to_line, self._new_entries))
             self._journal.flush()
@@ -136,7 +137,9 @@ class InstanceLog:
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
-    """Calls of all processes by time. Each process's calls keep their order, life after life."""
+    """Returns the calls of all processes by time. Calls of one process keep their order, from its first life to its
+    last.
+    """
     processes = (
         chain.from_iterable(from_lines(_whole_lines(path)) for path in lives) for lives in _files(folder, "journal")
     )
@@ -159,11 +162,11 @@ def read_records(folder: Path) -> RunRecords:
 
 
 _TIMELESS = {"on_step", "on_transfer", "on_host_copy", "on_retry", "on_output"}
-"""Methods whose rows contain their own times."""
+"""Methods of the recorder whose rows contain their own times; now_ns is not passed to them."""
 
 
 def _files(folder: Path, kind: str) -> Iterable[list[Path]]:
-    """Files of each process, by life."""
+    """Returns one list of files per process, from its first life to its last."""
     lives: dict[str, list[tuple[int, Path]]] = {}
     for path in sorted(folder.glob(f"*.{kind}")):
         process, life, _ = path.name.rsplit(".", 2)
@@ -172,7 +175,7 @@ def _files(folder: Path, kind: str) -> Iterable[list[Path]]:
 
 
 def _whole_lines(path: Path) -> Iterator[str]:
-    """Complete lines of a file. A killed process may have left an incomplete last line."""
+    """Yields the complete lines of a file. A killed process may have left an incomplete last line."""
     with path.open(encoding="utf-8") as file:
         yield from (line for line in file if line.endswith("\n"))
 

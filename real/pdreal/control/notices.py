@@ -1,10 +1,12 @@
-"""Notices: messages between the processes of a run, besides the core's messages. All fields are plain JSON."""
+"""Notices: messages between the processes of a run that control the processes; the core's messages are in
+pdsim.core.messages. All fields are plain JSON.
+"""
 
 from typing import Any, NamedTuple
 
 
 class Hello(NamedTuple):
-    """A rank to the launcher: its model is loaded; with its memory."""
+    """A rank tells the launcher that its model is loaded, and where its memory is."""
 
     process: str
     memory: dict[str, Any]
@@ -13,61 +15,61 @@ class Hello(NamedTuple):
 
 
 class Peers(NamedTuple):
-    """The launcher to a rank: the present instances with their lives, and the memory of all ranks."""
+    """The launcher tells a rank which instances run now, their lives, and the memory of all ranks."""
 
     number: int
-    """Number that the rank repeats in its answer."""
+    """Number of this notice. The rank repeats the number in its answer."""
     lives: dict[str, int]
     memories: dict[str, list[dict[str, Any]]]
     """A PeerMemory for each rank, by instance."""
     endpoints: dict[str, str]
     """Endpoints of the leaders, by instance."""
     epoch_ns: int | None
-    """The epoch, by the monotonic clock of the rank's host. None until all ranks are connected."""
+    """Epoch of the run in ns, by the monotonic clock of the rank's host. None until all ranks are connected."""
 
 
 class Connected(NamedTuple):
-    """A rank to the launcher: it can reach all instances that these Peers named."""
+    """A rank tells the launcher that it can reach all instances of a Peers notice."""
 
     process: str
     number: int
 
 
 class Ping(NamedTuple):
-    """The launcher to a rank: answer if you are alive."""
+    """The launcher asks a rank whether it is alive."""
 
 
 class Pong(NamedTuple):
-    """The answer to a Ping. A leader adds its occupancy."""
+    """The answer to a Ping. A leader adds its instance's occupancy."""
 
     process: str
     levels: list[Any]
 
 
 class Streamed(NamedTuple):
-    """A leader to the launcher: one new token for each of some requests."""
+    """A leader sends the launcher one new token for each request in the list."""
 
     tokens: list[list[Any]]
     """(request_id, token, log probabilities if requested)."""
 
 
 class Settle(NamedTuple):
-    """The launcher to a leader: all requests have ended. The leader answers when it holds nothing of them, or after the
-    timeout.
+    """The launcher tells a leader that all requests have ended. The leader answers when its instance holds nothing of
+    any request, or after the timeout.
     """
 
     timeout_ns: int
 
 
 class Settled(NamedTuple):
-    """The answer to Settle: the requests of which something is left. Each is a violation of a law."""
+    """The answer to Settle: requests of which the instance still holds something. Each of them is an error."""
 
     instance_id: str
     leak: str
 
 
 class Exit(NamedTuple):
-    """The launcher to a rank: the run is over."""
+    """The launcher tells a rank that the run is over."""
 
 
 BROKEN = 1
@@ -75,14 +77,14 @@ BROKEN = 1
 
 
 class Broken(NamedTuple):
-    """A rank to the launcher: it cannot continue, and why."""
+    """A rank tells the launcher that it cannot continue, and why."""
 
     process: str
     reason: str
 
 
 class Task(NamedTuple):
-    """A leader to its followers: a task that all ranks do. The task is the payload (tasks.py)."""
+    """A leader gives its followers a task that all ranks do. The task is the message's payload (tasks.py)."""
 
     ticket: int
     """Number of the task. 0: the leader does not wait for an answer."""
@@ -97,7 +99,7 @@ class Done(NamedTuple):
 
 
 class HostUp(NamedTuple):
-    """An agent to the launcher: it is running."""
+    """A host's agent tells the launcher that it is running."""
 
     host: str
     endpoint: str
@@ -105,13 +107,13 @@ class HostUp(NamedTuple):
 
 
 class AskTime(NamedTuple):
-    """The launcher to an agent: request for the time of its host."""
+    """The launcher asks an agent for the time of its host."""
 
     number: int
 
 
 class Time(NamedTuple):
-    """The answer to AskTime, by the monotonic clock of the agent's host."""
+    """An agent answers AskTime with the monotonic clock of its host."""
 
     host: str
     number: int
@@ -119,18 +121,18 @@ class Time(NamedTuple):
 
 
 class SpawnRanks(NamedTuple):
-    """The launcher to an agent: start the ranks of an instance. The payload has their specs."""
+    """The launcher tells an agent to start the ranks of an instance. The payload has the ranks' settings."""
 
 
 class KillRanks(NamedTuple):
-    """The launcher to an agent: kill one rank of an instance, or all."""
+    """The launcher tells an agent to kill one rank of an instance, or all of them."""
 
     instance_id: str
     rank: int | None
 
 
 class Ended(NamedTuple):
-    """An agent to the launcher: no process of an instance is left."""
+    """An agent tells the launcher that no process of an instance is left."""
 
     host: str
     instance_id: str
@@ -138,20 +140,20 @@ class Ended(NamedTuple):
 
 
 class EndHost(NamedTuple):
-    """The launcher to an agent: ranks were told to exit. The agent makes sure that they do, and sends their
+    """The launcher tells an agent that ranks were told to exit. The agent makes sure that they do, and sends their
     logbooks.
     """
 
 
 class KeptLog(NamedTuple):
-    """An agent to the launcher: the next part of a logbook file, which is the payload."""
+    """An agent sends the launcher the next bytes of a logbook file, as the payload."""
 
     host: str
     file_name: str
 
 
 class HostDone(NamedTuple):
-    """An agent to the launcher: the agent has sent all logbooks."""
+    """An agent tells the launcher that it has sent all logbooks."""
 
     host: str
 

@@ -1,4 +1,4 @@
-"""A request as the launcher's caller holds it: its sampling rules, and the stream of its tokens. Needs no torch."""
+"""A request as its sender sees it: rules for choosing tokens, and the stream of its tokens. Needs no torch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,21 +25,21 @@ class Draw(NamedTuple):
 
 
 Logprobs = list[Any]
-"""Log probabilities as plain JSON, before temperature and cuts: [of the chosen token, [[token, its log probability],
-...]]."""
+"""Log probabilities as plain JSON, before temperature, top-k and top-p apply: [of the chosen token, [[token, its log
+probability], ...]]."""
 
 
 class Sampling(NamedTuple):
-    """Rules by which tokens are chosen, and by which the output ends. Without a temperature the likeliest token is
+    """Rules by which tokens are chosen and by which the output ends. Without a temperature the likeliest token is
     chosen.
 
     The output ends with the first of: max_tokens, stop_after_tokens, an end-of-sequence token, a stop token.
     """
 
     max_tokens: int
-    """Maximum number of output tokens that the client asks for. Policies see it."""
+    """Maximum number of output tokens that the client asks for. Scheduling policies see this number."""
     stop_after_tokens: int | None = None
-    """Output length of the workload, in tokens, which policies do not see."""
+    """Output length of the workload, in tokens. Scheduling policies do not see this number."""
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0
@@ -51,7 +51,7 @@ class Sampling(NamedTuple):
 
     @property
     def has_fixed_length(self) -> bool:
-        """True if only the longest output ends the request."""
+        """True if no token can end the output early, so its length is known."""
         return self.ignore_eos and self.stop_after_tokens in {None, self.max_tokens}
 
     @property
@@ -69,8 +69,8 @@ class RestartError(Exception):
 
 
 class Request:
-    """A request whose tokens are iterated over, in batches as they arrive. Raises RequestFailed if the request
-    fails.
+    """A running request. Iterating over it yields its tokens, in batches as they arrive. Raises RequestFailed if the
+    request fails.
     """
 
     def __init__(self, request_id: int, prompt: TokenIds, sampling: Sampling) -> None:

@@ -9,14 +9,14 @@ from pdsim.core.transfer.transfer_plan import TransferUnit
 
 
 class PrefillInput(NamedTuple):
-    """Compute these tokens of a sequence after num_context_tokens whose KV is in its pages."""
+    """Compute `tokens` of a sequence, which follow num_context_tokens tokens whose KV is in the sequence's pages."""
 
     request_id: int
     tokens: Sequence[int]
     num_context_tokens: int
     page_table: Sequence[int]
     draw: Draw | None = None
-    """Rule for the next token. None: the likeliest token, or no token is needed."""
+    """Rule for choosing the next token. None: the likeliest token is chosen, or no token is needed."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -29,7 +29,7 @@ class PrefillBatch(NamedTuple):
 
 
 class PageTableChange(NamedTuple):
-    """Pages of one row of the decode batch from `start` on. Earlier pages stay."""
+    """New pages of one row of the decode batch, from place `start` of the row's page table on. Earlier places stay."""
 
     row: int
     start: int
@@ -37,20 +37,19 @@ class PageTableChange(NamedTuple):
 
 
 class DecodeBatch(NamedTuple):
-    """A decode step with one token per row. A row feeds the last token of its sequence, whose KV follows the
-    num_kv_tokens.
-    """
+    """A decode step. Each row computes the last token of its sequence, and num_kv_tokens tokens precede that token."""
 
     tokens: tuple[int, ...]
     num_kv_tokens: tuple[int, ...]
     changes: tuple[PageTableChange, ...] = ()
-    """Changes since the last batch, which ranks remember. Afterwards each table has room for the new token."""
+    """Changes of page tables since the last batch; ranks remember the tables. After the changes each table has room for
+    the new token."""
     draws: tuple[Draw | None, ...] = ()
-    """Rules for the next tokens, one per sequence. Empty: the likeliest tokens."""
+    """Rules for choosing the next tokens, one per row. Empty: the likeliest tokens are chosen."""
 
 
 def whole_tables(page_tables: Iterable[Sequence[int]]) -> tuple[PageTableChange, ...]:
-    """Changes that set the page tables of all rows."""
+    """Returns changes that set the whole page table of each row."""
     return tuple(PageTableChange(row, 0, pages) for row, pages in enumerate(page_tables))
 
 
@@ -79,22 +78,24 @@ Work = PrefillBatch | DecodeBatch | SaveKv | RestoreKv | ForgetKv | WriteBackup 
 
 
 class Compute(NamedTuple):
-    """Work of the model, in order after earlier work."""
+    """A task for the model. Ranks compute such tasks in the order in which they get them."""
 
     work: Any
     step_id: int | None = None
-    """The step that is computed, if transfer units wait for its layers."""
+    """Number of the step. None: no transfer unit waits for the step's layers."""
 
 
 class Windows(NamedTuple):
-    """Last pages of a prompt, which hold its window."""
+    """Last pages of a prompt: those that hold the tokens of its sliding window."""
 
     source_pages: Sequence[int]
     target_pages: Sequence[int]
 
 
 class SendUnit(NamedTuple):
-    """Transfer worker number `worker` sends a unit, after this rank has computed the layers that the unit waits for."""
+    """Transfer worker `worker` of a rank sends a unit, after the rank has computed the layers that the unit
+    contains.
+    """
 
     worker: int
     unit: TransferUnit
@@ -104,7 +105,7 @@ class SendUnit(NamedTuple):
 
 
 class ScatterCell(NamedTuple):
-    """Copy a cell from the staging ring into pages, after earlier cells."""
+    """Copy a cell of the staging ring into pages. Cells are copied in the order of these tasks."""
 
     command: Scatter
     pages: Sequence[int]

@@ -1,1 +1,3 @@
-"""The hosts of a run and the processes on them: how they are reached, started, watched and ended."""
+"""The hosts of a run and the processes on them: how the launcher reaches hosts, and starts, watches and ends
+processes.
+"""

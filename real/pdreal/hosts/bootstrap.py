@@ -20,7 +20,7 @@ _CONNECT_S = 60.0
 _HELLO = 0
 
 _Expected = dict[tuple[int, str], "asyncio.Future[Any]"]
-"""Awaited answers, by process and by the number of the Peers that they answer, or _HELLO."""
+"""Answers that are awaited. Keys: the number of the Peers notice, or _HELLO for a rank's Hello, and the process."""
 
 
 class Bootstrap:
@@ -58,8 +58,8 @@ class Bootstrap:
             raise LaunchError(f"{', '.join(gone)} ended before all were connected")
 
     async def begin(self) -> int:
-        """Starts the time of the run on all ranks. Returns the start by this host's monotonic clock in ns. Raises
-        LaunchError.
+        """Starts the time of the run on all ranks. Returns the epoch in ns by this host's monotonic clock. Raises
+        LaunchError if ranks do not answer in time.
         """
         self._epoch_ns = monotonic_ns()
         try:
@@ -89,7 +89,9 @@ class Bootstrap:
             expected.set_result(notice)
 
     def on_death(self, instance_id: str, reason: str) -> None:
-        """Stops waiting for the hello of an instance that died. Other instances need not connect to it any more."""
+        """Stops waiting for the ranks of an instance that died. Its ranks' Hello fails; other answers are no longer
+        needed.
+        """
         self.memories.pop(instance_id, None)
         processes = self._fleet.processes(instance_id)
         for (number, process), expected in self._awaited.items():

@@ -1,4 +1,4 @@
-"""The instances of a run as processes: the host of each instance, and its present life."""
+"""The instances of a run as processes: on which host each instance runs, and how often it was started."""
 
 import asyncio
 from asyncio import AbstractEventLoop
@@ -27,9 +27,8 @@ class Fleet:
         loop: AbstractEventLoop,
         on_death: Callable[[str, int | str], None],
     ) -> None:
-        """scenario: resolved. network: the launcher's, for runs on several hosts.
-
-        on_death: called once per life with the instance and its exit code, or the reason of its loss.
+        """scenario: resolved. network: the launcher's settings, for runs on several hosts. on_death: called once per
+        life of an instance, with the instance and its exit code, or with the reason why it was lost.
         """
         self._scenario = scenario.model_copy(update={"workload": None})
         self._options = options
@@ -54,14 +53,14 @@ class Fleet:
             }
 
     async def start(self) -> None:
-        """Starts the agents of all other hosts. Raises LaunchError."""
+        """Starts the agents of all other hosts. Raises LaunchError if a host does not answer."""
         await asyncio.gather(*(host.start() for host in self.remote.values()))
 
     def on_notice(self, notice: HostNotice, payload: Any) -> None:
         self.remote[notice.host].on_notice(notice, payload)
 
     def clock_offset(self, instance_id: str) -> ClockOffset:
-        """Offset of the clock of the instance's host."""
+        """Returns the offset between this host's clock and the clock of the instance's host."""
         host = self.remote.get(self._host_names[instance_id])
         return ClockOffset() if host is None else host.clock
 
@@ -83,24 +82,26 @@ class Fleet:
         return [process_name(instance_id, rank) for rank in range(self.tp(instance_id))]
 
     async def prepare(self, instance_id: str) -> None:
-        """Starts the process from which this host forks ranks, so that `spawn` is fast. Other hosts do this
+        """Starts the process from which this host forks ranks, so that `spawn` is fast. Agents of other hosts do this
         themselves.
         """
         if self._host(instance_id) is self._home:
             await self._home.prepare()
 
     def spawn(self, instance_id: str) -> None:
-        """Starts a new life of an instance with all its ranks."""
+        """Starts all ranks of an instance, as its next life."""
         self.lives[instance_id] += 1
         self._alive.add(instance_id)
         self._host(instance_id).spawn([self._spec(instance_id, rank) for rank in range(self.tp(instance_id))])
 
     def kill(self, instance_id: str, rank: int | None = None) -> None:
-        """Kills one rank or all ranks with SIGKILL. on_death is called when the end is seen."""
+        """Kills one rank or all ranks with SIGKILL. on_death is called when the processes have ended."""
         self._host(instance_id).kill(instance_id, rank)
 
     async def end(self) -> list[str]:
-        """Waits for processes that were told to exit, and kills late ones. Returns problems on other hosts."""
+        """Waits for processes that were told to exit, and kills those that do not exit in time. Returns problems on
+        other hosts.
+        """
         self._alive.clear()
         self._home.end()
         problems = await asyncio.gather(*(host.end(self._logs) for host in self.remote.values()))
@@ -111,7 +112,9 @@ class Fleet:
         self._on_death(instance_id, exit_code)
 
     def _spec(self, instance_id: str, rank: int) -> RankSpec:
-        """Settings of a rank's process. Folders are those of this host; an agent replaces them by its own."""
+        """Returns the settings of a rank's process. Folders are those of this host; the agent of another host replaces
+        them by its own.
+        """
         neighbours = [i for i in self.roles if self._host_names[i] == self._host_names[instance_id]]
         tps = [self.tp(i) for i in neighbours]
         return RankSpec(

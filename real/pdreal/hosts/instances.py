@@ -1,4 +1,6 @@
-"""The instances of a run, as its launcher sees them: which are up or silent, why one died, and when it restarts."""
+"""The instances of a run as the launcher sees them: which are up, which do not answer, why one died, and when it
+restarts.
+"""
 
 import asyncio
 import logging
@@ -27,18 +29,20 @@ from pdsim.scenario.schema import Scenario
 _LOG = logging.getLogger("pdreal")
 _SETTLE_NS = 10_000_000_000
 _SETTLE_S = 15.0
-"""Maximum time in s for an answer. A later instance counts as hung."""
+"""Maximum time in s for an answer to Settle. An instance that takes longer counts as hung."""
 _PING_S = 1.0
-"""Interval in s at which levels are requested, without a health section."""
+"""Interval in s at which the launcher asks for levels if the scenario has no health section."""
 _LAST_WORDS_S = 0.2
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _STEADY_S = 60.0
-"""Length of a life in s after which the next restart has the shortest delay again."""
+"""An instance that has run for this time in s gets the shortest restart delay after its next death."""
 
 
 class NoMonitor:
-    """Replaces the health monitor in a scenario without health: no instance is told of lost ones."""
+    """Takes the place of the health monitor in a scenario without a health section. Lost instances are not reported to
+    others.
+    """
 
     def on_message(self, message: m.Heartbeat, now_ns: int) -> list[m.Send]:
         return []
@@ -60,7 +64,7 @@ class Instances:
         on_lost: Callable[[str], None],
         spawn_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """scenario: resolved. network: the launcher's, for several hosts. folder: for logbooks.
+        """scenario: resolved. network: settings for runs on several hosts. folder: for logbooks; None: none are kept.
 
         carry_out: called with the health monitor's commands. on_lost: called with a reason if an instance is lost and
         the scenario has no health section.
@@ -95,7 +99,7 @@ class Instances:
         self._stopping = False
 
     async def start(self) -> None:
-        """Starts all instances, and the time of the run. Raises LaunchError."""
+        """Starts all instances, then the time of the run. Raises LaunchError if an instance does not start."""
         await self.fleet.start()
         await self.bootstrap.bring_up(self.fleet.instance_ids)
         self._timeline.epoch_ns = await self.bootstrap.begin()
@@ -149,7 +153,7 @@ class Instances:
                 self._on_heartbeat(m.Heartbeat(instance_id, self.fleet.lives[instance_id] if answered else None))
 
     def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:
-        """Passes a heartbeat to the monitor. An instance that the monitor gives up although its processes run is
+        """Passes a heartbeat to the monitor. If the monitor gives up an instance whose processes still run, they are
         killed.
         """
         commands = self._monitor.on_message(heartbeat, self._timeline.now_ns)
@@ -164,7 +168,9 @@ class Instances:
     # Deaths and restarts.
 
     def _on_exit(self, instance_id: str, exit_code: int | str) -> None:
-        """Handles the end of an instance. If it ended itself, its reason may arrive a moment later."""
+        """Handles the end of an instance. If the instance ended by itself, the message with its reason may arrive a
+        moment later.
+        """
         if exit_code == BROKEN and instance_id not in self._deaths:
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._on_death, instance_id, exit_code)
         else:
@@ -194,7 +200,7 @@ class Instances:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
 
     def _reason_of(self, instance_id: str, exit_code: int | str, age: str) -> str:
-        """The reason of a death. An unexpected death goes to the log."""
+        """Returns the reason of a death, and logs it if nobody asked for the instance's end."""
         if known := self._deaths.pop(instance_id, ""):
             return known
         reason = exit_code if isinstance(exit_code, str) else ended_by(exit_code)
@@ -203,8 +209,8 @@ class Instances:
         return reason
 
     def _note_death(self, folder: Path, instance_id: str) -> None:
-        """Notes a death at the beginning of the next life's journal, because the dead process may have left half a line
-        in its own.
+        """Notes a death at the beginning of the journal of the next life, because the last life's journal may end in
+        half a line.
         """
         logbook = Logbook(folder, instance_id, self.fleet.lives[instance_id] + 1)
         names = [instance_id]
@@ -229,7 +235,7 @@ class Instances:
             self._mark_up([instance_id])
 
     def _mark_up(self, instance_ids: list[str]) -> None:
-        """Marks started instances that are still alive as up."""
+        """Marks instances as up after their start, except those that have died meanwhile."""
         for instance_id in filter(self.fleet.is_alive, instance_ids):
             self._up[instance_id] = monotonic()
             self._silent.difference_update(self.fleet.processes(instance_id))
@@ -237,8 +243,8 @@ class Instances:
     # The end.
 
     async def settle(self) -> list[str]:
-        """Waits until instances hold nothing of any request. Returns the state that they still hold. Instances that do
-        not answer are killed; instances that were given up are not asked.
+        """Waits until instances hold nothing of any request. Returns descriptions of what they still hold. Instances
+        that do not answer are killed; instances that were given up before are not asked.
         """
         self._stopping = True
         loop = asyncio.get_running_loop()
@@ -276,5 +282,7 @@ def ended_by(exit_code: int) -> str:
 
 
 def next_backoff_s(last_s: float | None, up_s: float) -> float:
-    """Delay in s before the next start of a dead instance. last_s: the last delay. up_s: length of the life since."""
+    """Returns the delay in s before the next start of a dead instance. last_s: the delay before its last start; None:
+    this is its first death. up_s: how long it has run since.
+    """
     return _FIRST_BACKOFF_S if last_s is None or up_s >= _STEADY_S else min(2 * last_s, _MAX_BACKOFF_S)

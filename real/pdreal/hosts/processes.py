@@ -1,6 +1,5 @@
-"""The rank processes of one host: starts, watches and kills them.
-
-They are forked from a process that has only imported torch, so that a start takes a fraction of a second.
+"""The rank processes of one host: starts, watches and kills them. Ranks are forked from a process that has only
+imported torch, so a start takes a fraction of a second.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ _PRELOADED = ["torch", "pdreal.rank.process"]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a run early. Finished requests are kept."""
 PATIENCE_S = 5.0
-"""Maximum time in s for processes that were told to exit."""
+"""Maximum time in s that processes have to exit after they were told to."""
 
 
 class Processes:
@@ -44,8 +43,8 @@ class Processes:
         """Lock for one start at a time, because a start changes state that this process's threads share."""
 
     async def prepare(self) -> None:
-        """Starts the process from which ranks are forked, in a thread, because that process imports torch. An earlier
-        such process may have been killed.
+        """Starts the process from which ranks are forked. This is done in a thread, because that process imports torch
+        first. An earlier such process may have been killed.
         """
         await asyncio.to_thread(self._fork_one)
 
@@ -70,19 +69,19 @@ class Processes:
             self._loop.add_reader(process.sentinel, self._on_sentinel, instance_id, process)
 
     def kill(self, instance_id: str, rank: int | None = None) -> None:
-        """Kills one rank or all ranks with SIGKILL. on_exit is called when the end is seen."""
+        """Kills one rank or all ranks with SIGKILL. on_exit is called when the processes have ended."""
         for i, process in enumerate(self._alive.get(instance_id, [])):
             if rank in {None, i} and process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Waits for processes that were told to exit, and kills late ones."""
+        """Waits for processes that were told to exit, and kills those that do not exit in time."""
         deadline_s = monotonic() + PATIENCE_S
         for instance_id in list(self._alive):
             self._leave(instance_id, deadline_s)
 
     def _leave(self, instance_id: str, deadline_s: float) -> None:
-        """Waits for an instance's processes without reporting their end, and kills late ones."""
+        """Waits for an instance's processes, and kills those that do not exit in time. Their ends are not reported."""
         for process in self._alive.pop(instance_id, []):
             self._loop.remove_reader(process.sentinel)
             process.join(max(0.0, deadline_s - monotonic()))
@@ -92,7 +91,7 @@ class Processes:
             process.close()
 
     def _on_sentinel(self, instance_id: str, process: Any) -> None:
-        """Handles the end of a rank: the instance's other ranks are killed, too."""
+        """Handles the end of a rank: the instance's other ranks are killed."""
         exit_code = process.exitcode
         self.kill(instance_id)
         self._leave(instance_id, monotonic() + PATIENCE_S)
@@ -111,7 +110,9 @@ def claim_temp_dir() -> None:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Context without a main module. Otherwise a child would run it; children get everything by arguments."""
+    """Context in which the parent has no main module. Otherwise each child would run the main module; children get all
+    they need as arguments.
+    """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield
@@ -121,8 +122,8 @@ def _without_main() -> Iterator[None]:
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Context in which children inherit blocked stop signals, which terminals and `timeout` send to all processes. The
-    launcher ends the run in order.
+    """Context in which new processes start with stop signals blocked. Terminals and `timeout` send these signals to all
+    processes, but only the launcher may end the run, in order.
     """
     resource_tracker.ensure_running()  # as it starts, it lets them through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -133,7 +134,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """Target of the first fork of a new process."""
+    """Target of the first fork, which has nothing to do."""
 
 
 def _live(spec: RankSpec) -> None:

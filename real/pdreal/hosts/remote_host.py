@@ -1,8 +1,8 @@
-"""A host other than the launcher's, from both sides: RemoteHost is the launcher's view, Agent starts and ends ranks
-there.
+"""A host other than the launcher's. RemoteHost is the launcher's view of the host; Agent runs on the host, and starts
+and ends ranks there.
 
-The agent (`pdreal host`) reads the launcher's ticket, with the run's keys, from the first line of standard input, and
-lives as long as its standard input is open.
+The agent (`pdreal host`) reads the launcher's ticket, with the run's keys, from the first line of its standard input.
+The agent ends when its standard input is closed.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from pdsim.scenario.yaml_file import ConfigError
 _START_S = 60.0
 """Maximum time in s for an agent to answer."""
 _QUIET_S = 2 * PATIENCE_S
-"""Maximum time in s without a message of an agent that was told to end."""
+"""The launcher waits this time in s for each message of an agent that was told to end."""
 _ROUND_TRIPS = 50
 _ROUND_TRIP_S = 2.0
 _TO_STDERR = 2
@@ -42,11 +42,11 @@ HostNotice = HostUp | Time | Ended | KeptLog | HostDone
 
 
 class ClockOffset(NamedTuple):
-    """Offset of a host's monotonic clock to the launcher's."""
+    """Difference between a host's monotonic clock and the launcher's."""
 
     offset_ns: int = 0
     error_ns: int = 0
-    """Largest error of the offset: half the shortest round trip, in ns."""
+    """Maximum error of the offset in ns: half the shortest round trip."""
 
 
 class RemoteHost:
@@ -81,7 +81,7 @@ class RemoteHost:
         return f"host:{self.name}"
 
     async def start(self) -> None:
-        """Returns when the agent runs and its clock is known. Raises LaunchError."""
+        """Starts the agent and measures its clock's offset. Raises LaunchError if the agent does not answer."""
         command = shlex.split(self._entry.start or "")
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -114,7 +114,9 @@ class RemoteHost:
             self._on_exit(instance_id, self._lost)
 
     async def _ask_time(self) -> ClockOffset:
-        """The offset by the shortest round trip, with the clock assumed to be read in its middle, as in NTP."""
+        """Returns the offset measured in the shortest round trip. As in NTP, the other host is assumed to read its
+        clock in the middle of the trip.
+        """
         offsets = []
         for number in range(_ROUND_TRIPS):
             begin_ns, answer = monotonic_ns(), self._next(Time)
@@ -127,7 +129,9 @@ class RemoteHost:
         return min(offsets, key=lambda offset: offset.error_ns)
 
     def described(self) -> dict[str, float]:
-        """The host's clock in ms. The drift is the change of the offset during the run, and is not corrected."""
+        """Returns offset, error and drift of the host's clock, in ms. Drift is the change of the offset during the run;
+        times are not corrected for it.
+        """
         drift = {} if self.last_clock is None else {"clock_drift_ms": self.last_clock.offset_ns - self.clock.offset_ns}
         measured = {"clock_offset_ms": self.clock.offset_ns, "clock_error_ms": self.clock.error_ns, **drift}
         return {name: time_ns / 1e6 for name, time_ns in measured.items()}
@@ -165,7 +169,7 @@ class RemoteHost:
         self._channel.send(self.process, KillRanks(instance_id, rank))
 
     async def end(self, logs: Path | None) -> list[str]:
-        """Ends all processes of the host, and fetches their logbooks, if kept. Returns problems."""
+        """Ends all processes of the host, and fetches their logbooks if logs are kept. Returns problems."""
         self._alive.clear()
         if self._process is None or self._watch is None:
             return []
@@ -199,7 +203,9 @@ _PART_BYTES = 4 << 20
 
 
 def read_ticket() -> dict[str, Any]:
-    """The first line of standard input, from the launcher or from `pdreal measure`. Raises ConfigError."""
+    """Reads the first line of standard input, which the launcher or `pdreal measure` writes. Raises ConfigError if it
+    is no ticket.
+    """
     try:
         ticket = parse_json(sys.stdin.readline(), "standard input")
     except InputError:
@@ -210,7 +216,7 @@ def read_ticket() -> dict[str, Any]:
 
 
 def serve_host(*, host: str, launcher: str, **network: str) -> None:
-    """Runs instances on this host until the launcher is done or gone."""
+    """Runs instances on this host until the launcher tells the agent to end, or is gone."""
     with ScratchFolder() as folder:
         asyncio.run(Agent(host, launcher, Network(**network), folder).live())
 
@@ -263,7 +269,7 @@ class Agent:
                 self._tell(HostDone(self._host))
 
     async def _spawn(self, ranks: list[RankSpec]) -> None:
-        """Starts an instance, unless it is killed before the process to fork from is ready."""
+        """Starts an instance when the process that forks ranks is ready, unless the instance is killed before."""
         await self._processes.prepare()
         if self._starting.get(ranks[0].instance_id) is ranks:
             del self._starting[ranks[0].instance_id]

@@ -1,7 +1,8 @@
-"""A folder below TMPDIR that is removed with its process; folders of killed processes are removed by a later one.
+"""A folder below TMPDIR that is removed when its process ends. If the process is killed, a later process removes the
+folder.
 
-The owner holds a lock on a file in the folder. The kernel releases the lock however the owner ends, even if containers
-that share TMPDIR do not see each other's processes.
+The owner holds a lock on a file in the folder. The kernel releases the lock however the owner ends, also if containers
+share TMPDIR and do not see each other's processes.
 """
 
 from contextlib import ExitStack

@@ -1,7 +1,7 @@
 """Times of prefill and decode forwards. Weights and cached KV are random, and pages are scattered.
 
-Every prompt and every step has different tokens, because experts that all tokens choose would be read only once. Ranks
-after the first are processes, which repeat the first rank's work.
+Every prompt and every step has different tokens: if all tokens chose the same experts, only those experts would be
+read. Ranks after the first are processes, which repeat the first rank's work.
 """
 
 import gc
@@ -32,9 +32,9 @@ from pdreal.rank.runner import ModelRunner
 from pdreal.settings.model import ModelConfig
 
 _PATIENCE_S = 10
-"""Maximum time in s for a process that was told to end."""
+"""Maximum time in s that a process has to exit after it was told to."""
 Instruction = Work | dict[str, Any] | None
-"""Instruction to a rank: a forward, the sizes of a runner, or None for the end."""
+"""Instruction to a rank: a forward to compute, or the sizes of a new runner. None: exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class RankedModel:
     has_whole_experts: bool
 
     def load(self, rank: int, rendezvous: str) -> Transformer:
-        """The model's part of a rank. Returns when all ranks have met."""
+        """Loads this rank's part of the model. Returns when all ranks are connected."""
         device = torch.device("cuda", rank) if self.device_type == "cuda" else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -57,7 +57,9 @@ class RankedModel:
 
 
 class Followers:
-    """Runs each forward on all ranks: it is sent to the other ranks, then run here, as a leader does."""
+    """Runs each forward on all ranks. This process sends the forward to the other ranks, as a leader does, and computes
+    the first rank's part.
+    """
 
     def __init__(self, ranked: RankedModel) -> None:
         self._folder = ScratchFolder()
@@ -89,7 +91,7 @@ class Followers:
         self._folder.cleanup()
 
     def runner(self, sizes: Mapping[str, Any]) -> ModelRunner:
-        """The first rank's runner, whose forwards run on all ranks. sizes: arguments of ModelRunner."""
+        """Returns the first rank's runner. Its forwards run on all ranks. sizes: arguments of ModelRunner."""
         self._tell(dict(sizes))
         return _LedRunner(self.model, sizes, self._tell)
 
@@ -114,7 +116,7 @@ class _LedRunner(ModelRunner):
 
 
 def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
-    """Repeats the first rank's work until the first rank sends the end, or is gone."""
+    """Computes the forwards that the first rank sends, until the first rank sends None or is gone."""
     torch.set_num_threads(num_threads)
     model = ranked.load(rank, rendezvous)
     runner: ModelRunner | None = None
@@ -132,18 +134,19 @@ def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, p
 
 _WARM_UPS = 2
 _PAUSE_SECONDS = 0.12
-"""Pause in s in which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/affine.py)."""
+"""Pause in s in which a GPU's clock recovers: clock control looks back over at most 0.1 s (pdsim/cost/affine.py)."""
 _AROUND = [num_more for distance in range(32) for num_more in (-distance, distance + 1)]
-"""Numbers of tokens to add to a case, so that repeats have different lengths. They limit the number of repeats and
-warm-ups."""
+"""Differences in tokens from the case's length, so that repeats have different lengths. There are no more repeats and
+warm-ups than differences."""
 _BURSTS = 3
 _BURST_SECONDS = 2.0
 _SHARE_OF_MEMORY = 0.75
-"""Share of the memory that is free after loading weights. The rest is for activations and CUDA graphs."""
+"""Fraction of the free memory, after weights are loaded, that KV may take. The rest is for activations and CUDA
+graphs."""
 
 
 class PrefillCase(NamedTuple):
-    """A forward of equally long prompts. num_tokens: of each prompt."""
+    """A forward of equally long prompts. num_tokens: length of each prompt."""
 
     num_prompts: int
     num_tokens: int
@@ -155,17 +158,17 @@ class PrefillCase(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens of the longest of the lengths near the case's."""
+        """Number of tokens in the longest sequence of all repeats."""
         return self.num_context_tokens + self.num_tokens + max(_AROUND)
 
 
 class DecodeCase(NamedTuple):
-    """A step of equally long sequences, or with one sequence of another length."""
+    """A decode step of equally long sequences. The last sequence may have another length."""
 
     batch_size: int
     num_context_tokens: int
     num_longest_tokens: int | None = None
-    """Context tokens of the last sequence, if it differs."""
+    """Number of context tokens of the last sequence. None: num_context_tokens."""
 
     def __str__(self) -> str:
         longest = "" if self.num_longest_tokens is None else f", the last of {self.num_longest_tokens:,}"
@@ -184,7 +187,7 @@ class DecodeCase(NamedTuple):
 
 
 class SustainedCase(PrefillCase):
-    """A prefill forward that is repeated without pause, until the GPU's clock stops falling."""
+    """A prefill forward that is repeated without pause until the GPU's clock no longer falls."""
 
 
 Case = PrefillCase | DecodeCase
@@ -211,9 +214,9 @@ class ForwardBench:
                 yield self.decode(case)
 
     def prefill(self, case: PrefillCase) -> Row:
-        """Row of a forward on a rested GPU, or on a CPU without pauses.
+        """Returns the row of a forward. On a GPU pauses come before each repeat, so that the clock has recovered.
 
-        Its repeats have lengths near the case's, because libraries have a first cost for each new length.
+        Repeats have slightly different lengths, because libraries spend time on the first use of each length.
         """
         pause_seconds = _PAUSE_SECONDS if self._runner.model.device.type == "cuda" else 0.0
         forwards = (self.prefilling(case, num_more) for num_more in _AROUND)
@@ -221,7 +224,9 @@ class ForwardBench:
         return row_of("prefill", self._times_us(forwards, pause_seconds), prefill_graphs=graphs, **_sizes(case))
 
     def sustained(self, case: PrefillCase) -> Iterator[Row]:
-        """Rows of each forward of a burst: the medians over bursts. Each burst begins on a rested GPU."""
+        """Yields one row per forward of a burst: the median time over several bursts. Each burst begins on a rested
+        GPU.
+        """
         forward = self.prefilling(case)
         forward()
         bursts = [self._burst_us(forward) for _ in range(_BURSTS)]
@@ -253,7 +258,7 @@ class ForwardBench:
         return row_of("decode", self._times_us(steps), graph=graph, **_sizes(case))
 
     def _decoding(self, case: DecodeCase, *, is_first: bool) -> Callable[[], Sequence[int]]:
-        """A decode step. Page tables come with the first step of a batch, as in a run."""
+        """Returns a decode step. Page tables are set in the first step of a batch only, as in a run."""
         tables = self._page_tables([context + 1 for context in case.contexts]) if is_first else []
         tokens = tuple(self._tokens(case.batch_size))
         return partial(self._runner.decode, DecodeBatch(tokens, case.contexts, whole_tables(tables)))
@@ -268,7 +273,7 @@ class ForwardBench:
         return array("i", (i * 7919 % vocab_size for i in range(first, first + num_tokens)))
 
     def _page_tables(self, lengths: Sequence[int]) -> list[Sequence[int]]:
-        """Scattered pages for sequences of these lengths, without repetition."""
+        """Returns scattered pages for sequences of these lengths. No page is used twice."""
         ends = accumulate((-(-length // self._runner.kv.page_size) for length in lengths), initial=0)
         return [array("i", self._pages[first:end]) for first, end in pairwise(ends)]
 
@@ -281,12 +286,12 @@ def forward_rows(
     left_out: Callable[[str], None],
     followers: Followers | None = None,
 ) -> Iterator[Row]:
-    """Rows of the cases that the model and this machine's memory can hold. The others are reported.
+    """Yields rows of all cases that fit the model and this machine's memory. left_out is called for each other case.
 
-    Decode steps come first, while the cached KV is random: prefill writes the KV of its prompts, behind which tokens
-    choose like experts (experiments/moe-h200).
+    Decode steps come first, while the cached KV is random: prefill writes the KV of its prompts, and after such KV most
+    tokens choose the same experts (experiments/moe-h200).
 
-    followers: the other ranks, if there are several.
+    followers: the other ranks. None: there is one rank.
     """
     cases = sorted(cases, key=lambda case: not isinstance(case, DecodeCase))
     if possible := _possible(model, page_size, cases, left_out):
@@ -326,7 +331,7 @@ def _num_pages(case: Case, page_size: int) -> int:
 
 
 def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
-    """Total sizes of all prompts, or of all requests."""
+    """Returns the total sizes of all prompts, or of all requests, of a case."""
     if isinstance(case, DecodeCase):
         return {"batch": case.batch_size, "context_tokens": sum(case.contexts)}
     return {
@@ -337,7 +342,7 @@ def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
 
 
 def graph_of(batch_size: int, device: torch.device) -> int | None:
-    """The size of the CUDA graph that holds a batch. None: no graph on this device."""
+    """Returns the size of the CUDA graph that runs a batch. None: the device has no graphs."""
     return batch_sizes(batch_size)[-1] if device.type == "cuda" else None
 
 
@@ -348,7 +353,7 @@ def _reason_against(case: Case, config: ModelConfig, num_pages: int, most_pages:
 
 
 def kv_page_bytes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> int:
-    """Bytes of a page over all layers and heads."""
+    """Returns the bytes of a page over all layers and heads."""
     num_planes = config.planes_per_layer * config.num_layers
     return num_planes * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 

@@ -18,20 +18,21 @@ class Plan:
     transferred_bytes: tuple[int, ...]
     descriptors: tuple[int, ...]
     served_batches: tuple[int, ...]
-    """Numbers of requests that are decoded together, from prefill to their last token."""
+    """Numbers of requests that are served together, from prefill to their last token."""
     served_tokens: int
     """Length of each request's prompt."""
     served_outputs: int
-    """Number of decode steps, more than it takes to compute a batch's prompts, so that all requests run together for a
-    while."""
+    """Number of output tokens of each request. Computing all prompts takes fewer steps, so all requests decode together
+    for a while."""
     seconds: float
-    """Time in s for each row. At least three repeats are made."""
+    """Time in s to spend on each row. At least three repeats are made."""
 
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-"""Batch sizes of CUDA graphs and some between. Contexts are not multiples of a graph's parts, as in a run."""
+"""Batch sizes of CUDA graphs, and some between them. Context lengths are not multiples of the kernels' block sizes, as
+in a run."""
 _LENGTHS = (90, 180, 330, 430, 590, 700, 860, 1180, 1430, 1730, 2350, 3030, 3700, 5300, 6700)
-"""Lengths between the powers of two that do not align with tiles of matrix products, as in a run."""
+"""Lengths between powers of two. They do not align with the tiles of matrix products, as in a run."""
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new) for new in _LENGTHS),

@@ -1,4 +1,4 @@
-"""Measured times as rows of a CSV, which are written as they are measured."""
+"""Measured times as rows of a CSV file. Each row is written when it is measured."""
 
 import csv
 import datetime as dt
@@ -20,7 +20,7 @@ _DRIVER = Path("/sys/module/nvidia/version")
 
 
 def machine_name(device: torch.device) -> str:
-    """Names of all GPUs that torch sees, or of the processor."""
+    """Returns the names of all GPUs that torch sees. Without GPUs: the name of the processor."""
     is_cuda = device.type == "cuda"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if is_cuda else []
     return ", ".join(names) or platform.processor() or platform.machine()
@@ -32,7 +32,7 @@ def driver_version() -> str:
 
 
 def installed(*wheels: str) -> str:
-    """Those of these packages that are installed, each with its version."""
+    """Returns the packages that are installed, each with its version."""
     found = []
     for wheel in wheels:
         try:
@@ -45,50 +45,52 @@ def installed(*wheels: str) -> str:
 Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RowKind = Kind | Literal["clock", "loop", "sending", "handover"]
-"""Kinds of rows, with prefill on a busy GPU, and host work that depends on sizes."""
+"""Kinds of rows. Besides the kinds that --only names: prefill on a busy GPU (clock), and host work that depends on
+sizes (loop, sending, handover)."""
 
 _WHEELS = ("triton", "pyzmq", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda", "nixl-cu13")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A measured row. Fields that its kind does not have are None, and empty in the file."""
+    """A measured row. Fields that do not apply to its kind are None, and empty in the file."""
 
     kind: RowKind
     time_us: float
-    """Median time from the call on the host to the result on the host; for `loop` the mean."""
+    """Median time from the call on the host to the result on the host. For kind `loop`: the mean time between starts of
+    steps."""
     min_us: float | None = None
     repeats: int | None = None
     prompts: int | None = None
     new_tokens: int | None = None
-    """Tokens of all prompts of a forward together."""
+    """Total number of new tokens of all prompts of a forward."""
     batch: int | None = None
     graph: int | None = None
-    """Size of the CUDA graph that holds the batch."""
+    """Size of the CUDA graph that runs the batch."""
     prefill_graphs: str | None = None
-    """Token counts of the CUDA graphs in which the instance runs forwards, separated by spaces."""
+    """Sizes in tokens of the CUDA graphs for short prefill forwards, separated by spaces."""
     context_tokens: int | None = None
-    """Tokens of all prompts, or of all requests of a decode step, together."""
+    """Total number of context tokens: of all prompts of a forward, or of all requests of a decode step."""
     busy_us: float | None = None
-    """Time for which the GPU had computed without pause before this forward."""
+    """Time that the GPU had computed without pause before this forward."""
     payload_bytes: int | None = None
     rest_us: float | None = None
-    """Mean time from the end of a loop's step to the begin of the next step."""
+    """Mean time from the end of a step to the start of the next step."""
     submit_us: float | None = None
-    """Median time until the host has launched the work."""
+    """Median time that the host takes to launch the work."""
     transport: str | None = None
     num_descriptors: int | None = None
     what: str | None = None
 
 
 def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None) -> Row:
-    """A row with statistics of these times. times_us: sorted."""
+    """Makes a row from measured times. times_us: sorted."""
     times = {"time_us": median(times_us), "min_us": times_us[0], "repeats": len(times_us)}
     return Row(kind=kind, **times, **sizes)  # type: ignore[arg-type]
 
 
 def describe(row: Row) -> str:
-    """A row on one line: its sizes and its time."""
+    """Returns a row as one line of text: its sizes and its time."""
     shape = {name: value for name, value in asdict(row).items() if value is not None}
     for column in ("kind", "time_us", "min_us", "repeats", "rest_us", "submit_us", "prefill_graphs"):
         shape.pop(column, None)
@@ -139,7 +141,7 @@ class RowFile:
         self.num_rows = 0
 
     def write(self, row: Row) -> None:
-        """Writes a row, which is in the file on return."""
+        """Writes a row. The row is in the file when this returns."""
         values = {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(row).items()}
         self._table.writerow(values | self._provenance)
         self._file.flush()
@@ -153,19 +155,23 @@ Call = Callable[[], Any]
 
 _LEAST = 3
 _LEAST_RESTED = 5
-"""Minimum number of repeats after pauses, after which the host is sometimes slow to begin, too."""
+"""Minimum number of repeats with pauses. After a pause the host is sometimes slow to begin, too."""
 _MOST = 50
 
 
 def repeat_us(work: Call, seconds: float, *, warm_ups: int = 1) -> list[float]:
-    """Sorted times of repeated work: at least 3 times, until `seconds` are over or 50 repeats are made."""
+    """Returns sorted times of repeated work: at least 3 times; then until `seconds` are over, or 50 times were
+    taken.
+    """
     return repeat_each_us(repeat(work), seconds, warm_ups=warm_ups)
 
 
 def repeat_each_us(
     works: Iterator[Call], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
 ) -> list[float]:
-    """Sorted times of similar works, one after another. With pauses: at least five."""
+    """Returns sorted times of similar pieces of work, done one after another. At least 5 times if there are pauses,
+    else at least 3.
+    """
     for _ in range(warm_ups):
         next(works)()
     times_us: list[float] = []

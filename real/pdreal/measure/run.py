@@ -1,4 +1,4 @@
-"""Measures this machine, one kind of rows after another, into one file."""
+"""Measures this machine, one kind of rows after another, and writes all rows into one file."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,9 +20,10 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import CatalogError
 
 _OF_RANKS: tuple[Kind, ...] = ("prefill", "decode", "host")
-"""Kinds that are measured with several ranks."""
+"""Kinds that can be measured with several ranks."""
 _RANKS = 2
-"""Number of instances in a run, prefill and decode: forwards and copies get the threads that they have there."""
+"""Number of ranks in a run: one for prefill, one for decode. Forwards and copies are measured with the CPU threads that
+a rank of a run gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,10 @@ class Measurement:
         return torch.device("cuda", 0) if self.options.device == "cuda" else torch.device("cpu")
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
-        """Rows as they are measured. Shapes that this machine cannot run are reported.
+        """Yields rows as they are measured. Shapes that this machine cannot run are reported.
 
-        A machine that is temporarily slow affects the rows of some shapes in one round; the other rounds outvote them.
+        Rounds repeat all measurements. If the machine is slow for a time, this affects a few shapes of one round, and
+        the other rounds outvote them.
         """
         torch.set_num_threads(self.options.threads_of_rank(_RANKS * self.tp))
         for _ in range(self.rounds):
@@ -106,7 +108,7 @@ class Measurement:
 
 
 def _release_memory(device: torch.device) -> None:
-    """Releases cached memory to other processes, and to allocations outside torch."""
+    """Releases cached memory, for other processes and for allocations outside torch."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -114,8 +116,8 @@ def _release_memory(device: torch.device) -> None:
 def measurement(
     model: str, options: Options, page_size: int, tp: int, ep: int, only: str | None, plan: Plan, rounds: int
 ) -> Measurement:
-    """A measurement from flags. only: kinds, separated by commas. Raises ConfigError, or LaunchError if this machine
-    lacks something.
+    """Makes a measurement from flags. only: kinds, separated by commas. Raises ConfigError for wrong flags, or
+    LaunchError if this machine lacks a needed device or package.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LaunchError("--device cuda: torch sees no GPU here")
@@ -151,7 +153,7 @@ def measurement(
 
 
 def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
-    """The kinds in `only`, or all possible kinds."""
+    """Returns the kinds that `only` names, or all kinds that the flags allow."""
     if only is None:
         return possible
     asked = [word.strip() for word in only.split(",")]
@@ -164,8 +166,8 @@ def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
 
 
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
-    """Writes each row when it is measured. Returns the number of rows. Raises ConfigError if the file cannot be
-    written.
+    """Measures, and writes each row when it is measured. Returns the number of rows. Raises ConfigError if the file
+    cannot be written.
     """
     provenance = Provenance.here(
         measurement.model.name,

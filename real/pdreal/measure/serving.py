@@ -1,4 +1,6 @@
-"""Times that real mode adds to forwards and transfers, taken from the logbooks of a prefill and a decode process."""
+"""Times that real mode adds to forwards and transfers. Requests are served by one prefill and one decode instance, and
+the times are read from their logbooks.
+"""
 
 import asyncio
 from bisect import bisect
@@ -32,14 +34,16 @@ _ROUND_TRIPS = 500
 
 
 def message_row(hosts: Hosts | None) -> Row:
-    """Row of the one-way time of a message, to another host if there are several. Raises LaunchError."""
+    """Returns the row of the one-way time of a message: to another host if there are several, else within this host.
+    Raises LaunchError if the other host does not answer.
+    """
     with ScratchFolder() as folder:
         times_us = _messages_us(folder) if hosts is None else _messages_between_us(folder, hosts)
         return row_of("host", asyncio.run(times_us), what="message")
 
 
 async def _messages_between_us(folder: Path, hosts: Hosts) -> list[float]:
-    """Sorted halves of the round trips to an agent, in us."""
+    """Measures round trips to the agent of another host. Returns half of each, sorted, in us."""
     network = Network.dealt(hosts.home_address)
     channel = Channel(folder, LAUNCHER, network=network)
     name, entry = hosts.others[0]
@@ -56,7 +60,7 @@ async def _messages_between_us(folder: Path, hosts: Hosts) -> list[float]:
 
 
 async def _messages_us(folder: Path) -> list[float]:
-    """Sorted halves of the round trips between two channels of one process, in us."""
+    """Measures round trips between two channels of this process. Returns half of each, sorted, in us."""
     loop = asyncio.get_running_loop()
     near, far = Channel(folder, "near"), Channel(folder, "far")
     near.connect("far", far.endpoint)
@@ -78,32 +82,34 @@ async def _messages_us(folder: Path) -> list[float]:
 
 
 _SINGLE_REQUESTS = 12
-"""Number of requests that are sent one after another. The first is a warm-up."""
+"""Number of requests that are sent first, each after the last has ended. The first request is a warm-up."""
 _SINGLE_TOKENS = 512
 _SINGLE_OUTPUTS = 4
 _WAVE_REQUESTS = 8
 _WAVE_TOKENS = (128, 1024)
 _WAVE_OUTPUTS = 4
-"""Output tokens of requests of a wave. A wave is submitted together, twice: the launcher takes its requests one after
-another, and their transfers follow each other. One forward computes them, and none runs beside the transfers."""
+"""Output tokens of each request of a wave. A wave is a group of requests that are submitted together. The launcher
+takes the requests one after another, one forward computes them, and their transfers follow each other. No forward runs
+beside the transfers."""
 _COMPANION_TOKENS = 16
 _COMPANION_OUTPUTS = 3000
-"""Output tokens of a request that is decoded beside the waves, as under load, and aborted after them."""
+"""Output tokens of one long request. This request decodes while the waves run, as requests do under load, and is
+aborted afterwards."""
 _LOOK_AGAIN_S = 0.01
 _LONGEST_LOADING_S = 600
 _LEAST_STEPS = 8
-"""Minimum number of steps of one batch for a row of their period."""
+"""Minimum number of steps of an unchanged batch for a row of the time between steps."""
 _VOCABULARY = 512
-"""Number of token ids, which every model of the catalog has."""
+"""Token ids of prompts are below this number. Every model of the catalog has as many tokens."""
 
 
 def serving_rows(
     model: str, options: Options, page_size: int, tp: int, ep: int, plan: Plan, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
-    """Rows measured with the device's first available engine, and handovers of the other engines. Missing engines are
-    reported.
+    """Yields rows measured with the first available transfer engine, and only rows of handovers and sending with the
+    other engines. Missing engines are reported.
 
-    With several ranks only the first engine runs, since calibration uses the rows of its loops.
+    With several ranks only the first engine is used, because calibration needs only the decode steps of such rows.
     """
     has_rows = False
     for transport in engines(options.device, options.hosts):
@@ -132,7 +138,9 @@ def serving_rows(
 
 
 def _scenario(model: str, page_size: int, tp: int, ep: int, transport: str, plan: Plan) -> dict[str, object]:
-    """A scenario for any GPU: the catalog's GPU is named, but not used."""
+    """Returns a scenario that runs on any GPU. The scenario names a GPU of the catalog, but real mode does not use that
+    entry.
+    """
     largest_batch = max(plan.served_batches)
     pool_pages = -(-(plan.served_tokens + plan.served_outputs + page_size) // page_size) * largest_batch
     pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
@@ -152,7 +160,9 @@ def _scenario(model: str, page_size: int, tp: int, ep: int, transport: str, plan
 def _serve(
     scenario: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int]
 ) -> tuple[list[float], RunRecords]:
-    """Times in us of loading an instance, and the records of the run."""
+    """Serves the requests of `_run`. Returns the time in us of each restart of an instance, and the records of the
+    run.
+    """
     with ScratchFolder() as folder:
         loading_us = asyncio.run(_run(scenario, options, plan, batch_sizes, folder))
         return loading_us, read_records(folder)
@@ -161,8 +171,8 @@ def _serve(
 async def _run(
     data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path
 ) -> list[float]:
-    """Runs single requests first, with the lowest ids; then the waves beside a long request; then batches, after which
-    the decode instance restarts. Returns the times in us of restarts.
+    """Serves single requests, which get the lowest ids; then waves of requests beside a long request; then whole
+    batches. Afterwards the decode instance restarts, if there were batches. Returns the times of restarts in us.
     """
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)
@@ -196,7 +206,7 @@ async def _loading_us(launcher: Launcher) -> float:
 
 @asynccontextmanager
 async def _companion(launcher: Launcher) -> AsyncIterator[None]:
-    """Context in which a request decodes beside others, from its first token on."""
+    """Context in which one long request decodes beside others. The context begins after its first token."""
     answer = launcher.submit(_prompt(_COMPANION_TOKENS), Sampling(_COMPANION_OUTPUTS, ignore_eos=True))
     await anext(aiter(answer))
     reading = asyncio.create_task(_read(answer))
@@ -221,7 +231,7 @@ async def _read(answer: Request) -> None:
 
 
 def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
-    """Rows of the stages of single requests. The time between two stages is host work and messages."""
+    """Yields rows of the stages of single requests, which consist of host work and messages."""
     for what, begin, end in (
         ("route", "arrival_ns", "routed_ns"),
         ("admit", "routed_ns", "admitted_ns"),
@@ -233,7 +243,7 @@ def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
-    """Rows of the time from one request to the next among requests that are submitted together."""
+    """Yields rows of the time between arrivals at the router of requests that were submitted together."""
     for num_tokens in _WAVE_TOKENS:
         arrivals = [request.arrival_ns for request in waves if request.num_prompt_tokens == num_tokens]
         chunks = [arrivals[i : i + _WAVE_REQUESTS] for i in range(0, len(arrivals), _WAVE_REQUESTS)]
@@ -241,7 +251,7 @@ def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _end_rows(records: RunRecords) -> Iterator[Row]:
-    """Rows of the time from one end to the next among requests whose last token comes from one decode step."""
+    """Yields a row of the time between ends of requests whose last tokens come from the same decode step."""
     step_ends = [step.start_ns + step.duration_ns for step in records.steps if step.kind == "decode"]
     ends = sorted(request.end_ns for request in records.requests if request.end_ns is not None)
     together = [list(group) for _, group in groupby(ends, key=lambda end_ns: bisect(step_ends, end_ns))]
@@ -250,12 +260,14 @@ def _end_rows(records: RunRecords) -> Iterator[Row]:
 
 
 def _spacings_us(groups: Sequence[Sequence[int]]) -> list[float]:
-    """Sorted differences of neighbouring times within each group, in us."""
+    """Returns the differences of neighbouring times within each group, sorted, in us."""
     return sorted((later - earlier) / 1e3 for group in groups for earlier, later in pairwise(group))
 
 
 def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Iterator[Row]:
-    """Rows of the time between starts of transfers that waited for their worker, one for each size of a wave."""
+    """Yields one row for each size of transfers: the time between the starts of two transfers of a worker, if the
+    second was queued while the first ran.
+    """
     of_waves = {request.request_id for request in waves}
     by_worker: dict[int, list[TransferRecord]] = {}
     for row in sorted(transfers, key=lambda row: row.start_ns):
@@ -273,7 +285,9 @@ def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRe
 
 
 def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Row:
-    """Row of handovers. In an empty pool pages are contiguous, so the requests have equal numbers of descriptors."""
+    """Returns the row of handovers, from the start of a request's transfer until decode streams its first token. In an
+    empty pool pages are contiguous, so all requests have the same number of descriptors.
+    """
     return row_of(
         "handover",
         _between_us(alone, "transfer_start_ns", "streamed_ns"),
@@ -284,14 +298,16 @@ def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRe
 
 
 def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list[float]:
-    """Sorted times between two stages in us."""
+    """Returns the times between two events of each request, sorted, in us."""
     return sorted((getattr(request, end) - getattr(request, begin)) / 1e3 for request in requests)
 
 
 def _loop_rows(
     steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: torch.device, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
-    """Rows of the time between starts of consecutive steps, over the longest stretch with an unchanged batch."""
+    """Yields one row per batch size: the time between starts of consecutive decode steps, from the longest run of steps
+    with an unchanged batch.
+    """
     decode = [step for step in steps if step.kind == "decode"]
     unchanged = groupby(enumerate(decode), key=lambda at: (at[1].num_requests, _context_before(*at)))
     runs = [[step for _, step in run] for _, run in unchanged]
@@ -316,5 +332,7 @@ def _loop_rows(
 
 
 def _context_before(index: int, step: StepRecord) -> int:
-    """Context at step 0 if the batch had not changed since: each request gains one token per step."""
+    """Returns the context tokens that the batch would have had at step 0, because each request gains one token per
+    step. Steps of an unchanged batch give the same number.
+    """
     return step.num_context_tokens - index * step.num_requests

@@ -1,7 +1,7 @@
-"""Times of moving KV: gather and scatter within a rank, and writes from process to process with every engine.
+"""Times of moving KV: gather and scatter within a rank, and writes between processes with every transfer engine.
 
-The receiving process is `pdreal host` with another ticket, on this or another host. It answers on standard output, one
-line of JSON each, and ends with its standard input.
+The receiving process is `pdreal host` with a special ticket, on this or another host. The process answers on standard
+output, with one JSON object per line, and ends when its standard input is closed.
 """
 
 import json
@@ -33,7 +33,7 @@ from pdreal.transports.opening import open_transport
 from pdreal.transports.protocol import Addresses, MappingTransport, Transport, UnavailableError
 
 _SHARE_OF_MEMORY = 0.4
-"""Share of free memory for the cache, because cells are as large as the cache."""
+"""Fraction of the free memory for the KV cache. Staged cells take as much memory as the cache."""
 
 
 def copy_rows(
@@ -45,8 +45,8 @@ def copy_rows(
     page_counts: Sequence[int],
     seconds: float,
 ) -> Iterator[Row]:
-    """Rows of gather and scatter. Page counts that do not fit into memory are left out. The model needs an even number
-    of KV heads.
+    """Yields rows of gather and scatter. Numbers of pages that do not fit into memory are left out. The model must have
+    an even number of KV heads.
     """
     page_bytes = kv_page_bytes(config, dtype, page_size)
     most_pages = int(_SHARE_OF_MEMORY * free_bytes(device)) // page_bytes
@@ -82,7 +82,9 @@ def _copy_row(kind: Kind, staging: Staging, arguments: tuple[Any, ...], payload_
 
 
 def _submit_us(launch: Callable[[], torch.cuda.Stream], repeats: int) -> float:
-    """Median time in us of launching work. Each launch waits for the last work to end, which is not timed."""
+    """Returns the median time in us that the host takes to launch work. Each launch waits for the last work to end;
+    this wait is not counted.
+    """
     times_us = []
     for _ in range(repeats):
         begin_ns = perf_counter_ns()
@@ -100,7 +102,7 @@ _LEAST_BLOCK_BYTES = 1024
 
 
 def engines(device_type: str, hosts: Hosts | None) -> Sequence[str]:
-    """Engines to measure: within one host or between two."""
+    """Returns the transfer engines to measure, within one host or between two hosts."""
     return ENGINES[device_type] if hosts is None else BETWEEN_HOSTS
 
 
@@ -112,9 +114,8 @@ def transfer_rows(
     left_out: Callable[[str], None],
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
-    """Rows from the first GPU to the last, or to the first GPU of another host.
-
-    Missing engines are reported.
+    """Yields rows of transfers from this host's first GPU to its last, or to the first GPU of another host. Missing
+    engines are reported.
     """
     last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" and hosts is None else device
     shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]
@@ -135,7 +136,9 @@ def measure_engine(
     seconds: float,
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
-    """A row for each shape: total bytes and descriptors. devices: of sender and target. Raises UnavailableError."""
+    """Yields one row per shape. shapes: (total bytes, number of descriptors). devices: the sender's, the receiver's.
+    Raises UnavailableError if the engine cannot run here.
+    """
     with opened(transport, max(num_bytes for num_bytes, _ in shapes), devices, hosts) as (
         engine,
         address,
@@ -152,11 +155,14 @@ def measure_engine(
 
 
 _PUSHED = CacheGeometry(num_pages=0, page_size=16, num_layers=32, num_kv_heads=8, head_dim=128, itemsize=2)
-"""The cache of a target with twice the sender's heads per rank."""
+"""Cache of the rank that receives in `push_rows`. This rank holds 8 KV heads and the sender 4, so each push fills half
+of each page."""
 
 
 def push_rows(sizes: Sequence[int], devices: tuple[torch.device, torch.device], seconds: float) -> Iterator[Row]:
-    """A row for each size of at least one page. devices: of sender and target. Raises UnavailableError."""
+    """Yields one row per size. sizes: bytes; those below one of the sender's pages are left out. devices: the sender's,
+    the receiver's. Raises UnavailableError if kernels cannot write to the receiver.
+    """
     page_bytes = _PUSHED.num_planes * _PUSHED.page_bytes
     counts = [size // (page_bytes // 2) for size in sizes if size >= page_bytes // 2]
     if not counts:
@@ -193,7 +199,9 @@ def scattered_ranges(
 def opened(
     transport: str, num_bytes: int, devices: tuple[torch.device, torch.device], hosts: Hosts | None
 ) -> Iterator[tuple[Transport, str, torch.Tensor, int]]:
-    """Context with the engine, the target's address, the sender's memory, and the begin of the target's memory."""
+    """Context with a receiving process. Its value: the engine, the receiver's address, the sender's memory, and the
+    address of the receiver's memory.
+    """
     here, there = devices
     engine = open_transport(transport, here, LOOPBACK if hosts is None else hosts.home_address)
     source = engine.allocate(num_bytes).fill_(FILL)
@@ -221,14 +229,14 @@ class Target:
         """Address at which the target's memory begins."""
 
     def is_full(self) -> bool:
-        """True if every byte was written."""
+        """True if every byte of the receiver's memory was written."""
         assert self._process.stdin is not None
         self._process.stdin.write("all is written\n")
         self._process.stdin.flush()
         return bool(self._hear()["is_full"])
 
     def _hear(self) -> dict[str, Any]:
-        """An answer of the target. Raises UnavailableError if the target cannot continue."""
+        """Reads an answer of the receiving process. Raises UnavailableError if that process cannot continue."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"wrong": "the target ended"}
@@ -239,8 +247,8 @@ class Target:
 
 @contextmanager
 def target_of(transport: str, device: torch.device, num_bytes: int, hosts: Hosts | None) -> Iterator[Target]:
-    """Context with a target. hosts: the target runs on the first other host; None: on this one. Raises
-    UnavailableError.
+    """Context with a receiving process. hosts: the process runs on the first other host; None: on this host. Raises
+    UnavailableError if the process cannot run the engine.
     """
     command: Sequence[str] = _HERE
     address = LOOPBACK

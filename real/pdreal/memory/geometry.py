@@ -1,7 +1,9 @@
-"""Layout of KV: the planes of a rank's cache, which heads each pair of ranks exchanges, and the copies of a unit.
+"""Layout of KV: the planes of a rank's cache, which KV heads each pair of ranks exchanges, and the copies of a transfer
+unit.
 
 A plane is K or V of one layer: [slots, heads, head_dim], token after token, with slot = page * page_size + offset.
-Plane 2 * layer holds K, plane 2 * layer + 1 holds V; or plane `layer` holds latents, one head that all ranks have.
+Plane 2 * layer holds K, and plane 2 * layer + 1 holds V. With latent attention plane `layer` holds latents: one head,
+which all ranks have.
 """
 
 from collections.abc import Sequence
@@ -50,18 +52,22 @@ class CacheGeometry:
 
 
 class RankPair(NamedTuple):
-    """A prefill rank that writes to a decode rank, and the KV heads that it sends, in the numbering of each side."""
+    """A prefill rank that writes to a decode rank, and the KV heads that it sends. source_heads and target_heads number
+    the heads as each rank does.
+    """
 
     prefill_rank: int
     decode_rank: int
     writer: int
-    """Number of this prefill rank among the decode rank's writers."""
+    """Number of this prefill rank among the ranks that write to the decode rank, from 0."""
     source_heads: range
     target_heads: range
 
 
 def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
-    """KV heads that a rank holds. With more ranks than heads, neighbouring ranks hold copies of the same head."""
+    """Returns the KV heads that a rank holds. With more ranks than heads, neighbouring ranks hold copies of the same
+    head.
+    """
     if tp > num_kv_heads:
         head = rank // (tp // num_kv_heads)
         return range(head, head + 1)
@@ -70,7 +76,9 @@ def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
 
 
 def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int, num_writers: int) -> tuple[RankPair, ...]:
-    """Pairs of ranks by decode rank. If several prefill ranks hold the same heads, only num_writers of them write."""
+    """Returns all pairs of ranks, ordered by decode rank. If several prefill ranks hold the same heads, only
+    num_writers of them write to a decode rank.
+    """
     pairs = []
     for decode_rank in range(decode_tp):
         sources = range(decode_rank * prefill_tp // decode_tp, -(-(decode_rank + 1) * prefill_tp // decode_tp))
@@ -87,13 +95,13 @@ def _within(heads: range, held: range) -> range:
 
 
 Planes = tuple[int, ...]
-"""Numbers of planes, each with K or V of one layer, or its latents."""
+"""Numbers of planes. Each plane holds K, V or latents of one layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The layouts of a prefill and a decode instance that must match to move KV between them. Raises ValueError if they
-    do not.
+    """The layouts of a prefill and a decode instance between which KV moves. Raises ValueError if the layouts do not
+    match each other or the scenario.
     """
 
     wire: RankPairLayout
@@ -104,9 +112,11 @@ class Exchange:
     prefill: CacheGeometry
     decode: CacheGeometry
     layer_groups: int = 0
-    """Number of layer groups in which a forward's KV is sent; 0: all KV is sent when the forward is done."""
+    """A forward's layers are divided into this number of groups, and each group's KV is sent when it is computed. 0:
+    all KV is sent when the forward is done."""
     window_layers: Sequence[int] = ()
-    """Sliding-window layers. Only the KV of a prompt's last tokens is sent for them, after all other KV."""
+    """Sliding-window layers. For these layers only the KV of a prompt's last tokens is sent, after the KV of all other
+    layers."""
 
     def __post_init__(self) -> None:
         wire, side = self.wire, self.prefill
@@ -139,8 +149,8 @@ Integers = NDArray[np.int64]
 
 
 class Move(NamedTuple):
-    """Copies within each of some planes, equal in all of them: from local to remote offsets, in bytes from the plane's
-    start.
+    """Copies between pages of two ranks. The same copies are made in each of `planes`. Offsets are in bytes from the
+    start of the plane, here and on the other rank.
     """
 
     planes: Planes
@@ -158,14 +168,14 @@ class Move(NamedTuple):
 
 
 def move_of(unit: TransferUnit, pair: RankPair, exchange: Exchange) -> Move:
-    """The copies of a unit from pages to pages, without staging. An empty unit, which carries only the first token,
-    copies nothing.
+    """Returns the copies that send a unit without staging, from pages to pages. A unit without pages, which carries
+    only the first token, has no copies.
     """
     return _move(unit.source_pages, unit.target_pages, planes_of(unit, exchange), pair, exchange)
 
 
 def move_of_windows(windows: Windows, pair: RankPair, exchange: Exchange) -> Move:
-    """The copies of a sliding window's KV from pages to pages, without staging."""
+    """Returns the copies that send the KV of a sliding window without staging, from pages to pages."""
     return _move(*windows, exchange.window_planes, pair, exchange)
 
 
@@ -179,7 +189,9 @@ def _move(
 
 
 def planes_of(unit: TransferUnit, exchange: Exchange) -> Planes:
-    """Planes of all layers without a sliding window, or of the unit's group of layers."""
+    """Returns the planes that a unit sends: those of all layers without a sliding window, or of the unit's layer
+    group.
+    """
     if unit.after_layers is None:
         whole = [layer for layer in range(exchange.prefill.num_layers) if layer not in exchange.window_layers]
         return _planes_of_layers(whole, exchange.prefill.planes_per_layer)
@@ -196,7 +208,7 @@ def _planes_of_layers(layers: Sequence[int], planes_per_layer: int) -> Planes:
 
 
 def _pages(source: Integers, target: Integers, planes: Planes, wire: RankPairLayout, page_bytes: int) -> Move:
-    """Whole pages; runs of them as one copy if the engine is to see them joined."""
+    """Returns copies of whole pages. Consecutive pages are one copy if the scenario's engine joins them."""
     begins = np.ones(len(source) + 1, bool)  # the last is the end
     if wire.coalesces:
         begins[1:-1] = (source[1:] != source[:-1] + 1) | (target[1:] != target[:-1] + 1)
@@ -208,12 +220,12 @@ def _pages(source: Integers, target: Integers, planes: Planes, wire: RankPairLay
 def _slices(
     source: Integers, target: Integers, planes: Planes, pair: RankPair, prefill: CacheGeometry, decode: CacheGeometry
 ) -> Move:
-    """Copies of the heads that are sent, token by token."""
+    """Returns copies of the heads that are sent, one copy for each token."""
     local = slots_of(source, prefill.page_size) * prefill.token_bytes + pair.source_heads.start * prefill.head_bytes
     remote = slots_of(target, decode.page_size) * decode.token_bytes + pair.target_heads.start * decode.head_bytes
     return Move(planes, local, remote, np.full(len(local), len(pair.source_heads) * prefill.head_bytes))
 
 
 def slots_of(pages: Sequence[int] | Integers, page_size: int) -> Integers:
-    """Token slots of pages, in order."""
+    """Returns the slots of all tokens of the pages, in order."""
     return (np.asarray(pages, np.int64)[:, None] * page_size + np.arange(page_size)).reshape(-1)

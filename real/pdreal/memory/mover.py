@@ -1,4 +1,4 @@
-"""Movers of a rank's KV: a prefill rank's mover sends KV, a decode rank's mover receives it."""
+"""Movers: the mover of a prefill rank sends KV, and the mover of a decode rank receives KV."""
 
 import queue
 from collections.abc import Sequence
@@ -40,20 +40,22 @@ _GREETING_BYTES = 16
 
 
 class PeerMemory(NamedTuple):
-    """Addresses at which a decode rank receives KV, as plain JSON."""
+    """Addresses at which a decode rank receives KV. All fields are plain JSON."""
 
     address: str
-    """Address of the rank's engine."""
+    """Address of the rank's transfer engine."""
     planes: Sequence[int]
     """Address of the first byte of each plane."""
     ring: int | None
     """Address of the first byte of the rank's staging ring."""
     greetings: Sequence[int]
-    """Addresses of some unused bytes in each memory region."""
+    """Address of some unused bytes in each memory region. A sender writes there to connect."""
 
 
 class PrefillMover:
-    """Sends from the planes of one prefill rank. Several threads may send; with staging, at most one per buffer."""
+    """Sends KV from the planes of one prefill rank. Several threads may send at a time; with staging, no more threads
+    than staging buffers.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class PrefillMover:
         num_buffers: int = 0,
         pushes: bool = False,
     ) -> None:
-        """buffer_bytes: of the largest staged cell, for one decode rank."""
+        """buffer_bytes: size of the largest staged cell that is sent to one decode rank."""
         if pushes:
             assert isinstance(transport, MappingTransport)
         self._mapping = transport if isinstance(transport, MappingTransport) and pushes else None
@@ -86,8 +88,8 @@ class PrefillMover:
         transport.register([*planes, *buffers])
 
     def connect(self, decode_id: str, rank: int, peer: PeerMemory) -> None:
-        """Connects to a decode rank. Raises TransferError if the rank is gone. A restarted rank replaces its earlier
-        process.
+        """Connects to a decode rank. If the rank was restarted, its addresses replace those of its earlier process.
+        Raises TransferError if the rank is gone.
         """
         self.disconnect(decode_id, rank)
         if rank in [pair.decode_rank for pair in self._pairs]:
@@ -101,7 +103,7 @@ class PrefillMover:
             self._pushes = {key: push for key, push in self._pushes.items() if key[1] != address}
 
     def warm_up(self) -> None:
-        """Compiles the gather before the first transfer, which takes a second."""
+        """Compiles the gather kernel before the first transfer, which takes a second."""
         _enter(self._planes)
         if self._staging is not None:
             buffer = self._buffers.get()
@@ -110,9 +112,8 @@ class PrefillMover:
             self._buffers.put(buffer)
 
     def greet(self, decode_id: str) -> None:
-        """Writes a few bytes to all memory regions of an instance, in the thread that will write there.
-
-        Engines connect to a peer, and map its memory, at the first write. Raises TransferError.
+        """Writes a few bytes to all memory regions of an instance. Each thread that will write there calls this,
+        because engines connect to a peer and map its memory at the first write. Raises TransferError.
         """
         _enter(self._planes)
         for pair in self._pairs if self._mapping is not None else ():
@@ -127,7 +128,8 @@ class PrefillMover:
                 self._transport.write(peer.address, *ranges, np.full(len(peer.greetings), _GREETING_BYTES))
 
     def send(self, unit: TransferUnit, staging_offset_bytes: int | None = None, windows: Windows | None = None) -> None:
-        """Writes a unit to this rank's decode ranks, one after another. Returns when the bytes have arrived.
+        """Writes a unit to all decode ranks that get KV from this rank, one after another. Returns when the bytes have
+        arrived.
 
         windows: KV of sliding-window layers that is sent with the unit.
 
@@ -192,7 +194,7 @@ class PrefillMover:
             self._buffers.put(buffer)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Fingerprints of the KV of these tokens, counted from the start of the first page."""
+        """Returns fingerprints of the KV of these tokens. Token 0 is the first token of the first page."""
         page_size, windows = self._exchange.prefill.page_size, _windows(self._exchange)
         return digest(self._planes, self._heads, pages, tokens, page_size, windows)
 
@@ -201,7 +203,7 @@ class PrefillMover:
 
 
 class DecodeMover:
-    """Receives KV for the planes of one decode rank."""
+    """Receives KV into the planes of one decode rank."""
 
     def __init__(
         self,
@@ -212,7 +214,7 @@ class DecodeMover:
         *,
         ring_bytes: int = 0,
     ) -> None:
-        """planes: memory from the transport's `allocate`."""
+        """planes: memory that the transport's `allocate` made."""
         self._exchange = exchange
         self._planes = planes
         self._transport = transport
@@ -230,14 +232,14 @@ class DecodeMover:
         return PeerMemory(self._transport.address, planes, ring, greetings)
 
     def warm_up(self) -> None:
-        """Compiles the scatter before the first transfer, which takes a second."""
+        """Compiles the scatter kernel before the first transfer, which takes a second."""
         _enter(self._planes)
         if self._staging is not None and self._ring is not None:
             cells = self._ring[: len(self._writers) * self._exchange.wire.page_bytes]
             self._staging.scatter([SCRATCH_PAGE], self._writers, cells)
 
     def scatter(self, command: Scatter, pages: Sequence[int]) -> None:
-        """Copies a cell from the ring into its pages. Returns when the copy is done."""
+        """Copies a staged cell from the ring into pages. Returns when the copy is done."""
         assert self._ring is not None
         assert self._staging is not None
         _enter(self._planes)
@@ -247,7 +249,7 @@ class DecodeMover:
         self._staging.scatter(pages, self._writers, cells)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Fingerprints of the KV of these tokens, counted from the start of the first page."""
+        """Returns fingerprints of the KV of these tokens. Token 0 is the first token of the first page."""
         wait_for_engines(self._planes[0].device)
         page_size, windows = self._exchange.decode.page_size, _windows(self._exchange)
         return digest(self._planes, self._heads, pages, tokens, page_size, windows)
@@ -257,7 +259,7 @@ class DecodeMover:
 
 
 def _whole_planes(planes: Sequence[torch.Tensor], exchange: Exchange) -> list[torch.Tensor]:
-    """Planes whose pages are all sent."""
+    """Returns the planes of layers without a sliding window. All pages of these planes are sent."""
     return [plane for number, plane in enumerate(planes) if number not in exchange.window_planes]
 
 
@@ -266,7 +268,7 @@ def _windows(exchange: Exchange) -> dict[int, int]:
 
 
 def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers:
-    """Begin of each plane. Raises ValueError if the planes do not match the scenario."""
+    """Returns the address of each plane. Raises ValueError if the planes do not match the scenario."""
     for plane in planes:
         token_bytes, num_pages = plane[0].nbytes, len(plane) // geometry.page_size
         if not plane.is_contiguous() or token_bytes != geometry.token_bytes or num_pages < geometry.num_pages:
@@ -278,13 +280,15 @@ def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers
 
 
 def _enter(planes: Sequence[torch.Tensor]) -> None:
-    """Sets the thread's current GPU, on which engines open memory. Each thread has its own."""
+    """Sets the current GPU of this thread, because engines open memory on the current GPU."""
     if planes[0].device.type == "cuda":
         torch.cuda.set_device(planes[0].device)
 
 
 def exchange_of(scenario: Scenario) -> Exchange:
-    """The exchange of a resolved scenario. Raises ConfigError for a model that only the simulator supports."""
+    """Returns the layouts between which KV moves. scenario: resolved. Raises ConfigError for a model that only the
+    simulator supports.
+    """
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     if prefill.model.state is not None:
         raise ConfigError(f"model: {prefill.model.name} has linear-attention state, which runs in simulation only")
@@ -302,7 +306,7 @@ def exchange_of(scenario: Scenario) -> Exchange:
 
 
 def cache_geometry(scenario: Scenario, settings: PrefillSettings | DecodeSettings, layout: Layout) -> CacheGeometry:
-    """The cache of any rank of a role, in a resolved scenario."""
+    """Returns the shape of the KV cache that each rank of a role has. scenario: resolved."""
     model = from_catalog(scenario.model)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     return CacheGeometry(
@@ -336,7 +340,9 @@ def decode_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], 
 
 
 def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:
-    """Largest cell that one pair of ranks stages. Larger cells are sent as slices, or not at all."""
+    """Returns the size in bytes of the largest cell that one pair of ranks stages. Larger cells are sent without
+    staging, or not at all.
+    """
     plan = wiring.staging_plan(scenario)
     if plan is None or not exchange.wire.slices:
         return 0

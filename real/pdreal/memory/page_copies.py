@@ -1,8 +1,11 @@
-"""Copies of some heads of pages, of all layers at once: into staging memory and out of it, or into a peer's pages.
+"""Copies of some KV heads of pages, all layers at once: into staging memory, out of staging memory, or into a peer's
+pages.
 
-A staged cell is contiguous, [plane, token, head, head_dim], K of every layer before V of every layer. Cells of the
-ranks that write to one decode rank follow each other. A push copies from a sender's planes into a peer's, which are
-mapped here: one call moves what would be a slice for each token and plane, and needs no staging memory.
+A staged cell is contiguous, [plane, token, head, head_dim], with K of every layer before V of every layer. The cells of
+all ranks that write to one decode rank follow each other.
+
+A push copies from a sender's planes into a peer's planes, which are mapped here. One call takes the place of one copy
+for each token and plane, and needs no staging memory.
 """
 
 import ctypes
@@ -21,13 +24,13 @@ class TorchStaging:
         self._page_size = page_size
 
     def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
-        """Copies these heads of the pages into a cell, uint8 [bytes]."""
+        """Copies the heads of the pages into a cell, uint8 [bytes]."""
         slots = self._slots(pages)
         for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
             torch.index_select(plane[:, _slice(heads)], 0, slots, out=part)
 
     def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
-        """Copies the cells of all writers, each with some heads, into the pages."""
+        """Copies the cells of all writers into the pages. Each writer's cell has some of the heads."""
         slots = self._slots(pages)
         for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
             for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
@@ -78,11 +81,11 @@ class KernelStaging:
 
 
 Staging = TorchStaging | KernelStaging
-"""Copies between one cache and staging memory. Each call returns when its bytes are copied."""
+"""Copies between one rank's cache and staging memory. Each call returns when its bytes are copied."""
 
 
 def staging_of(planes: Sequence[torch.Tensor], page_size: int) -> Staging:
-    """Staging copies for a cache. planes: [slots, heads, head_dim], K and V of each layer in turn."""
+    """Returns the staging copies of a cache. planes: [slots, heads, head_dim] each, K and V of each layer in turn."""
     return TorchStaging(planes, page_size) if planes[0].device.type == "cpu" else KernelStaging(planes, page_size)
 
 
@@ -139,12 +142,12 @@ class KernelPush:
 
 
 Push = TorchPush | KernelPush
-"""Copies from source to target pages of one pair of ranks. Each call returns when its bytes are copied."""
+"""Copies from pages of the source rank to pages of the target rank. Each call returns when its bytes are copied."""
 
 
 def push_of(planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry) -> Push:
-    """Push copies for a pair of ranks. planes: [slots, heads, head_dim]. addresses: the target's planes, mapped in this
-    process.
+    """Returns the push of a pair of ranks. planes: the source's, [slots, heads, head_dim] each. addresses: where the
+    target's planes are mapped in this process.
     """
     made = TorchPush if planes[0].device.type == "cpu" else KernelPush
     return made(planes, addresses, pair, target)

@@ -18,11 +18,11 @@ SCRATCH_PAGE = 0
 
 
 class PagedKv:
-    """Keys and values of every layer, in pages; or latents.
+    """Keys and values, or latents, of every layer, in pages.
 
-    planes[2 * layer] holds the layer's keys and planes[2 * layer + 1] its values, each a contiguous
-    [slots, KV heads of the rank, head_dim] of one allocation; planes[layer] holds latents, with one head. The slot of a
-    token is page * page_size + offset.
+    planes[2 * layer] holds the keys of a layer and planes[2 * layer + 1] its values, each contiguous [slots, KV heads
+    of the rank, head_dim]. With latent attention planes[layer] holds latents, with one head. All planes lie in one
+    allocation. The slot of a token is page * page_size + offset.
     """
 
     def __init__(
@@ -39,11 +39,12 @@ class PagedKv:
         planes_per_layer: int = 2,
         allocate: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """num_pages: those of the pool, 1 to num_pages; the scratch page comes on top.
+        """num_pages: pages of the pool, 1 to num_pages; the scratch page is extra.
 
-        computed_dtype: of what is written and read, if it is kept in e4m3
+        computed_dtype: type in which KV is written and read if the cache is kept in e4m3.
 
-        allocate: bytes on the device to lie in, e.g. shared with other processes; None for its own.
+        allocate: makes the cache's memory, of the given number of bytes, for example shared with other processes. None:
+        torch allocates the memory.
         """
         self.num_pages = num_pages
         self.page_size = page_size
@@ -61,14 +62,16 @@ class PagedKv:
         """All planes of each layer as one tensor."""
 
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
-        """Slots of a sequence's tokens [start, stop), in int32 on the CPU."""
+        """Returns the slots of a sequence's tokens start to stop - 1, int32 on the CPU."""
         positions = torch.arange(start, stop, dtype=torch.int32)
         pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int32))
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
     def append(self, layer: int, slots: Tensor, *new: Tensor) -> tuple[Tensor, ...]:
-        """Writes keys and values [tokens, heads, head_dim], or latents, to their slots. Returns the values that a later
-        read gives, in the type of the cache. e4m3 is used without scales, as by engines whose checkpoint has none.
+        """Writes keys and values [tokens, heads, head_dim], or latents, to their slots. Returns the values as a later
+        read would return them, in the type of the cache.
+
+        e4m3 is used without scales, as engines do if a checkpoint has no scales.
         """
         planes = self.layer(layer)
         if self._widen_to is not None:
@@ -86,27 +89,27 @@ class PagedKv:
         return kept if self._widen_to is None else tuple(part.to(self._widen_to) for part in kept)
 
     def rows(self, slots: Tensor) -> Tensor:
-        """Row indices for `read`: the slots of each plane of a layer, plane after plane."""
+        """Returns the row indices for `read`: the slots in each plane of a layer, plane after plane."""
         slots = slots.long()  # indexing by int32 would convert them again at each layer
         return torch.cat([slots + plane * self._num_slots for plane in range(self._planes_per_layer)])
 
     def read(self, layer: int, rows: Tensor) -> tuple[Tensor, ...]:
-        """A copy of keys and values, [tokens, heads, head_dim], or of latents."""
+        """Returns a copy of keys and values, [tokens, heads, head_dim], or of latents."""
         return self._wide(self._layers[layer][rows].chunk(self._planes_per_layer))
 
     def layer(self, layer: int) -> Sequence[Tensor]:
-        """Planes of a layer: keys and values, or latents."""
+        """Returns the planes of a layer: keys and values, or latents."""
         begin = self._planes_per_layer * layer
         return self.planes[begin : begin + self._planes_per_layer]
 
 
 def bits_of(kv: Tensor) -> Tensor:
-    """The same memory viewed as bytes, if torch cannot index the type (e4m3). Otherwise unchanged."""
+    """Returns the same memory, viewed as bytes if torch cannot index the type (e4m3)."""
     return kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv
 
 
 class SavedKv:
-    """KV of retracted sequences in host memory, by request."""
+    """KV of retracted sequences in host memory, by request id."""
 
     def __init__(self, kv: PagedKv) -> None:
         self._kv = kv
@@ -130,7 +133,7 @@ class SavedKv:
 
 
 Digests = Mapping[str, int]
-"""Fingerprint of each KV head of the model. Heads are texts, because they are sent as JSON."""
+"""Fingerprint of each KV head of the model. Keys are head numbers as texts, because they are sent as JSON."""
 
 
 def digest(
@@ -141,8 +144,10 @@ def digest(
     page_size: int,
     windows: Mapping[int, int] = MappingProxyType({}),
 ) -> Digests:
-    """CRC-32 of the KV of some tokens of a page list, over all layers. heads: heads that the rank holds. windows:
-    number of last tokens that count, by plane; all tokens count in other planes.
+    """Returns the CRC-32 of the KV of some tokens of a page list, over all layers, for each KV head.
+
+    heads: the heads that the rank holds. windows: for planes with a sliding window, the number of last tokens to read;
+    other planes are read for all tokens.
     """
     slots = torch.from_numpy(slots_of(pages, page_size)[tokens.start : tokens.stop]).to(planes[0].device)
     sums = dict.fromkeys(heads, 0)
@@ -161,16 +166,16 @@ def digest(
 
 
 _PART_BYTES = 64 * 2**20
-"""Maximum bytes that are gathered at a time, in GPU memory beside the cache."""
+"""Maximum number of bytes copied at a time. The copies need as much GPU memory beside the cache."""
 
 
 class HostKv:
-    """Host memory behind the prefix cache. memory[page] holds all planes of a page, so each run of pages is one copy to
-    or from a GPU.
+    """The host memory that extends the prefix cache. memory[page] holds all planes of a page, so consecutive pages are
+    one copy to or from a GPU.
     """
 
     def __init__(self, kv: PagedKv, num_pages: int) -> None:
-        """num_pages: pages are numbered 1 to num_pages, as in a page pool."""
+        """num_pages: number of host pages, which are numbered 1 to num_pages as in a page pool."""
         num_planes = len(kv.planes)
         # as the widest integers: torch does not copy e4m3 by index, and copies short elements one by one
         self._pages = kv.memory.view(num_planes, kv.num_pages + 1, -1).view(torch.int64).transpose(0, 1)
@@ -211,7 +216,7 @@ class HostKv:
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-    """Runs of consecutive pages: their positions in the list, and the pages."""
+    """Yields each run of consecutive pages: its positions in the list, and its pages."""
     start = 0
     for i in range(1, len(pages) + 1):
         if i == len(pages) or pages[i] != pages[i - 1] + 1:
@@ -220,7 +225,7 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[slice, slice]]:
 
 
 def _pin(memory: Tensor) -> None:
-    """Pins exactly these bytes. torch would round pinned memory up to a power of two."""
+    """Pins exactly the bytes of this memory. torch's own pinning would allocate up to the next power of two."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 
 
@@ -228,5 +233,5 @@ _LARGEST_E4M3 = 448.0
 
 
 def _narrowed(kv: Tensor) -> Tensor:
-    """Keys, values or latents in e4m3. Values beyond its range become the largest."""
+    """Returns keys, values or latents in e4m3. Values beyond the range of e4m3 become the largest or smallest value."""
     return kv.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn)

@@ -25,10 +25,9 @@ _FLASH_DTYPES = torch.bfloat16, torch.float16
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int = 0) -> Tensor:
-    """Attention of a sequence's last tokens to all tokens, [tokens, heads, head_dim]. Query heads may share a key head.
-
-    scale: of scores; None: 1 / sqrt(head_dim). window: number of last tokens that a token sees, including itself; 0:
-    all.
+    """Returns the attention of a sequence's last tokens to all its tokens, [tokens, heads, head_dim]. Several query
+    heads may share a key head. scale: factor on scores; None: 1 / sqrt(head_dim). window: number of last tokens that a
+    token sees, including itself; 0: all.
     """
     if window:  # nobody sees what lies before the first one's window
         first = max(0, len(key) - len(query) - window + 1)
@@ -55,10 +54,12 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 class PackedAttention:
-    """Causal attention in packed sequences: the last tokens of each sequence attend to all tokens of their sequence."""
+    """Causal attention in packed sequences: the last tokens of each sequence attend to its earlier tokens and to
+    themselves.
+    """
 
     def __init__(self, num_new: Sequence[int], num_all: Sequence[int], device: torch.device) -> None:
-        """num_all: tokens of each sequence. num_new: its last tokens, which attend."""
+        """num_all: number of tokens of each sequence. num_new: number of last tokens of each sequence that attend."""
         self._num_new = num_new
         self._longest = max(num_new), max(num_all)
         bounds = [list(accumulate(lengths, initial=0)) for lengths in (num_new, num_all)]
@@ -70,8 +71,8 @@ class PackedAttention:
     ) -> Tensor:
         """query: [all new tokens, heads, head_dim]. key and value: [all tokens, KV heads, head_dim].
 
-        Values may be narrower than keys. scale: of scores; None: 1 / sqrt(head_dim). window: number of last tokens that
-        a token sees, including itself; 0: all.
+        Values may be narrower than keys. scale: factor on scores; None: 1 / sqrt(head_dim). window: number of last
+        tokens that a token sees, including itself; 0: all.
         """
         if query.is_cuda and query.dtype in _FLASH_DTYPES:
             return self._on_gpu(query, key, value, scale, window)
@@ -96,7 +97,9 @@ class PackedAttention:
         return self._flash(query, key, value, scale, window)
 
     def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int) -> Tensor:
-        """Flash attention. A single sequence is passed unpacked, so that its context is split over idle processors."""
+        """Runs flash attention. A single sequence is passed without packing, because the kernel then splits its context
+        over idle multiprocessors.
+        """
         alone = len(self._slices[0]) == 1
         bounds = (None, None) if alone else self._bounds
         if alone:
@@ -111,10 +114,14 @@ class PackedAttention:
 
 
 class PagedPrefill:
-    """Attention of chunks of several sequences: each chunk attends to its own context in the cache, and to itself."""
+    """Attention of chunks of several sequences. Each chunk attends to its sequence's context in the cache, and to
+    itself.
+    """
 
     def __init__(self, kv: PagedKv, batch: PrefillBatch, device: torch.device, on_kv: Callable[[int], None]) -> None:
-        """on_kv: called with each layer when its keys and values are written, or their writing is on the stream."""
+        """on_kv: called with each layer when the layer's keys and values are written or, on a GPU, when their writing
+        is queued in the stream.
+        """
         self._kv = kv
         self._on_kv = on_kv
         chunks = batch.chunks
@@ -135,17 +142,19 @@ class PagedPrefill:
         return self._attention(query, *heads.expand(latent), heads.scale)
 
     def _with_context(self, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
-        """Appends new keys and values. Returns them after those of the context in the cache."""
+        """Appends new keys and values to the cache. Returns keys and values of each sequence's context, followed by the
+        new ones.
+        """
         new = self._kv.append(layer, self._new_slots, *new)
         self._on_kv(layer)
         return new if self._rows is None else self._kv.read(layer, self._rows)
 
 
 class GatheredDecode:
-    """Attention of one token per sequence over gathered pages, for CPUs."""
+    """Attention of one token per sequence, for CPUs. The sequences' pages are gathered first."""
 
     def __init__(self, kv: PagedKv, num_kv_tokens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
-        """num_kv_tokens: number of tokens before each token."""
+        """num_kv_tokens: for each sequence, number of tokens before the new token."""
         self._kv = kv
         lengths = [num_tokens + 1 for num_tokens in num_kv_tokens]
         slots = [kv.slots(table, 0, length) for table, length in zip(page_tables, lengths, strict=True)]
@@ -166,10 +175,10 @@ class GatheredDecode:
 
 
 class KernelDecode:
-    """Attention of one token per sequence by Triton kernels over the pages, for GPUs and their CUDA graphs."""
+    """Attention of one token per sequence, for GPUs and their CUDA graphs. Triton kernels read the pages directly."""
 
     def __init__(self, kv: PagedKv, model: "Transformer", positions: Tensor, page_tables: Tensor) -> None:
-        """Tensors on the device, int32: positions [batch] of the tokens, page_tables [batch, pages]."""
+        """int32 tensors on the device: positions [batch] of the tokens, page_tables [batch, pages]."""
         from pdkernels import decode_workspace, latent_workspace  # noqa: PLC0415  Triton is needed on GPUs only
 
         self._kv = kv

@@ -1,7 +1,7 @@
 """Matrices in e4m3 with a scale for each block of 128 x 128, as in DeepSeek-V3's and Qwen3's FP8 checkpoints.
 
-On a CPU they are widened when loaded. On a GPU they stay narrow: few tokens use a Triton kernel (fused_fp8.py), for
-many tokens the matrix is widened for the product.
+On a CPU such matrices are widened when they are loaded. On a GPU they stay in e4m3: a Triton kernel reads them directly
+if there are few tokens (fused_fp8.py); for many tokens they are widened before each product.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class BlockScaled(NamedTuple):
     """Scales of blocks, [..., outputs / 128, inputs / 128] in fp32, rounded up."""
 
     def part(self, rows: slice, columns: slice) -> "BlockScaled":
-        """A part made of whole blocks. Raises ValueError for other parts."""
+        """Returns a part of the matrix that consists of whole blocks. Raises ValueError for other parts."""
         blocks = []
         for cut, size in ((rows, self.values.shape[0]), (columns, self.values.shape[1])):
             start, stop, _ = cut.indices(size)
@@ -39,7 +39,7 @@ Matrix = Tensor | BlockScaled
 
 
 def quantise(matrix: Tensor) -> BlockScaled:
-    """The matrix [outputs, inputs] in e4m3 with block scales."""
+    """Returns the matrix [outputs, inputs] in e4m3 with block scales."""
     rows, columns = matrix.shape
     padded = functional.pad(matrix.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
@@ -49,14 +49,14 @@ def quantise(matrix: Tensor) -> BlockScaled:
 
 
 def widen(matrix: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The matrix [outputs, inputs] in a wide type."""
+    """Returns the matrix [outputs, inputs] in a wide type."""
     rows, columns = matrix.values.shape
     scales = matrix.scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
     return (matrix.values.float() * scales).to(dtype)
 
 
 def cat(parts: list[Matrix]) -> Matrix:
-    """Concatenates matrices along their output dimension."""
+    """Returns matrices joined along their output dimension."""
     return _joined(parts, torch.cat)
 
 

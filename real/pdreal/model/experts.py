@@ -1,8 +1,8 @@
-"""A layer's experts: each token is computed by the experts that the router chooses, and their outputs are summed with
-weights.
+"""A layer's experts. A router chooses experts for each token; these experts compute the token, and the weighted sum of
+their outputs is the result.
 
-On a CPU tokens are sorted by expert, so that all experts are two grouped products; on a GPU Triton kernels do it
-(fused_experts.py).
+On a CPU tokens are sorted by expert, so that two grouped products compute all experts. On a GPU Triton kernels do the
+same work (fused_experts.py).
 """
 
 import torch
@@ -14,13 +14,13 @@ from pdreal.model.weights import ExpertWeights
 from pdsim.system.model import GroupedRouting
 
 _grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm  # noqa: SLF001
-"""The function, by its name since torch 2.10 or before."""
+"""torch's grouped product. The function has another name before torch 2.10."""
 
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """The weighted sum of expert outputs for each token, [tokens, hidden]: this rank's part of the sum over ranks.
-
-    Also returns the chosen experts, [tokens, active].
+    """Returns the weighted sum of expert outputs for each token, [tokens, hidden]. The sum covers this rank's experts,
+    or its part of each expert; the sum over ranks is the layer's output. Also returns the chosen experts, [tokens,
+    experts per token].
     """
     if x.is_cuda:
         from pdreal.model import fused_experts  # noqa: PLC0415  Triton is needed on GPUs only
@@ -40,7 +40,7 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
 
 def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Weights and numbers of each token's experts, both [tokens, active]."""
+    """Returns the weights and the numbers of each token's experts, [tokens, experts per token] each."""
     if weights.routing is not None and weights.bias is not None:
         return _route_in_groups(x, weights, weights.routing, weights.bias)
     scores = functional.linear(x, weights.router).softmax(dim=-1, dtype=torch.float32)

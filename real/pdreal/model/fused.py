@@ -1,7 +1,8 @@
-"""The operations of operations.py as one Triton kernel each, because their cost is launches and small reads.
+"""The operations of operations.py as one Triton kernel each. Launches and small reads take most of the operations'
+time, so fewer kernels are faster.
 
-A prefill launches four of them per layer, one by one, so they use a Launcher, and everything but addresses is known at
-compile time. Every tensor except positions must begin at a multiple of 16 bytes.
+A prefill launches four of these kernels per layer, one by one. They are launched by a Launcher, and all their
+parameters but addresses are compile-time constants. Every tensor except positions must begin at a multiple of 16 bytes.
 """
 
 from functools import cache
@@ -14,9 +15,9 @@ from pdkernels.launch import TYPES, Launcher, wait_for_earlier
 from torch import Tensor
 
 _HEADS = 8
-"""Number of heads of a token that one program rotates."""
+"""Number of heads of a token that one program of norm_rotate_kernel rotates."""
 _COLUMNS = 1024
-"""Number of columns of a token's gate that one program multiplies."""
+"""Number of columns of a token that one program of silu_and_multiply_kernel computes."""
 
 
 @triton.jit(do_not_specialize=("x", "residual", "weight", "out"))
@@ -139,7 +140,7 @@ def _silu_and_multiply(dtype: torch.dtype, size: int) -> Launcher:
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Adds x to the residual in place. Returns the normalised sum and the residual."""
+    """Adds x to the residual in place. Returns the normalised sum, and the residual."""
     num_tokens, size = x.shape
     out = torch.empty_like(x)
     pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()
@@ -155,7 +156,7 @@ def norm_rotate_(
     angles: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Normalises and rotates heads in place. head_dim must be a power of two, and contiguous."""
+    """Normalises and rotates heads in place. head_dim must be a power of two, and the dimension must be contiguous."""
     num_tokens, num_heads, head_dim = heads.shape
     query_norm, key_norm = norms or (angles, angles)
     types, strides = (heads.dtype, positions.dtype), (heads.stride(0), heads.stride(1))

@@ -27,11 +27,11 @@ from pdsim.system.model import GroupedRouting
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Minimum and maximum rows of a block: what a tensor core needs, and what registers hold."""
 _BLOCKS = 8
-"""Number of blocks of one list that run at the same time in prefill, because some experts have many times the rows of
-others. Neighbouring programs take them, so that an expert's weights are read from memory once."""
+"""Number of blocks of one list that programs compute at the same time in prefill, because some experts have many times
+the rows of others. These programs are neighbours, so an expert's weights are read from memory once."""
 _STEP = 64
-"""Number of inputs per step of a product. Tiles, warps and stages are the fastest of 60 on an H200, with 128 experts of
-768 and a hidden size of 2,048; with 32 tokens they reach 4.2 TB/s."""
+"""Number of inputs per step of a product. The tilings below are the fastest of 60 on an H200, for 128 experts of inner
+size 768 and a hidden size of 2,048; with 32 tokens they reach 4.2 TB/s."""
 
 
 @triton.jit(do_not_specialize=("scores", "shares", "choices", "lists", "lengths", "tokens"))
@@ -50,7 +50,7 @@ def choose_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Finds one token's best experts, and their weights relative to each other."""
+    """Finds the best experts of one token, and their weights, which sum to 1."""
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PADDED)
@@ -139,8 +139,8 @@ def enter(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Writes a token's choices, and enters its rows into the lists of the rank's experts: LISTS experts from
-    FIRST on.
+    """Writes a token's choices, and enters its rows into the lists of this rank's experts: FIRST to FIRST + LISTS -
+    1.
     """
     row, active = token * ACTIVE + place, place < ACTIVE
     tl.store(aligned(shares, tl.float32) + row, share, mask=active)
@@ -170,7 +170,7 @@ def gate_up_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Computes some columns of silu(gate) * up for each row of an expert: [rows, inner]."""
+    """Computes some columns of silu(gate) * up for the rows of an expert. Output: [rows, inner]."""
     wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
@@ -219,7 +219,7 @@ def down_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Computes some output columns of each row of an expert, times the row's weight: [rows, hidden]."""
+    """Computes some output columns for the rows of an expert, times each row's weight. Output: [rows, hidden]."""
     wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
@@ -280,7 +280,9 @@ def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int
 def _products(
     dtype: torch.dtype, narrow: torch.dtype, num_active: int, hidden: int, inner: int, rows: int
 ) -> tuple[Launcher, Launcher, int, int]:
-    """Launchers of gate_up and down, and the number of columns per program of each."""
+    """Returns the launchers of gate_up_kernel and down_kernel, and the number of columns that one program of each
+    computes.
+    """
     sizes = {"HIDDEN": hidden, "INNER": inner, "ROWS": rows}
     columns, warps, stages = (128, 8, 4) if rows == _MOST_ROWS else (64, 4, 3)
     of_inner, of_hidden = _tile(inner, columns), _tile(hidden, columns)
@@ -310,7 +312,9 @@ def of_values(matrix: Matrix) -> Tensor:
 
 
 def _pointers(matrix: Matrix) -> tuple[int, int]:
-    """Addresses of the values and of their scales. Without scales the second address is not read."""
+    """Returns the addresses of a matrix's values and scales. Without scales the kernel does not read the second
+    address.
+    """
     values = of_values(matrix).data_ptr()
     return values, matrix.scales.data_ptr() if isinstance(matrix, BlockScaled) else values
 
@@ -321,7 +325,9 @@ def _tile(size: int, most: int) -> int:
 
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """As experts.run_experts, but can be captured in a CUDA graph. Hidden and inner size must be multiples of 16."""
+    """Does the same as experts.run_experts, and can be captured in a CUDA graph. Hidden and inner size must be
+    multiples of 16.
+    """
     (num_tokens, hidden), (num_lists, _, inner) = x.shape, of_values(weights.down).shape
     num_experts = len(weights.router)
     num_rows = num_tokens * weights.num_active

@@ -1,4 +1,4 @@
-"""Products of bf16 activations with matrices in e4m3 with block scales, which are read without conversion."""
+"""Products of bf16 activations with e4m3 matrices that have block scales. Matrices are not widened in memory."""
 
 from functools import cache
 from math import prod
@@ -14,10 +14,10 @@ from torch.nn import functional
 from pdreal.model.block_scaled import BLOCK, BlockScaled
 
 _FEW_TOKENS = 128
-"""Maximum number of tokens for which the narrow matrix is read directly. For more tokens, widening it first is
-cheaper."""
+"""Maximum number of tokens for which the kernel reads the e4m3 matrix directly. For more tokens, widening the matrix
+first is faster."""
 _COLUMNS = 64
-"""Number of outputs of a program: the minimum for the tensor cores of an H200 with few tokens."""
+"""Number of outputs that one program computes: the minimum for tensor cores of an H200 with few tokens."""
 _MOST_PARTS, _MOST_PROGRAMS = 8, 384
 """Maximum number of parts into which inputs are divided, and of programs: as many as an H200 runs at once."""
 
@@ -40,9 +40,8 @@ def scaled_linear_kernel(
     BLOCK_SIZE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Computes some outputs of some tokens over a part of the inputs, block by block, with each block's sum scaled.
-
-    The last program to finish its part adds up all parts, always in the same order.
+    """Computes some outputs of some tokens over one part of the inputs, block by block; each block's sum is scaled. The
+    program that finishes last adds up all parts, always in the same order.
     """
     wait_for_earlier()
     part = tl.program_id(1)
@@ -112,7 +111,9 @@ def _linear(dtype: torch.dtype, outputs: int, inputs: int, rows: int, parts: int
 
 @cache
 def _arrivals(device: torch.device) -> Tensor:
-    """Per-tile counters of finished parts. The last part resets its counter."""
+    """Counters of finished parts, one per tile of the output. The program of the last part sets its counter back to
+    0.
+    """
     return torch.zeros(_MOST_PROGRAMS, dtype=torch.int32, device=device)
 
 
@@ -129,7 +130,9 @@ def _widen(dtype: torch.dtype, inputs: int) -> Launcher:
 
 
 def linear(x: Tensor, matrix: BlockScaled) -> Tensor:
-    """The product [tokens, outputs]. Sizes of the matrix must be multiples of 128. Can be captured in a CUDA graph."""
+    """Returns the product [tokens, outputs]. Sizes of the matrix must be multiples of 128. Can be captured in a CUDA
+    graph.
+    """
     num_tokens = len(x)
     outputs, inputs = matrix.values.shape
     if num_tokens > _FEW_TOKENS:
@@ -147,7 +150,7 @@ def linear(x: Tensor, matrix: BlockScaled) -> Tensor:
 
 
 def _num_parts(num_blocks: int, num_tiles: int) -> int:
-    """Number of equal parts of the inputs, limited by the programs that run at once."""
+    """Returns into how many equal parts the inputs are divided, so that all programs can run at the same time."""
     parts = 1
     while parts < _MOST_PARTS and num_blocks % (2 * parts) == 0 and num_tiles * 2 * parts <= _MOST_PROGRAMS:
         parts *= 2

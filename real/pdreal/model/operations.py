@@ -1,6 +1,6 @@
 """Operations between the matrix products: plain torch on CPUs, one Triton kernel each on GPUs (fused.py).
 
-Each operation takes bf16 or fp32 and computes in fp32. Some write into their arguments.
+Each operation takes bf16 or fp32, and computes in fp32. Operations whose name ends in _ write into their arguments.
 """
 
 import math
@@ -15,7 +15,7 @@ from pdsim.system.model import LatentAttention, LlamaArchitecture, RopeScaling, 
 
 
 def linear(x: Tensor, matrix: Matrix) -> Tensor:
-    """The product. x: [tokens, inputs]; matrix: [outputs, inputs]."""
+    """Returns the product, [tokens, outputs]. x: [tokens, inputs]; matrix: [outputs, inputs]."""
     if not isinstance(matrix, BlockScaled):
         return functional.linear(x, matrix)
     from pdreal.model import fused_fp8  # noqa: PLC0415  Triton is needed on GPUs only
@@ -24,7 +24,7 @@ def linear(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Adds x to the residual stream [tokens, hidden]. Returns the normalised sum and the sum."""
+    """Adds x to the residual stream [tokens, hidden]. Returns the normalised sum, and the sum itself."""
     if x.is_cuda:
         from pdreal.model import fused  # noqa: PLC0415  Triton is needed on GPUs only
 
@@ -41,7 +41,8 @@ def norm_rotate_(
     angles: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Query heads and then key heads, [tokens, heads, head_dim], normalised if norms are given, and rotated.
+    """Normalises heads if norms are given, and rotates them. heads: query heads, then key heads, [tokens, heads,
+    head_dim].
 
     norms: weights [head_dim] of query and key heads. angles: from rotary_angles. positions: [tokens], place of each
     token in its sequence.
@@ -59,7 +60,7 @@ def norm_rotate_(
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [tokens, gate | up]."""
+    """Returns silu(gate) * up. gate_up: [tokens, gate | up]."""
     if gate_up.is_cuda:
         from pdreal.model import fused  # noqa: PLC0415
 
@@ -69,14 +70,14 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 def logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """Logits in fp32, because in bf16 the two best tokens would often be equal."""
+    """Returns logits in fp32. In bf16 the two best tokens would often have equal logits."""
     if hidden.is_cuda and hidden.dtype != torch.float32:
         return torch.mm(hidden, head.t(), out_dtype=torch.float32)
     return functional.linear(hidden, head).float()
 
 
 def rotary_angles(llama: LlamaArchitecture, head_dim: int, num_positions: int, device: torch.device) -> Tensor:
-    """Cosines and sines of every position's rotation, [positions, head_dim / 2 | head_dim / 2] in fp32."""
+    """Returns cosines and sines of the rotation at every position, fp32 [positions, head_dim / 2 | head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     frequencies = 1.0 / llama.rope_theta**exponents
     if llama.rope_scaling is not None:
@@ -92,7 +93,7 @@ def rotary_angles(llama: LlamaArchitecture, head_dim: int, num_positions: int, d
 
 
 def attention_scale(llama: LlamaArchitecture, latent: LatentAttention) -> float:
-    """Scale of latent attention's scores, which YaRN increases."""
+    """Returns the factor on scores of latent attention. YaRN increases the factor."""
     scale = (latent.nope_dim + latent.rope_dim) ** -0.5
     if llama.yarn is not None and llama.yarn.mscale_all_dim:
         scale *= _yarn_length(llama.yarn.factor, llama.yarn.mscale_all_dim) ** 2
@@ -104,11 +105,13 @@ def _yarn_length(factor: float, mscale: float) -> float:
 
 
 def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Tensor:
-    """Scales frequencies by YaRN, which blends them by their index."""
+    """Divides frequencies by YaRN's factor: low frequencies fully, high frequencies not at all, those between in
+    part.
+    """
     last = 2 * len(frequencies) - 1
 
     def place(num_turns: float) -> float:
-        """Index of the frequency with this number of turns in the original context."""
+        """Returns the index of the frequency that makes this number of turns within the original context length."""
         turned = yarn.original_max_position_embeddings / (num_turns * 2 * math.pi)
         return len(frequencies) * math.log(turned) / math.log(theta)
 
@@ -120,7 +123,7 @@ def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Te
 
 
 def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Divides slow frequencies by the factor, keeps fast ones, and blends those between."""
+    """Divides low frequencies by the factor, keeps high frequencies, and changes those between in part (Llama 3)."""
     turns_in_context = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns_in_context - low) / (high - low)).clamp(0, 1)

@@ -1,5 +1,4 @@
-"""Tensor and expert parallelism: the part of each weight that a rank holds, and the communication of ranks in a
-forward.
+"""Tensor and expert parallelism: which part of each weight a rank holds, and how ranks communicate in a forward.
 
 Expert parallelism is SGLang's --ep-size without an all-to-all backend (0.5.23: layers/moe/fused_moe_triton/layer.py:412
 and token_dispatcher/standard.py:235). Every rank has all tokens and computes those of its own experts; the all-reduce
@@ -16,13 +15,13 @@ from torch import Tensor
 from pdreal.settings.model import ModelConfig, ModelError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""The function, by its name since torch 2.13 or before."""
+"""torch's all-gather into one tensor. The function has another name before torch 2.13."""
 _JOIN_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """A rank, one of `size`. All ranks of a group execute the same forwards in the same order."""
+    """One rank of a group of `size` ranks. All ranks of the group execute the same forwards in the same order."""
 
     rank: int = 0
     size: int = 1
@@ -33,8 +32,8 @@ class TensorParallel:
     def join(
         cls, rank: int, size: int, rendezvous: str, device: torch.device, *, has_whole_experts: bool = False
     ) -> "TensorParallel":
-        """Connects to the other ranks, such as at tcp://127.0.0.1:29500, once per process: with gloo on CPUs, NCCL on
-        GPUs.
+        """Connects to the other ranks, for example at tcp://127.0.0.1:29500, once per process. CPUs use gloo, GPUs use
+        NCCL.
         """
         if size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
@@ -63,32 +62,32 @@ class TensorParallel:
             raise ModelError(f"{config.name}: tp {self.size} and its {config.num_kv_heads} KV heads do not divide")
 
     def part(self, size: int) -> slice:
-        """This rank's part of a size that divides into equal parts."""
+        """Returns this rank's part of a dimension. The dimension divides into equal parts."""
         return slice(size * self.rank // self.size, size * (self.rank + 1) // self.size)
 
     def experts(self, num_experts: int) -> slice:
-        """The experts of a layer that this rank holds, whole or in part."""
+        """Returns the numbers of a layer's experts that this rank holds, whole or in part."""
         return self.part(num_experts) if self.has_whole_experts else slice(0, num_experts)
 
     def inner_of_expert(self, size: int) -> slice:
-        """This rank's part of the inner size of each of its experts."""
+        """Returns the part of each expert's inner dimension that this rank holds."""
         return slice(0, size) if self.has_whole_experts else self.part(size)
 
     def kv_heads(self, num_heads: int) -> slice:
-        """This rank's KV heads. Each rank holds at least one head, if needed a copy."""
+        """Returns this rank's KV heads. With more ranks than heads, several ranks hold the same head."""
         first = num_heads * self.rank // self.size
         return slice(first, first + max(1, num_heads // self.size))
 
     # What ranks tell each other.
 
     def sum_(self, x: Tensor) -> Tensor:
-        """Adds up over all ranks, in place."""
+        """Adds up the tensor over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
     def whole_vocabulary(self, logits: Tensor) -> Tensor:
-        """Gathers [rows, vocabulary] from each rank's part."""
+        """Returns [rows, vocabulary], joined from all ranks' parts."""
         if self.size == 1:
             return logits
         everyone = logits.new_empty(self.size * len(logits), logits.shape[1])
@@ -96,8 +95,8 @@ class TensorParallel:
         return everyone.view(self.size, *logits.shape).transpose(0, 1).flatten(1)
 
     def best(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """The token with the highest score, from each rank's best scores [n] and tokens [n]. Equal scores: the lowest
-        token.
+        """Returns the token with the highest score over all ranks. score and token: this rank's best, [n] each. Among
+        equal scores the lowest token wins.
         """
         if self.size == 1:
             return tokens

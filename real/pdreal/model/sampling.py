@@ -1,8 +1,8 @@
-"""Choice of the next token from logits: greedy, or at random by the request's own seed; with log probabilities if
-asked.
+"""Choice of the next token from logits: the likeliest, or a random token by the request's seed; with log probabilities
+if the request asks for them.
 
-The random draw depends on seed, position and token alone: a request gets the same tokens whatever runs beside it, on
-any device, from one instance or from two.
+The random number depends only on seed, position and token. So a request gets the same tokens whatever runs beside it,
+on any device, from one instance or from two.
 """
 
 from collections.abc import Sequence
@@ -52,8 +52,8 @@ def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:
 
 
 def _gumbel(tokens: Tensor, draws: list[Draw]) -> Tensor:
-    """Noise by token and draw: the token with the largest sum of log probability and noise is drawn by its
-    probability.
+    """Returns noise for each token of each row. The token with the largest sum of log probability and noise is a random
+    draw from the distribution.
     """
     keys = torch.tensor([_key(draw) for draw in draws], device=tokens.device)[:, None]
     mixed = _mixed(keys + (tokens + 1) * _STEP)
@@ -74,5 +74,5 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Shift to the right as if the number had no sign."""
+    """Returns the number shifted to the right, with zeros from the left."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,9 +1,10 @@
-"""The decoder of the Llama family: how a token passes through one rank. Where its keys and values lie is not seen here.
+"""The decoder of the Llama family, as one rank computes it. Attention is a parameter: this module does not know where
+keys and values are kept.
 
 embedding -> layers: [norm, QKV, rotate, attend, output] + [norm, gate and up, SiLU, down] -> norm -> logits -> token
 
-In a model of experts a router picks, token by token, which of them take the place of the layer's second half. With
-latent attention the cache has one latent for each token in place of keys and values.
+In a model with experts, a router chooses experts for each token, and they take the place of a layer's second half.
+With latent attention the cache has one latent for each token in place of keys and values.
 """
 
 from collections.abc import Sequence
@@ -32,11 +33,11 @@ from pdreal.model.weights import (
 from pdreal.settings.model import ModelConfig
 
 _LATENT_EPS = 1e-6
-"""Epsilon of the norms of latents, whatever epsilon config.json has for the other norms."""
+"""Epsilon of the norms of latents. config.json's epsilon applies to the other norms only."""
 
 
 class Attend(Protocol):
-    """Attention of one layer over the tokens' context, for the heads of this rank."""
+    """Attention of one layer: new tokens attend to their context, for the heads of this rank."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
         """Attend; [tokens, heads, head_dim], keys rotated, in the shape of the query.
@@ -46,7 +47,7 @@ class Attend(Protocol):
         ...
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
-        """Attention over latents, [tokens, 1, rank | rotated]. The result has the width of values."""
+        """Returns the attention over latents, [tokens, 1, rank | rotated], in the width of values."""
         ...
 
 
@@ -88,7 +89,7 @@ class Transformer:
         return self.logits_of(self.hidden(tokens, positions, attend, rows))
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Hidden states from which logits are made, [rows, hidden]."""
+        """Returns the hidden states from which logits are made, [rows, hidden]."""
         residual = embedding(tokens, self._weights.embedding)
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self._weights.layers):
@@ -104,11 +105,15 @@ class Transformer:
         return operations.logits(hidden, self._weights.head)
 
     def choose(self, hidden: Tensor, draws: Sequence[Draw | None]) -> tuple[list[int], list[Logprobs | None]]:
-        """Chooses the next tokens by the rules of their requests, the same on each rank, with log probabilities."""
+        """Chooses the next tokens by the rules of their requests, with log probabilities. All ranks choose the same
+        tokens.
+        """
         return choose(self.tp.whole_vocabulary(self.logits_of(hidden)), draws)
 
     def best_tokens(self, logits: Tensor) -> Tensor:
-        """The likeliest tokens by the logits of all ranks, [rows]. Each rank gets the same tokens."""
+        """Returns the likeliest tokens over all ranks' parts of the vocabulary, [rows]. All ranks get the same
+        tokens.
+        """
         scores, tokens = logits.max(dim=-1)
         return self.tp.best(scores, tokens + self.tp.part(self.config.vocab_size).start)
 
@@ -143,7 +148,7 @@ class Transformer:
         return attend.latent(index, query, self._rotate(latent[:, None], positions), weights.heads)
 
     def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Rotate the last dimensions of each head."""
+        """Rotates the last dimensions of each head, and leaves the first ones."""
         num_plain = heads.shape[-1] - self._angles.shape[1]
         rotated = heads[..., num_plain:]
         rotated = operations.norm_rotate_(rotated, heads.shape[1], None, self._eps, self._angles, positions)

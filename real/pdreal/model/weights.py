@@ -1,4 +1,4 @@
-"""Weights of one rank: random by a seed, or read from a checkpoint. Each rank takes its part of the whole tensor."""
+"""Weights of one rank: random by a seed, or read from a checkpoint. Each rank keeps its part of each tensor."""
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,25 +19,25 @@ from pdsim.system.model import GroupedRouting, LatentAttention
 
 class WeightSource(Protocol):
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A parameter of the undivided model, on any device."""
+        """Returns a parameter of the undivided model, on any device."""
         ...
 
     def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
-        """The parameter in fp8 with scales. None: the source does not keep it in fp8."""
+        """Returns the parameter in fp8 with scales. None: the source does not have the parameter in fp8."""
         ...
 
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """Random weights by a seed. They do not depend on the number of ranks, but differ between kinds of devices, because
-    random generators differ.
+    """Random weights by a seed. The values do not depend on the number of ranks. They differ between CPU and GPU,
+    because the random generators differ.
     """
 
     seed: int
     device: torch.device
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Random values: around one for norms; for matrices, in a range that keeps the scale of activations."""
+        """Returns random values. Norms are around one; matrices keep the scale of activations."""
         digest = blake2b(f"{self.seed}/{name}".encode(), digest_size=7).digest()
         generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest))
         normal = torch.randn(shape, generator=generator, device=self.device)
@@ -49,7 +49,7 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class QuantisedWeights:
-    """Another source, with the projections of all layers quantised to fp8."""
+    """Converts another source's weights: the projections of all layers are quantised to fp8."""
 
     source: WeightSource
 
@@ -65,11 +65,11 @@ class QuantisedWeights:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The *.safetensors files of a folder."""
+    """The *.safetensors files of a checkpoint's folder."""
 
     folder: Path
     _files: dict[str, Any] = field(default_factory=dict, repr=False)
-    """File that holds each tensor, by the tensor's name."""
+    """Open file of each tensor, by the tensor's name."""
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if not self._files:
@@ -106,8 +106,8 @@ class Checkpoint:
 
 
 def weight_source(text: str, device: torch.device, quantization: Quantization | None = None) -> WeightSource:
-    """The source that --weights names, seed:N or a checkpoint's folder; with quantization converted to fp8. Raises
-    ModelError.
+    """Returns the source that --weights names: seed:N, or the folder of a checkpoint. quantization: convert the weights
+    to fp8. Raises ModelError.
     """
     source = _source(text, device)
     return source if quantization is None else QuantisedWeights(source)
@@ -143,7 +143,7 @@ class ExpertWeights:
     """Down projections, [own experts, hidden, inner]."""
     num_active: int
     own: range
-    """Numbers of the experts that the rank holds."""
+    """Numbers of the experts that this rank holds."""
     routing: GroupedRouting | None = None
     bias: Tensor | None = None
     """Bias that changes which experts are chosen, but not their weights: [all experts] in fp32."""
@@ -160,9 +160,11 @@ class GroupedWeights:
 
 @dataclass(frozen=True)
 class LatentHeads:
-    """Query heads of a rank over latents, one latent for each token. There are two ways with equal results: keys and
-    values are expanded from the latents, which is less work for prompts; or queries are turned so that they attend to
-    the latents themselves, which reads less in decode. A latent is [rank | rotated key], a query [plain | rotated].
+    """The query heads of a rank with latent attention, where each token has one latent for all heads.
+
+    There are two ways with equal results. Keys and values are expanded from the latents, which is less work for
+    prompts. Or queries are turned so that they attend to the latents themselves, which reads less memory in decode. A
+    latent is [rank | rotated key], a query [plain | rotated].
     """
 
     keys: Tensor
@@ -177,19 +179,21 @@ class LatentHeads:
         return self.keys.shape[2]
 
     def expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [tokens, heads, dim] of latents [tokens, 1, rank | rotated]."""
+        """Returns the keys and values [tokens, heads, dim] of latents [tokens, 1, rank | rotated]."""
         low, rotated = latent[:, 0, : self.rank], latent[..., self.rank :]
         keys, values = (_each_head(low, part.flatten(0, 1), len(part)) for part in (self.keys, self.values))
         return torch.cat((keys, rotated.expand(-1, len(self.keys), -1)), dim=-1), values
 
     def absorb(self, query: Tensor) -> Tensor:
-        """Turns queries so that they attend to latents directly, [tokens, heads, rank | rotated]."""
+        """Returns queries turned so that they attend to latents directly, [tokens, heads, rank | rotated]."""
         plain, rotated = query.tensor_split((self.keys.shape[1],), dim=-1)
         low = torch.bmm(plain.transpose(0, 1), self.keys).transpose(0, 1)
         return torch.cat((low, rotated), dim=-1)
 
     def read_out(self, attended: Tensor) -> Tensor:
-        """Outputs of heads, [tokens, heads, value], made of attended latents, [tokens, heads, rank]."""
+        """Returns the outputs of heads, [tokens, heads, value], from the attention's result over latents, [tokens,
+        heads, rank].
+        """
         return torch.bmm(attended.transpose(0, 1), self.values.transpose(1, 2)).transpose(0, 1)
 
 
@@ -202,7 +206,7 @@ class LatentWeights:
     into: Tensor
     """Joined input matrices: [queries or their latent | latent | rotated key, hidden]."""
     query_norm: Tensor | None
-    """Norm of the queries' latent, if queries have one."""
+    """Norm of the queries' latent. None: queries are not made from a latent."""
     query: Tensor | None
     """Query projection, [heads * (plain | rotated), query rank]."""
     latent_norm: Tensor
@@ -211,7 +215,7 @@ class LatentWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """Weights of one layer. Matrices are [outputs, inputs]; those with the same input are joined."""
+    """Weights of one layer. Matrices are [outputs, inputs]. Matrices that have the same input are joined into one."""
 
     input_norm: Tensor
     attention: GroupedWeights | LatentWeights
@@ -242,7 +246,9 @@ def load_weights(
     keeps_fp8: bool | None = None,
 ) -> ModelWeights:
     """Loads the weights of one rank. Raises ModelError if the model does not divide into so many ranks, or the
-    checkpoint is of another model. keeps_fp8: fp8 matrices of the source stay fp8; None: only on a GPU.
+    checkpoint belongs to another model.
+
+    keeps_fp8: fp8 matrices of the source stay fp8; None: only on a GPU.
     """
     tp.check(config)
     shapes = config.parameters
@@ -282,7 +288,7 @@ class _Loader:
         return self(name, rows, columns)
 
     def heads(self, name: str, num_heads: int, part: slice) -> Tensor:
-        """A matrix of heads, one under another: those of this part, [heads, rows of a head, inputs]."""
+        """Returns the rows of a matrix that belong to this rank's heads, [heads, rows of a head, inputs]."""
         whole = self._whole(f"{name}.weight")
         return whole.view(num_heads, -1, whole.shape[1])[part].to(self.device, self.dtype)
 
@@ -318,7 +324,9 @@ def _load_grouped(config: ModelConfig, tp: TensorParallel, load: _Loader, at: st
 def _load_latent(
     config: ModelConfig, latent: LatentAttention, tp: TensorParallel, load: _Loader, at: str
 ) -> LatentWeights:
-    """Checkpoints rotate neighbours, and we halves: rows are put in that order once."""
+    """Loads latent attention. Checkpoints rotate neighbouring dimensions and this model rotates halves, so rows are
+    reordered here, once.
+    """
     heads, rank = config.num_query_heads, config.llama.query_rank
     part = tp.part(heads)
     query = _halved(load.heads(f"{at}.q_b_proj" if rank else f"{at}.q_proj", heads, part), latent.nope_dim).flatten(
@@ -337,7 +345,7 @@ def _load_latent(
 
 
 def _halved(heads: Tensor, num_plain: int) -> Tensor:
-    """Rows of each head: the plain ones, rotated rows 0, 2, 4, ..., then 1, 3, 5, ..."""
+    """Returns the rows of each head in another order: plain rows, then rotated rows 0, 2, 4, ..., then 1, 3, 5, ..."""
     return torch.cat((heads[:, :num_plain], heads[:, num_plain::2], heads[:, num_plain + 1 :: 2]), dim=1)
 
 

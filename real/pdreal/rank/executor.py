@@ -1,6 +1,7 @@
-"""Translation of an instance's decisions to its ranks' work, and back: holds the tokens of one instance's requests.
+"""Translates an instance's steps to its ranks' work, and the ranks' tokens to results of steps. Holds the tokens of the
+instance's requests.
 
-    step -> begin -> batch -> ModelRunner of every rank -> tokens -> finish -> result and new tokens
+step -> begin -> batch -> ModelRunner of every rank -> tokens -> finish -> result and new tokens
 
 Called from the one thread that calls the instance. Page tables are read when a step is begun; its batch stays true
 whatever the instance does meanwhile.
@@ -20,13 +21,13 @@ from pdsim.core.sequence import TokenIds
 
 
 class HasPageTables(Protocol):
-    """An instance whose requests have page tables."""
+    """An instance that has a page table for each request."""
 
     def page_table(self, request_id: int) -> Sequence[int]: ...
 
 
 class NewToken(NamedTuple):
-    """A token to stream to the client."""
+    """A token that the instance streams to the client."""
 
     request_id: int
     token: int
@@ -46,23 +47,23 @@ class _Sequence:
     tokens: "array[int]"
     """Tokens of the prompt and of the output."""
     most_tokens: int
-    """Number of tokens at which the sequence ends in any case."""
+    """The sequence ends at this number of tokens at the latest."""
     ends: frozenset[int]
-    """Tokens that end the sequence."""
+    """Token ids that end the sequence."""
     is_plain: bool
-    """True if its sampling is plain."""
+    """True if sampling.is_plain."""
     num_pages: int = 0
-    """Pages that ranks know. An instance only lengthens the table of a sequence while it runs."""
+    """Number of pages that the ranks know. While a sequence runs, its page table only grows."""
     is_saved: bool = False
     num_cached_tokens: int = 0
-    """Tokens of the prompt that came from the prefix cache and were not computed."""
+    """Number of prompt tokens whose KV came from the prefix cache."""
     is_begun: bool = False
     first_logprobs: Logprobs | None = None
-    """Log probabilities of a first token that another instance made."""
+    """Log probabilities of the first token, if another instance made it."""
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that have KV. The last output has none yet: the next step computes it."""
+        """Number of tokens that have KV. The last output token gets its KV in the next step."""
         return len(self.tokens) - 1
 
     @property
@@ -71,7 +72,7 @@ class _Sequence:
 
 
 class _Rows:
-    """Rows of the decode batch. When a sequence leaves, the last one takes its row."""
+    """Rows of the decode batch. When a sequence leaves, the sequence of the last row moves to the free row."""
 
     def __init__(self) -> None:
         self.sequences: list[_Sequence] = []
@@ -84,7 +85,9 @@ class _Rows:
         self._put(len(self.sequences), sequence)
 
     def leave(self, request_id: int) -> None:
-        """Give the row of a request to the last sequence; do nothing if the request has left."""
+        """Moves the last row's sequence to the row of a request that leaves. Does nothing if the request has left
+        already.
+        """
         if (row := self._rows.pop(request_id, None)) is None:
             return
         last = self.sequences.pop()
@@ -109,7 +112,7 @@ class Executor:
     # What comes and goes.
 
     def add(self, request_id: int, prompt: TokenIds, sampling: Sampling) -> None:
-        """Takes a request with its NewRequest, before the instance gets the message."""
+        """Adds a request. Callers do so before the instance gets the NewRequest."""
         tokens = array("i", bytes(prompt))
         limit, stop_after = sampling.max_tokens, sampling.stop_after_tokens
         most_tokens = len(tokens) + (limit if stop_after is None else min(limit, stop_after))
@@ -121,7 +124,7 @@ class Executor:
     def add_first_token(
         self, request_id: int, token: int, num_cached_tokens: int, logprobs: Logprobs | None = None
     ) -> None:
-        """Takes the first token, which reaches a decode instance with KvArrived."""
+        """Adds the first token, which reaches a decode instance with KvArrived."""
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
             sequence.first_logprobs = logprobs
@@ -132,14 +135,16 @@ class Executor:
         return len(self._sequences)
 
     def others_than(self, request_ids: Collection[int]) -> list[int]:
-        """Requests of the executor that are not among the given ones, because they were given up."""
+        """Returns this executor's requests that are not in request_ids. Such requests were given up."""
         return [request_id for request_id in self._sequences if request_id not in request_ids]
 
     def num_prompt_tokens(self, request_id: int) -> int:
         return self._sequences[request_id].num_prompt_tokens
 
     def num_cached_tokens(self, request_id: int) -> int:
-        """Number of prompt tokens that the prefix cache had, on the instance that computed the prompt."""
+        """Returns the number of prompt tokens that were in the prefix cache of the instance that computed the
+        prompt.
+        """
         return self._sequences[request_id].num_cached_tokens
 
     def first_logprobs(self, request_id: int) -> Logprobs | None:
@@ -149,14 +154,16 @@ class Executor:
         return self._sequences[request_id].tokens[-1]
 
     def save(self, command: m.SaveKv) -> SaveKv:
-        """Makes the task that saves a request's KV to host memory. All ranks do the task before the next command."""
+        """Returns the task that saves a request's KV to host memory. All ranks do this task before the instance's next
+        command.
+        """
         sequence = self._sequences[command.request_id]
         sequence.is_saved = True
         return SaveKv(command.request_id, sequence.num_kv_tokens, array("i", command.pages))
 
     def load(self, command: m.LoadKv) -> RestoreKv:
-        """Makes the task that restores a request's KV from host memory. All ranks do the task before the next
-        command.
+        """Returns the task that copies a request's KV back from host memory. All ranks do this task before the
+        instance's next command.
         """
         self._sequences[command.request_id].is_saved = False
         return RestoreKv(command.request_id, array("i", command.pages))
@@ -167,8 +174,8 @@ class Executor:
         return sequence.tokens[sequence.num_prompt_tokens :].tolist()
 
     def forget(self, request_id: int) -> ForgetKv | None:
-        """Drops a request that has ended, or whose Cancel the instance has seen; no effect if it was dropped before.
-        Returns a task for all ranks, or None.
+        """Drops a request that has ended or was cancelled. Returns a task for all ranks that drops the saved KV of the
+        request. None: nothing is saved.
         """
         sequence = self._sequences.pop(request_id, None)
         return ForgetKv(request_id) if sequence is not None and sequence.is_saved else None
@@ -181,8 +188,8 @@ class Executor:
         return self._begin_decode(step)
 
     def finish(self, step: PureStep, tokens: Sequence[int], logprobs: Sequence[Logprobs | None] = ()) -> Outcome:
-        """Result of a step for the instance, and new tokens. tokens: the ranks' next tokens for the step's batch, with
-        log probabilities if a request asks for them.
+        """Returns the result of a step, for the instance, and the step's new tokens. tokens and logprobs: one for each
+        row of the step's batch, from the ranks. logprobs may be empty if no request asks for log probabilities.
         """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):
@@ -218,7 +225,9 @@ class Executor:
         )
 
     def _changes(self) -> tuple[PageTableChange, ...]:
-        """Changes of page tables: of rows that hold another sequence now, and of sequences that need one more page."""
+        """Returns changes of page tables: for rows that hold another sequence than before, and for sequences that got
+        more pages.
+        """
         sequences, renewed, page_size = self._batch.sequences, self._batch.renewed, self._page_size
         for row in renewed:
             sequences[row].num_pages = 0
@@ -237,7 +246,7 @@ class Executor:
         return tuple(_draw(sequence, len(sequence.tokens)) for sequence in sequences)
 
     def _take(self, made: list[NewToken]) -> Outcome:
-        """Append tokens to their sequences; drop tokens of requests that were forgotten meanwhile."""
+        """Appends tokens to their sequences. Tokens of requests that were dropped meanwhile are ignored."""
         new_tokens, ended = [], []
         for new in made:
             if (sequence := self._sequences.get(new.request_id)) is None:
@@ -250,7 +259,7 @@ class Executor:
 
 
 def _draw(sequence: _Sequence, position: int) -> Draw | None:
-    """Random draw of a token. It depends on neither the instance nor the number of retractions."""
+    """Returns the rule for choosing a token. The rule depends on neither the instance nor the number of retractions."""
     sampling = sequence.sampling
     if sampling.is_plain:
         return None

@@ -1,4 +1,4 @@
-"""Decode steps and short prefill forwards as CUDA graphs: one per size, all over the same inputs, which are uploaded.
+"""Decode steps and short prefill forwards as CUDA graphs, one graph per size. All graphs read the same input tensors.
 
 Launched one by one, the kernels of a short forward take the host longer than the GPU. A batch runs in the smallest
 graph that holds it. The graph's other rows and tokens belong to no request, and their KV goes to the scratch page.
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class _Graphs:
-    """Forwards over one cache. On a CPU they are not captured but run: so Triton's interpreter can test them."""
+    """Forwards over one KV cache. On a CPU they run without capture, so that Triton's interpreter can test them."""
 
     def __init__(self, model: Transformer, kv: PagedKv, num_inputs: int, *, records_experts: bool) -> None:
-        """num_inputs: integers that a forward uploads, at most."""
+        """num_inputs: largest number of integers that a forward uploads."""
         self.choices: list[Tensor] = []
         """Experts of each layer that the last forward's tokens chose, if they are recorded."""
         self._records_experts = records_experts
@@ -61,7 +61,7 @@ class _Graphs:
             self._model.choices = None  # what others compute is theirs
 
     def _capture(self, sizes: Sequence[int]) -> None:
-        """Capture the largest size first: smaller ones then find its memory in the pool."""
+        """Captures graphs. The largest is captured first, so that smaller graphs share its memory."""
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         for size in reversed(sizes):
@@ -77,7 +77,7 @@ class _Graphs:
 
 
 def batch_sizes(largest: int) -> list[int]:
-    """Sizes 1, 2, 4, ... up to 64 and then in steps of 64, until `largest` fits."""
+    """Returns sizes 1, 2, 4, ... up to 64, then multiples of 64, until a size is at least `largest`."""
     sizes = [1]
     while sizes[-1] < largest:
         sizes.append(sizes[-1] + min(sizes[-1], 64))
@@ -90,7 +90,7 @@ class _StepInputs(NamedTuple):
     tokens: Tensor
     """Input token of each sequence: [largest batch]."""
     positions: Tensor
-    """[largest batch]: KV tokens before each token."""
+    """[largest batch]: number of KV tokens before each token."""
     page_tables: Tensor
     """Page ids of each sequence: [largest batch, most pages of a sequence]."""
 
@@ -100,7 +100,7 @@ class _StepInputs(NamedTuple):
 
 
 class LaunchedStep(NamedTuple):
-    """A step under way on the GPU. Its tokens can be read when it is done."""
+    """A step that runs on the GPU. Its tokens can be read when `done` has happened."""
 
     tokens: Tensor
     done: torch.cuda.Event
@@ -128,7 +128,7 @@ class DecodeGraphs(_Graphs):
             self._capture(self._sizes)
 
     def decode(self, batch: DecodeBatch) -> list[int]:
-        """Next tokens, in the order of the batch."""
+        """Returns the next tokens, in the order of the batch."""
         return to_host(self._launch(batch)).tolist()
 
     def launch(self, batch: DecodeBatch) -> LaunchedStep:
@@ -144,7 +144,9 @@ class DecodeGraphs(_Graphs):
         return self._best[size][:num_requests]
 
     def _upload(self, batch: DecodeBatch, size: int) -> None:
-        """The step before has ended: its tokens were read. Of page tables what lies between rows that changed."""
+        """Uploads tokens and positions, and the page tables from the first changed row to the last. The inputs may be
+        overwritten because the step before has ended.
+        """
         tokens, positions, _ = self._on_host
         num_requests = len(batch.tokens)
         tokens[:num_requests] = batch.tokens
@@ -158,7 +160,7 @@ class DecodeGraphs(_Graphs):
             self._device_inputs.page_tables[changed].copy_(self._host_inputs.page_tables[changed], non_blocking=True)
 
     def _change_tables(self, batch: DecodeBatch) -> list[int]:
-        """Change page tables on the host; return the rows that changed."""
+        """Changes page tables on the host. Returns the rows that changed."""
         *_, page_tables = self._on_host
         for row, start, pages in batch.changes:
             page_tables[row, start : start + len(pages)] = pages
@@ -175,7 +177,8 @@ class DecodeGraphs(_Graphs):
 
 
 SIZES = *range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128)
-"""Number of tokens of each graph. Longer forwards keep the GPU busy longer than the host needs to launch them."""
+"""Size in tokens of each graph. In longer forwards the GPU computes longer than the host needs for launches, so they
+need no graph."""
 _MOST_SEQUENCES = 64
 
 
@@ -183,17 +186,17 @@ class _ForwardInputs(NamedTuple):
     """Views of one array of int32, on the host or on the device, that a forward reads."""
 
     tokens: Tensor
-    """[most tokens]"""
+    """[most tokens]: input tokens."""
     positions: Tensor
     """[most tokens]: position of each token in its sequence."""
     slots: Tensor
     """[most tokens]: slot where the KV of each token goes."""
     last: Tensor
-    """[most sequences]: the last token of each."""
+    """[most sequences]: index of each sequence's last token."""
     num_tiles: Tensor
-    """[1]"""
+    """[1]: number of attention tiles."""
     tiles: Tensor
-    """[most tiles, 4]: tiles of attention."""
+    """[most tiles, 4]: attention tiles (pdkernels.attention.paged_prefill.Tile)."""
     pages: Tensor
     """Pages of all sequences, one list after another."""
 
@@ -204,7 +207,7 @@ class _ForwardInputs(NamedTuple):
 
 
 class PrefillGraphs(_Graphs):
-    """Graphs of short prefill forwards, one for each size in tokens."""
+    """CUDA graphs of short prefill forwards, one for each size in tokens."""
 
     def __init__(self, model: Transformer, kv: PagedKv, *, records_experts: bool = False) -> None:
         from pdkernels.attention.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
@@ -229,7 +232,7 @@ class PrefillGraphs(_Graphs):
         )
 
     def hidden(self, batch: PrefillBatch) -> Tensor:
-        """Hidden states of each sequence's last token. The next forward overwrites them."""
+        """Returns the hidden states of each sequence's last token. The next forward overwrites them."""
         num_tokens = sum(len(chunk.tokens) for chunk in batch.chunks)
         size = next(size for size in SIZES if size >= num_tokens)
         self._upload(batch, size)
@@ -240,7 +243,7 @@ class PrefillGraphs(_Graphs):
         return -(-num_tokens // self._kv.page_size)
 
     def _upload(self, batch: PrefillBatch, size: int) -> None:
-        """The forward before has ended: its tokens were read."""
+        """Uploads the inputs of a forward. They may be overwritten because the forward before has ended."""
         from pdkernels.attention.paged_prefill import prefill_tiles  # noqa: PLC0415
 
         tokens, positions, slots, last, num_tiles, tiles, pages = self._on_host
@@ -277,7 +280,9 @@ class PrefillGraphs(_Graphs):
 
 
 class _PagedAttention:
-    """Attention of chunks of several sequences over their pages; their number and lengths are read on the device."""
+    """Attention of chunks of several sequences over their pages. The number and lengths of chunks are read on the
+    device.
+    """
 
     def __init__(self, kv: PagedKv, given: _ForwardInputs, size: int) -> None:
         self._kv = kv
@@ -301,7 +306,7 @@ class _PagedAttention:
 
 
 def has_prefill_graphs(model: Transformer) -> bool:
-    """True if forwards of the model can be captured as graphs."""
+    """True if CUDA graphs can be captured of the model's forwards."""
     from pdkernels.attention.paged_prefill import can_page  # noqa: PLC0415
 
     return model.config.latent is None and can_page(model.config.head_dim)

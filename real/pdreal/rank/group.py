@@ -1,4 +1,4 @@
-"""The ranks of one instance: the threads of each rank, the leader's view of the whole group, and a follower."""
+"""The ranks of one instance: the threads of each rank, the group of ranks as its leader uses it, and the followers."""
 
 from asyncio import AbstractEventLoop, gather
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ OnDone = Callable[[Any, BaseException | None], None]
 
 
 class ComputedTokens(NamedTuple):
-    """Tokens that the model computed for a task, with start and end by the monotonic clock."""
+    """Tokens that the model computed for a task. Start and end are times of the monotonic clock, in ns."""
 
     tokens: list[int]
     start_ns: int
@@ -54,7 +54,9 @@ class RankThreads:
         ]
 
     def warm_up(self) -> None:
-        """Runs each thread's first work before a request needs the thread. Returns when the work is done."""
+        """Lets each thread do its first work, which is slow, before a request needs the thread. Returns when the work
+        is done.
+        """
         if self._on_gpu:
             self._compute.submit(self._runner.warm_up).result()
         if self._mover is not None:
@@ -69,7 +71,7 @@ class RankThreads:
 
     def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:
         """Begins a task in its thread. on_done: called on the main thread with the task's result, or with the exception
-        that it raised.
+        that the task raised.
         """
         if isinstance(task, Compute):
             if isinstance(task.work, DecodeBatch) and not self._num_queued and self._launch(task.work, on_done):
@@ -84,9 +86,8 @@ class RankThreads:
         on_done(result, error)
 
     def _launch(self, batch: DecodeBatch, on_done: OnDone) -> bool:
-        """Begin a decode step from this thread, and look for its end: to wake a thread takes longer than to launch it.
-
-        False if it must be computed by the thread for it.
+        """Begins a decode step on the GPU from this thread, because waking another thread takes longer. `_look` sees
+        the step's end. Returns False if the step must be computed by the compute thread.
         """
         start_ns = monotonic_ns()
         try:
@@ -100,7 +101,7 @@ class RankThreads:
         return launched is not None
 
     def _look(self, launched: LaunchedStep, start_ns: int, on_done: OnDone) -> None:
-        """Look again and again, between messages: a timer would be milliseconds late."""
+        """Checks again and again, between messages, whether the step has ended. A timer would be milliseconds late."""
         try:
             if not launched.done.query():
                 self._loop.call_soon(self._look, launched, start_ns, on_done)
@@ -134,7 +135,7 @@ class RankThreads:
 
     @property
     def hangs(self) -> bool:
-        """True if one forward has taken so long that the rank counts as hung."""
+        """True if a forward has run for longer than the watchdog allows."""
         start_ns = self._compute_start_ns
         return start_ns is not None and monotonic_ns() - start_ns > self._forward_limit_ns
 
@@ -147,7 +148,7 @@ class RankThreads:
             on_layers(num_groups)
 
     def _send(self, unit: TransferUnit, staging_offset_bytes: int | None, windows: Windows | None) -> None:
-        """Send a unit once this rank, like the leader, has computed the layers that it needs."""
+        """Sends a unit after this rank has computed the layers that the unit contains."""
         if (needed := unit.after_layers) is not None:
             with self._progress:
                 self._progress.wait_for(lambda: needed < self._layers_computed)
@@ -175,7 +176,7 @@ class RankGroup:
         followers: Sequence[str],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """fail: called with an error that brings the instance down."""
+        """fail: called with the error if the instance cannot continue."""
         self.fail = fail
         self._channel = channel
         self._threads = threads
@@ -217,8 +218,8 @@ class RankGroup:
         self.begin(task, take)
 
     def begin(self, task: Task, on_done: Callable[[list[Any], str | None], None]) -> None:
-        """Begins a task on all ranks. on_done: called when all ranks are done, with all results, or with the reason why
-        one failed.
+        """Begins a task on all ranks. on_done: called when all ranks are done, with all results, or with the reason if
+        a rank failed.
         """
         self._num_tickets += 1
         ticket = self._num_tickets
@@ -254,7 +255,7 @@ class Follower:
         self._fail = fail
 
     def levels(self) -> list[Any]:
-        """Empty: the leader reports the levels of the instance."""
+        """Returns an empty list: the leader reports the levels of the instance."""
         return []
 
     def on_message(self, to: str, message: Any, payload: Any) -> None:

@@ -1,7 +1,7 @@
-"""Copies between an instance's pages and host memory, between its steps: retracted requests, and the host cache.
+"""Copies between an instance's pages and host memory: KV of retracted requests, and the host cache.
 
-Ranks make them in the order of the instance's commands and steps. Transfers read and write pages at any time, so the
-commands that allow them wait for earlier copies.
+Ranks make these copies between steps, in the order of the instance's commands. Transfers, however, read and write pages
+at any time. So a command that starts a transfer waits for earlier copies of its pages.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class HostCopies:
         carry_out: Callable[[Sequence[m.Command]], None],
         tell: Callable[[m.Message], None],
     ) -> None:
-        """tell: hands messages to the instance."""
+        """tell: gives the instance a message."""
         self._instance_id = spec.instance_id
         self._group = group
         self._executor = executor
@@ -48,8 +48,8 @@ class HostCopies:
         self._held_back: list[m.Command] = []
 
     def hold_back(self, command: m.Send | TransferUnit) -> bool:
-        """Keeps a grant or a unit to send until copies of its pages are done. Returns False if no such copy is under
-        way.
+        """Holds back a grant or a unit until copies of pages are done. Returns False if no copy runs that must be
+        waited for.
         """
         if not self._num_awaited or (isinstance(command, m.Send) and not self._is_decode):
             return False
@@ -86,7 +86,7 @@ class HostCopies:
         self._group.begin_or_fail(Compute(command), "loading KV from host memory", on_loaded)
 
     def _await(self, task: Compute, what: str, on_done: Callable[[list[Any]], None]) -> None:
-        """Begin a task, and hold back what must wait until all ranks have done it."""
+        """Begins a task on all ranks. Grants and units are held back until all ranks have done the task."""
         self._num_awaited += 1
 
         def release(computed: list[Any]) -> None:
@@ -99,7 +99,9 @@ class HostCopies:
         self._group.begin_or_fail(task, what, release)
 
     def _record(self, kind: str, num_pages: int, results: list[Any]) -> None:
-        """Note a copy, from the first rank's begin to the last one's end. Followers' results are lists."""
+        """Records a copy, from the first rank's start to the last rank's end. results: one ComputedTokens per rank;
+        those of followers are plain lists.
+        """
         ranks = [ComputedTokens(*result) for result in results]
         start_ns = min(rank.start_ns for rank in ranks) - self._timeline.epoch_ns
         end_ns = max(rank.end_ns for rank in ranks) - self._timeline.epoch_ns

@@ -1,4 +1,6 @@
-"""KV that one instance sends or receives, as its leader directs: transfer units, staged cells, and the check of KV."""
+"""KV that an instance sends or receives, from the view of its leader: transfer units, staged cells, and the check of
+KV.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -34,7 +36,7 @@ class KvTransfers:
         log: InstanceLog,
         carry_out: Callable[[Sequence[m.Command]], None],
     ) -> None:
-        """agents: the sender or receiver of the instance, if it has one."""
+        """agents: the instance's sender or receiver, if it has one."""
         self._instance_id = spec.instance_id
         self._agents = {agent.instance_id: agent for agent in agents}
         self._group = group
@@ -56,11 +58,11 @@ class KvTransfers:
         """First tokens of prompts that are computed but not yet sent."""
 
     def tell(self, agent_id: str, message: Any) -> None:
-        """Hands a message to the sender or receiver, and carries out the returned commands at once."""
+        """Gives the sender or receiver a message, and carries out its commands at once."""
         self._carry_out(self._agents[agent_id].on_message(message, self._timeline.now_ns))
 
     def grant(self, granted: m.KvGranted) -> None:
-        """Keeps the granted pages of a request: decode calls this when it grants them, prefill when KvGranted
+        """Keeps the pages that a request was granted. Decode calls this when it grants them, prefill when KvGranted
         arrives.
         """
         self._grants[granted.request_id] = granted
@@ -71,7 +73,7 @@ class KvTransfers:
         self._first_tokens.pop(request_id, None)
 
     def _num_sent_tokens(self, request_id: int) -> int:
-        """Tokens of the prompt that decode had not cached."""
+        """Returns the number of prompt tokens that decode did not have in its prefix cache."""
         return self._executor.num_prompt_tokens(request_id) - self._grants[request_id].num_cached_tokens
 
     # Prefill.
@@ -90,7 +92,9 @@ class KvTransfers:
         self._group.begin(task, partial(self._on_sent, unit, worker, start_ns))
 
     def _windows(self, unit: TransferUnit) -> Windows | None:
-        """The prompt's last pages, with its last unit; units of a request begin in their order."""
+        """Returns the prompt's last pages if the unit is the request's last; else None. Units of a request are sent in
+        order, so all its pages are known then.
+        """
         if not self._wire.num_window_planes:
             return None
         request_id = unit.request_id
@@ -117,7 +121,7 @@ class KvTransfers:
             self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), tell_sender)
 
     def arrival_facts(self, arrived: m.KvArrived) -> dict[str, Any]:
-        """Data that goes to decode with the last KV of a request: its first token, and fingerprints if KV is
+        """Returns data that is sent to decode with the last KV of a request: its first token, and fingerprints if KV is
         checked.
         """
         request_id = arrived.request_id
@@ -134,14 +138,14 @@ class KvTransfers:
     # Decode.
 
     def on_arrived(self, request_id: int, facts: dict[str, Any]) -> None:
-        """Stores the data that came with a request's last KV."""
+        """Keeps the data that came with a request's last KV."""
         self._executor.add_first_token(request_id, facts["token"], facts["num_cached_tokens"], facts["logprobs"])
         if self._check is not None:
             self._check.expect(request_id, facts["digests"])
 
     def when_checked(self, message: m.Message, then: Callable[[], None]) -> None:
-        """Calls back when the KV that a message reports as arrived is found equal to the KV sent; at once if KV is not
-        checked.
+        """Calls `then` when the KV of a message has been compared with the KV that was sent, or at once if the message
+        completes no request or KV is not checked.
         """
         arrived = message.completes if isinstance(message, m.CellScattered) else message
         if self._check is not None and isinstance(arrived, m.KvArrived):
@@ -170,7 +174,9 @@ class KvCheck:
         """Fingerprints by KV head: kept on prefill until they are told, on decode until they are compared."""
 
     def on_sent(self, unit: TransferUnit, worker: int, num_tokens: int, then: Callable[[], None]) -> None:
-        """Calls back when the fingerprints of a completely sent request are known."""
+        """Calls `then` when the unit's request needs no more fingerprints: at once, or after its last unit when they
+        are computed.
+        """
         request_id = unit.request_id
         pages = self._pages.setdefault(request_id, [])
         if unit.after_layers is None or unit.after_layers[1] == 0:
@@ -194,7 +200,9 @@ class KvCheck:
         self._digests[request_id] = digests
 
     def compare(self, grant: m.KvGranted, num_tokens: int, then: Callable[[], None]) -> None:
-        """Calls back if the KV in the granted pages equals the KV sent; otherwise the transfer fails."""
+        """Calls `then` if the KV in the granted pages equals the KV that was sent. Otherwise the instance fails with
+        KvDamagedError.
+        """
         expected = self._digests.pop(grant.request_id)
 
         def on_done(results: list[Any]) -> None:
@@ -210,7 +218,9 @@ class KvCheck:
 
 
 def _joined(by_rank: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Fingerprints of all ranks by KV head. Ranks that hold copies of one head must agree, or the head is marked."""
+    """Returns fingerprints by KV head, from all ranks. If ranks with copies of a head disagree, the head's fingerprint
+    is marked as wrong.
+    """
     heads: dict[str, int] = {}
     for digests in by_rank:
         for head, value in digests.items():

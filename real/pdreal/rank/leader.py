@@ -1,4 +1,6 @@
-"""Rank 0 of an instance: hands messages to the instance and its sender or receiver, and carries out their commands."""
+"""Rank 0 of an instance, its leader: gives messages to the instance and its sender or receiver, and carries out their
+commands.
+"""
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Sequence
@@ -28,8 +30,8 @@ _SETTLE_AGAIN_S = 0.02
 
 
 class Outbox:
-    """Messages of a leader. They are in the log before other processes get them, even if this process is killed. They
-    are sent in the loop's next turn, after a waiting step has begun.
+    """Messages that a leader sends. Each message is written to the logbook before it is sent, so the log has it even if
+    this process is killed. Messages are sent after a waiting step has begun.
     """
 
     def __init__(self, channel: Channel, log: InstanceLog, loop: AbstractEventLoop) -> None:
@@ -138,7 +140,9 @@ class Leader:
         self._tell(to, message)
 
     def _tell(self, to: str, message: m.Message) -> None:
-        """Senders and receivers answer at once; the instance when it looks."""
+        """Gives a message to a sender or receiver, which answers at once, or to the instance, which answers between
+        steps.
+        """
         if to == self._spec.instance_id:
             self._transfers.when_checked(message, partial(self._steps.post, message))
         else:
@@ -148,7 +152,7 @@ class Leader:
         self._outbox.send(LAUNCHER, notices.Streamed([list(new) for new in new_tokens]))
 
     def _settle(self, until_ns: int) -> None:
-        """Answer when no trace of any request is left, or when time is up."""
+        """Answers when the instance holds nothing of any request, or when the time is up."""
         try:
             check_all_idle(self._machines)
             leak = "requests are under way" if self._steps.num_in_flight else ""
@@ -205,7 +209,9 @@ class Leader:
 
 
 def state_machines(spec: RankSpec) -> list[Any]:
-    """The state machines of an instance: itself and its sender or receiver, new or as after a restart."""
+    """Returns the state machines of an instance: itself, and its sender or receiver. They know whether the instance was
+    restarted.
+    """
     names = [spec.instance_id]
     if spec.role == "prefill":
         names.append(sender_of(spec.instance_id))

@@ -1,4 +1,4 @@
-"""The process of one rank: its model, its cache, its transfers, and a leader or a follower on an event loop."""
+"""The process of one rank: its model, its cache, its transfers, and a leader or a follower in an event loop."""
 
 import asyncio
 import gc
@@ -25,8 +25,8 @@ from pdreal.transports.protocol import TransferError, UnavailableError
 from pdsim.scenario.yaml_file import ConfigError
 
 _SWITCH_S = 1e-4
-"""Time for which a thread may keep others from running Python. With the usual 5 ms a transfer would wait for all else
-that the main thread does in a step."""
+"""Maximum time in s that a thread keeps Python's lock while others wait. With Python's usual 5 ms a transfer would wait
+until the main thread has finished its work for a step."""
 
 
 def run_rank(spec: RankSpec) -> None:
@@ -50,7 +50,7 @@ def run_rank(spec: RankSpec) -> None:
 
 
 class HangError(RuntimeError):
-    """Raised if a computation of this rank does not end."""
+    """Raised if a forward of this rank does not end within the watchdog's limit."""
 
 
 class Rank:
@@ -89,7 +89,7 @@ class Rank:
         await self._end
 
     def _at_home(self, process: str) -> str:
-        """Endpoint of another rank of the instance."""
+        """Returns the endpoint of another rank of the same instance."""
         return local_endpoint(self._spec.sockets, process, self._spec.life)
 
     def _fail(self, error: BaseException) -> None:
@@ -112,7 +112,7 @@ class Rank:
             self._actor.on_message(to, message, extra if payload is None else payload)
 
     def _connect(self, peers: notices.Peers) -> None:
-        """Connect with instances that are new or in a new life."""
+        """Connects to instances that are new or were restarted."""
         met: list[str] = []
         for instance_id, life in peers.lives.items():
             if self._peers.get(instance_id) == life or instance_id == self._spec.instance_id:
@@ -132,7 +132,7 @@ class Rank:
         greeting.add_done_callback(self._greetings.discard)
 
     async def _greet(self, instance_ids: list[str], number: int) -> None:
-        """Greet new instances, while other work goes on."""
+        """Connects each thread to new instances. Other work continues meanwhile."""
         for instance_id in instance_ids:
             with self._may_be_gone(instance_id):
                 await self._threads.greet(instance_id)
@@ -140,7 +140,7 @@ class Rank:
 
     @contextmanager
     def _may_be_gone(self, instance_id: str) -> Iterator[None]:
-        """Log that an instance died meanwhile, and go on: nothing will be sent to it."""
+        """Context that logs a TransferError to an instance that died meanwhile, and continues."""
         try:
             yield
         except TransferError as gone:
@@ -148,7 +148,7 @@ class Rank:
 
 
 def _explain(error: BaseException) -> str:
-    """One line for a fault of the machine or the scenario; the whole trace for a bug."""
+    """Returns one line for a fault of the machine or the scenario, and the whole traceback for a bug."""
     if isinstance(error, HangError | ModelError | ConfigError | UnavailableError | KvDamagedError | OSError):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

@@ -1,4 +1,4 @@
-"""The resources of a rank: model, cache and the mover of its KV."""
+"""The resources of a rank: model, KV cache, and the mover that sends or receives KV."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +36,12 @@ class RankResources:
     """Addresses that peers need in order to write to this rank."""
 
     def enter_compute(self) -> None:
-        """Makes the compute stream the stream of the current thread."""
+        """Makes the compute stream the current stream of this thread."""
         if self.compute_stream is not None:
             torch.cuda.set_stream(self.compute_stream)
 
     def enter_copies(self) -> None:
-        """Makes the copy stream the stream of the current thread."""
+        """Makes the copy stream the current stream of this thread."""
         if self.device.type == "cuda":
             torch.cuda.set_stream(copy_stream(self.device))
 
@@ -54,8 +54,8 @@ class RankResources:
 
 
 def build_rank_resources(spec: RankSpec) -> RankResources:
-    """Makes the model, cache and mover of a rank. Raises ModelError, UnavailableError or ConfigError if the machine or
-    the model cannot do what the scenario needs.
+    """Makes the model, cache and mover of a rank. Raises ModelError, UnavailableError or ConfigError if the model or
+    the machine cannot run the scenario.
     """
     device = _device(spec)
     if device.type == "cpu":
@@ -84,7 +84,7 @@ def _resources(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream |
 
 
 def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> ModelRunner:
-    """A runner whose cache lies in the transport's memory, if there is one."""
+    """Makes the runner. Its cache lies in memory that the transport allocates, if there is a transport."""
     settings = spec.settings
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     return ModelRunner(

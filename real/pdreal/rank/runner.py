@@ -1,4 +1,4 @@
-"""The model work of one rank: computes batches over the rank's KV cache."""
+"""The model work of one rank: computes batches with the model and the rank's KV cache."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,16 +20,15 @@ from pdsim.core.messages import LoadBack, WriteBackup
 
 
 class LayerProgress:
-    """Reports which layers of one forward are computed. On a CPU at once; on a GPU by `report`, when the stream has
-    computed them.
+    """Reports which layers of one forward are computed. On a CPU `on_kv` reports at once. On a GPU `report` does, when
+    the stream has computed the layers.
     """
 
     def __init__(
         self, num_layers: int, num_groups: int, on_layers: Callable[[int], None] | None, device: torch.device
     ) -> None:
-        """on_layers is called with the number of groups that are done, never if there are none.
-
-        Groups are as equal as whole layers allow.
+        """on_layers: called with the number of layer groups that are done. num_groups: number of groups, as equal as
+        whole layers allow; 0: on_layers is never called.
         """
         self._num_layers = num_layers
         self._num_groups = num_groups
@@ -54,22 +53,26 @@ class LayerProgress:
             self._on_layers(num_done)
 
     def report(self) -> None:
-        """Waits for the stream, layer group by layer group. Called when the whole forward has been launched."""
+        """Waits until the stream has computed each layer group, and reports it. Called when the whole forward has been
+        launched.
+        """
         for num_done, event in self._events:
             event.synchronize()
             if self._on_layers is not None:
                 self._on_layers(num_done)
 
     def _groups_within(self, num_layers: int) -> int:
-        """Group g ends with layer num_layers * (g + 1) // num_groups."""
+        """Returns how many whole groups the first num_layers layers contain. Group g ends with layer num_layers * (g +
+        1) // num_groups.
+        """
         num_groups = self._num_groups
         return min(num_groups, ((num_layers + 1) * num_groups - 1) // self._num_layers) if num_groups else 0
 
 
 _WARM_UP_TOKENS = 8192
-"""Limit of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
+"""Largest warm-up forward in tokens: the size of a chunk on GPUs with as much memory as an H200."""
 _FEW_TOKENS = 2048
-"""Tokens up to which warm-up lengths are near to each other."""
+"""Up to this number of tokens, warm-up lengths lie close to each other."""
 
 
 class ModelRunner:
@@ -138,8 +141,10 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Computes forwards of many lengths before the first request, while all pages are free. On an H200 a process's
-        first forward takes 0.7 s, and all of them 6 s. Libraries have handles for each thread, and load kernels for
-        each shape at its first use. So the thread that will compute calls this, and begins with the longest forward.
+        first forward takes 0.7 s, and the whole warm-up 6 s.
+
+        Libraries have a handle for each thread, and load kernels at the first use of each shape. So the thread that
+        will compute calls this, and begins with the longest forward.
         """
         longest = min(_WARM_UP_TOKENS, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
         for num_tokens in _warm_up_lengths(longest):
@@ -154,7 +159,9 @@ class ModelRunner:
         return PrefillInput(0, [0] * (num_tokens - num_context_tokens), num_context_tokens, pages)
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
-        """Next tokens of a batch, in its order. Other work returns no tokens, and is done on return."""
+        """Computes a batch and returns its next tokens, in the batch's order. Other work returns no tokens, and is done
+        on return.
+        """
         self.expert_counts, self.logprobs = None, []
         match work:
             case PrefillBatch():
@@ -174,8 +181,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(self, batch: PrefillBatch, on_layers: Callable[[int], None] | None = None) -> list[int]:
-        """The next token after each chunk; it is meaningful only if the chunk ends its prompt. on_layers is called with
-        the number of layer groups whose KV is in memory, after each further group.
+        """Returns the next token after each chunk. The token is meaningful only if the chunk ends its prompt.
+
+        on_layers: called after each layer group, with the number of groups whose KV is in memory.
         """
         draws = [chunk.draw for chunk in batch.chunks]
         if (graphs := self._prefill_graphs) is not None and graphs.hold(batch):
@@ -203,7 +211,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
-        """Next token of each sequence of a batch."""
+        """Returns the next token of each sequence of a batch."""
         wait_for_engines(self.model.device)
         if self._graphs is not None:
             chosen = self._graphs.decode(batch)
@@ -218,16 +226,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: DecodeBatch) -> LaunchedStep | None:
-        """Begins a step that needs no host work until its end. None: this step needs host work, or no graph has its
-        size.
-        """
+        """Begins a step on the GPU. Returns None if the host must do a part of the step, or no graph has its size."""
         if self._graphs is None or self._records_experts or any(batch.draws):
             return None
         wait_for_engines(self.model.device)
         return self._graphs.launch(batch)
 
     def _changed_tables(self, batch: DecodeBatch) -> list["array[int]"]:
-        """Page tables of all rows on a CPU; on a GPU the graphs keep them."""
+        """Returns the page tables of all rows, for a CPU. On a GPU the graphs keep the tables."""
         for row, start, pages in batch.changes:
             self._page_tables[row] = self._page_tables.get(row, array("i"))[:start] + array("i", pages)
         return [self._page_tables[row] for row in range(len(batch.tokens))]
@@ -244,7 +250,9 @@ class ModelRunner:
 
 
 def _warm_up_lengths(longest: int) -> list[int]:
-    """Lengths from the longest down: powers of two and many between, since products have kernels by their length."""
+    """Returns lengths in tokens, the longest first: powers of two and many between them, because libraries have kernels
+    for ranges of lengths.
+    """
     powers = (2**power for power in range(longest.bit_length()))
     between = *range(128, min(longest, _FEW_TOKENS), 128), *range(_FEW_TOKENS, longest, 512)
     return sorted({longest, *powers, *between}, reverse=True)

@@ -1,5 +1,5 @@
-"""The loop of one instance in real time: begins the steps that the instance chooses, and wakes the instance when
-messages arrive.
+"""The step loop of one instance in real time: begins the steps that the instance chooses, and continues when a message
+arrives.
 """
 
 from asyncio import TimerHandle
@@ -33,11 +33,12 @@ class StepLoop:
         forget: Callable[[int], None],
         flush_soon: Callable[[], None],
     ) -> None:
-        """on_layers: called with a prefill step and how many groups of its layers are computed, if it has groups.
+        """on_layers: called with a prefill step and the number of its layer groups that are computed. None: forwards
+        have no layer groups.
 
-        forget: called with requests that ended without an outcome here.
+        forget: called with each request that ended without a message from this instance.
 
-        flush_soon: called when there is something to write down.
+        flush_soon: called when the log has new entries.
         """
         self._instance = instance
         self._executor = executor
@@ -57,13 +58,13 @@ class StepLoop:
         """Number of requests in the executor from which the loop looks for requests that have ended."""
 
     def post(self, message: m.Message) -> None:
-        """Keeps a message until the instance takes messages. A waiting instance is woken."""
+        """Keeps a message until the instance takes messages. If the loop waits, it continues."""
         self._inbox.append(message)
         if self._waits:
             self.go_on()
 
     def go_on(self, _: None = None) -> None:
-        """Continues the loop after callbacks that are already queued."""
+        """Continues the loop, after callbacks that are already queued."""
         self._waits = False
         if self._timer is not None:
             self._timer.cancel()
@@ -75,7 +76,7 @@ class StepLoop:
         return inbox
 
     def _advance(self, answer: m.StepResult | None) -> None:
-        """Begin the steps that the loop asks for until it must wait, for a step or for a message."""
+        """Begins steps until the loop must wait for a step's end or for a message."""
         while True:
             asked = self._loop.send(answer)
             if self._executor.num_requests > self._look_around_at:
@@ -93,7 +94,9 @@ class StepLoop:
         self._flush_soon()
 
     def _forget_others(self) -> None:
-        """Forget requests that ended unseen, such as those cancelled before they began. All messages have been seen."""
+        """Drops requests that ended without a message, such as those cancelled before they began. Called when the
+        instance has seen all messages.
+        """
         present = set(inner(self._instance).requests())
         for request_id in self._executor.others_than(present):
             self._forget(request_id)
@@ -113,7 +116,7 @@ class StepLoop:
         self._group.compute(task, partial(self._on_computed, step), tell_layers)
 
     def _tell_layers(self, on_layers: Callable[[int, int], None], step_id: int, num_groups: int) -> None:
-        """Hand progress over to the event loop: the thread that computes calls this."""
+        """Passes progress to the event loop. The thread that computes calls this."""
         self._timeline.loop.call_soon_threadsafe(on_layers, step_id, num_groups)
 
     def _on_computed(self, step: m.PureStep, computed: ComputedTokens) -> None:
@@ -128,5 +131,5 @@ class StepLoop:
 
 
 def inner(machine: Any) -> Any:
-    """The state machine itself, without a wrapper that records its calls."""
+    """Returns the state machine without the wrapper that logs its calls."""
     return getattr(machine, "inner", machine)

@@ -1,7 +1,7 @@
 """Requests and answers of three HTTP APIs: OpenAI's completions and chat completions, and SGLang's /generate.
 
-A field for a feature that does not exist here, such as tools, is refused unless its value asks for nothing. Unknown
-fields are ignored.
+Some fields ask for features that real mode lacks, such as tools. Such a field is refused, unless its value asks for
+nothing. Unknown fields are ignored.
 """
 
 import time
@@ -41,7 +41,7 @@ _OPENAI_NEUTRAL: Mapping[str, Sequence[Any]] = {
     "lora_path": [],
     "return_hidden_states": [False],
 }
-"""Fields that ask for more than an answer of text, and the values that do not; null never does."""
+"""Fields of features that real mode lacks, and the values that ask for nothing. null always asks for nothing."""
 
 
 class Completions:
@@ -59,7 +59,7 @@ class Completions:
         return {**self._object(answers), "usage": _usage(answers)}
 
     def _prompt(self, fields: Fields, service: Service) -> list[int]:
-        """The prompt: a text or token ids, or a list whose only item is one of these."""
+        """Returns the prompt: a text or token ids. The body may also have a list with one prompt."""
         prompt = fields.get("prompt")
         if isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt):
             if len(prompt) > 1:
@@ -157,7 +157,7 @@ def _messages(fields: Fields) -> list[tuple[str, str]]:
 
 
 def _content(message: Fields) -> str:
-    """The content of a message: a text, or a list of parts that are texts."""
+    """Returns the content of a message: a text, or a list of parts that are texts."""
     parts = message.get("content")
     if not isinstance(parts, list):
         return message.text("content", "")
@@ -217,7 +217,7 @@ _SGLANG_NEUTRAL: Mapping[str, Sequence[Any]] = {
     "return_routed_experts": [False],
     "session_params": [],
 }
-"""Fields that ask for more than an answer of text, and the values that do not; null never does."""
+"""Fields of features that real mode lacks, and the values that ask for nothing. null always asks for nothing."""
 
 
 class Generate:
@@ -236,7 +236,7 @@ class Generate:
         return {**self._one(answer), **index}
 
     def whole(self, answers: Sequence[Answer]) -> Any:
-        """The whole answer in one piece; a list of answers if there are several choices."""
+        """Returns the whole answer; a list of answers if there are several choices."""
         found = [self._one(answer) for answer in answers]
         return found if len(found) > 1 else found[0]
 
@@ -278,15 +278,17 @@ Dialect = Completions | ChatCompletions | Generate
 
 
 def last_events(dialect: Dialect, answer: Answer) -> list[dict[str, Any]]:
-    """The event after the last token of a choice, if the choice ended before it was known. Otherwise none: some clients
-    fail on an event without choices.
+    """Yields a last event with the finish reason, if this was not known when the choice's last token was sent.
+    Otherwise yields nothing, because some clients fail on an event without choices.
     """
     ended_early = answer.finish_reason == "stop" and answer.matched is None
     return [dialect.part(answer, Part("", len(answer.tokens)))] if ended_early else []
 
 
 def closing_events(dialect: Dialect, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The last event of a stream, after all choices: token counts. None unless the request asks for them."""
+    """Yields the stream's last event, with token counts, after all choices. Yields nothing unless the request asks for
+    token counts.
+    """
     if not answers[0].generation.closing_usage:
         return []
     return [{**dialect.part(answers[0], Part("", 1)), "choices": [], "usage": _usage(answers)}]

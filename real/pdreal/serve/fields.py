@@ -1,4 +1,4 @@
-"""Fields of a request's JSON body, and their checks."""
+"""Fields of a request's JSON body and how they are checked."""
 
 import json
 import math
@@ -15,7 +15,7 @@ Typed = TypeVar("Typed")
 
 
 def unavailable(message: str, *, retry_after_s: int | None = None) -> RefusedError:
-    """A refusal (503) of a request that is itself correct."""
+    """Returns the refusal, with status 503, of a request that is itself correct."""
     headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return RefusedError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, headers=headers)
 
@@ -57,7 +57,7 @@ class Fields:
         return Fields({**self._values, name: value}, self._prefix)
 
     def positive(self, names: Sequence[str], default: int) -> int:
-        """An integer of at least 1, from the first of the given names that the object has."""
+        """Returns an integer of at least 1: the value of the first of these fields that is present."""
         name = next((n for n in names if self._values.get(n) is not None), names[0])
         value = self.integer(name, default)
         if value < 1:
@@ -65,7 +65,7 @@ class Fields:
         return value
 
     def check_between(self, name: str, low: float, high: float) -> None:
-        """Refuses a number outside the range."""
+        """Refuses a number that is outside the range."""
         value = self._typed(name, int | float, "a number", low)
         if not low <= value <= high:
             what = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
@@ -75,7 +75,7 @@ class Fields:
         return self._typed(name, int, "an integer", default)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Texts, from one text or a list of texts. Empty texts are left out."""
+        """Returns texts, from a field that is one text or a list of texts. Empty texts are left out."""
         value = self._values.get(name)
         texts = [value] if isinstance(value, str) else self._typed(name, list, "a string or a list of strings", [])
         if wrong := [text for text in texts if not isinstance(text, str)]:
@@ -83,7 +83,7 @@ class Fields:
         return tuple(filter(None, texts))
 
     def tokens(self, name: str, vocab_size: int) -> list[int]:
-        """Token ids. Empty: the field is missing."""
+        """Returns token ids. Empty: the field is missing."""
         tokens: list[int] = self._typed(name, list, "a list of token ids", [])
         if wrong := [token for token in tokens if type(token) is not int]:
             raise self.refused(name, f"must be a list of token ids; it has {_kind(wrong[0])}")
@@ -92,7 +92,7 @@ class Fields:
         return tokens
 
     def allow_only(self, neutral: Mapping[str, Sequence[Any]], why: str) -> None:
-        """Refuses fields of features that do not exist here, unless a value asks for nothing."""
+        """Refuses fields of features that real mode lacks, unless the value asks for nothing."""
         for name, values in neutral.items():
             value = self._values.get(name)
             if value is not None and value not in values:
@@ -133,7 +133,7 @@ _SHAPES: Mapping[str, tuple[float, float]] = {
     "top_k": (-1, inf),
     "min_p": (0, 1),
 }
-"""Numeric settings of sampling, and the range of each."""
+"""Sampling fields that are numbers, and the range of each."""
 _MOST_CHOICES = 128
 _MOST_LOGPROBS = 20
 NEUTRAL: Mapping[str, Sequence[Any]] = {
@@ -151,13 +151,13 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "ebnf": [],
     "structural_tag": [],
 }
-"""Fields that change which tokens the model chooses, each with the values that change nothing. null never changes
-anything."""
+"""Fields of features that change which token is chosen and that real mode lacks. For each: the values that change
+nothing. null never changes anything."""
 WHY = "as tokens are chosen by temperature, top_p, top_k and min_p alone"
 
 
 class AnswerSettings(NamedTuple):
-    """Settings of a request's answers: sampling, stop texts and the number of choices."""
+    """Settings of a request's answers: sampling, texts that end an answer, and number of choices."""
 
     sampling: Sampling
     stop: tuple[str, ...]
@@ -168,8 +168,10 @@ class AnswerSettings(NamedTuple):
 def answer_settings(
     fields: Fields, limits: Sequence[str], default: int, vocab_size: int, num_logprobs: int | None = None
 ) -> AnswerSettings:
-    """Settings of the answers from a body. limits: names of the field for the longest answer; the first one present
-    counts. Raises RefusedError. Without a temperature the likeliest tokens are chosen; without a seed draws are random.
+    """Reads the settings of answers from a body. limits: names of the field for the longest answer; the first name that
+    is present counts. Raises RefusedError.
+
+    Without a temperature the likeliest tokens are chosen. Without a seed the seed is random.
     """
     fields.allow_only(NEUTRAL, WHY)
     for name, (low, high) in _SHAPES.items():

@@ -1,7 +1,7 @@
-"""The HTTP server: its connections, its routes, and the way from a request to tokens and from tokens to an answer.
+"""The HTTP server: connections, routes, the way from an HTTP request to the cluster, and from tokens to an answer.
 
-A client that disconnects aborts its request: the server cancels the handler, which leaves the answer early and so
-aborts it.
+A client that disconnects aborts its request: the server cancels the handler, and a cancelled handler aborts its
+request.
 """
 
 import asyncio
@@ -27,19 +27,22 @@ from pdreal.serve.service import Answer, Generation, Service
 from pdreal.settings.host import LaunchError
 
 HEADERS_S = 30.0
-"""Maximum wait in s for a client's headers, and between two requests of a connection."""
+"""Maximum time in s in which a client must send headers, or its next request on the same connection."""
 BODY_S = 60.0
 _GONE_S = 60
-"""Longest time without an acknowledgement: then the client is gone, and its request is aborted."""
+"""If a client's machine acknowledges no data for this time in s, the client counts as gone and its request is
+aborted."""
 _PROBE_S = 15
 _SHUTDOWN_S = 2.0
 _RESTART_S = 600.0
-"""Longest wait for the requests of an instance that is to be restarted."""
+"""Maximum time in s that a restart waits for the instance's requests to end."""
 
 
 @asynccontextmanager
 async def serving(service: Service, host: str, port: int) -> AsyncIterator[str]:
-    """Context in which the server serves; its value is the URL. Port 0 takes a free port. Raises LaunchError."""
+    """Context in which the server runs. Its value is the server's URL. Port 0 takes a free port. Raises LaunchError if
+    the port is taken.
+    """
     runner = web.AppRunner(
         application(service, is_local=is_loopback(host)),
         handler_cancellation=True,
@@ -60,7 +63,7 @@ async def serving(service: Service, host: str, port: int) -> AsyncIterator[str]:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body of a request. Raises RefusedError, or HTTPRequestEntityTooLarge."""
+    """Returns the body of a request. Raises RefusedError, or HTTPRequestEntityTooLarge if the body is too long."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise RefusedError(f"the body has Content-Encoding {encoding}: send it as it is")
@@ -72,7 +75,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def notice_if_gone(request: web.Request) -> None:
-    """Probes silent clients, because a machine that vanishes closes no connection."""
+    """Makes the kernel probe silent clients, because a machine that vanishes closes no connection."""
     connection = None if request.transport is None else request.transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
@@ -81,8 +84,8 @@ def notice_if_gone(request: web.Request) -> None:
 
 
 class EventStream:
-    """The answer to a request. It starts with the first event; before that the request can still be refused with a
-    status.
+    """The answer to a request as a stream. The HTTP answer starts with the first event; until then the request can
+    still be refused with an HTTP status.
     """
 
     def __init__(self, request: web.Request) -> None:
@@ -113,14 +116,14 @@ class EventStream:
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LARGE_BODY_BYTES = 1 << 16
-"""Size from which a body is read in another thread than the event loop's, on which streams wait."""
+"""Bodies from this size on are read in a thread of their own, so that running streams need not wait."""
 _OPEN_TO_ALL = "/health"
 _LOG = logging.getLogger("pdreal.serve")
 
 
 def application(service: Service, *, is_local: bool = False) -> web.Application:
-    """The web application. is_local: only this machine reaches the server. Then pages of other origins are refused,
-    unless they send the key.
+    """Makes the web application. is_local: only this machine reaches the server; then requests from pages of other
+    origins are refused, unless they send the API key.
     """
     checks = [_key_check(service)]
     if is_local and not service.entrance.has_key:
@@ -228,7 +231,7 @@ def _key_check(service: Service) -> Middleware:
 
 
 class ServerState:
-    """Endpoints that report on the server or change it, and generate no tokens."""
+    """Endpoints that report on the server or change it. They generate no tokens."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""Metrics of the server as Prometheus text, under SGLang's names, so that SGLang's dashboards show them."""
+"""Metrics of the server as Prometheus text. They have SGLang's names, so that SGLang's dashboards show them."""
 
 import time
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pdsim.core.instance import Levels
 
 _ENGINE_TYPES = {"prefill": "prefill", "decode": "decode", "aggregated": "unified"}
-"""SGLang's words for roles."""
+"""SGLang's names of roles."""
 _REQUESTS: Mapping[str, Mapping[str, str]] = {
     "prefill": {
         "num_queue_reqs": "num_queued",
@@ -29,7 +29,7 @@ _REQUESTS: Mapping[str, Mapping[str, str]] = {
         "num_retracted_reqs": "num_retracted",
     },
 }
-"""SGLang's names of our levels, by role."""
+"""For each role: SGLang's names of the instance's levels."""
 
 
 class Gauge(NamedTuple):
@@ -40,7 +40,7 @@ class Gauge(NamedTuple):
 
 
 def gauges(load: Mapping[str, Levels], page_size: int) -> Iterator[Gauge]:
-    """Gauges of each instance that answered."""
+    """Returns the gauges of each instance that reported its levels."""
     for instance_id, levels in load.items():
         role = instance_id.rpartition("-")[0]
         pages = levels.num_used_pages, levels.num_evictable_pages, levels.num_free_pages
@@ -61,11 +61,11 @@ _BETWEEN_TOKENS_S = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
-"""Bucket bounds of SGLang 0.5.23, seconds."""
+"""Upper bounds of the histogram's buckets in s, as in SGLang 0.5.23."""
 
 
 class Histogram:
-    """Histogram: the number of values up to each bound."""
+    """A histogram: for each upper bound, the number of values that do not exceed it."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -86,7 +86,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counts of one server. Instances are asked for their levels when metrics are shown."""
+    """Counters of one server. Gauges are read from instances when metrics are requested."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = f'model_name="{_escaped(model_name)}"'
@@ -134,7 +134,7 @@ class Metrics:
 
 
 class Meter:
-    """Records one request in the metrics."""
+    """Adds one request's times and tokens to the metrics."""
 
     def __init__(self, metrics: Metrics, num_prompt_tokens: int) -> None:
         self._metrics = metrics
@@ -144,7 +144,9 @@ class Meter:
         metrics.num_prompt_tokens += num_prompt_tokens
 
     def add_tokens(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Counts tokens that arrived together. num_cached_tokens: cached tokens of the request's prompt."""
+        """Adds tokens that arrived together. num_cached_tokens: number of the request's prompt tokens that were
+        cached.
+        """
         now_s, metrics = time.monotonic(), self._metrics
         if self._num_tokens == 0:
             self._first_s = now_s

@@ -1,4 +1,4 @@
-"""Protection from web pages of other origins, whose requests browsers send to servers that only this machine
+"""Protection from web pages of other origins. Browsers send such pages' requests also to servers that only this machine
 reaches.
 """
 
@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler
 from pdreal.control.refused import RefusedError
 
 _OWN_SITES = ("same-origin", "none")
-"""Values of Sec-Fetch-Site for a page of the server itself, and for an address that a user typed."""
+"""Values of the header Sec-Fetch-Site for pages of this server, and for an address that the user typed."""
 
 
 def is_loopback(host: str) -> bool:
@@ -25,8 +25,8 @@ def is_loopback(host: str) -> bool:
 
 @web.middleware
 async def refuse_other_origins(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses host names of other sites, requests from pages of other sites, and bodies that such pages may send
-    without asking.
+    """Raises RefusedError if the header Host is another site's name, if a page of another origin sends the request, or
+    if the body has a type that such pages can send without the server's consent.
     """
     host = _host_of(f"//{request.headers.get('Host', '')}")
     if not is_loopback(host):
@@ -43,7 +43,7 @@ async def refuse_other_origins(request: web.Request, handler: Handler) -> web.St
 
 
 def _host_of(url: str) -> str:
-    """The host of a URL; empty if it has none."""
+    """Returns the host of a URL. Empty: the URL has none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

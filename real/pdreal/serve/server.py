@@ -19,7 +19,7 @@ from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
 DRAIN_S = 20.0
-"""Maximum time in s for running requests when the server stops."""
+"""Maximum time in s that running requests have to end when the server stops."""
 
 
 class Address(NamedTuple):
@@ -36,8 +36,10 @@ async def serve(
     *,
     announce: Callable[[str], None],
 ) -> list[str]:
-    """Serves until a stop signal. Returns text on memory that was still held at the end, which is an error. Raises
-    LaunchError. scenario: resolved. announce: called with the URL when the server accepts requests.
+    """Serves until a stop signal. Returns descriptions of memory that was still held at the end; each is an error.
+    Raises LaunchError.
+
+    scenario: resolved. announce: called with the URL when the server accepts requests.
     """
     stopped, hurried = _stop_signals()
     waiting = asyncio.ensure_future(stopped.wait())
@@ -79,8 +81,8 @@ def service_of(
 
 
 def tokenizer_of(options: Options, vocab_size: int) -> Tokenizer | CheckpointTokenizer:
-    """The checkpoint's tokenizer, if it has one; otherwise one of bytes. Raises LaunchError if the checkpoint's cannot
-    be read.
+    """Returns the checkpoint's tokenizer. Without one, returns a tokenizer of bytes. Raises LaunchError if the
+    checkpoint's tokenizer cannot be read.
     """
     folder = Path(options.weights)
     if (folder / FILE).is_file():
@@ -89,7 +91,7 @@ def tokenizer_of(options: Options, vocab_size: int) -> Tokenizer | CheckpointTok
 
 
 def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Two events: the first stop signal sets one, any later signal the other."""
+    """Returns two events: the first stop signal sets the first, any later signal sets the second."""
     stopped, hurried = asyncio.Event(), asyncio.Event()
 
     def tell() -> None:

@@ -1,4 +1,4 @@
-"""The service that all endpoints use, and the life of one request between an endpoint and the cluster."""
+"""The service behind all endpoints, and the life of one request between endpoint and cluster."""
 
 import asyncio
 import time
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _RETRY_AFTER_S = 1
 _SEEDS_APART = 0x9E3779B97F4A7C15
-"""Distance between the seeds of the choices of one request."""
+"""Difference between the seeds of a request's choices."""
 
 
 class Entrance:
-    """Admits requests: those that have the key, if there is one, while few enough requests wait for their first
-    token.
+    """Admits requests: those with the right API key, if there is a key, while not too many requests wait for their
+    first token.
     """
 
     def __init__(self, api_key: str | None = None, max_waiting_requests: int = 4096) -> None:
@@ -43,7 +43,7 @@ class Entrance:
         return self._authorization is not None
 
     def check_key(self, authorization: str) -> None:
-        """Raises RefusedError for a wrong key."""
+        """Raises RefusedError if the key is wrong."""
         given = authorization.encode(errors="surrogateescape")
         if self._authorization is not None and not compare_digest(given, self._authorization):
             raise RefusedError(
@@ -66,7 +66,7 @@ class Entrance:
         self._empty.clear()
 
     def served(self, answer: "Answer") -> None:
-        """Counts an answer as served, because it has its first token."""
+        """Notes that an answer has its first token, so it no longer counts as waiting."""
         self._waiting.discard(answer)
 
     def leave(self, answer: "Answer") -> None:
@@ -80,7 +80,9 @@ class Entrance:
         return len(self._inside)
 
     async def close(self, patience_s: float, hurry: asyncio.Event) -> None:
-        """Refuses new requests. Ends running requests with a reason after the time limit, or at once if asked to."""
+        """Refuses new requests. Running requests are ended with a reason after the time limit, or at once when `hurry`
+        is set.
+        """
         self.is_closed = True
         waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, hurry)]
         await asyncio.wait(waits, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -91,7 +93,7 @@ class Entrance:
 
 
 class Service(NamedTuple):
-    """The cluster that the endpoints serve, with its model, limits and tokenizer."""
+    """The cluster that all endpoints use, with its model, limits and tokenizer."""
 
     cluster: "Launcher"
     model_name: str
@@ -103,27 +105,29 @@ class Service(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """A client's request, in the form that all endpoints share."""
+    """A client's request, in the same form for all endpoints."""
 
     prompt: list[int]
     settings: AnswerSettings
     stream: bool
     closing_usage: bool = False
-    """True if a stream ends with an event of token counts. An answer in one piece always has them."""
+    """True if a stream ends with an event of token counts. An answer that is not streamed always has token counts."""
     running_usage: bool = False
     """True if every event of a stream has token counts."""
 
 
 class Part(NamedTuple):
-    """New part of an answer: tokens, and text that cannot become part of a stop text any more."""
+    """A new part of an answer: tokens, and the text that can be sent because it cannot belong to a stop text."""
 
     text: str
     first_token: int
-    """Position of the part's first token in the answer, from 0."""
+    """Position in the answer of the part's first token, from 0."""
 
 
 class Answer:
-    """A running choice. Entering the context submits it; iterating yields its parts; leaving early aborts it."""
+    """A running choice of a request. Entering the context submits the request, iterating yields the parts of its
+    answer, and leaving early aborts the request.
+    """
 
     def __init__(self, service: Service, generation: Generation, index: int = 0) -> None:
         self.service = service
@@ -156,7 +160,7 @@ class Answer:
         self.service.entrance.leave(self)
 
     async def __aiter__(self) -> AsyncIterator[Part]:
-        """Parts with one or more new tokens each; the last may have none."""
+        """Yields parts. Each has at least one new token, except perhaps the last."""
         async for new in self._request:
             self._meter.add_tokens(len(new), self.num_cached_tokens)
             self.service.entrance.served(self)
@@ -179,7 +183,7 @@ class Answer:
             yield Part(rest, len(self.tokens))
 
     def give_up(self, reason: str) -> None:
-        """Aborts the answer for this reason."""
+        """Aborts the request. reason: for the client."""
         self.service.cluster.abort(self.request_id, reason)
 
     @property
@@ -201,12 +205,14 @@ class Answer:
 
     @property
     def logprobs(self) -> Sequence[Logprobs]:
-        """Log probabilities of each token. None: the request does not ask for them."""
+        """Returns one entry for each token. Entries are None if the request does not ask for log probabilities."""
         return self._request.logprobs
 
     @property
     def finish_reason(self) -> str | None:
-        """Reason of the end. None until the last token, or until nothing can follow an end-of-sequence token."""
+        """Why the answer ended. None: the last token is missing, or the tokens so far do not tell whether more can
+        follow.
+        """
         if self.matched is not None:
             return "stop"
         if len(self.tokens) >= self.sampling.max_tokens:

@@ -25,14 +25,14 @@ _ITSELF = frozenset(b"\n" + bytes(range(0x20, 0x7F))) - frozenset(b"<")
 
 
 def piece(token: int) -> str:
-    """Spelling of a token, independent of its neighbours."""
+    """Returns the spelling of one token. The spelling does not depend on neighbouring tokens."""
     if token in _ITSELF:
         return chr(token)
     return f"<0x{token:02X}>" if token < NUM_BYTES else f"<{token}>"
 
 
 class Tokenizer:
-    """Tokenizer of a model with vocab_size tokens, at least 256."""
+    """Tokenizer of a model with vocab_size tokens. vocab_size is at least 256."""
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < NUM_BYTES:
@@ -43,7 +43,7 @@ class Tokenizer:
         return "".join(map(piece, tokens))
 
     def detokenizer(self) -> "Detokenizer":
-        """A detokenizer for one answer."""
+        """Returns a new detokenizer, for one answer."""
         return Detokenizer(self.decode)
 
     def encode(self, text: str) -> list[int]:
@@ -57,11 +57,13 @@ class Tokenizer:
         return tokens
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Tokens of a conversation of (role, content) pairs, as CHAT_TEMPLATE writes it."""
+        """Returns the tokens of a conversation, which consists of (role, content) pairs. CHAT_TEMPLATE writes the same
+        text.
+        """
         return self.encode("".join(f"{role}: {content}\n" for role, content in messages) + "assistant:")
 
     def _spelled_out(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Start, end and token of each name of a token in the text."""
+        """Yields start, end and token of each spelled-out token in the text."""
         for match in re.finditer(SPELLED_OUT, text):
             token = int(match[0][1:-1], 16 if match[0].startswith("<0x") else 10)
             if token < self.vocab_size and piece(token) == match[0]:
@@ -78,7 +80,7 @@ class Detokenizer:
         self._num_told = 0
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The new text. An incomplete character is kept until its last token arrives."""
+        """Returns the new text. The bytes of an incomplete character are kept until its last token arrives."""
         self._tokens += tokens
         before, now = self._decode(self._tokens[: self._num_told]), self._decode(self._tokens)
         if now.endswith("\ufffd"):
@@ -104,7 +106,7 @@ CHAT_TEMPLATE = """\
 {{- "assistant:" }}
 {%- endif %}
 """
-"""Tokenizer.chat in Jinja, for clients that count a conversation's tokens."""
+"""The same as Tokenizer.chat in Jinja, for clients that count a conversation's tokens."""
 
 
 HUB_NAME = "pdreal/bytes"
@@ -121,7 +123,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """True for a folder that `write_tokenizer` wrote. A checkpoint's config.json has more fields than a size."""
+    """True if `write_tokenizer` wrote the folder. A checkpoint's config.json has more fields."""
     try:
         config = read_json(folder / "config.json")
     except (OSError, InputError):
@@ -130,8 +132,8 @@ def holds_tokenizer(folder: Path) -> bool:
 
 
 def plant_in_hub_cache(hf_home: Path, vocab_size: int) -> None:
-    """Writes the tokenizer into the cache below HF_HOME, under HUB_NAME. Some clients refuse a folder, but read this
-    cache when offline.
+    """Writes the tokenizer into the Hugging Face cache below HF_HOME, under HUB_NAME. Some clients take no folder, but
+    read this cache when offline.
     """
     model = hf_home / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
     write_tokenizer(model / "snapshots" / _REVISION, vocab_size)
@@ -140,7 +142,9 @@ def plant_in_hub_cache(hf_home: Path, vocab_size: int) -> None:
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    """The content of tokenizer.json. Names of tokens become one token, other characters one token or their bytes."""
+    """Returns the content of tokenizer.json. A spelled-out token is one token; each other character is one token, or
+    its UTF-8 bytes.
+    """
     return {
         "version": "1.0",
         "truncation": None,
@@ -194,7 +198,7 @@ FILE = "tokenizer.json"
 
 class CheckpointTokenizer:
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Raises LaunchError."""
+        """Reads the tokenizer of a checkpoint's folder. Raises LaunchError if it cannot be read."""
         try:
             from tokenizers import Tokenizer  # noqa: PLC0415
         except ModuleNotFoundError:
@@ -217,12 +221,12 @@ class CheckpointTokenizer:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def detokenizer(self) -> Detokenizer:
-        """A detokenizer for one answer."""
+        """Returns a new detokenizer, for one answer."""
         return Detokenizer(self.decode)
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Tokens of a conversation. Raises RefusedError if the checkpoint has no chat template, or the template refuses
-        the messages.
+        """Returns the tokens of a conversation. Raises RefusedError if the checkpoint has no chat template, or the
+        template does not accept the messages.
         """
         if not isinstance(self._template, str):
             raise RefusedError("the checkpoint has no chat template: send a completion")
@@ -253,7 +257,7 @@ class StopTexts:
         """Text that may be the beginning of a stop text."""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Text that can be sent now, and the stop text after it, if one is complete."""
+        """Returns the text that can be sent now, and the stop text that follows, if one is complete."""
         if not self._stops:
             return text, None
         text = self._held + text
@@ -267,6 +271,6 @@ class StopTexts:
         return text[:begin], None
 
     def rest(self) -> str:
-        """Text that was held back as the possible begin of a stop text. Called at the answer's end."""
+        """Returns text that was held back because a stop text might have begun with it. Called at the answer's end."""
         held, self._held = self._held, ""
         return held

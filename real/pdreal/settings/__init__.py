@@ -1,1 +1,1 @@
-"""Settings of a run: options, hosts, ranks, the model as it is computed, and which scenarios can be run for real."""
+"""Settings of a run: options, hosts, ranks and the model; and the check which scenarios real mode can run."""

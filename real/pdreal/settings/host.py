@@ -1,4 +1,4 @@
-"""Hosts of a run: how the launcher reaches and starts each of them, and their instances."""
+"""Hosts of a run: how the launcher reaches and starts each host, and which instances run there."""
 
 import shlex
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ class LaunchError(RuntimeError):
 
 class HostEntry(Section):
     address: IPv4Address
-    """Address at which other hosts reach it."""
+    """Address at which other hosts reach this host."""
     instances: tuple[str, ...] = ()
-    """Names, or patterns of them such as decode-*."""
+    """Names of the host's instances, or patterns of names such as decode-*."""
     start: str | None = None
-    """The command that runs `pdreal host` there, with its standard input. None: the launcher's own host."""
+    """Command that runs `pdreal host` on the host, with its standard input. None: this is the launcher's own host."""
 
     @field_validator("start")
     @classmethod
@@ -64,8 +64,8 @@ class Hosts(Section):
         return [(name, entry) for name, entry in self.hosts.items() if entry.start is not None]
 
     def as_pair(self) -> "Hosts":
-        """The launcher's own host and the first other host, with a prefill and a decode instance. Raises
-        ConfigError.
+        """Returns the launcher's own host with a prefill instance, and the first other host with a decode instance.
+        Raises ConfigError if there is no other host.
         """
         if not self.others:
             raise ConfigError(f"hosts: transfers between hosts need two hosts, found {self.home} alone")
@@ -83,7 +83,7 @@ class Hosts(Section):
         return len({entry.address for entry in self.hosts.values()}) == 1
 
     def placed(self, instance_ids: Sequence[str]) -> dict[str, str]:
-        """Host of each instance. Raises ConfigError if an instance has no host, or several."""
+        """Returns the host of each instance. Raises ConfigError if an instance is on no host, or on several."""
         found: dict[str, list[str]] = {instance_id: [] for instance_id in instance_ids}
         for name, entry in self.hosts.items():
             for pattern in entry.instances:
@@ -102,5 +102,5 @@ class Hosts(Section):
 
 
 def read_hosts(path: Path | None) -> Hosts | None:
-    """Hosts of a file. None: no file is given. Raises ConfigError."""
+    """Reads a file of hosts. None: no file is given. Raises ConfigError."""
     return None if path is None else read_section(path, Hosts)

@@ -1,4 +1,4 @@
-"""The shape of one model, from the catalog or a checkpoint's config.json, and the parameters that follow from it."""
+"""The shape of one model, from the catalog or a checkpoint's config.json; and its parameters with their shapes."""
 
 from dataclasses import MISSING, dataclass, fields, replace
 from math import prod
@@ -28,7 +28,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": True,
     "DeepseekV3ForCausalLM": False,
 }
-"""Architectures that real mode can run, by their name in config.json. True: query and key heads are normalised."""
+"""Architectures that real mode can run, by their name in config.json. True: query and key heads have norms."""
 
 _ONLY = {
     "attention_bias": False,
@@ -42,7 +42,7 @@ _ONLY = {
     "topk_method": "noaux_tc",
     "rope_interleave": True,
 }
-"""Fields of config.json that can have one value here."""
+"""Fields of config.json for which real mode supports one value only."""
 
 _FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
@@ -54,7 +54,7 @@ _SHAPE = (
 
 
 class ModelError(ValueError):
-    """Raised for a model that real mode cannot run, or cannot run with this number of ranks."""
+    """Raised if real mode cannot run a model, or cannot run it with this number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,12 @@ class ModelConfig:
     tied_embeddings: bool
     llama: LlamaArchitecture
     experts: Experts | None = None
-    """Experts in place of the MLP of the last experts.num_layers layers."""
+    """Experts, in place of the MLP of the last experts.num_layers layers. None: no layer has experts."""
     latent: LatentAttention | None = None
-    """Latent attention in place of grouped queries: one latent per token, which all query heads share. None: grouped
-    queries."""
+    """Latent attention: one latent per token, which all query heads share. None: the model has grouped-query
+    attention."""
     window_tokens: int = 0
-    """Number of last tokens that the layers llama.window_layers attend to, the token itself included."""
+    """Number of last tokens, including itself, that a token sees in the layers of llama.window_layers."""
     end_tokens: tuple[int, ...] = ()
     """Tokens that end a sequence, unless a request ignores them."""
 
@@ -85,17 +85,17 @@ class ModelConfig:
         return 2 if self.latent is None else 1
 
     def window_of(self, layer: int) -> int:
-        """Last tokens that a layer attends to; 0: all tokens."""
+        """Returns the number of last tokens that a token sees in a layer; 0: all."""
         return self.window_tokens if layer in self.llama.window_layers else 0
 
     @property
     def windows(self) -> list[int]:
-        """Window lengths of the layers in tokens; 0: layers without a window."""
+        """The different window lengths of the layers, in tokens. 0: layers without a window."""
         return sorted({self.window_of(layer) for layer in range(self.num_layers)})
 
     @property
     def output_inputs(self) -> int:
-        """Width of the outputs of all query heads together."""
+        """Total width of the outputs of all query heads."""
         return self.num_query_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
     @property
@@ -105,7 +105,7 @@ class ModelConfig:
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of parameters as in a checkpoint; matrices are [outputs, inputs]."""
+        """Names and shapes of the parameters, as in a checkpoint. Matrices are [outputs, inputs]."""
         hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
         for index in range(self.num_layers):
@@ -125,12 +125,12 @@ class ModelConfig:
         return shapes
 
     def has_routing(self, layer: int) -> bool:
-        """True if the router of a layer's experts works as in DeepSeek-V3; shared experts count as experts."""
+        """True if experts are routed as in DeepSeek-V3. Models with shared experts count, too."""
         return self.llama.routing is not None and layer >= self.num_dense_layers
 
     @property
     def mlp_sizes(self) -> list[int]:
-        """Inner sizes of the MLPs that process every token: of dense layers, and of shared experts."""
+        """Inner sizes of MLPs that process every token: those of dense layers, and those of shared experts."""
         sizes = [self.llama.intermediate_size] if self.num_dense_layers else []
         if self.experts is not None and self.llama.routing is not None:
             sizes.append(self.llama.routing.num_shared * self.experts.intermediate_size)
@@ -188,7 +188,7 @@ class ModelConfig:
 
 
 def from_catalog(name: str) -> ModelConfig:
-    """The model of a catalog entry. Raises CatalogError, or ModelError if the entry lacks fields that real mode
+    """Returns the model of a catalog entry. Raises CatalogError, or ModelError if the entry lacks fields that real mode
     needs.
     """
     spec = load_model(name)
@@ -221,15 +221,15 @@ def from_catalog(name: str) -> ModelConfig:
 
 
 def _kv_heads(attention: GroupedQueryAttention | LatentAttention) -> tuple[int, int]:
-    """Number and size of KV heads, as the cache has them."""
+    """Returns number and size of the KV heads in the cache."""
     if isinstance(attention, LatentAttention):
         return 1, attention.kv_lora_rank + attention.rope_dim
     return attention.num_kv_heads, attention.head_dim
 
 
 def check_same_shape(checkpoint: ModelConfig, catalog: ModelConfig) -> None:
-    """Raises ModelError unless both models have the same shape. Pages and step times are counted by the catalog's
-    shape, forwards use the checkpoint's.
+    """Raises ModelError unless both models have the same shape. Pages and step times are computed from the catalog's
+    model, and forwards run the checkpoint's.
     """
     for name in _SHAPE:
         found, expected = (attrgetter(name)(config) for config in (checkpoint, catalog))
@@ -241,7 +241,7 @@ def check_same_shape(checkpoint: ModelConfig, catalog: ModelConfig) -> None:
 
 
 def from_checkpoint(folder: Path) -> ModelConfig:
-    """The model of config.json, with the end tokens of generation_config.json. Raises ModelError."""
+    """Reads the model from config.json, and its end tokens from generation_config.json. Raises ModelError."""
     data = _read(folder / "config.json")
     architecture = str(next(iter(data.get("architectures") or ()), "none"))
     if architecture not in ARCHITECTURES:
@@ -303,7 +303,9 @@ def _published_kv_heads(data: dict[str, Any]) -> tuple[int, int]:
 
 
 def _window_layers(data: dict[str, Any]) -> tuple[int, ...]:
-    """Layers with a window. Qwen3's have none unless use_sliding_window says so. Raises EntryError."""
+    """Returns the numbers of layers with a sliding window. Qwen3's layers have none unless use_sliding_window is true.
+    Raises EntryError.
+    """
     has_switch = str(data.get("model_type")).startswith("qwen3")
     if not data.get("sliding_window") or not data.get("use_sliding_window", not has_switch):
         return ()
@@ -358,7 +360,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _rope(data: dict[str, Any]) -> dict[str, Any]:
-    """RoPE's settings: transformers 5 keeps under rope_parameters what earlier checkpoints have in two places."""
+    """Returns RoPE's settings. Transformers 5 writes them under rope_parameters; before, they were in two places."""
     return data.get("rope_parameters") or {**data, **(data.get("rope_scaling") or {})}
 
 
@@ -366,7 +368,7 @@ _SCALINGS: dict[str, tuple[str, type[RopeScaling | YarnScaling]]] = {
     "llama3": ("rope_scaling", RopeScaling),
     "yarn": ("yarn", YarnScaling),
 }
-"""Stretches by rope type: their fields of LlamaArchitecture, and what these hold."""
+"""For each rope type: which fields of config.json LlamaArchitecture needs, and their class."""
 
 
 def _rope_scaling(rope: dict[str, Any], folder: Path, *, is_latent: bool) -> dict[str, Any]:
@@ -383,7 +385,7 @@ def _rope_scaling(rope: dict[str, Any], folder: Path, *, is_latent: bool) -> dic
 
 
 def model_config(options: Options, name: str) -> ModelConfig:
-    """Shape of a model, without torch. Raises ModelError."""
+    """Returns the shape of a model, without loading torch. Raises ModelError."""
     catalog = from_catalog(name)
     if options.weights.startswith("seed:"):
         return catalog

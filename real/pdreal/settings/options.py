@@ -1,4 +1,4 @@
-"""Options of a real run: the flags of pdreal that scenarios have no fields for."""
+"""Options of a real run: flags of pdreal for which a scenario has no field."""
 
 import os
 from dataclasses import dataclass
@@ -25,7 +25,9 @@ Threads = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Flags of `pdreal run` and `pdreal serve`. A field's docstring is its help, where it has no other."""
+    """Flags of `pdreal run` and `pdreal serve`. The docstring of a field is the help text of its flag, unless the flag
+    has its own.
+    """
 
     device: OnDevice = "cpu"
     dtype: Dtype = "float32"

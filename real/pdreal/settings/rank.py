@@ -1,4 +1,4 @@
-"""Settings that the process of a rank starts with."""
+"""Settings with which the process of a rank starts."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from pdsim.system.memory import Role
 
 
 def process_name(instance_id: str, rank: int) -> str:
-    """Name of a rank's process: the leader has its instance's name."""
+    """Returns the name of a rank's process. The leader's process has its instance's name."""
     return f"{instance_id}.rank{rank}" if rank else instance_id
 
 
@@ -35,19 +35,19 @@ class RankSpec:
     role: Role
     rank: int
     life: int
-    """Number of earlier starts of this instance."""
+    """Number of times that the instance was started before."""
     slot: int
-    """Number of the rank among the ranks of its host. GPUs are given to ranks in turn."""
+    """Number of the rank among all ranks of its host. Ranks get the host's GPUs by this number."""
     num_slots: int
-    """Number of ranks on the host of this rank."""
+    """Number of all ranks on the rank's host."""
     launcher: str
     """Endpoint at which the launcher receives messages."""
     network: Network | None = field(repr=False)
-    """Network settings of the process, in a run on several hosts."""
+    """Network settings of the process. None: the run is on one host."""
     sockets: Path
-    """Folder on the rank's host with the sockets of the control channel, and of the ranks of an instance."""
+    """Folder on the rank's host for the sockets of the control channel, and for those between an instance's ranks."""
     logs: Path | None
-    """Folder of logbooks on the rank's host. None: no logbooks are kept."""
+    """Folder on the rank's host for logbooks. None: no logbooks are kept."""
 
     @property
     def settings(self) -> PrefillSettings | DecodeSettings | AggregatedSettings:

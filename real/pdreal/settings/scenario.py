@@ -1,4 +1,4 @@
-"""Checks which scenarios real mode can run, with their data types and the largest request that fits."""
+"""Checks whether real mode can run a scenario, and how large a request may be."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,24 +20,25 @@ from pdsim.system.model import KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec
 
 _TOKEN_BYTES = 32
-"""Bytes in a body, at most: a character is six (\\u003c), an escaped name of a token 18, and a part of a message 27."""
+"""Largest number of bytes in a body for one prompt token: an escaped character (\\u003c) takes 6, an escaped
+spelled-out token 18, a part of a message 27."""
 _FIELDS_BYTES = 1 << 16
-"""Bytes for all of a body but its prompt."""
+"""Largest number of bytes in a body for everything but its prompt."""
 
 
 class Room(NamedTuple):
-    """Largest request in tokens. If prompt and output share a pool, the prompt counts in whole pages."""
+    """Size of the largest request, in tokens. If prompt and output share a pool, the prompt counts in whole pages."""
 
     prompt_tokens: int
     total_tokens: int
     page_size: int = 1
     reserved_tokens: int = 0
-    """Tokens of decode's pool that admission keeps free."""
+    """Number of tokens of decode's pool that the admission policy keeps free."""
 
     @classmethod
     def of(cls, scenario: Scenario, context: int) -> "Room":
-        """The room of a resolved scenario and a model's context. Pools limit requests as they limit a workload's.
-        Raises ConfigError if no request fits.
+        """Returns the largest request that a resolved scenario's pools and a model's context can hold. Raises
+        ConfigError if they can hold none.
         """
         page, reserved = scenario.page_size, 0
         if scenario.aggregated is not None:
@@ -53,7 +54,7 @@ class Room(NamedTuple):
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of the largest body of a request that fits."""
+        """Largest size of a request's body in bytes."""
         return _FIELDS_BYTES + _TOKEN_BYTES * self.prompt_tokens
 
     def check(self, num_prompt_tokens: int, max_tokens: int) -> None:
@@ -72,7 +73,9 @@ class Room(NamedTuple):
 
 
 def _decode_room(decode: DecodeSettings, page_size: int) -> tuple[int, int]:
-    """Tokens with which a request is admitted, and comes back if it is retracted; and those that must stay free."""
+    """Returns the largest number of tokens with which decode can admit a request, also again after a retraction; and
+    the number of tokens that admission keeps free.
+    """
     pool = decode.pool_tokens or 0
     if not isinstance(decode.admission, ReserveDecodeTokens):
         return pool + 1, 0
@@ -81,7 +84,9 @@ def _decode_room(decode: DecodeSettings, page_size: int) -> tuple[int, int]:
 
 
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
-    """The resolved scenario and its requests. Raises ConfigError for features that only the simulator has."""
+    """Returns the resolved scenario and its requests. Raises ConfigError if the scenario has features that only the
+    simulator supports.
+    """
     cluster = build(for_real(scenario, options))
     _check_hosts(cluster.scenario, options)
     room = _room(cluster.scenario, options)
@@ -95,8 +100,7 @@ def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Seque
 
 
 def served_scenario(scenario: Scenario, options: Options) -> Scenario:
-    """The resolved scenario of a server. Health checks are on, because clients disconnect and processes die.
-
+    """Returns the resolved scenario of a server. Health checks are on, because clients disconnect and processes die.
     Raises ConfigError, also if no request fits the pools.
     """
     scenario = for_real(scenario, options)
@@ -109,7 +113,9 @@ def served_scenario(scenario: Scenario, options: Options) -> Scenario:
 
 
 def _check_hosts(scenario: Scenario, options: Options) -> None:
-    """scenario: resolved. Raises ConfigError unless each instance has its host, and KV gets from one to the other."""
+    """Raises ConfigError unless each instance has one host, and the transport can send KV between the hosts. scenario:
+    resolved.
+    """
     if options.hosts is None:
         return
     options.hosts.placed(list(roles_of(scenario)))
@@ -121,7 +127,7 @@ def _check_hosts(scenario: Scenario, options: Options) -> None:
 
 
 def _check_windows(scenario: Scenario) -> None:
-    """Raises ConfigError for what needs KV of layers with a window that decode never gets."""
+    """Raises ConfigError for features that need KV of sliding-window layers which decode never gets."""
     if not wire_of(scenario).num_window_planes:
         return
     prefill, decode = scenario.pair
@@ -140,7 +146,7 @@ def _room(scenario: Scenario, options: Options) -> Room:
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
-    """The scenario with the settings that real mode adds, not resolved. Raises ConfigError."""
+    """Returns the scenario with real mode's own settings, not yet resolved. Raises ConfigError."""
     if scenario.engine != "sglang":
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     if scenario.decode is not None and scenario.decode.returns_kv:

@@ -1,1 +1,1 @@
-"""Engines that write into the memory of another process, behind one protocol."""
+"""Transfer engines: they write into the memory of another process. All follow one protocol."""

@@ -1,4 +1,5 @@
-"""GPU memory mapped into another process of the host. The target reads: a sender asks it to pull.
+"""GPU memory mapped into another process of the host. The receiver does the copying: a sender asks the receiver to read
+from its memory.
 
 Reads through a mapping reach the rate of the link, and a batch of copies is one call. Writes by the same call were ten
 times slower where this was measured (experiments/transfer-micro/fits.yaml). Kernels may write into memory that `mapped`
@@ -57,7 +58,7 @@ class CudaRuntime:
             raise UnavailableError(f"CUDA IPC needs CUDA 12.8 or later, found {self._version // 1000}")
 
     def allocation_of(self, address: int) -> int:
-        """Start of the allocation in which an address lies."""
+        """Returns the start of the CUDA allocation in which an address lies."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         code = self._driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         if code:
@@ -65,13 +66,13 @@ class CudaRuntime:
         return base.value
 
     def export(self, address: int) -> str:
-        """A handle, in hexadecimal, of the whole allocation that contains an address."""
+        """Returns a handle, as hexadecimal text, for the whole allocation that contains an address."""
         handle = _Handle()
         self._call("cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
         return bytes(handle).hex()
 
     def open(self, handle: str) -> int:
-        """Address at which another process's allocation is mapped, on the current device."""
+        """Maps another process's allocation on the current device. Returns its address here."""
         mapped = ctypes.c_void_p()
         opened = _Handle.from_buffer_copy(bytes.fromhex(handle))
         self._call("cudaIpcOpenMemHandle", ctypes.byref(mapped), opened, ctypes.c_uint(_OPEN_LAZILY))
@@ -82,7 +83,7 @@ class CudaRuntime:
         self._call("cudaIpcCloseMemHandle", ctypes.c_void_p(mapped))
 
     def copy_batch(self, sources: Addresses, targets: Addresses, lengths: Addresses, stream: torch.cuda.Stream) -> None:
-        """Copies all ranges in one call. Returns when the call is submitted."""
+        """Copies all ranges in one call. Returns when the copies are queued in the stream."""
         source, target, size = (np.ascontiguousarray(each, np.uint64) for each in (sources, targets, lengths))
         attributes, first = _Attributes(_IN_STREAM_ORDER), ctypes.c_size_t(0)
         failed = () if self._version >= _WITHOUT_INDEX_OF_FAILURE else (ctypes.byref(ctypes.c_size_t()),)
@@ -105,7 +106,7 @@ class CudaRuntime:
 
 
 def _loaded(library: str) -> str:
-    """File of a library that this process loaded."""
+    """Returns the file of a library that this process has loaded."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         path = line.split(maxsplit=5)[-1]
         if Path(path).name.startswith(library):
@@ -115,7 +116,7 @@ def _loaded(library: str) -> str:
 
 class CudaIpcTransport:
     def __init__(self, device: torch.device) -> None:
-        """Raises UnavailableError without a GPU."""
+        """Raises UnavailableError if the device is no GPU."""
         self._runtime = CudaRuntime()
         self._device = device
         self._regions: list[tuple[int, int, int, str]] = []
@@ -129,7 +130,9 @@ class CudaIpcTransport:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
 
     def register(self, regions: Sequence[torch.Tensor]) -> None:
-        """Registers memory of cudaMalloc: torch's default allocator, without expandable segments."""
+        """Registers memory that cudaMalloc allocated. torch's default allocator uses cudaMalloc, unless expandable
+        segments are on.
+        """
         try:
             for region in regions:
                 begin = self._runtime.allocation_of(region.data_ptr())
@@ -173,9 +176,10 @@ class CudaIpcTransport:
 
 
 class _OpenAllocations:
-    """Allocations of other processes that are mapped here, with how many peers use each: none is opened twice.
+    """Allocations of other processes that are mapped here. Each is opened once, however many peers use it.
 
-    They are closed with their last peer, for memory of a process that died is kept while it is mapped elsewhere.
+    An allocation is closed when its last peer disconnects, because memory of a dead process is not freed while it is
+    mapped elsewhere.
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
@@ -199,7 +203,9 @@ class _OpenAllocations:
 
 
 class _Mapping:
-    """Memory of another process, mapped for the current GPU. Raises TransferError."""
+    """Memory of another process that is mapped for the current GPU. Raises TransferError if the memory cannot be
+    mapped.
+    """
 
     def __init__(self, opened: _OpenAllocations, regions: Any) -> None:
         self._opened = opened
@@ -218,7 +224,7 @@ class _Mapping:
 
 
 class _Target:
-    """A peer whose memory is mapped here when it is first written to, by one thread at a time."""
+    """A peer. Its memory is mapped here at the first write. One thread at a time writes to it."""
 
     def __init__(self, opened: _OpenAllocations, pid: int, regions: Any) -> None:
         self._opened = opened
@@ -241,7 +247,7 @@ class _Target:
             self._process.check_alive()
 
     def close(self) -> None:
-        """Wait for threads that write, then close: a kernel must not lose the memory under it."""
+        """Waits for the thread that writes, then unmaps the peer's memory, which the thread's kernel needs."""
         with self._lock:
             self._is_closed = True
             for held in (self._process, self._mapping):
@@ -250,7 +256,7 @@ class _Target:
 
 
 class _Sender:
-    """A sender's memory, from which ranges are pulled."""
+    """A sender's memory, from which this receiver reads ranges."""
 
     def __init__(self, runtime: CudaRuntime, mapping: _Mapping, targets: Regions, stream: torch.cuda.Stream) -> None:
         self._runtime = runtime

@@ -1,7 +1,7 @@
 """Mooncake Transfer Engine: one-sided writes over TCP, NVLink or RDMA, chosen by environment variables.
 
-Settings apply to the whole process and must be set before the engine starts. The engine may take another transport than
-the requested one without an error, so the transport in use is checked.
+Settings apply to the whole process and must be set before the engine starts. The engine may use another transport than
+the requested one without an error, so this module checks which one it uses.
 """
 
 import logging
@@ -23,7 +23,7 @@ from pdreal.transports.streams import synchronize_engines
 Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
 
 TIMEOUT_S = 5
-"""Maximum time of a write in s, plus one second per GB: the minimum that the engine accepts."""
+"""Maximum time of a write: this number of seconds, plus one second per GB. The engine accepts no shorter time."""
 
 _LOG = logging.getLogger("pdreal")
 _SWITCHES: dict[Kind, str] = {"tcp": "MC_FORCE_TCP", "nvlink": "MC_INTRANODE_NVLINK", "mnnvl": "MC_FORCE_MNNVL"}
@@ -33,20 +33,20 @@ _SETTINGS = {
     "MC_LOG_LEVEL": "ERROR",
 }
 BATCH_DESCRIPTORS = 2048
-"""Maximum number of descriptors of one call to the engine. While the engine reads the lists, no other Python code runs:
-0.3 us per descriptor, which for all slices of a request takes as long as a forward."""
+"""Maximum number of descriptors in one call to the engine. The engine takes 0.3 us to read each descriptor, and
+meanwhile no Python code runs: for all slices of a request this would take as long as a forward."""
 _POLLED_BYTES = 1 << 20
-"""Size from which writes over TCP are waited for asleep: the engine's own wait takes the CPU that its I/O needs. On a
-CPU all writes are: there it takes the core that computes, too."""
+"""TCP writes in which each range has at least this size are waited for in sleep, because the engine's own wait keeps
+busy a CPU core that its I/O needs. On a CPU all writes are waited for in sleep, because models compute on these
+cores."""
 _POLL_S = 20e-6
 _DONE, _RUNNING = 1, 0
 
 
 class MooncakeTransport:
     def __init__(self, kind: Kind, device: torch.device, address: str = LOOPBACK) -> None:
-        """address: where peers reach this host.
-
-        Raises UnavailableError if the engine cannot be loaded, or takes another transport.
+        """address: where peers reach this host. Raises UnavailableError if the engine cannot be loaded, or uses another
+        transport than the requested one.
         """
         _choose(kind)
         module = load_engine(("mooncake.engine",), _wheel(device))
@@ -94,9 +94,11 @@ class MooncakeTransport:
         return int(self._engine.batch_transfer_sync_write(address, *ranges)) == 0
 
     def _write_asleep(self, address: str, *ranges: list[int]) -> bool:
-        """Each range on its own, for the engine's check looks at one only. Whether all are written.
+        """Writes each range by itself, because the engine's check of a write looks at one range only. Returns True if
+        all ranges are written.
 
-        The limit is the engine's, which keeps none here: TCP itself goes on for a quarter of an hour behind a cut link.
+        The time limit is the same as the engine's own. Without one TCP would keep trying for a quarter of an hour after
+        a link is cut.
         """
         submitted = [self._engine.transfer_submit_write(address, *each) for each in zip(*ranges, strict=True)]
         until_s = time.monotonic() + TIMEOUT_S + sum(ranges[2]) / 1e9
@@ -115,7 +117,7 @@ class MooncakeTransport:
 
 
 def kind_of(name: str) -> Kind:
-    """Kind of engine that a preset such as mooncake-tcp stands for."""
+    """Returns the kind of engine of a preset such as mooncake-tcp."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     return next(kind for kind in kinds if name == f"mooncake-{kind}")
 
@@ -136,7 +138,9 @@ def _wheel(device: torch.device) -> str:
 
 
 def _hide_from_the_network() -> None:
-    """Take connections from this machine only: the engine listens everywhere, and lets anybody write its memory."""
+    """Makes the engine accept connections from this machine only. The engine listens on all interfaces, and any peer
+    may write to its memory.
+    """
     for listening in _sockets_that_listen_everywhere():
         with listening:
             try:

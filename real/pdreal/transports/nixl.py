@@ -1,4 +1,4 @@
-"""NIXL over UCX: shared memory copies (cma) between processes of a host, CUDA IPC between GPUs, RDMA between hosts."""
+"""NIXL over UCX. UCX copies between processes of a host (cma), by CUDA IPC between GPUs, and by RDMA between hosts."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ TIMEOUT_S = 30.0
 
 _WHEEL = "--no-deps nixl-cu13"
 _ENOUGH_CORES = 16
-"""Minimum number of cores with which the engine runs its own progress thread, which keeps one core busy."""
+"""Minimum number of CPU cores for the engine's own progress thread, because that thread keeps one core busy."""
 _PROGRESS_S = 0.01
 _POLL_S = 20e-6
 
@@ -42,7 +42,9 @@ class NixlTransport:
             threading.Thread(target=self._progress, name="nixl progress", daemon=True).start()
 
     def _progress(self) -> None:
-        """Connections that peers set up need this side to take part now and then; data does not."""
+        """Lets the engine make progress now and then, because a peer can connect only if this side takes part. Data
+        needs no such help.
+        """
         while not self._closed.wait(_PROGRESS_S):
             self._agent.get_new_notifs()
 

@@ -1,4 +1,4 @@
-"""Transfer engines: the calls that a rank makes, and their errors."""
+"""The protocol of transfer engines, and their errors."""
 
 import importlib
 import os
@@ -32,7 +32,7 @@ class UnavailableError(Exception):
 
 
 def connected(peers: Mapping[str, Peer], address: str) -> Peer:
-    """The connection to a peer. Raises TransferError if another thread has disconnected it."""
+    """Returns the connection to a peer. Raises TransferError if another thread has disconnected the peer."""
     try:
         return peers[address]
     except KeyError:
@@ -40,15 +40,17 @@ def connected(peers: Mapping[str, Peer], address: str) -> Peer:
 
 
 class Transport(Protocol):
-    """An engine in one rank. The rank first registers all memory, then gives the address to peers."""
+    """A transfer engine in one rank. The rank first registers all its memory, then gives its address to peers."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Memory, uint8 [num_bytes], zeros. Peers can write to it once it is registered."""
+        """Allocates memory, uint8 [num_bytes], filled with zeros. Peers can write to the memory after it is
+        registered.
+        """
         ...
 
     def register(self, regions: Sequence[torch.Tensor]) -> None:
-        """Registers all memory that is read or written, each region once. Raises UnavailableError if the engine
-        refuses.
+        """Registers all memory from which or to which the engine copies, each region once. Raises UnavailableError if
+        the engine refuses a region.
         """
         ...
 
@@ -76,10 +78,12 @@ class Transport(Protocol):
 
 @runtime_checkable
 class MappingTransport(Transport, Protocol):
-    """An engine that maps the memory of its peers into this process."""
+    """A transfer engine that maps the memory of its peers into this process."""
 
     def mapped(self, address: str) -> AbstractContextManager["Regions"]:
-        """Context in which a peer's memory is mapped for writing. Raises TransferError, also if the peer died."""
+        """Context in which a peer's memory is mapped, so that kernels can write to it. Raises TransferError, also if
+        the peer died.
+        """
         ...
 
 
@@ -92,7 +96,7 @@ DEBIAN_PACKAGES = {
 
 
 def load_engine(modules: tuple[str, ...], wheel: str) -> ModuleType:
-    """The first of these modules that can be imported. Raises UnavailableError if none can."""
+    """Imports the first of these modules that is installed. Raises UnavailableError if none can be imported."""
     for module in modules:
         try:
             return importlib.import_module(module)
@@ -112,12 +116,14 @@ def _hint(problem: str) -> str:
 
 class Regions:
     def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
-        """Rows of regions: address, bytes, and address of the mapping."""
+        """regions: (address in the peer, bytes, address of the mapping here)."""
         begins, sizes, mapped = np.array(sorted(rows), np.int64).reshape(-1, 3).T
         self._begins, self._ends, self._mapped = begins, begins + sizes, mapped
 
     def translate(self, addresses: Addresses, lengths: Addresses) -> Addresses:
-        """Addresses at which these ranges are mapped. Raises TransferError if a range does not lie within a region."""
+        """Returns the addresses at which a peer's ranges are mapped here. Raises TransferError if a range does not lie
+        within a region.
+        """
         region = np.searchsorted(self._begins, addresses, "right") - 1
         if (region < 0).any() or (addresses + lengths > self._ends[region]).any():
             raise TransferError("a range is not within registered memory")
@@ -130,7 +136,7 @@ class PeerProcess:
     """
 
     def __init__(self, pid: int) -> None:
-        """Raises TransferError if it is gone."""
+        """Raises TransferError if the process is gone."""
         self._pid = pid
         try:
             self._descriptor = os.pidfd_open(pid)

@@ -1,6 +1,6 @@
 """Writes that the target carries out: the sender asks, the target copies and answers.
 
-Over a Unix socket without a file (abstract name; Linux only), a connection for each sending thread. A connection begins
+Each sending thread has a connection: a Unix socket without a file (abstract name; Linux only). A connection begins
 with a JSON line that describes the sender's memory. A request is the number of ranges and three arrays of int64:
 addresses in the sender, addresses in the target, lengths. The answer is the length of a text and the text: empty, or
 what went wrong. A peer that dies closes its connections.
@@ -40,7 +40,9 @@ class PullServer:
     """Serves the connections of all senders, with a thread for each connection."""
 
     def __init__(self, open_sender: Callable[[Any], Sender]) -> None:
-        """open_sender is called with what a sender describes, once a connection, in the thread that will copy."""
+        """open_sender: called once per connection, with the sender's description of its memory, in the thread that will
+        copy.
+        """
         self._open_sender = open_sender
         self._socket = socket.socket(socket.AF_UNIX)
         self.name = f"pdreal-{os.getpid()}-{uuid.uuid4().hex}"
@@ -78,7 +80,7 @@ class PullServer:
 
 
 class PullClient:
-    """Sends requests to one target. Each thread has its own connection, made at its first request."""
+    """Sends requests to one receiver. Each thread has its own connection, made at its first request."""
 
     def __init__(self, name: str, description: Any) -> None:
         self._name = name
@@ -87,7 +89,7 @@ class PullClient:
         self._connections: list[socket.socket] = []
 
     def write(self, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
-        """Asks the target to copy ranges. Raises TransferError if the target could not copy, or is gone."""
+        """Asks the receiver to copy ranges. Raises TransferError if the receiver could not copy them, or is gone."""
         request = np.stack([local, remote, lengths]).astype(np.int64)
         try:
             connection = self._connection()
@@ -113,13 +115,13 @@ class PullClient:
         return connection
 
     def close(self) -> None:
-        """Closes all connections. Writes under way fail."""
+        """Closes all connections. Writes that still run fail."""
         for connection in self._connections:
             connection.close()
 
 
 class _NoSender:
-    """A sender whose memory could not be opened."""
+    """Takes the place of a sender whose memory could not be opened."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem
@@ -128,11 +130,11 @@ class _NoSender:
         raise TransferError(self._problem)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, because nothing is open."""
 
 
 class _EndedError(Exception):
-    """The sender closed its connection."""
+    """Raised if the sender closed its connection."""
 
 
 def _problem_of(sender: Sender, sources: Addresses, targets: Addresses, lengths: Addresses) -> str:

@@ -1,4 +1,4 @@
-"""Host memory that two processes of one machine map: a write is a memcpy by the sender.
+"""Host memory that two processes of one machine map. The sender writes with memcpy.
 
 Memory is an anonymous file (memfd) that peers open through /proc: it has no name to clean up when a process is killed.
 Linux only.
@@ -21,7 +21,7 @@ _NO_FAULTS = mmap.MAP_SHARED | mmap.MAP_POPULATE
 
 class SharedMemoryTransport:
     def __init__(self, device: torch.device) -> None:
-        """Raises UnavailableError for a GPU."""
+        """Raises UnavailableError if the device is a GPU."""
         if device.type != "cpu":
             raise UnavailableError(f"shared memory is memory of the host, not of {device}")
         self._allocated: list[tuple[int, int, int]] = []
@@ -36,7 +36,9 @@ class SharedMemoryTransport:
         return memory.zero_()
 
     def register(self, regions: Sequence[torch.Tensor]) -> None:
-        """No effect: memory of `allocate` is shared already; other memory can be read but not written to."""
+        """Does nothing: memory of `allocate` is shared already. Other memory can be read from, but peers cannot write
+        to it.
+        """
 
     @property
     def address(self) -> str:
@@ -84,7 +86,7 @@ class _Peer:
 
 
 def copy_ranges(sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
-    """Copies each range by memcpy, within host memory that this process has mapped."""
+    """Copies each range by memcpy. All ranges lie in host memory that this process has mapped."""
     for target, source, length in zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True):
         ctypes.memmove(target, source, length)
 

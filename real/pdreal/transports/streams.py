@@ -1,14 +1,14 @@
-"""CUDA streams of a rank's threads. They are non-blocking, as all of torch's streams: none waits for the default
-stream.
+"""CUDA streams of a rank's threads. They do not wait for the default stream, like all of torch's streams.
 
-Engines copy on the default stream, or on streams that wait for it. A forward on that stream would delay each transfer
-until its end. If one thread passes results to another, the host first synchronises with the stream.
+Engines copy on the default stream, or on streams that wait for it. A forward on the default stream would delay each
+transfer until the forward's end. A thread that passes results to another thread first waits for the stream.
 """
 
 import torch
 
 _BEFORE_FORWARDS = -1
-"""Priority of streams for copies. torch pools streams by priority, so copies never share the computing stream."""
+"""Priority of copy streams. torch keeps a pool of streams for each priority, so a copy stream is never also the compute
+stream."""
 
 
 def compute_stream(device: torch.device) -> torch.cuda.Stream:
@@ -17,7 +17,7 @@ def compute_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream for one thread that copies on a GPU."""
+    """Returns a stream for one thread that copies on a GPU."""
     return torch.cuda.Stream(device, priority=_BEFORE_FORWARDS)
 
 
@@ -28,8 +28,8 @@ def wait_for_engines(device: torch.device) -> None:
 
 
 def synchronize_engines(device: torch.device) -> None:
-    """Makes the host wait for copies that engines make from this GPU, because engines need not wait for copies between
-    GPUs.
+    """Makes the host wait for engines' copies on this GPU, because engines may return before copies between GPUs
+    end.
     """
     if device.type == "cuda":
         torch.cuda.default_stream(device).synchronize()
@@ -45,9 +45,10 @@ def to_host(computed: torch.Tensor) -> torch.Tensor:
 
 
 def begin_to_host(computed: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Begins a copy from a GPU. Returns the copy and an event after which it is complete. The copy goes through pinned
-    memory: a copy to other memory would make work on the default stream wait, including engines' work
-    (docs/decisions/0019-real-mode.md).
+    """Begins a copy from a GPU to the host. Returns the copy, and an event that happens when it is complete.
+
+    The copy goes through pinned memory. A copy to other memory would make work on the default stream wait, including
+    engines' copies (docs/decisions/0019-real-mode.md).
     """
     host = torch.empty_like(computed, device="cpu", pin_memory=True)
     host.copy_(computed, non_blocking=True)
