@@ -347,6 +347,21 @@ def _all_reduce(
         yield num_gpus, fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=fixed_us, power=1, few=True)
 
 
+def gather(folder: Path, gpu: GpuSpec) -> Iterator[tuple[int, Fit | None]]:
+    """NCCL's all-gathers and reduce-scatters of 64 Ki to 256 Mi bf16 numbers, by the GPUs that take part."""
+    paths = sorted(folder.glob("comm/nccl/*/nccl_perf.parquet"))
+    if not paths:
+        return
+    table = Table({name: np.array(values) for name, values in parquet.read_table(paths[-1]).to_pydict().items()})
+    for num_gpus in (2, 4, 8):
+        rows = table.equal("nccl_dtype", "half").other_than("op_name", "all_reduce").other_than("op_name", "alltoall")
+        rows = rows.where((rows["num_gpus"] == num_gpus) & (rows["message_size"] >= 64 << 10))
+        if not len(rows):
+            continue
+        memory_s = 2 * rows["message_size"] * (num_gpus - 1) / num_gpus / gpu.nvlink_bandwidth
+        yield num_gpus, fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=range(0, 60, 2), power=1, few=True)
+
+
 def expert_exchange(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
     """DeepEP's low-latency kernels among the GPUs of one host: a token goes to the GPUs of its experts, and back."""
     paths = sorted(folder.glob("comm/sglang/0.5.12/wideep_deepep_ll_perf.parquet"))
@@ -371,6 +386,7 @@ def distilled(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, str, Fit | None
         ("decode_attention", latent_decode_attention),
         ("all_reduce", all_reduce),
         ("large_all_reduce", large_all_reduce),
+        ("gather", gather),
         ("expert_exchange", expert_exchange),
     ):
         for kind, fit in fits(folder, gpu):

@@ -89,8 +89,8 @@ def host_traffic(layout: Layout) -> HostTraffic | None:
     """Returns the traffic of an instance between hosts. None: the instance's server lies within one NVLink domain.
 
     Prefill uses DeepEP's normal kernels, which send a token once to each host that has one of its experts. Decode uses
-    DeepEP's low-latency kernels, which send a token once per expert. If all GPUs share each expert, every host gets all
-    tokens.
+    DeepEP's low-latency kernels, which send a token once per expert. If all GPUs share each expert, or without an
+    all-to-all backend, every host gets all tokens.
     """
     if layout.num_domains == 1:
         return None
@@ -109,7 +109,7 @@ def host_traffic(layout: Layout) -> HostTraffic | None:
         exchanged = num_exchanges / 2 * num_copies * element_bytes * spec.hidden_size / layout.tp
         return HostMoves(fixed_ns, reduced, exchanged, bandwidth)
 
-    if spec.experts is None or not layout.has_whole_experts:
+    if spec.experts is None or not layout.sends_to_experts:
         prefill = decode = moves(num_hosts - 1, 2 * _BF16)
     else:
         prefill = moves(num_other_hosts(spec, num_hosts), _DISPATCHED + _BF16)

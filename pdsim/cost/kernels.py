@@ -133,11 +133,10 @@ two measured rows of B200 under load, and tested on the other rows (experiments/
 
 
 def beyond_tables(layout: Layout) -> Beyond:
-    """Returns how much longer a layout's experts take than the tables say. Over several hosts, DeepEP sends tokens to
-    the GPUs of their experts, so no GPU handles all tokens. Within a host, SGLang gathers all tokens by default
-    (0.5.12, server_args.py:613: moe_a2a_backend none).
+    """Returns how much longer a layout's experts take than the tables say. If tokens are sent to the GPUs of their
+    experts only, no GPU handles all tokens.
     """
-    if layout.num_domains > 1:
+    if layout.sends_to_experts:
         return Beyond(undivided=0)
     return _WHOLE_FP8 if kinds(layout)["experts"] == "whole fp8" else Beyond()
 
@@ -192,9 +191,9 @@ def kinds(layout: Layout) -> dict[str, str]:
 
 def _all_reduce_kind(layout: Layout) -> str:
     """Number of GPUs that an all-reduce joins, as written in the kernels' table. The GPUs are those of an instance or,
-    if all GPUs of a server share each expert, those of the server.
+    if each GPU gets the tokens of all data-parallel ranks, those of the server.
     """
-    sums_all = layout.dp > 1 and not layout.has_whole_experts
+    sums_all = layout.dp > 1 and not layout.sends_to_experts
     num_gpus = layout.tp * (layout.dp if sums_all else layout.cp)
     return str(min(max(2, 1 << (num_gpus - 1).bit_length()), MOST_REDUCED))
 
@@ -260,9 +259,9 @@ def _used(layout: Layout) -> dict[str, str]:
     if layout.model.experts is None:
         del operators["experts"]
     has_ranks = layout.dp > 1 and layout.model.experts is not None
-    if layout.tp == 1 and not (has_ranks and not layout.has_whole_experts):
+    if layout.tp == 1 and not (has_ranks and not layout.sends_to_experts):
         del operators["all_reduce"]
-    if not (has_ranks and layout.has_whole_experts):
+    if not layout.sends_to_experts:
         del operators["expert_exchange"]
     return operators
 

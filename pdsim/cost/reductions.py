@@ -1,40 +1,80 @@
 """Times of bf16 all-reduces among the GPUs of a server, by message size."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdsim.system.memory import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargeMessages:
-    """Times of all-reduces of large messages, for which engines call NCCL in place of their own kernel (SGLang 0.5.23:
-    distributed/device_communicators/custom_all_reduce.py, from 8 MiB).
-    """
+class Collective:
+    """Times of one of NCCL's collectives."""
 
     fixed_ns: float
-    """Fixed time in ns of one all-reduce."""
+    """Fixed time in ns of one call."""
     link_efficiency: float
-    """Share of the nominal NVLink bandwidth that the all-reduce reaches."""
+    """Share of the nominal NVLink bandwidth that the collective reaches."""
+
+    def ns(self, nominal_ns: float) -> float:
+        """Time in ns of one call. nominal_ns: time of its bytes at the nominal bandwidth."""
+        return self.fixed_ns + nominal_ns / self.link_efficiency
+
+
+class Nccl(NamedTuple):
+    """NCCL's collectives, which engines call where they have no kernel of their own."""
+
+    large_all_reduce: Collective
+    """All-reduces of large messages (SGLang 0.5.23: distributed/device_communicators/custom_all_reduce.py, from
+    8 MiB)."""
+    gather: Collective
+    """All-gathers and reduce-scatters."""
 
 
 class AllReduces:
-    """Times of ring all-reduces among num_gpus GPUs. If large messages have their own kernel, an all-reduce takes the
-    shorter time of both kernels.
+    """Times of ring all-reduces among num_gpus GPUs, and of their halves: an all-gather and a reduce-scatter.
+
+    With nccl, an all-reduce takes the shorter time of the engine's kernel and NCCL's. Without nccl, an all-gather or a
+    reduce-scatter is timed as an all-reduce of half the bytes.
     """
 
     def __init__(
-        self, layout: Layout, num_gpus: int, fixed_ns: float, link_efficiency: float, large: LargeMessages | None
+        self, layout: Layout, num_gpus: int, fixed_ns: float, link_efficiency: float, nccl: Nccl | None
     ) -> None:
-        token_ns = 1e9 * 2 * (num_gpus - 1) / num_gpus * 2 * layout.model.hidden_size / layout.gpu.nvlink_bandwidth
+        self._token_ns = (
+            1e9 * 2 * (num_gpus - 1) / num_gpus * 2 * layout.model.hidden_size / layout.gpu.nvlink_bandwidth
+        )
         """Time in ns of one token's bf16 activations at the nominal rate."""
-        self.fixed_ns = fixed_ns
-        self._token_ns = token_ns / link_efficiency
-        self._large = None if large is None else (large.fixed_ns, token_ns / large.link_efficiency)
+        self._own = Collective(fixed_ns=fixed_ns, link_efficiency=link_efficiency)
+        self._nccl = nccl
 
     def ns(self, num_tokens: float) -> float:
         """Time in ns of one all-reduce of num_tokens tokens' activations."""
-        small_ns = self.fixed_ns + num_tokens * self._token_ns
-        if self._large is None:
-            return small_ns
-        fixed_ns, token_ns = self._large
-        return min(small_ns, fixed_ns + num_tokens * token_ns)
+        nominal_ns = num_tokens * self._token_ns
+        own_ns = self._own.ns(nominal_ns)
+        return own_ns if self._nccl is None else min(own_ns, self._nccl.large_all_reduce.ns(nominal_ns))
+
+    def half_ns(self, num_tokens: float) -> float:
+        """Time in ns of an all-gather or a reduce-scatter of the same activations, which moves half of the bytes."""
+        gather = self._own if self._nccl is None else self._nccl.gather
+        return gather.ns(num_tokens * self._token_ns / 2)
+
+
+class RankSums:
+    """Times of giving the tokens of all data-parallel ranks to each GPU's experts, and of summing the results."""
+
+    def __init__(self, layout: Layout, num_layers: int, all_reduces: AllReduces) -> None:
+        """num_layers: number of layers with experts. all_reduces: those among all GPUs of the server."""
+        self._num_calls = 2 * num_layers
+        self._dp = layout.dp
+        self._sums_prompts = layout.sums_prompts
+        self._all_reduces = all_reduces
+
+    def prefill_ns(self, num_tokens: float) -> float:
+        """Time in ns of all layers in a forward with prompts. num_tokens: mean number of tokens of a rank."""
+        if not self._sums_prompts:
+            return self.decode_ns(num_tokens)
+        return self._num_calls * self._all_reduces.ns(num_tokens * self._dp)
+
+    def decode_ns(self, num_tokens: float) -> float:
+        """Time in ns of all layers in a decode step. num_tokens: mean number of tokens of a rank."""
+        return self._num_calls * self._all_reduces.half_ns(num_tokens * self._dp)

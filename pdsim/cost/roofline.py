@@ -10,7 +10,7 @@ from pdsim.core.messages import PrefillStep
 from pdsim.cost.gathers import NO_GATHERS, Collectives
 from pdsim.cost.host_traffic import host_traffic
 from pdsim.cost.model import DecodeLine, Terms, attended_pairs, window_pairs
-from pdsim.cost.reductions import AllReduces, LargeMessages
+from pdsim.cost.reductions import AllReduces, Nccl, RankSums
 from pdsim.system.memory import Layout
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ _ROUNDS = 50
 
 
 class RooflineModel:
-    def __init__(self, settings: "Roofline", layout: Layout, large: LargeMessages | None = None) -> None:
-        """large: times of all-reduces of large messages. None: large messages are timed as small messages."""
+    def __init__(self, settings: "Roofline", layout: Layout, nccl: Nccl | None = None) -> None:
+        """nccl: times of NCCL's collectives. None: all collectives are timed as the engine's all-reduces."""
         spec, gpu, tp, num_ranks = layout.model, layout.gpu, layout.tp, layout.tp * layout.cp
         self._settings = settings
         self._spec = spec
@@ -48,7 +48,7 @@ class RooflineModel:
         self._distinct_token_ns = token_ns / max(kv, settings.memory_efficiency)
         self._context_token_ns = token_ns / kv - self._distinct_token_ns
         reductions = partial(
-            AllReduces, layout, fixed_ns=settings.all_reduce_ns, link_efficiency=settings.link_efficiency, large=large
+            AllReduces, layout, fixed_ns=settings.all_reduce_ns, link_efficiency=settings.link_efficiency, nccl=nccl
         )
         self._reductions = reductions(num_gpus=min(layout.tp, layout.gpus_per_domain))
         self._divides = layout.cp > 1 or layout.dcp > 1
@@ -67,12 +67,11 @@ class RooflineModel:
         num_expert_layers = 0 if spec.experts is None else spec.experts.num_layers
         self._between_hosts = host_traffic(layout)
         self._exchange_ns = self._exchange_token_ns = 0.0
-        self._sums: AllReduces | None = None
-        """Times of all-reduces over the tokens of all data-parallel ranks. None: not all GPUs share each expert."""
-        self._num_sums = 2 * num_expert_layers
-        if layout.dp > 1 and self._between_hosts is None and not layout.has_whole_experts:
-            self._sums = reductions(num_gpus=layout.tp * layout.dp)
-        elif layout.dp > 1 and self._between_hosts is None:
+        self._sums: RankSums | None = None
+        """None: no GPU gets the tokens of all data-parallel ranks."""
+        if layout.dp > 1 and self._between_hosts is None and not layout.sends_to_experts:
+            self._sums = RankSums(layout, num_expert_layers, reductions(num_gpus=layout.tp * layout.dp))
+        elif layout.sends_to_experts and self._between_hosts is None:
             self._exchange_ns = 2 * num_expert_layers * settings.expert_exchange_ns
             self._exchange_token_ns = num_expert_layers * self._exchange_bytes_ns(layout)
         self._launch_ns = (
@@ -85,7 +84,7 @@ class RooflineModel:
         routed = shared * self._busiest
         work_ns = self._matrices_ns(num_tokens, routed) + self._attention_ns(step) + self._reductions_ns(num_tokens)
         if self._sums is not None:
-            work_ns += self._num_sums * self._sums.ns(shared * self._dp)
+            work_ns += self._sums.prefill_ns(shared)
         if self._divides:
             work_ns += self._gathering_ns(step)
         if self._experts is not None:
@@ -104,7 +103,7 @@ class RooflineModel:
             "all-reduce": self._reductions_ns(num_tokens),
         }
         if self._sums is not None:
-            work["all-reduce"] += self._num_sums * self._sums.ns(num_tokens * self._dp)
+            work["all-reduce"] += self._sums.prefill_ns(num_tokens)
         if self._divides:
             work["gathering"] = self._gathering_ns(step)
         if self._between_hosts is not None:
@@ -139,9 +138,8 @@ class RooflineModel:
         }
         if self._divides:
             terms["gathering"] = self._queries.ns(num_requests)
-        if self._sums is not None:  # an all-gather and a reduce-scatter move half of an all-reduce's bytes each
-            fixed_ns = self._sums.fixed_ns
-            terms["all-reduce"] += self._num_sums * (fixed_ns + self._sums.ns(shared * self._dp)) / 2
+        if self._sums is not None:
+            terms["all-reduce"] += self._sums.decode_ns(shared)
         if self._between_hosts is not None:
             terms["between hosts"] = self._between_hosts.decode_ns(num_requests, routed, sum(terms.values()))
         return terms

@@ -11,7 +11,7 @@ from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
 from pdsim.cost.kernels import beyond_tables, kinds, products, reached, spread
 from pdsim.cost.model import CostModel
-from pdsim.cost.reductions import LargeMessages
+from pdsim.cost.reductions import Collective, Nccl
 from pdsim.cost.roofline import RooflineModel
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
@@ -139,15 +139,19 @@ class Kernels:
         return replace(self, slowness=-1), replace(self, slowness=1)
 
     def model(self, layout: Layout) -> CostModel:
-        return RooflineModel(self.roofline(layout), layout, self._large_messages(layout))
+        return RooflineModel(self.roofline(layout), layout, self._nccl(layout))
 
-    def _large_messages(self, layout: Layout) -> LargeMessages:
-        gpu, operator, kind = layout.gpu.name, "large_all_reduce", kinds(layout)["all_reduce"]
-        found, within = reached(gpu, operator, kind), spread(gpu, operator, kind)
-        return LargeMessages(
-            fixed_ns=1e3 * found.fixed_us * self._factor(within.fixed_us),
-            link_efficiency=found.memory / self._factor(within.memory),
-        )
+    def _nccl(self, layout: Layout) -> Nccl:
+        gpu, num_gpus = layout.gpu.name, kinds(layout)["all_reduce"]
+
+        def collective(operator: str) -> Collective:
+            found, within = reached(gpu, operator, num_gpus), spread(gpu, operator, num_gpus)
+            return Collective(
+                fixed_ns=1e3 * found.fixed_us * self._factor(within.fixed_us),
+                link_efficiency=found.memory / self._factor(within.memory),
+            )
+
+        return Nccl(collective("large_all_reduce"), collective("gather"))
 
     def roofline(self, layout: Layout) -> Roofline:
         """Returns a roofline with the measured rates of a layout's kernels."""

@@ -87,12 +87,15 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
     return f"a server on {found[0]} hosts is launched by --engine sglang, vllm or kubernetes alone" if found else None
 
 
-def exchanges_by_deepep(scenario: Scenario, servers: ServerSettings) -> bool:
-    """True if a server spans several NVLink domains. Its exchanges between experts are then simulated as those of
-    DeepEP.
+def a2a_backend(scenario: Scenario, servers: ServerSettings) -> str | None:
+    """Library that sends tokens to whole experts of other data-parallel ranks, as simulated. None: the server has no
+    such ranks, or each GPU gets all tokens, which is the engines' default.
     """
     has_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
-    return has_experts and servers.dp > 1 and servers.tp > load_gpu(servers.gpu).gpus_per_server
+    if not has_experts or servers.dp == 1 or servers.moe_a2a_backend == "none":
+        return None
+    spans_domains = servers.tp > load_gpu(servers.gpu).gpus_per_server
+    return servers.moe_a2a_backend or ("deepep" if spans_domains else None)
 
 
 @dataclass
@@ -197,6 +200,7 @@ _SAID = (
     *("name", "seed", "model", "context_tokens", "page_size", *ROLES, "cost.graph_sizes", "workload", "client"),
     *("*.instances", "*.gpu", "*.tp", "*.dp", "*.ep", "*.mem_fraction", "*.pool_tokens", "*.radix_cache"),
     *("*.redundant_experts", "*.max_running_requests", "*.chunked_prefill_tokens", "*.overlap", "*.attention_backend"),
+    "*.moe_a2a_backend",
     *("*.load_balance_method", "*.mamba_radix_cache_strategy", "*.mamba_track_interval"),
     *("*.speculative_algorithm", "*.speculative_num_steps", "*.speculative_eagle_topk", "*.speculative_draft_tokens"),
 )

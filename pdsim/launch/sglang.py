@@ -20,8 +20,8 @@ from pdsim.launch.commands import (
     Launch,
     Place,
     Rule,
+    a2a_backend,
     add_replay,
-    exchanges_by_deepep,
     kv_cache_dtype,
     notes_on,
     one_of,
@@ -208,7 +208,6 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 def left_to_the_operator(scenario: Scenario) -> list[str]:
     """Notes on options in SGLang's recipes that follow from no field of the scenario."""
-    has_experts = load_model(scenario.model).experts is not None
     has_state = load_model(scenario.model).state is not None
     roles = scenario.roles.values()
     notes = []
@@ -216,10 +215,6 @@ def left_to_the_operator(scenario: Scenario) -> list[str]:
         notes.append("SGLANG_DISAGGREGATION_THREAD_POOL_SIZE: SGLang chooses by the number of cores")
         if scenario.network.transport in ("mooncake-rdma", "nixl-rdma", "mori-rdma"):
             notes.append("--disaggregation-ib-device: the NICs of a GPU are not in the scenario; SGLang chooses")
-    if has_experts and any(
-        servers.has_whole_experts and not exchanges_by_deepep(scenario, servers) for servers in roles
-    ):
-        notes.append("--moe-a2a-backend, --deepep-mode: not in the scenario; the default sums over all GPUs")
     if any(servers.dp > 1 and servers.load_balance_method == "router" for servers in roles):
         notes.append("load_balance_method: router: SGLang's gateway picks servers; the servers pick ranks by default")
     if has_state and any(servers.radix_cache for servers in roles):
@@ -375,9 +370,12 @@ def _balance(servers: ServerSettings) -> str | None:
 
 def _exchange_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
     flags: Flags = [("enable-two-batch-overlap", servers.two_batch_overlap)]
-    if exchanges_by_deepep(scenario, servers):
+    backend = a2a_backend(scenario, servers)
+    if backend is not None:
+        flags.append(("moe-a2a-backend", backend))
+    if backend == "deepep":
         mode = {PrefillSettings: "normal", DecodeSettings: "low_latency"}.get(type(servers), "auto")
-        flags += [("moe-a2a-backend", "deepep"), ("deepep-mode", mode)]
+        flags.append(("deepep-mode", mode))
     return flags
 
 

@@ -15,8 +15,8 @@ from pdsim.launch.commands import (
     Launch,
     Place,
     Rule,
+    a2a_backend,
     add_replay,
-    exchanges_by_deepep,
     kv_cache_dtype,
     notes_on,
     one_of,
@@ -225,7 +225,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("decode-context-parallel-size", dcp if dcp > 1 else None),
         ("data-parallel-size", servers.dp if servers.dp > 1 else None),
         ("enable-expert-parallel", servers.has_whole_experts),
-        ("all2all-backend", _all_to_all(servers) if exchanges_by_deepep(scenario, servers) else None),
+        ("all2all-backend", _all_to_all(scenario, servers)),
         ("enable-eplb", redundant is not None),
         ("eplb-config", eplb),
         ("attention-backend", servers.attention_backend and servers.attention_backend.upper()),
@@ -263,8 +263,11 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     return flags
 
 
-def _all_to_all(servers: ServerSettings) -> str:
-    return "deepep_low_latency" if isinstance(servers, DecodeSettings) else "deepep_high_throughput"
+def _all_to_all(scenario: Scenario, servers: ServerSettings) -> str | None:
+    """Value of --all2all-backend. None: the default, an all-gather and a reduce-scatter."""
+    backend = a2a_backend(scenario, servers)
+    kernels = "low_latency" if isinstance(servers, DecodeSettings) else "high_throughput"
+    return backend and f"{backend}_{kernels}"
 
 
 def transfer_config(transport: str | None, role: str, servers: ServerSettings, *, pushes: bool = False) -> str | None:

@@ -33,6 +33,10 @@ Role = Literal["prefill", "decode", "aggregated"]
 """Role of a server in a cluster."""
 
 
+A2aBackend = Literal["none", "deepep", "mori"]
+"""Library that sends tokens to whole experts of other GPUs. none: each GPU gets all tokens. mori is timed as deepep."""
+
+
 class LayoutError(ValueError):
     """Raised if a model cannot be laid out on the given GPUs."""
 
@@ -87,6 +91,13 @@ class Layout:
     """The engine's rules for KV that is divided by DCP."""
     has_whole_experts: bool = False
     """True: each GPU of a server holds some experts completely. False: each GPU holds a part of every expert."""
+    moe_a2a_backend: A2aBackend | None = None
+    """Library that sends tokens to whole experts of other data-parallel ranks. None: deepep over several NVLink
+    domains, else none."""
+    sums_prompts: bool = True
+    """With moe_a2a_backend none, how a forward with prompts gives tokens to the experts of all ranks, and gets the
+    results. True: by two all-reduces (SGLang 0.5.23, layers/dp_attention.py:187 and 661). False: by an all-gather and a
+    reduce-scatter, as a decode step does (vLLM 0.33.0, distributed/device_communicators/all2all.py:55)."""
     expert_skew: float = 0
     """Number of tokens that the busiest GPU's experts compute, divided by the mean of all GPUs, minus 1."""
     overlaps_batches: bool = False
@@ -117,6 +128,13 @@ class Layout:
                 )
         if self.dcp > 1:
             self._require_copies_of_kv()
+        backend = self.moe_a2a_backend or "none"
+        if backend != "none" and (self.model.experts is None or not self.sends_to_experts):
+            found = f"dp {self.dp} and {'whole' if self.has_whole_experts else 'divided'} experts"
+            raise LayoutError(
+                f"moe_a2a_backend {backend}: pdsim models {backend} with dp > 1 and whole experts only; "
+                f"found {name} with {'no experts' if self.model.experts is None else found}"
+            )
 
     def _require_whole_hosts(self) -> None:
         """Raises LayoutError unless each host has equally many of the ranks (SGLang 0.5.23,
@@ -174,6 +192,14 @@ class Layout:
     def gpus_per_domain(self) -> int:
         """Number of the server's GPUs in each NVLink domain."""
         return self.num_server_gpus // self.num_domains
+
+    @property
+    def sends_to_experts(self) -> bool:
+        """True if a token is sent to the GPUs of its experts only. False: each GPU gets the tokens of all data-parallel
+        ranks, or the instance has no other ranks.
+        """
+        backend = self.moe_a2a_backend or ("deepep" if self.num_domains > 1 else "none")
+        return self.dp > 1 and self.has_whole_experts and backend != "none"
 
     @property
     def read_token_bytes(self) -> int:

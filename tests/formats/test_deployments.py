@@ -222,6 +222,28 @@ def test_wide_experts_of_vllm(tmp_path):
     found = imported(tmp_path, "run.sh", text, is_built=False, gpu="b200")
     assert sizes(found) == {"aggregated": (1, 16, 16)}
     assert found.data["aggregated"]["chunked_prefill_tokens"] == 16 * 4000
+    assert found.data["aggregated"]["moe_a2a_backend"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "found_backend"),
+    [
+        ("sglang", "--enable-dp-attention --moe-a2a-backend deepep --deepep-mode auto", "deepep"),
+        ("sglang", "--enable-dp-attention --ep-size 8 --moe-a2a-backend none", "none"),
+        ("sglang", "--moe-a2a-backend deepep", None),  # two copies without data-parallel attention
+        ("sglang", "--enable-dp-attention --ep-size 8 --moe-a2a-backend mooncake", None),
+        ("vllm", "--enable-expert-parallel --all2all-backend allgather_reducescatter", "none"),
+        ("vllm", "--enable-expert-parallel --all2all-backend mori_low_latency", "mori"),
+        ("vllm", "--all2all-backend deepep_high_throughput", None),  # divided experts
+    ],
+)
+def test_the_library_that_sends_tokens_to_experts(tmp_path, program, flags, found_backend):
+    sglang = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp-size 8 --dp-size 2"
+    line = sglang if program == "sglang" else "vllm serve deepseek-ai/DeepSeek-R1 -tp 4 --data-parallel-size 2"
+    found = imported(tmp_path, "run.sh", f"{line} {flags}\n", is_built=False, gpu="b200")
+    assert found.data["aggregated"].get("moe_a2a_backend") == found_backend
+    assert any("pdsim models none, deepep, mori" in line for line in found.aside) == ("mooncake" in flags)
+    assert not any("deepep-mode" in line for line in found.aside)
 
 
 LOOPS = """

@@ -37,6 +37,7 @@ SERVERS = {
     "load_balance_method": [],
     "redundant_experts": [],
     "attention_backend": ["flashinfer"],
+    "moe_a2a_backend": [],
     "two_batch_overlap": ["true"],
     "mem_fraction": ["0.7"],
     "pool_tokens": ["65536"],

@@ -326,8 +326,7 @@ def test_recipe_flags_without_a_field_are_told():
     experts = "{gpu: h200, tp: 8, dp: 8}"
     changes = [("model", "deepseek-v3"), ("prefill", experts), ("decode", experts), ("network.transport", "nixl-rdma")]
     _, notes = text("sglang", scenario(*changes, ("network.staging", None)))
-    for flag in ("--moe-a2a-backend", "--deepep-mode", "--disaggregation-ib-device"):
-        assert any(flag in note for note in notes)
+    assert any("--disaggregation-ib-device" in note for note in notes)
     _, notes = text("sglang", scenario(("model", "qwen3-next-80b-a3b"), ("prefill.tp", "4"), ("decode.tp", "4")))
     assert any("--mamba-scheduler-strategy" in note for note in notes)
 
@@ -404,6 +403,21 @@ def test_a_server_over_nvlink_domains_exchanges_by_deepep():
             command = commands[f"{role}-0-host-{rank}"]
             assert f"--ep-size 16 --enable-two-batch-overlap --moe-a2a-backend deepep --deepep-mode {mode} " in command
             assert command.endswith(f"--nnodes 2 --node-rank {rank}")
+
+
+@pytest.mark.parametrize("backend", ["none", "deepep", "mori"])
+def test_a_server_on_one_host_is_told_its_all_to_all_library(backend):
+    servers = f"{{gpu: h200, tp: 8, dp: 8, moe_a2a_backend: {backend}}}"
+    changes = [("model", "deepseek-v3"), ("prefill", servers), ("decode", servers), ("network.staging", None)]
+    made_of = scenario(*changes, ("health", None))
+    sglang, vllm = ("".join(text(engine, made_of)[0]) for engine in ("sglang", "vllm"))
+    if backend == "none":
+        assert "a2a" not in sglang
+        assert "all2all" not in vllm
+    else:
+        assert sglang.count(f"--moe-a2a-backend {backend}") == 2
+        assert f"--all2all-backend {backend}_high_throughput" in vllm
+        assert f"--all2all-backend {backend}_low_latency" in vllm
 
 
 def test_vllm_is_started_on_each_host_and_answers_on_the_first():

@@ -60,6 +60,11 @@ def test_a_token_goes_once_to_each_host_in_prefill_and_once_to_each_expert_in_de
     assert traffic.prefill.fixed_ns == 2 * 58 * EXCHANGE_NS
 
 
+def test_without_an_all_to_all_library_every_host_gets_all_tokens():
+    whole, divided = layout(3, moe_a2a_backend="none"), layout(3, has_whole_experts=False)
+    assert host_traffic(whole) == host_traffic(divided) != host_traffic(layout(3))
+
+
 def test_experts_of_few_groups_are_on_few_hosts():
     """A token chooses 4 of 8 groups, each on a host of its own."""
     spec = load_model("deepseek-v3")

@@ -94,7 +94,8 @@ def test_layers_with_a_window_attend_to_the_window_and_the_others_to_all(num_con
 def test_tokens_go_to_their_experts_in_fp8_and_come_back_in_bf16(num_tokens):
     """Once to each of the other GPUs that has one of a token's experts."""
     model, gpu = load_model("qwen3-30b-a3b"), load_gpu("h200")
-    layout = Layout(model=model, gpu=gpu, tp=1, dp=8, kv_dtype="bf16", has_whole_experts=True)
+    ranks = {"tp": 1, "dp": 8, "has_whole_experts": True, "moe_a2a_backend": "deepep"}
+    layout = Layout(model=model, gpu=gpu, kv_dtype="bf16", **ranks)
     free, reached = (Roofline(expert_exchange_efficiency=one).model(layout) for one in (None, 0.5))
     added_ns = reached.decode_terms(num_tokens)["matrices"] - free.decode_terms(num_tokens)["matrices"]
     num_others = 7 * (1 - (7 / 8) ** model.experts.num_active)

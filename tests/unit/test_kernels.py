@@ -14,7 +14,7 @@ from pdsim.scenario.building.cluster import build
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.sections.cost import ENDS, GROUPS
 from pdsim.system.catalog import load_gpu, load_model, names
-from pdsim.system.memory import Layout
+from pdsim.system.memory import Layout, LayoutError
 from tests.cli.test_commands import output, output_json
 from tests.cli.test_warnings import SCENARIO
 
@@ -155,9 +155,11 @@ def test_a_server_may_choose_flashinfer_where_its_kernels_were_measured_beside_t
 
 
 def test_tokens_go_to_their_experts_only_among_ranks_and_longer_the_more_they_are():
-    ranks = replace(layout("deepseek-r1", "h200", 1), dp=8, has_whole_experts=True)
+    gathered = replace(layout("deepseek-r1", "h200", 1), dp=8, has_whole_experts=True)
+    ranks = replace(gathered, moe_a2a_backend="deepep")
+    assert "expert_exchange" not in origins(gathered)
     assert origins(ranks)["expert_exchange"].startswith("deepep, measured on h200")
-    assert "expert_exchange" not in origins(replace(ranks, tp=8, dp=1))
+    assert "expert_exchange" not in origins(replace(gathered, tp=8, dp=1))
     few, many = (Kernels().roofline(ranks).model(ranks).decode_terms(batch)["matrices"] for batch in (1, 128))
     copies = 7 * (1 - (7 / 8) ** 8)
     reached_bytes = reached("h200", "expert_exchange", "deepep").memory * load_gpu("h200").nvlink_bandwidth
@@ -171,6 +173,42 @@ def test_ranks_sum_over_all_gpus_where_each_has_a_part_of_every_expert():
     assert origins(ranks)["all_reduce"].startswith("8 GPUs, measured on b200")
     summed = Kernels().model(ranks).prefill_terms(forward(1024))["all-reduce"]
     assert summed == pytest.approx(58 / 61 * Kernels().model(one).prefill_terms(forward(8192))["all-reduce"])
+
+
+def test_without_an_all_to_all_library_each_gpu_gets_the_tokens_of_all_ranks():
+    """Whole experts then need the collectives of divided experts, and each GPU handles all tokens."""
+    divided = replace(layout("deepseek-r1", "b200", 1), dp=8)
+    whole = replace(divided, has_whole_experts=True)
+    sent = replace(whole, moe_a2a_backend="deepep")
+    for collectives in ("prefill_terms", "decode_terms"):
+        work = forward(1024) if collectives == "prefill_terms" else 64
+        found, same = (getattr(Kernels().model(one), collectives)(work)["all-reduce"] for one in (whole, divided))
+        assert found == same > getattr(Kernels().model(sent), collectives)(work)["all-reduce"] == 0
+    token_ns = [Kernels().roofline(one).expert_token_ns for one in (whole, sent)]
+    assert token_ns[0] > token_ns[1] == 0
+    assert Kernels().model(replace(whole, moe_a2a_backend="mori")).decode_line(64) == Kernels().model(sent).decode_line(
+        64
+    )
+
+
+def test_vllm_gives_prompts_to_all_ranks_as_it_gives_decoded_tokens():
+    """By an all-gather and a reduce-scatter, which aiconfigurator's table of 8 B200 has at 207 us for 64 Mi numbers."""
+    place = replace(layout("deepseek-r1", "b200", 1), dp=8, sums_prompts=False)
+    model = Kernels().model(place)
+    assert model.prefill_terms(forward(64))["all-reduce"] == model.decode_terms(64)["all-reduce"]
+    num_tokens = (64 << 20) // place.model.hidden_size // 8
+    found_ns = model.prefill_terms(forward(num_tokens))["all-reduce"] / (2 * 58)
+    assert found_ns == pytest.approx(1e3 * 207, rel=0.3)
+
+
+@pytest.mark.parametrize("changes", [{"dp": 1, "tp": 8}, {"has_whole_experts": False}, {"model": "qwen3-32b"}])
+def test_only_whole_experts_of_other_ranks_are_sent_tokens(changes):
+    ranks = replace(layout("deepseek-r1", "b200", 1), dp=8, has_whole_experts=True)
+    if "model" in changes:
+        changes = {"model": load_model(changes["model"])}
+    with pytest.raises(LayoutError, match="moe_a2a_backend deepep: pdsim models deepep with dp > 1 and whole experts"):
+        replace(ranks, **changes, moe_a2a_backend="deepep")
+    assert not replace(ranks, **changes, moe_a2a_backend="none").sends_to_experts
 
 
 def test_large_all_reduces_are_those_of_nccl():

@@ -28,6 +28,7 @@ from pdsim.formats.deployments.trtllm_flags import TRTLLM
 from pdsim.inputs import finite, whole
 from pdsim.launch import sglang, vllm
 from pdsim.system.catalog import names
+from pdsim.system.memory import A2aBackend
 from pdsim.system.states import StateStrategy
 
 _KV_DTYPES: dict[str, Any] = {
@@ -55,6 +56,16 @@ def _quantization(read: Read, value: Value) -> None:
 
 def _ep(read: Read, value: Value) -> None:
     read.server["ep"] = count_of(value)
+
+
+def _a2a_backend(read: Read, value: Value) -> None:
+    """Reads --moe-a2a-backend, or vLLM's --all2all-backend."""
+    name = text_of(value).removesuffix("_low_latency").removesuffix("_high_throughput")
+    backend = "none" if name == "allgather_reducescatter" else name
+    if backend in get_args(A2aBackend):
+        read.server["moe_a2a_backend"] = backend
+    else:
+        read.aside.append(f"the all-to-all backend {value}: pdsim models {', '.join(get_args(A2aBackend))}")
 
 
 def _reserved(read: Read, value: Value) -> None:
@@ -125,6 +136,8 @@ SGLANG: dict[str, Reader] = {
     **dict.fromkeys(("dp-size", "data-parallel-size", "dp"), of_server("dp")),
     **dict.fromkeys(("pp-size", "pipeline-parallel-size", "pp"), of_server("pp")),
     **dict.fromkeys(("ep-size", "expert-parallel-size", "ep"), _ep),
+    "moe-a2a-backend": _a2a_backend,
+    "deepep-mode": nothing,
     "enable-dp-attention": of_server("dp_attention", is_flag(found=True)),
     "load-balance-method": of_server("load_balance_method", text_of),
     "enable-eplb": of_server("eplb", is_flag(found=True)),
@@ -257,6 +270,7 @@ VLLM: dict[str, Reader] = {
     **dict.fromkeys(("decode-context-parallel-size", "dcp"), _divides("dcp")),
     **dict.fromkeys(("dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"), nothing),
     "enable-expert-parallel": of_server("whole_experts", is_flag(found=True)),
+    "all2all-backend": _a2a_backend,
     "enable-eplb": of_server("eplb", is_flag(found=True)),
     "eplb-config": _eplb,
     "num-redundant-experts": of_server("redundant_experts"),

@@ -244,6 +244,8 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
         said = f"{label} is not in the catalog" if label else "no file names it"
         found.assumed.append(f"{role}.gpu: {_USUAL_GPU}: {said}; --gpu NAME sets it")
     found.data[role] = {"instances": instances, "gpu": named or _USUAL_GPU, **fields}
+    if fields.get("dp", 1) > 1 and fields["tp"] > load_gpu(found.data[role]["gpu"]).gpus_per_server:
+        found.data[role].setdefault("moe_a2a_backend", "none")  # the engines' default; that of scenarios is deepep
     if (share := found.data[role].pop("free_fraction", None)) is not None and "pool_tokens" not in fields:
         found.data[role]["mem_fraction"] = _of_all_memory(share, found, found.data[role], first.read)
         found.assumed.append(f"{role}.mem_fraction: {share:g} of what the weights leave")
@@ -330,13 +332,17 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
 
 def _take_experts(given: dict[str, Any], fields: dict[str, Any], *, is_vllm: bool, has_experts: bool) -> None:
     """Sets `ep` if the engine does not do what is the scenario's default: whole experts with data-parallel attention,
-    otherwise parts of all experts.
+    otherwise parts of all experts. SGLang's servers that send tokens by a library have whole experts (0.5.23,
+    arg_groups/overrides.py:1611).
     """
     tp, dp = fields["tp"], fields.get("dp", 1)
-    is_whole = given.pop("whole_experts", False) if is_vllm else given.pop("ep", 1) > 1
+    sends = given.get("moe_a2a_backend", "none") != "none"
+    is_whole = given.pop("whole_experts", False) if is_vllm else given.pop("ep", 1) > 1 or sends
     if has_experts and is_whole != (dp > 1):
         fields["ep"] = tp if is_whole else 1
     given.pop("ep", None)
+    if not (has_experts and is_whole and dp > 1):
+        given.pop("moe_a2a_backend", None)
     if not given.pop("eplb", False):
         given.pop("redundant_experts", None)
     elif has_experts and is_whole:

@@ -98,6 +98,8 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             dcp=dcp,
             dcp_rules=memory.DCP_RULES[scenario.engine],
             has_whole_experts=settings.has_whole_experts,
+            moe_a2a_backend=settings.moe_a2a_backend,
+            sums_prompts=scenario.engine != "vllm",
             expert_skew=skew,
             overlaps_batches=settings.two_batch_overlap,
             attention_backend=settings.attention_backend,

@@ -14,6 +14,7 @@ from pdsim.policy.scaling import LoadThresholds
 from pdsim.scenario.sections.component import Component
 from pdsim.scenario.sections.fields import SIZE, Bandwidth, Duration, Rate, Section, Size
 from pdsim.scenario.sections.speculation import SpeculativeSettings
+from pdsim.system.memory import A2aBackend
 from pdsim.system.states import StateStrategy
 
 HostCacheConnector = Literal["offloading", "lmcache"]
@@ -108,6 +109,11 @@ class ServerSettings(Section):
     ep: int | None = Field(default=None, ge=1)
     """Expert parallelism (--ep-size). As large as tp: each GPU holds whole experts. 1: all GPUs share each expert.
     None: tp if dp > 1, otherwise 1.
+    """
+    moe_a2a_backend: A2aBackend | None = None
+    """Library that sends tokens to whole experts of other data-parallel ranks (--moe-a2a-backend; vLLM:
+    --all2all-backend). none: each GPU gets the tokens of all ranks. deepep, mori: a token goes to the GPUs of its
+    experts. None: none within one NVLink domain, deepep over several.
     """
     load_balance_method: Literal["auto", "router", LoadBalanceMethod] = "auto"
     """How a server picks the data-parallel rank of a request (--load-balance-method): round_robin,
