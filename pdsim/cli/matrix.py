@@ -79,7 +79,7 @@ def validate_suite(
         print(f"\npdsim: {suite.name}: interrupted; the same command goes on with what is missing", file=sys.stderr)
         raise SystemExit(130) from None
     if failed:
-        print(f"pdsim: {suite.name}: no run of {', '.join(failed)}", file=sys.stderr)
+        print(f"pdsim: {suite.name}: no real run of {', '.join(failed)}", file=sys.stderr)
     if not real_only:
         validation = _compare(suite, quiet=quiet)
         if quiet:

@@ -66,7 +66,9 @@ def _simulated(scenario: Path, changes: tuple[str, ...], page: Page) -> dict[str
     resolved = resolve(load_scenario(scenario, changes))
     pools = {role: servers.pool_tokens for role, servers in resolved.roles.items()}
     if None in pools.values():
-        raise ConfigError(f"{scenario}: the size of its KV pools is unknown")
+        raise ConfigError(
+            f"{scenario}: the scenario does not determine the size of KV pools; set pool_tokens of each role"
+        )
     role = page.told.get("disaggregation_mode")
     found["pool_tokens"] = pools[role] if role in pools else list(pools.values())[-1]
     return found

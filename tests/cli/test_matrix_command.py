@@ -84,7 +84,7 @@ def test_what_is_missing_is_run_for_real_and_what_is_there_is_not(capsys, matrix
     monkeypatch.setenv("CODE", "1")
     code, _, said = validate(capsys, matrix, "--real-only")
     assert code == 1
-    assert "no run of c4" in said
+    assert "no real run of c4" in said
     assert "no such device" in (matrix / "runs" / ".c4.part" / "pdreal.log").read_text()
     assert not (matrix / "runs" / "c4").exists()
     monkeypatch.setenv("FAILS", "c1")

@@ -92,7 +92,7 @@ def test_copies_take_memory():
     [
         ({"skew": 1, "dp": 1}, "kernels", "aggregated.expert_skew: .* dp > 1 or ep > 1 only, found dp 1"),
         ({"skew": 1, "ep": 1}, "kernels", "aggregated.expert_skew: .* found dp 8 and ep 1"),
-        ({"skew": 0, "ep": 4}, "kernels", "aggregated.ep: 4: pdsim models 1 and all 8 GPUs of a server"),
+        ({"skew": 0, "ep": 4}, "kernels", "aggregated.ep: 4: pdsim models ep 1, and ep of all 8 GPUs of a server"),
         ({"skew": 8}, "kernels", "at most 7, when one of 8 GPUs has all tokens; found 8"),
         ({"skew": 0, "redundant": 3}, "kernels", r"128 \+ 3 experts do not divide among 8 GPUs; try 0 or 8"),
         (

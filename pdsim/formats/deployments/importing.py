@@ -236,7 +236,9 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
     for one in group[1:]:
         others = [flag for flag in one.read.understood if flag not in first.read.understood]
         if others:
-            found.aside.append(f"{one.process.where}: {', '.join(others)}: the first server's flags count for all")
+            found.aside.append(
+                f"{one.process.where}: {', '.join(others)}: ignored, because the first server stands for all"
+            )
     instances = sum(one.process.replicas for one in group) * copies
     label = first.process.gpu
     named = gpu or (gpu_named(label) if label else None)

@@ -70,7 +70,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
     if settings.tp % settings.dp:
         raise ConfigError(f"{role}: dp {settings.dp} does not divide tp {settings.tp}")
     if settings.ep not in (None, 1, settings.tp):
-        raise ConfigError(f"{role}.ep: {settings.ep}: pdsim models 1 and all {settings.tp} GPUs of a server")
+        raise ConfigError(f"{role}.ep: {settings.ep}: pdsim models ep 1, and ep of all {settings.tp} GPUs of a server")
     try:
         model = load_model(scenario.model)
         gpu = load_gpu(settings.gpu)

@@ -313,4 +313,4 @@ def _request_table(requests: Sequence[RequestRecord]) -> Table:
         for r in slowest
     ]
     columns = ["request", "prompt", "output", "cached", "TTFT, ms", "TPOT, ms", "latency, ms", "KV sent, MB", "where"]
-    return Table(f"The {len(rows)} requests with the largest TTFT", columns, rows)
+    return Table(f"Largest TTFT: {counted(len(rows), 'request')}", columns, rows)

@@ -190,7 +190,7 @@ def transfers(records: Records) -> FigureBlock:
     links.set_ylim(0)
     links.margins(x=0.01)
     legend(links)
-    caption = "Left: speed of each transfer, coloured by what most of its time went to. Right: transfers whose "
+    caption = "Left: speed of each transfer, coloured by what took most of its time. Right: number of transfers whose "
     caption += "bytes move, and those that wait for the staging ring."
     return FigureBlock("transfers", "KV transfers", caption, figure)
 

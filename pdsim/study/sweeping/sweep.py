@@ -156,7 +156,7 @@ def read_sweep(folder: Path) -> SweepResult:
         if all(key in runs for key in keys[at])
     }
     if not computed:
-        raise ConfigError(f"{folder} has no point that is computed: start its sweep again")
+        raise ConfigError(f"{folder} has no computed point; start its sweep again")
     points = [_with_runs(point, computed) for (_, end), point in computed.items() if not end]
     return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[at]) for at in computed), num_damaged)
 
