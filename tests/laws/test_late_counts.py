@@ -69,5 +69,5 @@ def test_a_burst_goes_to_one_instance():
 
 
 def test_other_gateways_do_not_count_so():
-    with pytest.raises(ConfigError, match="for prefill and decode only"):
+    with pytest.raises(ConfigError, match="for prefill and decode servers only"):
         small_aggregated(request(0, 4, 4), router={"counts": "streams"})

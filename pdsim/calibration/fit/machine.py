@@ -147,7 +147,7 @@ def _tokens_alone(measurements: Measurements) -> float:
 
 @dataclass(frozen=True)
 class SendingTime:
-    """Time in which a worker of real mode is busy with a transfer, beyond the fitted time of the transfer."""
+    """Time for which a worker of real mode is busy with a transfer, in addition to the fitted time of the transfer."""
 
     batch_ns: float = 0.0
     ns_per_byte: float = 0.0

@@ -188,8 +188,8 @@ def _graph(columns: Columns) -> Floats:
 
 
 def _empty_rows(rows: Rows) -> dict[str, Term]:
-    """The term of the KV that the empty rows of CUDA graphs would read if they were like other rows. Empty: no step had
-    such rows.
+    """A term for the empty rows of CUDA graphs: the KV that they would read if they were like the other rows. Empty: no
+    step had empty rows.
     """
 
     def tokens(columns: Columns) -> Floats:

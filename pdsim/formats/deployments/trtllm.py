@@ -157,7 +157,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Those parts of an orchestrator's file that `roles_of` needs, as variables of its process."""
+    """Parts of an orchestrator's file, stored as variables of its process, where `roles_of` finds them."""
     found: dict[str, str] = {}
     for section, role in _SECTIONS.items():
         servers = _section(config, section)

@@ -1,5 +1,5 @@
-"""Base of the sections of a file, and quantities. A quantity has its unit beside its value in files (5 ms), and in its
-name in code (_ns).
+"""The base class of a file's sections, and quantities. A quantity has its unit beside its value in files (5 ms), and in
+its name in code (_ns).
 """
 
 import ast

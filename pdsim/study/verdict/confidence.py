@@ -105,7 +105,7 @@ def range_of(ranked: Sequence[Reading]) -> str:
 
 
 class Examined(NamedTuple):
-    """A run that is judged by an SLO, with all outcomes on which the confidence depends."""
+    """A run under an SLO: its outcome, and the other outcomes on which the confidence depends."""
 
     outcome: Outcome
     ends: Mapping[str, Outcome]
