@@ -225,8 +225,8 @@ def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
 
 
 def between(field: str, found: Ranges, beside: str = "") -> str:
-    """Text of a field's range behind a number, such as "1.2 to 3.4 s". beside: text that comes before the range. If
-    there is no range: `beside` alone.
+    """Text that stands behind a number: `beside`, then the field's range, such as "1.2 to 3.4 s". If there is no range:
+    `beside` alone.
     """
     if field not in found:
         return beside
@@ -259,8 +259,8 @@ SUMMARY_FIELDS = {
     "max_itl_ms": "longest gap",
     "concurrency": "sum of (e - a) / duration",
     "accept_length": "tokens per request and decode step; null without speculation",
-    "max_output_tokens_per_s": "most tokens in one whole second",
-    "max_concurrent_requests": "most requests in one such second",
+    "max_output_tokens_per_s": "largest number of output tokens in one whole second",
+    "max_concurrent_requests": "largest number of requests in the cluster in one such second",
     "pdsim": "further numbers",
 }
 """How bench_serving defines each field. A request of n output tokens is sent at a; its first token arrives at f and its

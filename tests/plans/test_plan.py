@@ -322,7 +322,7 @@ WRONG = [
     (["--slo", "ttf p99 < 2 s"], "no latency 'ttf' (did you mean 'ttft'?); there are ttft, tpot, e2e"),
     (["--slo", "itl_p99<50ms"], "say for how many requests, as 'itl_p99 p95 < 50ms'"),
     (["--slo", "ttft < 2 s"], "'ttft < 2 s' has no percentile: write"),
-    (["--slo", "ttft < 2 s and ttft < 3 s for 9 %"], "has two limits of one metric"),
+    (["--slo", "ttft < 2 s and ttft < 3 s for 9 %"], "limits one metric twice"),
     (
         ["--slo", "ttft < 2 s and tpot for 9 %"],
         "is no limit: write 'ttft p99 < 2 s', or 'ttft < 2 s and tpot < 50 ms for 95 %'",

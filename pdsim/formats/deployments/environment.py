@@ -42,8 +42,8 @@ def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> 
 
 
 def of_hold(variables: Mapping[str, str]) -> dict[str, Any]:
-    """The field for how long vLLM's prefill holds KV that decode has not read (0.33.0, envs.py:268; for older releases,
-    NIXL's connector). Empty: no variable gives it, so pdsim assumes no limit.
+    """The field prefill.hold_timeout: how long vLLM's prefill holds KV that decode has not read (0.33.0, envs.py:268;
+    in older releases, NIXL's connector). Empty: no variable sets it, so pdsim assumes no limit.
     """
     found: dict[str, Any] = {}
     for connector in ("NIXL", "MOONCAKE"):

@@ -1,1 +1,1 @@
-"""The cheapest cluster that meets an SLO."""
+"""Plans: finds the cheapest cluster that meets an SLO, and reports it beside its alternatives."""

@@ -14,8 +14,8 @@ from pdsim.workload.client import Poisson
 
 _ALL_AT_ONCE = "all at once"
 _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
-"""Rates to try, as shares of the throughput of a run in which all requests are sent at the start. Near 1, queues last
-longer than the run.
+"""Rates to try, as shares of the throughput of a run in which all requests are sent at the start. At rates near this
+throughput, the run would end before its queues are stable.
 """
 _FINER = (1 / 3, 2 / 3)
 """Positions of further rates to try, between the highest rate that meets the SLO (0) and the lowest that misses the SLO

@@ -409,7 +409,7 @@ def _count(part: str, count: re.Match[str]) -> Term:
         raise ValueError(f"{part!r} is no limit: write {_FORMS}")
     found = [_limit(limit) for limit in limits if limit is not None]
     if len(dict(found)) < len(found):
-        raise ValueError(f"{part!r} has two limits of one metric")
+        raise ValueError(f"{part!r} limits one metric twice; give one limit")
     return Term(tuple(found), _percentile(count), is_share=True)
 
 
