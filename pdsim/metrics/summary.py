@@ -285,8 +285,8 @@ def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 
 _SHARE = 0.05
-"""Share of the requests. If fewer than this share end too late, a growing queue cannot be told from the end of
-a burst.
+"""The queue counts as growing only if more than this share of the requests ended too late. Fewer may come from a burst
+at the end.
 """
 _DEVIATIONS = 3
 """Number of standard deviations of the number of arrivals above which a difference is not taken for chance."""

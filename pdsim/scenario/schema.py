@@ -352,7 +352,7 @@ class Scenario(Section):
 
     @property
     def device(self) -> str:
-        """Name of the GPU, or of the CPU, whose step times the run uses."""
+        """Name of the GPU or CPU whose step times the run uses."""
         measured = self.cost.measured
         gpus = dict.fromkeys(servers.gpu for servers in self.servers)
         return (measured and measured.role is None and measured.device) or " and ".join(gpus)

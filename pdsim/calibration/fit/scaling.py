@@ -94,8 +94,8 @@ def _ratio(operator: Operator, source: GpuSpec, target: GpuSpec, weights: tuple[
 
 
 def _efforts(operator: Operator, gpu: GpuSpec, dtype: Dtype) -> Mapping[str, float]:
-    """Time x nominal rate of an operator, by shape. Dividing by another GPU's value leaves the part of the ratio that
-    nominal rates do not explain.
+    """For each shape: the measured time of an operator, multiplied by the GPU's nominal rate. The quotient of two GPUs'
+    values is the part of their ratio that nominal rates do not explain.
     """
     by_dtype = _times().get((gpu.name, operator), {})
     found: Dtype | None = dtype if dtype in by_dtype else next(iter(by_dtype), None)

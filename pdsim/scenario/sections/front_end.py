@@ -21,7 +21,7 @@ class FrontEndSettings(Section):
     service_per_token: FineDuration = 0
     """Additional time for each prompt token."""
     latency_in: Duration = 0
-    """Delay after `service`, for all requests in parallel."""
+    """Delay of each request after `service`. Requests do not wait for one another."""
     latency_out: Duration = 0
     """Delay from decode to the client, for the first token and for the end."""
     ending: Duration = 0

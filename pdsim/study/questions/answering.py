@@ -136,8 +136,8 @@ class Judged(NamedTuple):
 
 
 def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
-    """A sentence if slightly faster or slower messages change the answer. Needed for recorded loads, which seeds do not
-    vary. Empty: the answer stays.
+    """Says that slightly faster or slower messages change the answer. Checked for recorded loads, which seeds do not
+    vary. Empty: they do not change it.
     """
     others = [_said(one.verdict) for one in repeated if not one.holds(found)]
     if not others:
