@@ -55,6 +55,12 @@ VLLM_EVENTS = {"enable_kv_cache_events": True}
 """Setting without which vLLM publishes no KV events, whichever publisher it has (0.33.0, config/kv_events.py)."""
 
 
+QUEUE_SETTINGS = {"router-queue-threshold": "threshold", "router-queue-policy": "order"}
+"""Settings of the queue policy busy_threshold, by the frontend's option for each."""
+QUEUE_ORDERS = ("fcfs", "wspt")
+"""Orders that the frontend takes. lcfs exists in its source only."""
+
+
 def _mode_policy(scenario: Scenario) -> Any:
     """The routing policy of the scenario from which the frontend's mode follows."""
     policy = scenario.router.prefill
@@ -80,7 +86,14 @@ def _routing(value: Any, scenario: Scenario) -> str | None:
     return None
 
 
+def _queue_order(value: Any, _scenario: Scenario) -> str | None:
+    return None if value in QUEUE_ORDERS else f"Dynamo's frontend has {' and '.join(QUEUE_ORDERS)}"
+
+
 _ROUTER_RULES: dict[str, Rule] = {
+    "router.queue": None,
+    "router.queue.threshold": None,
+    "router.queue.order": _queue_order,
     **{f"router.{role}": _routing for role in vllm.KV_ROLES},
     **{f"router.{role}.ttl": None for role in vllm.KV_ROLES},
     **{f"router.{role}.otherwise": _of_mode for role in vllm.KV_ROLES},
@@ -218,6 +231,8 @@ def _frontend_flags(scenario: Scenario, host: str) -> Flags:
     if isinstance(policy, DynamoKv):
         given = {flag: (getattr(policy, name), getattr(DynamoKv, name)) for flag, name in KV_SETTINGS.items()}
         flags += [(flag, value) for flag, (value, default) in given.items() if value != default]
+    if (queue := scenario.router.queue) is not None:
+        flags += [(flag, getattr(queue, name)) for flag, name in QUEUE_SETTINGS.items()]
     return flags
 
 

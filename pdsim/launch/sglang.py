@@ -172,6 +172,7 @@ RULES: dict[str, Rule] = {
     "prefill.transfer": one_of(("every_chunk",), "SGLang"),
     "decode.admission": one_of(("reserve_decode_tokens",), "SGLang"),
     "router.shedding": "SGLang's gateway limits requests by rate; leave it out",
+    "router.queue": "SGLang's gateway holds no request back while servers are busy; leave it out",
     "router.prefill": _routing,
     "router.decode": _routing,
     "network.transport": lambda value, _: (

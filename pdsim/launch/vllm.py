@@ -126,6 +126,7 @@ SERVER_RULES: dict[str, Rule] = {
 RULES: dict[str, Rule] = {
     **SERVER_RULES,
     "*.dp": _same_dp,
+    "router.queue": "vLLM's router holds no request back while servers are busy; leave it out",
     "router.prefill": one_of(ROUTING_POLICIES, "vLLM's router"),
     "router.decode": one_of(ROUTING_POLICIES, "vLLM's router"),
     **{f"router.{role}.{name}": _thresholds for role in KV_ROLES for name in THRESHOLDS.values()},

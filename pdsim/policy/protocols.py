@@ -98,6 +98,18 @@ class SheddingPolicy(Protocol):
         """
 
 
+class QueuePolicy(Protocol):
+    """Decides when arriving requests wait in the router, and in which order they leave it."""
+
+    def all_busy(self, view: views.RoutingView, forward_tokens: int) -> bool:
+        """Returns True if no instance may get another request now. forward_tokens: most prompt tokens of a forward."""
+
+    def rank(self, request: views.HeldRequest, view: views.RoutingView) -> float:
+        """Returns the rank of a request that begins to wait. The lowest rank leaves first; ties leave in the order of
+        arrival.
+        """
+
+
 class DisaggregationPolicy(Protocol):
     """Decides where a prompt is computed: on a prefill instance, or on its decode instance."""
 

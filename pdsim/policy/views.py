@@ -288,6 +288,15 @@ class WaitingRequest(Protocol):
     def priority(self) -> int: ...
 
 
+class HeldRequest(Protocol):
+    """A request that begins to wait in the router's queue."""
+
+    @property
+    def prompt(self) -> TokenSequence: ...
+    @property
+    def priority(self) -> int: ...
+
+
 class SheddingView(Protocol):
     """The requests that the router knows when a request arrives."""
 

@@ -224,6 +224,12 @@ def _of_shedding(scenario: "Scenario") -> str:
     )
 
 
+def _of_queue(scenario: "Scenario") -> str:
+    if scenario.router.queue is None or getattr(scenario.router.prefill, "is_kv_aware", False):
+        return ""
+    return "router.queue: Dynamo's router holds requests in its kv mode only; say router: dynamo_kv, or leave queue out"
+
+
 def _of_counts(scenario: "Scenario") -> str:
     if scenario.router.counts == "routed" or (scenario.aggregated is None and scenario.engine == "sglang"):
         return ""
@@ -350,6 +356,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_its_engine,
     _of_its_release,
     _of_shedding,
+    _of_queue,
     _of_counts,
     _of_returned_kv,
     _of_split_prefill,

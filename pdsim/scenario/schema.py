@@ -60,6 +60,10 @@ class RouterSettings(Section):
     """Shedding policy: which requests the router refuses when too many wait. In an open loop only. None: the router
     refuses no request.
     """
+    queue: Annotated[protocols.QueuePolicy, Component("busy_threshold")] | None = None
+    """Queue policy: which requests wait in the router while all instances are busy. None: the router sends each request
+    to an instance at once.
+    """
 
 
 def a_name(value: Any) -> Any:

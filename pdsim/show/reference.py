@@ -42,6 +42,7 @@ COMPONENTS: dict[Any, str] = {
     protocols.RoutingPolicy: "routing policies",
     protocols.DisaggregationPolicy: "disaggregation policies",
     protocols.SheddingPolicy: "shedding policies",
+    protocols.QueuePolicy: "queue policies",
     protocols.ScalingPolicy: "scaling policies",
     CostSettings: "cost models",
     Workload: "workloads",

@@ -265,7 +265,7 @@ class Clients:
 
     def _on_prefill_done(self, done: m.PrefillDone) -> None:
         request_id = self._router.client_of(done.request_id)
-        self._recorded_router.on_message(done, self._timeline.now_ns)
+        self.tell_router(done)
         if request_id is not None:
             self._answer_of_prefill(request_id)
 
@@ -277,7 +277,7 @@ class Clients:
         now_ns = self._timeline.now_ns
         request_id = self._router.client_of(token.request_id)
         if self._router.hears_first_tokens:
-            self._recorded_router.on_message(token, now_ns)
+            self.tell_router(token)
         self._recorder.on_streamed(token.request_id, now_ns)
         if request_id is None:
             return
@@ -291,7 +291,7 @@ class Clients:
 
     def _on_finished(self, finished: m.Finished) -> None:
         request_id = self._router.client_of(finished.request_id)
-        self._recorded_router.on_message(finished, self._timeline.now_ns)
+        self.tell_router(finished)
         if request_id is not None:
             self._end(m.Finished(request_id))
 

@@ -203,6 +203,16 @@ def test_an_interval_of_prompts_is_said_and_read(engine, tmp_path_factory):
     assert read.aggregated.prefill_schedule_interval == 4
 
 
+@pytest.mark.parametrize("engine", ["dynamo", "dynamo-vllm"])
+def test_the_queue_of_dynamos_router_is_said_and_read(engine, tmp_path_factory):
+    own = {"engine": "vllm", "network": {"transport": "nixl-rdma"}} if engine == "dynamo-vllm" else {}
+    data = {"model": DENSE, "page_size": 16, "prefill": {"gpu": "h100", "instances": 2}, "decode": {"gpu": "h100"}}
+    router = {"prefill": "dynamo_kv", "decode": "dynamo_kv", "queue": {"threshold": 2.5, "order": "wspt"}}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    read = check({**data, **own, "router": router, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
+    assert (read.router.queue.threshold, read.router.queue.order) == (2.5, "wspt")
+
+
 @pytest.mark.parametrize("transport", ["nixl-rdma", "mooncake-rdma"])
 def test_the_time_for_which_prefill_holds_kv_is_said_and_read(transport, tmp_path_factory):
     data = {"model": DENSE, "engine": "vllm", "page_size": 16, "decode": {"gpu": "h100"}}

@@ -119,6 +119,7 @@ OTHER = {
     },
     "router.disaggregation": [],
     "router.counts": ["streams"],
+    "router.queue": [],
     "router.shedding": ["{max_queued_requests: 8}"],
     "priorities": ["{chat: 1}"],
     "network.transport": ["mooncake-rdma", "mooncake-tcp", "mooncake-nvlink", "shared-memory"],

@@ -1,6 +1,7 @@
 """The router: chooses a prefill and a decode instance for each request, and retries failed requests on other instances.
 
 state       meaning                                            begins with
+held        all instances are busy (router.queue)              Arrival, or Woken for a retry
 routed      an attempt is under way                            Arrival, or Woken for a retry -> NewRequest to a pair
 waiting     backoff before the next attempt                    Failed (retryable), PeerDown of decode, or all are down
 gone        the client knows that the request has ended        the attempt finished, or no attempt is left
@@ -18,6 +19,7 @@ from typing import ClassVar
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
+from pdsim.core.routing.held_requests import HeldRequests
 from pdsim.core.routing.role_router import RoleRouter, RoutedLoad
 from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import DisaggregationPolicy, SheddingPolicy
@@ -114,11 +116,13 @@ class Router:
         shedding: SheddingPolicy | None = None,
         disaggregation: DisaggregationPolicy | None = None,
         counts_streams: bool = False,
+        held: HeldRequests | None = None,
     ) -> None:
         """decode: None if the instances are aggregated. shedding: None refuses no request.
 
         disaggregation: None computes every prompt on a prefill instance. counts_streams: True: both instances' loads
-        count a request only while its client receives tokens, that is after prefill has answered.
+        count a request only while its client receives tokens, that is after prefill has answered. held: None sends
+        requests at once, however busy the instances are.
         """
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}
@@ -131,6 +135,7 @@ class Router:
         self._limits = limits
         self._shedding = shedding
         self._disaggregation = disaggregation
+        self._held = held
         if disaggregation is not None:
             self._decode.num_picked_cached_tokens = 0
         self._counts_streams = prefill.counts_streams = self._decode.counts_streams = counts_streams
@@ -151,6 +156,10 @@ class Router:
         return None if request is None else request.arrival.request_id
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
+        commands = self._answer(message, now_ns)
+        return commands if self._held is None else [*commands, *self._release_held(self._held, now_ns)]
+
+    def _answer(self, message: m.Message, now_ns: int) -> list[m.Command]:
         self._now_ns = now_ns
         match message:
             case m.Arrival():
@@ -219,13 +228,38 @@ class Router:
     # Attempts.
 
     def _try(self, request: _Request, now_ns: int) -> list[m.Command]:
-        arrival, prompt = request.arrival, request.arrival.prompt
-        request_id = arrival.request_id
+        request_id = request.arrival.request_id
         self.live.pop(request_id, None)
         self.live[request_id] = request
-        for role, instances in self.roles.items():
-            if instances.all_down:
-                return self._try_later(request, f"no {role} instance is up", now_ns)
+        if role := self._role_down:
+            return self._try_later(request, f"no {role} instance is up", now_ns)
+        if self._held is None or not self._held.must_wait():
+            return self._route(request, now_ns)
+        self._held.add(request.arrival, now_ns)
+        self._waiting[request_id] = request
+        return []
+
+    def _release_held(self, held: HeldRequests, now_ns: int) -> list[m.Command]:
+        """Routes held requests until all instances are busy again. If no instance is up, no request stays held."""
+        commands: list[m.Command] = []
+        role = self._role_down
+        while (request_id := held.take(anyway=bool(role))) is not None:
+            request = self.live[request_id]
+            if role:
+                del self._waiting[request_id]
+                commands += self._try_later(request, f"no {role} instance is up", now_ns)
+            else:
+                commands += self._route(request, now_ns)
+        return commands
+
+    @property
+    def _role_down(self) -> str:
+        """The first role of which no instance is up. Empty: each role has one."""
+        return next((role for role, instances in self.roles.items() if instances.all_down), "")
+
+    def _route(self, request: _Request, now_ns: int) -> list[m.Command]:
+        arrival, prompt = request.arrival, request.arrival.prompt
+        request_id = arrival.request_id
         last = request.attempt
         avoid_prefill, avoid_decode = ("", "") if last is None else (last.prefill_id, last.decode_id)
         named = request_id, arrival.session
@@ -295,6 +329,9 @@ class Router:
         if request is None or (request.at_prefill and not request.at_decode):
             return []
         commands = self._give_up(request, cancel.reason) if request.at_decode else []
+        if self._held is not None:
+            self._held.withdraw(cancel.request_id)
+        self._waiting.pop(cancel.request_id, None)
         del self.live[cancel.request_id]
         return [*commands, m.Failed(cancel.request_id, cancel.reason)]
 

@@ -6,7 +6,7 @@ from typing import Any
 from pdsim.formats.deployments.readers import Value
 from pdsim.inputs import finite
 from pdsim.launch.commands import THRESHOLDS
-from pdsim.launch.dynamo import KV_SETTINGS, ROUTER_MODES
+from pdsim.launch.dynamo import KV_SETTINGS, QUEUE_ORDERS, QUEUE_SETTINGS, ROUTER_MODES
 
 _MODES = {theirs: ours for ours, theirs in ROUTER_MODES.items()}
 _POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
@@ -27,13 +27,14 @@ def router_of(
     """
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"
-        known = {*_SILENT, "router-mode", _TTL, *(KV_SETTINGS if mode == "kv" else ())}
+        known = {*_SILENT, "router-mode", _TTL, *({**KV_SETTINGS, **QUEUE_SETTINGS} if mode == "kv" else ())}
         aside = [f"--{name}" for name in flags if name not in known]
         if mode not in _MODES:
             return {}, [*aside, f"--router-mode {mode}"]
         names = dict.fromkeys(("prefill", "decode"), _MODES[str(mode)])
         found = _of_roles(names, _settings(flags, KV_SETTINGS), is_pair=is_pair)
-        return _with_sessions(found, names, flags.get(_TTL), is_pair=is_pair), aside
+        queue = _queue(flags) if mode == "kv" else {}
+        return _with_sessions(found, names, flags.get(_TTL), is_pair=is_pair) | queue, aside
     known = {*_SILENT, "policy", "prefill-policy", "decode-policy", *THRESHOLDS}
     aside = [f"--{name}" for name in flags if name not in known]
     both = flags.get("policy", "cache_aware")
@@ -42,6 +43,15 @@ def router_of(
     if unknown:
         return {}, [*aside, f"policy {unknown[0]}: pdsim has {', '.join(_POLICIES)}"]
     return _of_roles(names, _settings(flags, THRESHOLDS), is_pair=is_pair), aside
+
+
+def _queue(flags: Mapping[str, Value]) -> dict[str, Any]:
+    """The router's queue. Empty: without a threshold, Dynamo's router holds no request back."""
+    threshold, order = (flags.get(flag) for flag in QUEUE_SETTINGS)
+    if not isinstance(threshold, str):
+        return {}
+    ordered = {"order": order} if order in QUEUE_ORDERS else {}
+    return {"queue": {"use": "busy_threshold", "threshold": finite(threshold), **ordered}}
 
 
 def _with_sessions(

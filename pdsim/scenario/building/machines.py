@@ -17,6 +17,7 @@ from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import Drain, receiver_of, sender_of
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.routing.held_requests import HeldRequests
 from pdsim.core.routing.ranked_router import RankedRouter
 from pdsim.core.routing.role_router import REMEMBERED, MemorySize, RoleRouter
 from pdsim.core.routing.router import NO_RETRIES, RetryLimits, Router
@@ -298,6 +299,9 @@ def build_router(scenario: Scenario) -> Router:
                 prefill.note(Drain(f"prefill-{i}"))
             if not first <= i < first + more:
                 decode.note(Drain(f"decode-{i}"))
+    held = None
+    if settings.queue is not None:
+        held = HeldRequests(deepcopy(settings.queue), prefill, _forward_tokens(scenario))
     return Router(
         prefill=prefill,
         decode=decode,
@@ -305,4 +309,11 @@ def build_router(scenario: Scenario) -> Router:
         shedding=deepcopy(settings.shedding),
         disaggregation=None if scenario.aggregated is not None else deepcopy(settings.disaggregation),
         counts_streams=settings.counts == "streams",
+        held=held,
     )
+
+
+def _forward_tokens(scenario: Scenario) -> int:
+    """Most prompt tokens of a forward of one rank, as servers tell Dynamo's router (max_num_batched_tokens)."""
+    servers = scenario.aggregated or scenario.pair.prefill
+    return servers.max_prefill_tokens if scenario.engine == "sglang" else servers.rank_chunk_tokens

@@ -117,6 +117,9 @@ BUILT_IN: dict[Any, dict[str, str]] = {
     protocols.SheddingPolicy: {
         "queue_limit": "pdsim.policy.routing:QueueLimit",
     },
+    protocols.QueuePolicy: {
+        "busy_threshold": "pdsim.policy.queueing:BusyThreshold",
+    },
     CostSettings: {
         "kernels": "pdsim.cost.settings:Kernels",
         "roofline": "pdsim.cost.settings:Roofline",
