@@ -7,8 +7,7 @@ its kernels   the default cost, where tables have kernels of the GPU
 neither       the default cost without kernels of the GPU, nor of those that are built alike
 
 Names of studies, as arguments, leave the rows of all others as they are. The largest study is left out unless named.
-With --coverage nothing is simulated: the ranges of all numbers, and of each source, GPU and engine, are judged by
-the rows of the table.
+With --coverage nothing is simulated: docs/coverage.py judges the rows of the table.
 """
 
 # ruff: noqa: INP001, T201  a script
@@ -18,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from statistics import median
@@ -180,22 +180,6 @@ def coverage(found: Sequence[Number]) -> list[list[str]]:
     return rows
 
 
-def coverage_by(found: Sequence[Number], field: str) -> list[list[str]]:
-    """A row for each metric and value of a field, such as gpu, of numbers whose GPU's kernels were left out: numbers,
-    share inside, half a range's width.
-    """
-    rows = []
-    kept = [one for one in found if one.known == KNOWN[-1] and not one.fitted]
-    for value in sorted({getattr(one, field).partition(" ")[0] for one in kept}):
-        for metric in METRICS:
-            group = [one for one in kept if getattr(one, field).partition(" ")[0] == value and one.metric == metric]
-            if group:
-                inside = sum(one.is_inside for one in group) / len(group)
-                width = median(one.half_width for one in group)
-                rows.append([value, metric, str(len(group)), f"{inside:.0%}", f"{width:.0%}"])
-    return rows
-
-
 def in_three_rows(found: Sequence[Number]) -> str:
     """The README's table: what each state of knowledge gives."""
     lines = ["| known of the server | TTFT | TPOT | throughput | inside the range |", "|---|---|---|---|---|"]
@@ -208,16 +192,9 @@ def in_three_rows(found: Sequence[Number]) -> str:
     return "\n".join(lines)
 
 
-def print_coverage(found: Sequence[Number]) -> None:
-    for field in ("known", "study", "gpu", "engine"):
-        print(f"\n| {field} | metric | numbers | inside the range | half its width |\n|---|---|---|---|---|")
-        for row in coverage_by(found, field):
-            print(f"| {' | '.join(row)} |")
-
-
 def main(names: Sequence[str]) -> None:
     if list(names) == ["--coverage"]:
-        print_coverage(read())
+        import_module("docs.coverage").print_coverage(read())  # which imports this module
         return
     before = read() if TABLE.exists() else []
     cases = [case for case in find_cases(tuple(names), EXPERIMENTS) if names or case.name not in LARGE]

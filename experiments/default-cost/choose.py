@@ -2,10 +2,11 @@
 
 Configurations are InferenceX rows of one GPU, weights and prompt length, with tensor parallelism or data-parallel
 attention. The SLO is a mean TPOT, a tenth above that of each row in turn. Cost is GPU-seconds a request: GPUs times its
-latency, over those in flight. A choice is safe if it keeps the limit on the slowest server that it may be, too.
+latency, over those in flight. A choice is safe if it keeps the limit on the slowest server that it may be, too. A plan
+says that the choice is not known where the fastest or the slowest servers would have another.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,10 +34,11 @@ def cost_of(metrics: Mapping[str, float], num_gpus: int, concurrency: int) -> fl
 
 
 class Arm(NamedTuple):
-    """A row as published, as simulated, and as simulated on the slowest server that it may be."""
+    """A row as published, as simulated, and as simulated on the fastest and on the slowest server that it may be."""
 
     published: Row
     simulated: Row
+    fastest: Row
     slowest: Row
 
 
@@ -46,6 +48,12 @@ class Choice(NamedTuple):
     middle: Row | None
     safe: Row | None
     """Published numbers of what is chosen; None: nothing keeps the limit."""
+    is_known: bool
+    """True: the fastest and the slowest servers have the same choice."""
+
+    @property
+    def verdict(self) -> str:
+        return "right" if self.middle == self.best else "wrong"
 
 
 def groups() -> dict[str, list[Arm]]:
@@ -53,7 +61,7 @@ def groups() -> dict[str, list[Arm]]:
     found = defaultdict(list)
     for case, arm in [(one, arm) for one in cases for arm in one.arms]:
         scenario: Any = case.scenario(arm, 1, ("cost=kernels", f"front_end={arm.front_end}"))
-        metrics = (arm.measured, *(simulate(run).summary() for run in (scenario, scenario.ends[1])))
+        metrics = (arm.measured, *(simulate(run).summary() for run in (scenario, *scenario.ends)))
         size = scenario.num_gpus, scenario.client.concurrency
         sides = (Row(arm.name, one["mean_tpot_ms"], cost_of(one, *size)) for one in metrics)
         found["-".join(arm.name.split("-")[:3])].append(Arm(*sides))
@@ -64,15 +72,17 @@ def choices(arms: list[Arm]) -> Iterator[Choice]:
     """The cheapest row within each limit: as published, and the ones that the simulation chooses."""
     for limit_ms in sorted(_ROOM * arm.published.tpot_ms for arm in arms):
         best = min((arm.published for arm in arms if arm.published.tpot_ms <= limit_ms), key=lambda row: row.gpu_s)
-        within = [arm for arm in arms if arm.simulated.tpot_ms <= limit_ms]
-        safe = [arm for arm in within if arm.slowest.tpot_ms <= limit_ms]
-        yield Choice(limit_ms, best, _cheapest(within), _cheapest(safe))
+        safe = [arm for arm in arms if arm.slowest.tpot_ms <= limit_ms]
+        at_ends = {_cheapest(arms, limit_ms, end) for end in ("fastest", "slowest")}
+        middle = _cheapest(arms, limit_ms, "simulated")
+        yield Choice(limit_ms, best, middle, _cheapest(safe, limit_ms, "simulated"), at_ends == {middle})
 
 
-def _cheapest(arms: Iterable[Arm]) -> Row | None:
-    """As published, of the one that costs least as simulated."""
-    found = min(((arm.simulated.gpu_s, arm.published.name, arm.published) for arm in arms), default=None)
-    return None if found is None else found[2]
+def _cheapest(arms: Iterable[Arm], limit_ms: float, servers: str) -> Row | None:
+    """The cheapest row within the limit on servers of this speed, as published. None: no row is within the limit."""
+    rows = [(getattr(arm, servers), arm.published) for arm in arms]
+    found = [(row.gpu_s, row.name, published) for row, published in rows if row.tpot_ms <= limit_ms]
+    return min(found)[2] if found else None
 
 
 def cells_of(row: Row | None, choice: Choice, group: str) -> str:
@@ -102,6 +112,12 @@ def main() -> None:
     print("|---|---|---|---|---|")
     print(counted("choice", [(choice.middle, choice) for _, _, choice in found]))
     print(counted("safe choice", [(choice.safe, choice) for _, _, choice in found]))
+    known = Counter(choice.verdict for _, _, choice in found if choice.is_known)
+    unknown = Counter(choice.verdict for _, _, choice in found if not choice.is_known)
+    print(
+        f"\nSaid to be known: {known['right']} right, {known['wrong']} wrong; said unknown: {unknown.total()}, ", end=""
+    )
+    print(f"of which {unknown['right']} right in the middle.")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from docs.accuracy import (
     README,
     Number,
     coverage,
-    coverage_by,
     in_three_rows,
     numbers,
     read,
 )
+from docs.coverage import coverage_by, light_loads, on_gpus
+from docs.signs import RULES, counted, holds_at_both_ends, ranges_are_apart, signs
 from pdsim.calibration.validate.case import find_cases
 
 SAMPLE = {
@@ -70,6 +71,34 @@ def test_coverage_of_groups_is_that_of_all_numbers():
         assert sum(int(row[2]) for row in rows) == len(alone)
         inside = sum(round(int(row[2]) * float(row[3].rstrip("%")) / 100) for row in rows)
         assert inside == pytest.approx(sum(one.is_inside for one in alone), abs=2)
+
+
+def test_coverage_of_measured_and_unmeasured_gpus_is_that_of_all_numbers():
+    found = read()
+    rows = on_gpus(found)
+    assert sum(int(row[2]) for row in rows) == sum(one.known in KNOWN[1:] for one in found)
+    assert [row[1:] for row in rows[3:]] == [row[1:] for row in coverage_by(found, "known")]
+
+
+def test_light_loads_are_those_of_few_clients():
+    found = [one for one in read() if one.metric == "TTFT"]
+    light = [one for one in found if one.load in {f"{count} clients" for count in range(1, 9)} and not one.fitted]
+    counts = [int(cell.split(" of ")[1].split(",")[0]) for row in light_loads(found) for cell in row[2:] if cell]
+    assert sum(counts) == len(light)
+
+
+def test_a_stricter_rule_says_fewer_signs_and_none_that_the_other_does_not_say():
+    found = list(signs(read()))
+    assert all(holds_at_both_ends(sign) for sign in found if ranges_are_apart(sign))
+    rows = [[int(cell) for cell in row[1:]] for row in counted(read())]
+    assert [sum(row) for row in rows] == [len(found)] * len(RULES)
+    assert [row[2] for row in rows] == sorted(row[2] for row in rows)
+
+
+def test_a_sign_is_judged_the_same_from_either_arm():
+    for sign in signs(read()):
+        turned = sign._replace(before=sign.after, after=sign.before)
+        assert [turned.verdict(rule) for rule in RULES.values()] == [sign.verdict(rule) for rule in RULES.values()]
 
 
 def test_the_readme_has_the_table():

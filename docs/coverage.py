@@ -1,0 +1,77 @@
+"""Judges the ranges, light loads and signs of accuracy.csv: python -m docs.accuracy --coverage"""
+
+# ruff: noqa: INP001, T201  a script
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from docs.accuracy import EXPERIMENTS, KNOWN, METRICS, Number
+from docs.signs import VERDICTS, counted
+from pdsim.calibration.validate.case import find_cases
+from pdsim.metrics.summary_rows import table_of_markdown
+
+LIGHT = 8
+"""Closed loops of at most this number of clients are light loads."""
+ASKED_LIGHT = 0.25
+"""Largest median error of TTFT that is accepted of light loads."""
+
+
+def coverage_by(found: Sequence[Number], field: str) -> list[list[str]]:
+    """A row for each metric and value of a field, such as gpu, of numbers whose GPU's kernels were left out: numbers,
+    share inside, half a range's width.
+    """
+    rows = []
+    kept = [one for one in found if one.known == KNOWN[-1] and not one.fitted]
+    for value in sorted({getattr(one, field).partition(" ")[0] for one in kept}):
+        for metric in METRICS:
+            group = [one for one in kept if getattr(one, field).partition(" ")[0] == value and one.metric == metric]
+            if group:
+                rows.append([value, metric, *_inside(group)])
+    return rows
+
+
+def _inside(group: Sequence[Number]) -> list[str]:
+    """Numbers, share inside their ranges, and half a range's width."""
+    inside = sum(one.is_inside for one in group) / len(group)
+    return [str(len(group)), f"{inside:.0%}", f"{median(one.half_width for one in group):.0%}"]
+
+
+def on_gpus(found: Sequence[Number]) -> list[list[str]]:
+    """A row for each metric, on GPUs whose kernels were measured and on GPUs that count as unmeasured."""
+    groups = [(known, metric) for known in KNOWN[1:] for metric in METRICS]
+    return [[*group, *_inside([one for one in found if (one.known, one.metric) == group])] for group in groups]
+
+
+def light_loads(found: Sequence[Number]) -> Iterator[list[str]]:
+    """A row for each engine and front end: arms with light loads, and the median of TTFT's absolute errors, by what was
+    known of the server.
+    """
+    front_ends = {(case.name, arm.name): arm.front_end for case in find_cases((), EXPERIMENTS) for arm in case.arms}
+    light = [one for one in found if one.metric == "TTFT" and _num_clients(one) <= LIGHT and not one.fitted]
+
+    def place(number: Number) -> tuple[str, str]:
+        return number.engine.partition(" ")[0], front_ends[number.study, number.arm]
+
+    for engine, front_end in sorted({place(one) for one in light}):
+        cells = []
+        for known in KNOWN:
+            errors = [abs(one.error) for one in light if (place(one), one.known) == ((engine, front_end), known)]
+            missed = ", missed" if errors and median(errors) > ASKED_LIGHT else ""
+            cells.append(f"{median(errors):.0%} of {len(errors)}{missed}" if errors else "")
+        yield [engine, front_end, *cells]
+
+
+def _num_clients(number: Number) -> float:
+    """Number of clients of a closed loop; infinite for an open loop."""
+    count, _, unit = number.load.partition(" ")
+    return int(count) if unit == "clients" else float("inf")
+
+
+def print_coverage(found: Sequence[Number]) -> None:
+    columns = ["metric", "numbers", "inside the range", "half its width"]
+    print(table_of_markdown(["known", *columns], on_gpus(found)))
+    for field in ("study", "gpu", "engine"):
+        print(f"\nWithout kernels of the GPU:\n\n{table_of_markdown([field, *columns], coverage_by(found, field))}")
+    print(f"\nMedian error of TTFT with at most {LIGHT} clients:\n")
+    print(table_of_markdown(["engine", "front end", *KNOWN], light_loads(found)))
+    print(f"\nSigns of two layouts:\n\n{table_of_markdown(['a sign is said', *VERDICTS], counted(found))}")
