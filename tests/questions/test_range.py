@@ -32,6 +32,18 @@ def test_every_arm_has_its_range_around_its_numbers():
         assert row.ranges["tail_ttft"][0] < row.estimates["tail_ttft"].mean < row.ranges["tail_ttft"][1]
 
 
+def test_which_layout_is_better_is_not_known_where_ranges_overlap():
+    """Splits of prefill's GPUs are other layouts; ratios of instances with one TP size are not."""
+    changes = [*CHANGES, "prefill.instances=2", "decode.instances=1"]
+    made = ask("prefill-split", changes=changes, seeds=1, jobs=1, slo=f"ttft < {LOOSE_MS} ms for 90 %")
+    (note,) = (note for note in made.notes if "overlap: which of the two layouts is better is not known" in note)
+    winner, other = (next(row for row in made.rows if row.arm == name) for name in note.split("'")[1:4:2])
+    assert winner.arm == made.winner
+    assert other.ranges["tail_ttft"][0] < winner.ranges["tail_ttft"][1]
+    assert note in made.confidence.reason
+    assert not any("overlap" in note for note in asked().notes)
+
+
 @pytest.mark.parametrize(
     ("group", "time", "factor", "front_end"),
     [("outside", "ttft", 1.5, "dynamo"), ("decode", "tpot", 1.05, "engine")],

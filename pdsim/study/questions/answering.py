@@ -95,7 +95,7 @@ def ask(
             chance = [*_by_chance(found_here, repeated), *_by_draws(found_here)]
             others = _others_at_ends(found_here, ends)
             measure = _measurement(found_here, at) if others else None
-            held = _held(found_here, ends, others, measure)
+            held = [*_held(found_here, ends, others, measure), *_if_one_layout_is_slow(found_here, found, ends)]
         made = _answer(name, found, study, verdict._replace(notes=[*chance, *held, *verdict.notes]), ends)
         made = replace(made, confidence=_confidence(study, chance, held, others, ends), measure=measure)
         if out is not None:
@@ -180,6 +180,22 @@ def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], meas
     return [f"The answer is '{found.verdict.winner}' at both ends of the predicted range, too."] if ends else []
 
 
+def _if_one_layout_is_slow(found: Judged, asked: Question, ends: Mapping[str, Judged]) -> list[str]:
+    """A sentence if the ranges of the winner and of a candidate with another layout overlap: if only the winner's step
+    times are the slowest and all others the fastest, another candidate wins. Empty: no candidate with another layout
+    does, or the answer differs at an end already.
+    """
+    winner, layouts = found.verdict.winner, found.study.layouts
+    if any(not one.holds(found) or winner not in one.study.labels() for one in ends.values()) or not ends:
+        return []
+    mixed = ends["fastest"].study.with_result_of(winner, ends["slowest"].study)
+    other = _judged(mixed, asked.verdict(mixed)).winner
+    if other == winner or layouts(other) == layouts(winner):
+        return []
+    overlap = f"The ranges of '{winner}' and '{other}' overlap"
+    return [f"{overlap}: which of the two layouts is better is not known if the errors of their step times differ."]
+
+
 def _confidence(
     study: Study, chance: Sequence[str], held: Sequence[str], others: Sequence[str], ends: Mapping[str, Judged]
 ) -> Confidence:
@@ -187,7 +203,7 @@ def _confidence(
         return Confidence("low", " ".join(chance))
     foreign = study.base.scenario.foreign_setup
     if ends and not foreign:
-        where = f"The answer differs within the predicted range: {'; '.join(others)}." if others else held[0]
+        where = f"The answer differs within the predicted range: {'; '.join(others)}." if others else " ".join(held)
         return Confidence("low" if others else "medium", f"{NOT_MEASURED} {where}")
     return confidence_in_numbers(study.base.scenario)
 

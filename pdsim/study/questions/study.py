@@ -134,6 +134,19 @@ class Study:
     def arm(self, label: str) -> Arm:
         return next(arm for arm in self.arms if arm.label == label)
 
+    def layouts(self, label: str) -> frozenset[object]:
+        """GPUs and parallel sizes of the candidate's servers. Step times of candidates with the same layouts have the
+        same errors.
+        """
+        servers = self.trials.scenario(self.arm(label).changes).servers
+        return frozenset((one.gpu, one.split, one.dp, one.resolved_ep, one.moe_a2a_backend) for one in servers)
+
+    def with_result_of(self, label: str, other: "Study") -> "Study":
+        """A copy of this study in which the candidate `label` has its result from another study."""
+        made = Study(self.trials, self.options)
+        made.arms, made._results = self.arms, {**self._results, label: other[label]}
+        return made
+
     def error(self, label: str) -> str:
         """Says why the candidate `label` has no result. Empty: the candidate has a result."""
         point = self[label]
