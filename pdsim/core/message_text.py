@@ -9,9 +9,9 @@ plain lists, can also be read.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from json.encoder import encode_basestring_ascii
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import Any, get_origin, get_type_hints
 
 from pdsim.core import messages
@@ -73,17 +73,13 @@ def _runs_of(ids: Sequence[int]) -> list[int] | None:
     """Returns the first integer and the length of each run of consecutive integers. None: the text of runs would not be
     shorter.
     """
-    most = 2 * len(ids) // _LEAST_MEAN
-    first = following = ids[0]
-    runs: list[int] = []
-    for number in ids:
-        if number != following:
-            runs += (first, following - first)
-            if len(runs) >= most:
-                return None
-            first = number
-        following = number + 1
-    return [*runs, first, following - first]
+    if ids[-1] - ids[0] == len(ids) - 1 and list(ids) == list(range(ids[0], ids[-1] + 1)):
+        return [ids[0], len(ids)]
+    steps = list(map(sub, ids[1:], ids))
+    if 2 * (len(steps) - steps.count(1)) >= 2 * len(ids) // _LEAST_MEAN:
+        return None
+    begins = [0, *[i for i, step in enumerate(steps, 1) if step != 1]]
+    return [number for begin, end in pairwise([*begins, len(ids)]) for number in (ids[begin], end - begin)]
 
 
 def _ids_in(runs: Sequence[int]) -> tuple[int, ...]:
@@ -139,12 +135,16 @@ def to_text(value: Any) -> str:
 
 
 def sequence_text(values: Sequence[Any]) -> str:
-    if not values:
-        return "[]"
-    if _are_ids(values):
-        runs = _runs_of(values)
-        return _integers_text(list(values)) if runs is None else f'{{"Runs":{_integers_text(runs)}}}'
-    return f"[{','.join([_TEXT[type(value)](value) for value in values])}]"
+    if len(values) < _LONG:
+        return f"[{','.join([_TEXT[type(value)](value) for value in values])}]" if values else "[]"
+    return _long_tuple_text(values) if type(values) is tuple else _long_text(values)
+
+
+def _long_text(values: Sequence[Any]) -> str:
+    runs = _runs_of(values) if _are_ids(values) else None
+    if runs is None:
+        return f"[{','.join([_TEXT[type(value)](value) for value in values])}]"
+    return f'{{"Runs":{_integers_text(runs)}}}'
 
 
 def _integers_text(values: list[Any]) -> str:
@@ -191,6 +191,7 @@ class _Remembered:
         return found[1]
 
 
+_long_tuple_text = _Remembered(_long_text)
 _TEXT: dict[Any, Callable[[Any], str]] = {
     int: str,
     str: encode_basestring_ascii,

@@ -48,7 +48,7 @@ LOG_FILES = ("*.journal", "*.rows", "*.experts", ABOUT, SCENARIO, f"{CATALOG}/*/
 RUN_FILES = (*_FILES, f"{CATALOG}/*/*.yaml", *(f"{LOGS}/{name}" for name in LOG_FILES))
 """Name patterns of all files of a run folder. Commands replace or remove no other files."""
 
-_LINES_AT_ONCE = 256
+_ENTRIES_AT_ONCE = 256
 
 
 def require_out(out: Path, *, is_file: bool = False) -> None:
@@ -214,10 +214,10 @@ class JournalProof:
         self._num_calls = 0
         self._hash = blake2b(digest_size=16)
 
-    def add(self, lines: Sequence[str]) -> bytes:
+    def add(self, lines: str, num_lines: int) -> bytes:
         """Counts lines and adds them to the digest. Returns the lines as bytes."""
-        data = "".join(lines).encode()
-        self._num_calls += len(lines)
+        data = lines.encode()
+        self._num_calls += num_lines
         self._hash.update(data)
         return data
 
@@ -226,21 +226,23 @@ class JournalProof:
 
 
 class JournalWriter:
-    """Writes the journal of a run. Each entry is written at once, so that an interrupted run keeps its journal."""
+    """Writes the journal of a run. Entries are written soon, so that an interrupted run keeps its journal, and many at
+    once, which takes two thirds of the time.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self._lines: list[str] = []
+        self._entries: list[Entry] = []
         self.proof = JournalProof()
 
     def __call__(self, entry: Entry) -> None:
-        self._lines.append(to_line(entry))
-        if len(self._lines) == _LINES_AT_ONCE:
+        self._entries.append(entry)
+        if len(self._entries) == _ENTRIES_AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        self._file.write(self.proof.add(self._lines))
-        self._lines.clear()
+        self._file.write(self.proof.add("".join(map(to_line, self._entries)), len(self._entries)))
+        self._entries.clear()
 
 
 @contextmanager
@@ -280,7 +282,7 @@ def read_journal(folder: Path) -> Iterator[Entry]:
     try:
         with pa.input_stream(str(path), compression="zstd") as file:
             for line in TextIOWrapper(file, encoding="utf-8"):
-                proof.add((line,))
+                proof.add(line, 1)
                 entry = _entry(line)
                 num_finished += entry.instance_id == Router.instance_id and type(entry.args[0]) is Finished
                 yield entry
