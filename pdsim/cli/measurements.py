@@ -298,7 +298,7 @@ def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quie
         return {
             **summary,
             **seen,
-            **{f"mean_{stage}_ms": ms for stage, ms in mean_stage_ms(result.records.requests).items()},
+            **{f"mean_{stage}_ms": ms for stage, ms in mean_stage_ms(result.records).items()},
         }
 
     errors = compare_load(scenario, observed, profile, summary)

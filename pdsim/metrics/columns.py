@@ -101,9 +101,20 @@ class StoredRecords:
         rows = table.filter(mask(self.columns("requests")["request_id"] == request_id))
         return next(iter(records_in(self._folder, "requests", rows)), None)
 
+    def requests_at(self, rows: Array) -> list[RequestRecord]:
+        """The records of some rows of the table of requests, in the order of the row numbers."""
+        return records_in(self._folder, "requests", self._tables["requests"].take(arrow_array(rows.tolist())))
+
     def columns(self, name: str) -> Columns:
         """The columns of a table. name: one of TABLES."""
         return self._columns[name]
+
+
+def requests_at(records: Records, rows: Array) -> list[RequestRecord]:
+    """Some requests of these records, in the order of the row numbers."""
+    if isinstance(records, StoredRecords):
+        return records.requests_at(rows)
+    return [records.requests[row] for row in rows.tolist()]
 
 
 def columns(records: Records, name: str) -> Columns:
@@ -142,12 +153,17 @@ def _stored(name: str, table: Any) -> Columns:
         if types.is_null(values.type):
             return np.full(len(table), NEVER)
         whole = pc.fill_null(values, arrow_array([NEVER])[0]) if values.null_count else values
-        return numpy_array(whole.combine_chunks())
+        return numpy_array(_joined(whole))
 
     def words(column: str) -> tuple[Array, list[str]]:
         if column not in table.column_names:
             return np.zeros(len(table), dtype=np.int64), [""]
-        encoded = table[column].combine_chunks().dictionary_encode()
+        encoded = _joined(table[column]).dictionary_encode()
         return numpy_array(encoded.indices), encoded.dictionary.to_pylist()
 
     return Columns(numbers, words)
+
+
+def _joined(chunked: Any) -> Any:
+    """The values of a column as one Arrow array, which are copied only if they are in several chunks."""
+    return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()

@@ -66,9 +66,8 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Re
         ax.set_title(title, fontsize=10)
         ax.margins(y=0.2 if crowded else 0.12)
     stages, cdf = side.subplots(2, 1)
-    requests = {name: run.requests for name, run in runs.items()}
-    draw_stages(stages, requests)
-    draw_ttft_cdf(cdf, requests)
+    draw_stages(stages, runs)
+    draw_ttft_cdf(cdf, {name: run.requests for name, run in runs.items()})
     return figure
 
 
@@ -80,7 +79,7 @@ def overview(records: Records) -> Figure:
     top = figure.add_gridspec(1, 2, left=0.075, right=0.985, bottom=0.73, top=0.93, wspace=0.1)
     below = figure.add_gridspec(3, 1, left=0.075, right=0.985, bottom=0.06, top=0.64, hspace=0.12)
     draw_ttft_cdf(figure.add_subplot(top[0]), {"": records.requests})
-    draw_stages(figure.add_subplot(top[1]), {"": records.requests})
+    draw_stages(figure.add_subplot(top[1]), {"": records})
     panels: Any = below.subplots(sharex=True)
     running, waiting, pages = panels
     levels = columns(records, "levels")
@@ -95,11 +94,9 @@ def overview(records: Records) -> Figure:
     return figure
 
 
-def draw_stages(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
+def draw_stages(ax: Any, runs: Mapping[str, Records]) -> None:
     """Draws the mean latency of each run as a bar of stages. Stages that are too short to see are drawn as one."""
-    times = {
-        name: {stage: ms / 1e3 for stage, ms in mean_stage_ms(requests).items()} for name, requests in runs.items()
-    }
+    times = {name: {stage: ms / 1e3 for stage, ms in mean_stage_ms(run).items()} for name, run in runs.items()}
     longest = max((sum(row.values()) for row in times.values()), default=0.0)
     seen = [s for s in STAGES if any(row.get(s, 0.0) > _SMALL * longest for row in times.values())]
     left = [0.0] * len(times)

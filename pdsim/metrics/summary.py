@@ -295,24 +295,31 @@ _NUM_WINDOWS = 8
 
 
 def is_saturated(requests: Sequence[RequestRecord]) -> bool:
+    """True if the queue of an open loop grows (see queue_grows)."""
+    return queue_grows([r.arrival_ns for r in requests], [r.end_ns or 0 for r in requests])
+
+
+def queue_grows(arrivals_ns: Sequence[int], ends_ns: Sequence[int]) -> bool:
     """True if the queue of an open loop grows: in the second half of the run, clearly fewer requests ended than should
     have. Latencies then depend on the length of the run.
 
     A request should have ended a typical latency after its arrival, so a rising rate does not count as a growing queue.
     Neither does a burst at the end, if it is within the variation of arrivals. If requests take about as long as the
     arrivals last, the run is too short to tell, and counts as saturated. False: all requests arrived at once.
+
+    ends_ns: end of each request in the order of arrivals_ns; 0 or less: it did not end.
     """
-    first_ns = min((r.arrival_ns for r in requests), default=0)
-    last_ns = max((r.arrival_ns for r in requests), default=0)
+    first_ns, last_ns = min(arrivals_ns, default=0), max(arrivals_ns, default=0)
     if first_ns == last_ns:
         return False
     middle_ns = (first_ns + last_ns) // 2
-    latencies_ns = sorted(_end_ns(r) - r.arrival_ns for r in requests if r.arrival_ns <= middle_ns and r.end_ns)
+    pairs = zip(arrivals_ns, ends_ns, strict=True)
+    latencies_ns = sorted([end - arrival for arrival, end in pairs if arrival <= middle_ns and end > 0])
     typical_ns = latencies_ns[len(latencies_ns) // 2] if latencies_ns else 0
     lag_ns = min(typical_ns, (last_ns - first_ns) // 4)
-    num_due = sum(middle_ns < r.arrival_ns + lag_ns <= last_ns for r in requests)
-    num_ended = sum(r.end_ns is not None and middle_ns < r.end_ns <= last_ns for r in requests)
-    chance = _DEVIATIONS * max(sqrt(num_due), _deviation([r.arrival_ns for r in requests], first_ns, last_ns))
+    num_due = sum([middle_ns < arrival_ns + lag_ns <= last_ns for arrival_ns in arrivals_ns])
+    num_ended = sum([middle_ns < end_ns <= last_ns for end_ns in ends_ns])
+    chance = _DEVIATIONS * max(sqrt(num_due), _deviation(arrivals_ns, first_ns, last_ns))
     return num_due - num_ended > max(_SHARE * num_due, chance)
 
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdsim.metrics.columns import StoredRecords
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary_rows import ranges
+from pdsim.metrics.tables import write_tables
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.html.figures import Dot, frontier, to_svg
@@ -51,8 +53,17 @@ def test_a_page_needs_nothing_else(one):
     assert len(ids) == len(set(ids)), "figures keep their ids apart"
 
 
+def test_a_stored_run_has_the_same_page_and_its_tables_stay_columns(one, tmp_path, monkeypatch):
+    """Records of all rows would take twice the time and memory of a long run's page."""
+    write_tables(tmp_path, one.records)
+    stored = replace(one, records=StoredRecords(tmp_path))
+    for name in ("steps", "transfers", "levels", "requests"):
+        monkeypatch.setattr(StoredRecords, name, property(lambda _: pytest.fail("makes a record of each row")))
+    assert render(run_page([stored])) == render(run_page([one]))
+
+
 def test_a_figure_is_the_same_again(one):
-    first, again = (latency_distributions({"one": one.records.requests}).figure for _ in range(2))
+    first, again = (latency_distributions({"one": one.records}).figure for _ in range(2))
     assert to_svg(first, "name") == to_svg(again, "name")
 
 

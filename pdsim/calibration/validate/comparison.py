@@ -242,5 +242,5 @@ def tolerance_of(tolerances: Tolerances, metric: str) -> float | None:
 
 
 def _stages(measured: RunRecords, simulated: RunRecords) -> dict[str, MetricError]:
-    ours, theirs = (mean_stage_ms(records.requests) for records in (measured, simulated))
+    ours, theirs = (mean_stage_ms(records) for records in (measured, simulated))
     return {stage: MetricError(mean_ms, theirs.get(stage, 0.0), None) for stage, mean_ms in ours.items()}

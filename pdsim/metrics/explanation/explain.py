@@ -3,13 +3,14 @@ or message for which the request waited.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from pdsim.metrics.columns import Array, Columns, columns, columns_of
+from pdsim.metrics.columns import Array, Columns, columns
 from pdsim.metrics.explanation.stages import AGGREGATED_STAGES, COMPUTED_FIRST_STAGES, HIDDEN_BOOTSTRAP_STAGES, STAGES
 from pdsim.metrics.explanation.time_spans import TimeSpans
 from pdsim.metrics.records import Records, RequestRecord
@@ -67,10 +68,9 @@ def stage_times(records: Records) -> list[StageTimes]:
     ]
 
 
-def mean_stage_ms(requests: Sequence[RequestRecord]) -> dict[str, float]:
+def mean_stage_ms(records: Records) -> dict[str, float]:
     """Mean time in ms of each stage over the finished requests."""
-    done = columns_of("requests", [request for request in requests if request.outcome == "finished"])
-    return {stage: _mean_ms(spent_ns) for stage, spent_ns in _stage_times_ns(done).items()}
+    return {stage: _mean_ms(spent_ns) for stage, spent_ns in _stage_times_ns(finished(records)).items()}
 
 
 def finished(records: Records) -> Columns:
@@ -135,8 +135,16 @@ class CriticalPaths:
                 begin_ns, end_ns = self._requests[first][rows], self._requests[last][rows]
                 for part, spent_ns in self._split(stage, rows, begin_ns, end_ns).items():
                     self.parts_ns[part][rows] += spent_ns
-        self._rows = {request_id: row for row, request_id in enumerate(self._ids.tolist())}
-        self._lists = {part: spent_ns.tolist() for part, spent_ns in self.parts_ns.items() if spent_ns.any()}
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        """Row of each finished request, by its id."""
+        return {request_id: row for row, request_id in enumerate(self._ids.tolist())}
+
+    @cached_property
+    def _lists(self) -> dict[str, list[int]]:
+        """The same times as lists, of which single items are read faster. Parts that take no time are left out."""
+        return {part: spent_ns.tolist() for part, spent_ns in self.parts_ns.items() if spent_ns.any()}
 
     def of(self, request: RequestRecord) -> dict[str, int]:
         """Time in ns that a finished request spent in each part of its critical path. Parts that take no time are left

@@ -152,10 +152,16 @@ def moving_span(transfer: TransferRecord) -> tuple[int, int]:
     return transfer.start_ns + held_ns, transfer.end_ns
 
 
+def moving_starts_ns(transfers: Columns) -> Array:
+    """For each transfer: the time in ns when its bytes begin to move (see moving_span)."""
+    found: Array = transfers["start_ns"] + transfers["setup_ns"] + transfers["line_ns"] + transfers["posting_ns"]
+    return found
+
+
 def _moves(records: Records) -> dict[str, TimeSpans]:
     """Times in which a transfer's bytes move from or to an instance, by instance (see moving_span)."""
     transfers = columns(records, "transfers")
-    starts_ns = transfers["start_ns"] + transfers["setup_ns"] + transfers["line_ns"] + transfers["posting_ns"]
+    starts_ns = moving_starts_ns(transfers)
     found: dict[str, TimeSpans] = {}
     for end in ("source", "target"):
         codes, names = transfers.words(end)

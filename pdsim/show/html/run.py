@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pdsim.metrics.columns import columns
-from pdsim.metrics.explanation.explain import mean_parts_ms, stage_times
+import numpy as np
+
+from pdsim.metrics.columns import columns, requests_at
+from pdsim.metrics.explanation.explain import finished, mean_parts_ms, stage_times
 from pdsim.metrics.explanation.failures import failures_in
 from pdsim.metrics.explanation.usage import USAGE_COLUMNS, instance_usage
-from pdsim.metrics.records import Records, RequestRecord, judged_records
-from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
+from pdsim.metrics.records import Records, judged_records
+from pdsim.metrics.summary import e2e_ms, queue_grows, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import (
     Ranges,
     between,
@@ -65,9 +67,9 @@ class ReportedRun:
         """The records without the requests that the summary leaves out because they warm up."""
         return judged_records(self.records, self.summary)
 
-    @property
+    @cached_property
     def num_finished(self) -> int:
-        return len(run_figures.finished(self.judged.requests))
+        return int(columns(self.judged, "requests").having("outcome", "finished").sum())
 
     @property
     def per_gpu(self) -> str:
@@ -87,7 +89,7 @@ def _single(run: ReportedRun) -> Page:
     figures = [*_latency_figures([run]), *_inside(run)]
     tables = [_summary_table([run])]
     if run.num_finished:
-        tables += [*_class_table(run), _stage_table(run), _instance_table(run), _request_table(run.judged.requests)]
+        tables += [*_class_table(run), _stage_table(run), _instance_table(run), _request_table(run.judged)]
     return Page(
         title=run.name,
         subtitle=_subtitle(run),
@@ -188,14 +190,16 @@ def _warnings(run: ReportedRun) -> list[str]:
         said.append(
             f"{counted(own['unfinished'], 'request')} neither finished nor failed: the run stalled or was interrupted."
         )
-    if run.summary.get("max_concurrency") is None and is_saturated(run.records.requests):
+    requests = columns(run.records, "requests")
+    is_open_loop = run.summary.get("max_concurrency") is None
+    if is_open_loop and queue_grows(requests["arrival_ns"].tolist(), requests["end_ns"].tolist()):
         said.append("The load is more than the system can take: latencies grow with the length of the run.")
     return said
 
 
 def _latency_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
-    requests = {run.name: run.judged.requests for run in runs if run.num_finished}
-    return [run_figures.latency_distributions(requests), run_figures.stage_bars(requests)] if requests else []
+    records = {run.name: run.judged for run in runs if run.num_finished}
+    return [run_figures.latency_distributions(records), run_figures.stage_bars(records)] if records else []
 
 
 def _inside(run: ReportedRun) -> list[FigureBlock]:
@@ -206,12 +210,12 @@ def _inside(run: ReportedRun) -> list[FigureBlock]:
     figures = [
         *_tornado(run.sensitivities),
         run_figures.critical_path(mean_parts_ms(run.judged)),
-        run_figures.ttft_over_time(run.judged.requests),
-        run_figures.request_stages(run.judged.requests),
+        run_figures.ttft_over_time(run.judged),
+        run_figures.request_stages(run.judged),
     ]
     if len(columns(records, "levels")["time_ns"]):
         figures.append(run_figures.occupancy(records))
-    if any(transfer.num_bytes for transfer in records.transfers):
+    if columns(records, "transfers")["num_bytes"].any():
         figures.append(run_figures.transfers(records))
     return figures
 
@@ -296,8 +300,10 @@ def _instance_table(run: ReportedRun) -> Table:
     )
 
 
-def _request_table(requests: Sequence[RequestRecord]) -> Table:
-    slowest = sorted(run_figures.finished(requests), key=ttft_ms, reverse=True)[:_MOST_REQUESTS]
+def _request_table(records: Records) -> Table:
+    done = np.flatnonzero(columns(records, "requests").having("outcome", "finished"))
+    slowest_first = np.argsort(-run_figures.ttft_ms(finished(records)), kind="stable")
+    slowest = requests_at(records, done[slowest_first[:_MOST_REQUESTS]])
     rows = [
         [
             cell(r.request_id, "d"),
@@ -312,5 +318,5 @@ def _request_table(requests: Sequence[RequestRecord]) -> Table:
         ]
         for r in slowest
     ]
-    columns = ["request", "prompt", "output", "cached", "TTFT, ms", "TPOT, ms", "latency, ms", "KV sent, MB", "where"]
-    return Table(f"Largest TTFT: {counted(len(rows), 'request')}", columns, rows)
+    titles = ["request", "prompt", "output", "cached", "TTFT, ms", "TPOT, ms", "latency, ms", "KV sent, MB", "where"]
+    return Table(f"Largest TTFT: {counted(len(rows), 'request')}", titles, rows)

@@ -1,21 +1,21 @@
 """Figures of runs: latencies, the stages of requests, instances over time, and transfers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pdsim.metrics import plots
-from pdsim.metrics.columns import columns
+from pdsim.metrics.columns import Array, Columns, columns, requests_at
+from pdsim.metrics.explanation.explain import finished
 from pdsim.metrics.explanation.stages import STAGES, stage_spans
-from pdsim.metrics.explanation.usage import moving_span
-from pdsim.metrics.records import Records, RequestRecord, TransferRecord
-from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.metrics.explanation.usage import moving_starts_ns
+from pdsim.metrics.records import Records
 from pdsim.metrics.summary_rows import significant
 from pdsim.show.html.figures import FULL, INK, MUTED, SERIES, FigureBlock, legend, new_figure, percent_axis, tidy
 
-Runs = Mapping[str, Sequence[RequestRecord]]
-"""The requests of each run, by the name of the run."""
+Runs = Mapping[str, Records]
+"""The records of each run, by the name of the run."""
 
 _MOST_ROWS = 60
 """Maximum number of requests in a figure that has a row per request."""
@@ -27,8 +27,24 @@ _FEW = 5
 _PERCENTILES = (50, 90, 99)
 
 
-def finished(requests: Iterable[RequestRecord]) -> list[RequestRecord]:
-    return [request for request in requests if request.outcome == "finished"]
+def ttft_ms(requests: Columns) -> Array:
+    return _ms(requests["first_token_ns"] - requests["arrival_ns"])
+
+
+def e2e_ms(requests: Columns) -> Array:
+    return _ms(requests["end_ns"] - requests["arrival_ns"])
+
+
+def tpot_ms(requests: Columns) -> Array:
+    """Mean time in ms per output token after the first, of the requests that have at least two output tokens."""
+    longer = requests.where(np.flatnonzero(requests["num_output_tokens"] > 1))
+    means: Array = (e2e_ms(longer) - ttft_ms(longer)) / (longer["num_output_tokens"] - 1)
+    return means
+
+
+def _ms(durations_ns: Array) -> Array:
+    durations_ms: Array = durations_ns / 1e6
+    return durations_ms
 
 
 def latency_distributions(runs: Runs) -> FigureBlock:
@@ -39,13 +55,7 @@ def latency_distributions(runs: Runs) -> FigureBlock:
     panels: Any = figure.subplots(1, 3, sharey=True)
     measures = (("TTFT, s", ttft_ms, 1e3), ("time per output token, ms", tpot_ms, 1.0), ("latency, s", e2e_ms, 1e3))
     for ax, (title, measure, scale) in zip(panels, measures, strict=True):
-        values = {
-            name: sorted(
-                measure(r) / scale for r in finished(requests) if measure != tpot_ms or r.num_output_tokens > 1
-            )
-            for name, requests in runs.items()
-        }
-        _draw_distributions(ax, values)
+        _draw_distributions(ax, {name: np.sort(measure(finished(run)) / scale) for name, run in runs.items()})
         tidy(ax, title, "fraction of requests" if ax is panels[0] else "")
         percent_axis(ax.yaxis)
     if len(runs) > 1:
@@ -54,9 +64,10 @@ def latency_distributions(runs: Runs) -> FigureBlock:
     return FigureBlock("distributions", "Latency", caption, figure)
 
 
-def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None:
+def _draw_distributions(ax: Any, by_name: Mapping[str, Array]) -> None:
+    """by_name: the sorted values of each run."""
     for i, (name, values) in enumerate(by_name.items()):
-        if not values:
+        if not len(values):
             continue
         fractions = np.linspace(0, 1, min(len(values), _MOST_POINTS))
         style = {"color": SERIES[i % len(SERIES)], "linestyle": plots.LINES[i % len(plots.LINES)], "label": name}
@@ -67,22 +78,21 @@ def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None
             for percent, mark in zip(_PERCENTILES, marks, strict=True):
                 near = {"xytext": (6, -9), "textcoords": "offset points", "fontsize": 8, "color": MUTED}
                 ax.annotate(f"p{percent} {mark:,.3g}", (mark, percent / 100), **near)
-    known = [value for values in by_name.values() for value in (values[:1] or [0.0])]
-    most = max((values[-1] for values in by_name.values() if values), default=0.0)
-    if min(known, default=0.0) > 0:
-        plots.plain_log_axis(ax, "x", min(known), most)
+    least = min((values[0] if len(values) else 0.0 for values in by_name.values()), default=0.0)
+    most = max((values[-1] for values in by_name.values() if len(values)), default=0.0)
+    if least > 0:
+        plots.plain_log_axis(ax, "x", least, most)
     ax.set_ylim(0, 1.02)
 
 
-def ttft_over_time(requests: Sequence[RequestRecord]) -> FigureBlock:
+def ttft_over_time(records: Records) -> FigureBlock:
     """TTFT by the time of arrival: a point for each request, and percentiles for slices of time."""
     figure = new_figure(FULL, 3.0)
     ax: Any = figure.subplots()
-    done = finished(requests)
-    at = np.array([r.arrival_ns / 1e9 for r in done])
-    ttft = np.array([ttft_ms(r) / 1e3 for r in done])
+    done = finished(records)
+    at, ttft = done["arrival_ns"] / 1e9, ttft_ms(done) / 1e3
     ax.plot(at, ttft, ".", ms=2.5, color=MUTED, alpha=0.35, rasterized=True)
-    edges = np.linspace(at.min(), at.max() + 1e-9, min(_SLICES, max(1, len(done) // (2 * _FEW))) + 1)
+    edges = np.linspace(at.min(), at.max() + 1e-9, min(_SLICES, max(1, len(at) // (2 * _FEW))) + 1)
     places = np.digitize(at, edges) - 1
     groups = [(i, ttft[places == i]) for i in range(len(edges) - 1)]
     seen = [(i, group) for i, group in groups if len(group) >= _FEW]
@@ -97,13 +107,13 @@ def ttft_over_time(requests: Sequence[RequestRecord]) -> FigureBlock:
     return FigureBlock("ttft-over-time", "TTFT over time", caption, figure)
 
 
-def request_stages(requests: Sequence[RequestRecord]) -> FigureBlock:
+def request_stages(records: Records) -> FigureBlock:
     """A row for each request, with its stages from its arrival on. Of a long run, the requests in the middle
     are shown.
     """
-    done = finished(requests)
+    done = np.flatnonzero(columns(records, "requests").having("outcome", "finished"))
     first = max(0, (len(done) - _MOST_ROWS) // 2)
-    chosen = done[first : first + _MOST_ROWS]
+    chosen = requests_at(records, done[first : first + _MOST_ROWS])
     figure = new_figure(FULL, 1.2 + 0.06 * len(chosen))
     ax: Any = figure.subplots()
     spans = list(map(stage_spans, chosen))
@@ -176,16 +186,20 @@ def transfers(records: Records) -> FigureBlock:
     """
     figure = new_figure(FULL, 3.4)
     speed, links = figure.subplots(1, 2, width_ratios=(1, 1.25))
-    sent = [t for t in records.transfers if t.num_bytes and t.end_ns > t.start_ns]
+    units = columns(records, "transfers")
+    sent = units.where(np.flatnonzero((units["num_bytes"] > 0) & (units["end_ns"] > units["start_ns"])))
     _draw_speed(speed, sent)
-    end_ns = max((t.end_ns for t in records.transfers), default=0)
-    paths = sorted({(t.source, t.target) for t in sent})
-    for i, (source, target) in enumerate(paths[: len(SERIES)]):
-        spans = [moving_span(t) for t in sent if (t.source, t.target) == (source, target)]
-        _draw_count(links, spans, end_ns, f"{source} → {target}", SERIES[i])
-    waits = [(t.queued_ns, t.start_ns) for t in records.transfers if t.needs == "ring" and t.start_ns > t.queued_ns]
-    if waits:
-        _draw_count(links, waits, end_ns, "waits for the ring", SERIES[5], "--")
+    end_ns = int(units["end_ns"].max(initial=0))
+    (sources, source_names), (targets, target_names) = sent.words("source"), sent.words("target")
+    pairs = np.unique(np.stack([sources, targets], axis=1), axis=0).tolist()
+    paths = sorted((source_names[source], target_names[target], source, target) for source, target in pairs)
+    for i, (source, target, *codes) in enumerate(paths[: len(SERIES)]):
+        here = (sources == codes[0]) & (targets == codes[1])
+        spans_ns = moving_starts_ns(sent)[here], sent["end_ns"][here]
+        _draw_count(links, *spans_ns, end_ns, f"{source} → {target}", SERIES[i])
+    waits = units.where(np.flatnonzero(units.having("needs", "ring") & (units["start_ns"] > units["queued_ns"])))
+    if len(waits["start_ns"]):
+        _draw_count(links, waits["queued_ns"], waits["start_ns"], end_ns, "waits for the ring", SERIES[5], "--")
     tidy(links, "time, s", "transfers at once")
     links.set_ylim(0)
     links.margins(x=0.01)
@@ -195,44 +209,43 @@ def transfers(records: Records) -> FigureBlock:
     return FigureBlock("transfers", "KV transfers", caption, figure)
 
 
-def _draw_speed(ax: Any, sent: Sequence[TransferRecord]) -> None:
-    groups: dict[str, list[TransferRecord]] = {}
-    for transfer in sent:
-        groups.setdefault(held_by(transfer), []).append(transfer)
-    for i, (name, group) in enumerate(sorted(groups.items())):
-        ax.plot(
-            *_sizes_and_speeds(group), ".", ms=4, alpha=0.6, color=SERIES[i % len(SERIES)], label=name, rasterized=True
-        )
-    if sent:
-        sizes, speeds = _sizes_and_speeds(sent)
-        plots.plain_log_axis(ax, "x", min(sizes), max(sizes))
-        plots.plain_log_axis(ax, "y", min(speeds), max(speeds))
+_HOLDS = ("behind others", "bytes move", "descriptors", "set-up")
+"""Stages of a transfer unit, by name."""
+
+
+def _draw_speed(ax: Any, sent: Columns) -> None:
+    sizes, speeds = sent["num_bytes"] / 1e6, sent["num_bytes"] / (sent["end_ns"] - sent["start_ns"])
+    held = held_by(sent)
+    for i, name in enumerate(name for name in _HOLDS if name in held):
+        here = held == name
+        style = {"ms": 4, "alpha": 0.6, "color": SERIES[i % len(SERIES)], "label": name, "rasterized": True}
+        ax.plot(sizes[here], speeds[here], ".", **style)
+    if len(sizes):
+        plots.plain_log_axis(ax, "x", sizes.min(), sizes.max())
+        plots.plain_log_axis(ax, "y", speeds.min(), speeds.max())
     tidy(ax, "size of a transfer, MB", "GB/s, from start to end")
     legend(ax)
 
 
-def _sizes_and_speeds(sent: Sequence[TransferRecord]) -> tuple[list[float], list[float]]:
-    """Size in MB and speed in GB/s of each transfer."""
-    return [t.num_bytes / 1e6 for t in sent], [t.num_bytes / (t.end_ns - t.start_ns) for t in sent]
-
-
-def held_by(transfer: TransferRecord) -> str:
-    """Name of the stage in which a transfer unit spent most of its time."""
-    moving_ns = transfer.end_ns - moving_span(transfer)[0]
-    parts = {
+def held_by(sent: Columns) -> Array:
+    """For each transfer unit: the name of the stage in which it spent most of its time."""
+    moving_ns = sent["end_ns"] - moving_starts_ns(sent)
+    parts_ns = {
         "bytes move": moving_ns,
-        "set-up": transfer.setup_ns,
-        "behind others": transfer.line_ns,
-        "descriptors": transfer.posting_ns,
+        "set-up": sent["setup_ns"],
+        "behind others": sent["line_ns"],
+        "descriptors": sent["posting_ns"],
     }
-    return max(parts, key=lambda name: parts[name])
+    names: Array = np.array(list(parts_ns))
+    found: Array = names[np.argmax(np.stack(list(parts_ns.values())), axis=0)]
+    return found
 
 
 def _draw_count(
-    ax: Any, spans: Sequence[tuple[int, int]], end_ns: int, label: str, color: str, line: str = "-"
+    ax: Any, begins_ns: Array, ends_ns: Array, end_ns: int, label: str, color: str, line: str = "-"
 ) -> None:
     """Draws how many of the spans (begin, end, in ns) are open at each time."""
-    moments = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    moments = np.stack([begins_ns, ends_ns], axis=1)
     changes = np.repeat([[1, -1]], len(moments), axis=0)
     order = np.argsort(moments, axis=None, kind="stable")
     times, means = plots.binned(moments.ravel()[order], np.cumsum(changes.ravel()[order]), end_ns)

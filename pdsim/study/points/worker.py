@@ -96,7 +96,7 @@ def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
         **summary,
         "gpu_hours": summary["duration"] / 3600 * result.scenario.num_gpus,
         **summary["pdsim"],
-        **{f"mean_{stage}_ms": ms for stage, ms in mean_stage_ms(requests).items()},
+        **{f"mean_{stage}_ms": ms for stage, ms in mean_stage_ms(result.judged).items()},
         "descriptors": sum(sent.num_descriptors for sent in result.records.transfers if sent.request_id in judged),
         "status": "ok",
         "message": "",
