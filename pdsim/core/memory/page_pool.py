@@ -9,6 +9,9 @@ class PagePool:
     Freed pages are kept aside. When the free list is too short for an allocation, they are sorted into the list
     (SGLang's allocators with need_sort). Therefore page tables are contiguous on a fresh server, and fragment over
     time. Page 0 is reserved for padding.
+
+    Explicit ids, not a counter: the cost of a transfer depends on which pages are contiguous on both sides, and a
+    counter cannot detect a page with two owners.
     """
 
     def __init__(self, num_pages: int) -> None:

@@ -2,7 +2,9 @@
 and ends ranks there.
 
 The agent (`pdreal host`) reads the launcher's ticket, with the run's keys, from the first line of its standard input.
-The agent ends when its standard input is closed.
+The agent ends when its standard input is closed, so no process outlives the launcher. The user names the command that
+starts the agent (ssh, srun, kubectl exec); these commands log in and carry standard input. ZeroMQ's heartbeats are off:
+TCP resends messages, so a cut link delays messages and loses none.
 """
 
 import asyncio
