@@ -10,6 +10,8 @@ from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.decode.decode_instance import DecodeInstance
+from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
+from pdsim.core.encode.encode_instance import EncodeInstance
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
 from pdsim.core.memory.hybrid_cache import HybridKvCache, HybridLease
 from pdsim.core.memory.kv_cache import KvCache, Lease
@@ -54,8 +56,8 @@ def check_idle(instance: AnyInstance) -> None:
 
 
 def check_all_idle(machines: Iterable[Any]) -> None:
-    """Checks that a whole cluster holds nothing after its last request: instances, senders, receivers and the router.
-    Raises InvariantError.
+    """Checks that a whole cluster holds nothing after its last request: instances, agents and the router. Raises
+    InvariantError.
     """
     for machine in machines:
         if isinstance(machine, AnyInstance):
@@ -65,6 +67,10 @@ def check_all_idle(machines: Iterable[Any]) -> None:
         elif isinstance(machine, Receiver):
             _require(not machine.held, "LEAK-5", "requests in a receiver", machine.held, machine.instance_id)
             _require(machine.ring.num_live_bytes == 0, "LEAK-5", "ring bytes", machine.ring.num_live_bytes, machine)
+        elif isinstance(machine, EncodeInstance):
+            _require(not machine.waiting_for(), "LEAK-8", "images in an encode instance", machine.waiting, machine)
+        elif isinstance(machine, EmbeddingReceiver):
+            _require(not machine.waiting, "LEAK-8", "requests without embeddings", machine.waiting, machine.instance_id)
         elif isinstance(machine, Router):
             _require(not machine.live, "LEAK-6", "requests in the router", machine.live, machine)
             for load in (load for role in machine.roles.values() for load in role.loads):

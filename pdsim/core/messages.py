@@ -8,6 +8,7 @@ instance asks its executor to run.
 from dataclasses import dataclass
 from typing import Any
 
+from pdsim.core.encode.image import Image
 from pdsim.core.transfer.staging_ring import Span, Watermark
 from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.policy.views import TokenSequence
@@ -26,6 +27,8 @@ class Arrival:
     """True: the request ends only at its longest output (ignore_eos)."""
     session: int = -1
     """Session that the client names. Only some routing policies read it. -1: no session."""
+    images: tuple[Image, ...] = ()
+    """Images of the prompt that are to be encoded, in the prompt's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,37 @@ class NewRequest:
     decode_id: str
     priority: int = 0
     ignores_eos: bool = False
+    images: tuple[Image, ...] = ()
+    """Images of the prompt that encode instances are to encode. Empty: there are none, or all embeddings are here."""
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
         """Ids of the instances that serve the request, decode first. An aggregated instance appears once."""
         return tuple(dict.fromkeys((self.decode_id, self.prefill_id)))
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeImages:
+    """Language server to encode instance: encode these images of a request."""
+
+    request_id: int
+    part: int
+    """Number of this part of the request's images. Each encode instance gets at most one."""
+    images: tuple[Image, ...]
+    language_id: str
+    """Prefill or aggregated instance that waits for the embeddings."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum([image.num_tokens for image in self.images])
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsArrived:
+    """Transport to language server: the embeddings of this part have arrived on all its ranks."""
+
+    request_id: int
+    part: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,11 +560,20 @@ Outcome = PrefillDone | Finished | Failed
 RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | PutOut | Outcome
 CopyMessage = LoadedBack | Offloaded | Prefetched | KvOffered | KvWanted | KvReturned
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
+EncodeMessage = EncodeImages | EmbeddingsArrived
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
 ScalingMessage = ClusterSeen | MetricsSeen | Serve | Drain
 Message = (
-    RequestMessage | CopyMessage | TransferMessage | StagingMessage | FaultMessage | ScalingMessage | Woken | FlushCache
+    RequestMessage
+    | CopyMessage
+    | TransferMessage
+    | EncodeMessage
+    | StagingMessage
+    | FaultMessage
+    | ScalingMessage
+    | Woken
+    | FlushCache
 )
 
 
@@ -582,6 +620,18 @@ class Scatter:
 
 
 @dataclass(frozen=True, slots=True)
+class SendEmbeddings:
+    """Send the embeddings of a part to each rank of a language server."""
+
+    request_id: int
+    part: int
+    source: str
+    target: str
+    num_bytes: int
+    """Bytes that each rank of the target gets."""
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send Woken to this instance or router at this time."""
 
@@ -591,7 +641,7 @@ class WakeAt:
 
 StorageCopy = StoreKv | PrefetchKv | StopPrefetch
 HostCopy = WriteBackup | LoadBack | Offload | LoadChunks | SaveChunks | LoadRetracted | StorageCopy
-TransferCommand = TransferUnit | StartTransfer | ReturnKv | Scatter
+TransferCommand = TransferUnit | StartTransfer | ReturnKv | Scatter | SendEmbeddings
 Command = (
     Send | Tell | WakeAt | TransferCommand | FirstToken | Retracted | AskOutput | SaveKv | LoadKv | HostCopy | Outcome
 )
@@ -648,6 +698,14 @@ class MixedStep:
     decode: DecodeStep
 
 
+@dataclass(frozen=True, slots=True)
+class EncodeStep:
+    """Encode the images of these parts in one forward of an encode instance."""
+
+    step_id: int
+    parts: tuple[EncodeImages, ...]
+
+
 PureStep = PrefillStep | DecodeStep
 Step = PureStep | MixedStep
 
@@ -698,3 +756,8 @@ def sender_of(prefill_id: str) -> str:
 
 def receiver_of(decode_id: str) -> str:
     return f"{decode_id}.receiver"
+
+
+def embeddings_of(language_id: str) -> str:
+    """Name of the receiver of embeddings of a prefill or aggregated instance."""
+    return f"{language_id}.embeddings"

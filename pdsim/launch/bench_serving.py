@@ -1,11 +1,13 @@
 """Writes the load of a scenario as options of SGLang's benchmark client (0.5.23, benchmark/serving.py)."""
 
+from math import isqrt
 from typing import Any
 
 from pdsim.launch.commands import GATEWAY_PORT, pace
 from pdsim.launch.words import Flags
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.component import component_name
+from pdsim.system.catalog import load_model
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
@@ -14,7 +16,7 @@ def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
     """Options of SGLang's benchmark client that send the load. If the client cannot send it: no options, and the
     reasons.
     """
-    requests, dataset = _dataset(scenario.workload)
+    requests, dataset = _dataset(scenario.workload, scenario.model)
     sent = pace(scenario.client)
     why = (
         []
@@ -38,7 +40,7 @@ def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
     return flags, []
 
 
-def _dataset(workload: Any) -> tuple[int, Flags]:
+def _dataset(workload: Any, model: str) -> tuple[int, Flags]:
     """Number of prompts, and the options with which the client generates them. No options: the client cannot generate
     them.
     """
@@ -55,16 +57,38 @@ def _dataset(workload: Any) -> tuple[int, Flags]:
             ("gsp-ordered", workload.ordered),
         ]
     if isinstance(workload, RandomLengths):
+        images = _images(workload, model)
         inputs, outputs = _longest(workload.input_tokens), _longest(workload.output_tokens)
         if inputs is not None and outputs is not None and inputs[1] == outputs[1]:
             return workload.num_requests, [
-                ("dataset-name", "random-ids"),
+                ("dataset-name", "image" if images else "random-ids"),
                 ("random-input-len", inputs[0]),
                 ("random-output-len", outputs[0]),
                 ("random-range-ratio", f"{inputs[1]:g}"),
-                ("tokenize-prompt", True),
+                *(images or [("tokenize-prompt", True)]),
             ]
     return 0, []
+
+
+def only_equal_images(_: Any, scenario: Scenario) -> str | None:
+    """Check of a workload's images: the reason for a refusal, or None. bench_serving sends new images of one size."""
+    workload = scenario.workload
+    if not isinstance(workload, RandomLengths) or workload.images is None or _images(workload, scenario.model):
+        return None
+    return "bench_serving sends a fixed number of new images of one size, to a model with an encoder in the catalog"
+
+
+def _images(workload: RandomLengths, model: str) -> Flags:
+    """Flags for images of as many tokens as the workload's. Empty: there are none, or they differ from each other."""
+    encoder = load_model(model).encoder
+    if encoder is None or not isinstance(workload.images, Fixed) or not isinstance(workload.image_tokens, Fixed):
+        return []
+    if workload.distinct_images is not None:
+        return []
+    num_tokens, width = workload.image_tokens.tokens, encoder.patch_size * encoder.merge_size
+    height = next(rows for rows in range(isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
+    size = f"{height * width}x{num_tokens // height * width}"
+    return [("image-count", workload.images.tokens), ("image-resolution", size)]
 
 
 def _longest(lengths: Lengths) -> tuple[int, float] | None:

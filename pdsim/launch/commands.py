@@ -50,21 +50,25 @@ class Place(NamedTuple):
 
 
 def places(scenario: Scenario) -> dict[str, list[Place]]:
-    """Where each server runs, by role. Hosts are filled one after another; a host with another GPU, or with too few
-    free GPUs, is skipped. A server on several hosts has these hosts alone.
+    """Where each server and each encode instance runs, by role. Hosts are filled one after another; a host with another
+    GPU, or with too few free GPUs, is skipped. A server on several hosts has these hosts alone.
     """
     host = free = index = 0
     gpu: str | None = None
     found: dict[str, list[tuple[range, int, int]]] = {}
-    for role in roles(scenario):
-        servers: ServerSettings = getattr(scenario, role)
-        spec = load_gpu(servers.gpu)
-        for _ in range(servers.instances):
-            if gpu is not None and (gpu != servers.gpu or spec.num_hosts(free + servers.num_server_gpus) > 1):
+    groups: dict[str, tuple[str, int, int]] = {}
+    for one, servers in scenario.roles.items():
+        groups[one] = servers.gpu, servers.instances, servers.num_server_gpus
+    if (encode := scenario.encode) is not None:
+        groups["encode"] = encode.gpu, encode.instances, 1
+    for role, (own, instances, num_gpus) in groups.items():
+        spec = load_gpu(own)
+        for _ in range(instances):
+            if gpu is not None and (gpu != own or spec.num_hosts(free + num_gpus) > 1):
                 host, free = host + 1, 0
-            gpu, num_hosts = servers.gpu, spec.num_hosts(servers.num_server_gpus)
+            gpu, num_hosts = own, spec.num_hosts(num_gpus)
             found.setdefault(role, []).append((range(host, host + num_hosts), free, index))
-            host, free, index = host + num_hosts - 1, free + servers.num_server_gpus, index + 1
+            host, free, index = host + num_hosts - 1, free + num_gpus, index + 1
     names = [HOST] if host == 0 else [f"$HOST{i}" for i in range(host + 1)]
     return {
         role: [Place(tuple(Expanded(names[at]) for at in hosts), gpu_id, i) for hosts, gpu_id, i in all_at]
@@ -218,6 +222,8 @@ RULES: dict[str, Rule] = {
     "decode.returns_kv": "KV is returned in simulation only; leave it out",
     "elastic": "servers change their roles in simulation only; leave it out",
     "router.disaggregation": "pdsim launches no router that sends prompts to decode (llm-d's, Dynamo's); leave it out",
+    "encode": "only --engine sglang launches encode instances; leave it out",
+    "workload.images": "only SGLang's bench_serving is launched with images; leave them out",
     "faults": Aside("simulated failures have no flags"),
 }
 """What launches of all engines do with each field, by the field's path."""

@@ -32,6 +32,7 @@ from pdsim.launch.commands import (
 )
 from pdsim.launch.divided_kv import attention_backend
 from pdsim.launch.drafts import draft_flags
+from pdsim.launch.encoding import ENCODE_RULES, add_encode_instances, language_flags
 from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, ShortestPromptFirst
@@ -186,14 +187,15 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     """Commands of the servers, each on GPUs of its own, of the gateway and of the load. Raises ConfigError, which lists
     the fields that SGLang cannot express.
     """
-    made = Launch(notes=[*notes_on(scenario, "sglang", RULES), *left_to_the_operator(scenario)])
+    made = Launch(notes=[*notes_on(scenario, "sglang", RULES | ENCODE_RULES), *left_to_the_operator(scenario)])
     at = places(scenario)
     scenario = resolve(scenario).model_copy(update={"health": scenario.health})
     if scenario.network.staging is not None and scenario.network.staging.prefill_buffer is not None:
         made.notes.append(
             "network.staging.prefill_buffer: SGLang 0.5.12 reads it; in 0.5.23 the buffer holds one forward's KV"
         )
-    for role in at:
+    add_encode_instances(made, SERVER, scenario, at.get("encode", ()), model)
+    for role in scenario.roles:
         _add_servers(made, scenario, role, at, model)
     made.add("gateway", GATEWAY, gateway_flags(made, scenario, at))
     load, _ = bench_flags(scenario, HOST)
@@ -273,7 +275,7 @@ def _add_servers(made: Launch, scenario: Scenario, role: str, at: Mapping[str, l
     for index, place in enumerate(at[role]):
         for rank, host in enumerate(place.hosts):
             flags = [("model-path", model), ("host", host), ("port", place.port), ("base-gpu-id", place.first_gpu)]
-            flags += settings
+            flags += [*settings, *language_flags(scenario, role, place, at)]
             if role == "prefill":
                 flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index))
             name = f"{role}-{index}"

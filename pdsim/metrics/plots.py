@@ -11,13 +11,25 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from pdsim.metrics.columns import Array, Columns, columns
 from pdsim.metrics.explanation.explain import mean_stage_ms
-from pdsim.metrics.explanation.stages import STAGES
+from pdsim.metrics.explanation.stages import ALL_STAGES
 from pdsim.metrics.records import Records, RequestRecord
 from pdsim.metrics.summary import ttft_ms
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 """Colours of runs: the palette of Okabe and Ito, which colour-blind readers can tell apart."""
-STAGE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255")
+STAGE_COLORS = (
+    "#332288",
+    "#AA4499",
+    "#661100",
+    "#6699CC",
+    "#88CCEE",
+    "#44AA99",
+    "#117733",
+    "#999933",
+    "#DDCC77",
+    "#CC6677",
+    "#882255",
+)
 """Colours of stages: Tol's muted palette, which shares no colour with the colours of runs."""
 LINES = ("-", "--", "-.", ":")
 NUM_BINS = 300
@@ -98,13 +110,13 @@ def draw_stages(ax: Any, runs: Mapping[str, Records]) -> None:
     """Draws the mean latency of each run as a bar of stages. Stages that are too short to see are drawn as one."""
     times = {name: {stage: ms / 1e3 for stage, ms in mean_stage_ms(run).items()} for name, run in runs.items()}
     longest = max((sum(row.values()) for row in times.values()), default=0.0)
-    seen = [s for s in STAGES if any(row.get(s, 0.0) > _SMALL * longest for row in times.values())]
+    seen = [s for s in ALL_STAGES if any(row.get(s, 0.0) > _SMALL * longest for row in times.values())]
     left = [0.0] * len(times)
     for stage in [*seen, "other"]:
         parts = [row.get(stage, sum(v for s, v in row.items() if s not in seen)) for row in times.values()]
         if stage == "other" and max(parts, default=0.0) < _SMALL * longest / 2:
             continue
-        color = "#BBBBBB" if stage == "other" else STAGE_COLORS[list(STAGES).index(stage)]
+        color = "#BBBBBB" if stage == "other" else STAGE_COLORS[list(ALL_STAGES).index(stage)]
         ax.barh(range(len(parts)), parts, left=left, color=color, label=stage, height=0.6)
         left = [start + part for start, part in zip(left, parts, strict=True)]
     ax.set_yticks(range(len(times)) if any(times) else [], [name for name in times if name], fontsize=8)

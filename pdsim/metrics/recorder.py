@@ -81,9 +81,16 @@ class Recorder:
         """Time of the last token of the requests in a batch, by instance."""
 
     def on_arrival(
-        self, request_id: int, num_prompt_tokens: int, num_output_tokens: int, now_ns: int, request_class: str = ""
+        self,
+        request_id: int,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        now_ns: int,
+        request_class: str = "",
+        num_image_tokens: int = 0,
     ) -> None:
         record = RequestRecord(request_id, num_prompt_tokens, num_output_tokens, now_ns, request_class=request_class)
+        record.num_image_tokens = num_image_tokens
         self._requests[request_id] = record
         self.records.requests.append(record)
 
@@ -107,6 +114,19 @@ class Recorder:
             setattr(record, name, None)
         record.num_decode_cached_tokens = record.num_prefill_cached_tokens = record.transfer_bytes = 0
         record.num_retries = num_retries(attempt)
+
+    def on_embeddings(self, request_id: int, encode_id: str, start_ns: int, end_ns: int, now_ns: int) -> None:
+        """Records that embeddings from one encode instance arrived. Those that arrive last stay recorded.
+
+        start_ns, end_ns: begin and end of encoding.
+        """
+        record = self._requests[request_id]
+        record.encode_id = encode_id
+        record.encode_start_ns, record.encode_end_ns, record.embeddings_ns = start_ns, end_ns, now_ns
+
+    def on_encoded(self, record: StepRecord) -> None:
+        """Records a forward of an encode instance."""
+        self.records.steps.append(record)
 
     def on_admitted(self, request_id: int, num_cached_tokens: int, now_ns: int) -> None:
         record = self._requests[request_id]

@@ -60,6 +60,16 @@ class RequestRecord:
     """Why the request failed. Empty: it did not fail."""
     request_class: str = ""
     """Class of the request, from its trace. Empty: no class."""
+    num_image_tokens: int = 0
+    """Prompt tokens that stand for images."""
+    encode_id: str = ""
+    """Encode instance whose embeddings arrived last. Empty: no encode instance encoded images of the request."""
+    encode_start_ns: int | None = None
+    """Time when this instance began to encode the request's images, or found their embeddings in its cache."""
+    encode_end_ns: int | None = None
+    """Time when this instance had encoded them."""
+    embeddings_ns: int | None = None
+    """Time when the last embeddings arrived, so that prefill queued the request."""
     own_itl_ms: tuple[float, ...] = field(default=(), metadata={"in_table": False})
     """Percentiles in ms of the gaps between the request's tokens, in the order of own_gaps.OWN_ITL. Empty: the run did
     not record them.
@@ -73,14 +83,14 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class StepRecord:
-    """A prefill forward, or consecutive decode steps of one batch, of which each takes growth_ns longer than the step
-    before.
+    """A forward of prefill or of an encode instance, or consecutive decode steps of one batch, of which each takes
+    growth_ns longer than the step before.
     """
 
     instance_id: str
     """Name of the instance."""
     kind: str
-    """prefill or decode."""
+    """prefill, decode or encode."""
     start_ns: int
     """Time when the step, or the first of the steps, began."""
     duration_ns: int
@@ -88,7 +98,7 @@ class StepRecord:
     first_ns: int
     """Duration of the first decode step, or of a forward's first pipeline stage."""
     num_steps: int
-    """Number of steps; 1 for prefill."""
+    """Number of steps; 1 for prefill and encode."""
     num_requests: int
     """Number of requests in the batch."""
     num_tokens: int

@@ -28,6 +28,7 @@ def summarize(
     end_ns = max((_end_ns(r) for r in done), default=start_ns)
     duration_s = (end_ns - start_ns) / _S
     input_tokens = sum(r.num_prompt_tokens for r in done)
+    image_tokens = sum(r.num_image_tokens for r in done)
     output_tokens = sum(r.num_output_tokens for r in done)
     e2e = Samples(e2e_ms(r) for r in done)
     ttft = Samples(ttft_ms(r) for r in done)
@@ -41,8 +42,8 @@ def summarize(
         "duration": duration_s,
         "completed": len(done),
         "total_input_tokens": input_tokens,
-        "total_input_text_tokens": input_tokens,
-        "total_input_vision_tokens": 0,
+        "total_input_text_tokens": input_tokens - image_tokens,
+        "total_input_vision_tokens": image_tokens,
         "total_output_tokens": output_tokens,
         "total_output_tokens_retokenized": output_tokens,
         "request_throughput": rate(len(done)),
@@ -163,7 +164,7 @@ def _own_fields(records: RunRecords, duration_s: float) -> dict[str, Any]:
         "retractions": sum(r.num_retractions for r in requests),
         "retraction_copies_s": sum(s.copying_ns for s in decode_steps) / _S,
         "retries": sum(r.num_retries for r in requests),
-        "prefill_steps": len(records.steps) - len(decode_steps),
+        "prefill_steps": sum(s.kind == "prefill" for s in records.steps),
         "decode_steps": sum(s.num_steps for s in decode_steps),
         "mean_running_requests": request_ns / _S / duration_s if duration_s else 0.0,
         "mean_running_requests_per_step": _per_step(decode_steps),

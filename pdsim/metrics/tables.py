@@ -132,7 +132,10 @@ def _values(column: Any) -> Iterator[Any]:
     return (texts.setdefault(text, text) for text in column.to_pylist())
 
 
-_WORDS = {("steps", "kind"): {"prefill", "decode"}, ("requests", "outcome"): {"unfinished", "finished", "failed"}}
+_WORDS = {
+    ("steps", "kind"): {"prefill", "decode", "encode"},
+    ("requests", "outcome"): {"unfinished", "finished", "failed"},
+}
 """Columns of which each row has one of a few words, by table and column."""
 
 

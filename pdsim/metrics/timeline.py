@@ -89,9 +89,11 @@ def _slice(name: str, category: str, pid: int, tid: int, start_ns: int, duration
 
 
 def _step_event(step: StepRecord, pid: int) -> Event:
-    batch = (
-        f"{step.num_requests} prompts" if step.kind == "prefill" else f"batch {step.num_requests} x {step.num_steps}"
-    )
+    batch = {
+        "prefill": f"{step.num_requests} prompts",
+        "decode": f"batch {step.num_requests} x {step.num_steps}",
+        "encode": f"images of {step.num_requests} requests",
+    }[step.kind]
     sizes = {"tokens": step.num_tokens, "context": step.num_context_tokens}
     gpu_ns = step.first_ns if step.kind == "prefill" else step.duration_ns  # of the GPUs that take it first
     return _slice(batch, step.kind, pid, _GPU, step.start_ns, gpu_ns, **sizes)

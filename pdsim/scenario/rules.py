@@ -308,6 +308,28 @@ def _of_split_prefill(scenario: "Scenario") -> str:
     return ""
 
 
+def _of_encoding(scenario: "Scenario") -> str:
+    """Says what pdsim does not model beside encode instances. Empty: nothing."""
+    if scenario.encode is None:
+        return ""
+    if scenario.engine == "vllm":
+        return "encode: pdsim does not model vLLM's encoder instances (--ec-transfer-config); leave it out"
+    if scenario.engine_version == "0.5.12":
+        return "encode: pdsim follows SGLang 0.5.23's rules of encode instances only; leave engine_version out"
+    prefill, decode = scenario.prefill, scenario.decode
+    beside = {
+        "prefill.pp": prefill is not None and prefill.pp > 1,
+        "prefill.cp": prefill is not None and prefill.cp > 1,
+        "decode.returns_kv": decode is not None and decode.returns_kv,
+        "elastic": scenario.elastic is not None,
+        "faults": bool(scenario.faults),
+        "health": scenario.health is not None,
+    }
+    beside |= {f"{role}.dp": role != "decode" and servers.dp > 1 for role, servers in scenario.roles.items()}
+    found = next((field for field, is_given in beside.items() if is_given), "")
+    return f"pdsim does not model encode beside {found}; leave one of the two out" if found else ""
+
+
 def _of_storage(scenario: "Scenario") -> str:
     if scenario.storage is None or any(servers.host_cache is not None for servers in scenario.roles.values()):
         return ""
@@ -361,6 +383,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_returned_kv,
     _of_split_prefill,
     _of_divided_kv,
+    _of_encoding,
     _of_storage,
     _of_elastic_clusters,
     _of_roles,

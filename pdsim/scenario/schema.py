@@ -15,6 +15,7 @@ from pdsim.policy.routing import CacheAware
 from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_drafts_of_engine, with_priority_policy
 from pdsim.scenario.sections.component import Component
 from pdsim.scenario.sections.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
+from pdsim.scenario.sections.encoding import EncodeSettings
 from pdsim.scenario.sections.faults import Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.sections.fields import FolderName, Section, Seed, base_folder
 from pdsim.scenario.sections.front_end import FrontEndSettings
@@ -168,6 +169,9 @@ class Scenario(Section):
     """Decode servers. A cluster with decode also needs prefill."""
     aggregated: AggregatedSettings | None = None
     """Servers that both prefill and decode, instead of `prefill` and `decode`."""
+    encode: EncodeSettings | None = None
+    """Encode instances, which encode the images of prompts (EPD). None: servers that compute prompts encode images
+    themselves, within their forwards."""
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
     """Policies that choose the instances of a request. `router: NAME` sets one policy for both roles."""
     network: Annotated[NetworkSettings, BeforeValidator(network_of_profile), OrShort("profile")] = NetworkSettings()
@@ -269,14 +273,18 @@ class Scenario(Section):
     @property
     def entries(self) -> list[tuple[Kind, str]]:
         """Kind and name of each catalog entry that the scenario uses."""
-        gpus: list[tuple[Kind, str]] = [("gpus", servers.gpu) for servers in self.roles.values()]
-        return [("models", self.model), ("transports", self.network.transport), *gpus]
+        found: list[tuple[Kind, str]] = [("models", self.model), ("transports", self.network.transport)]
+        found += [("gpus", servers.gpu) for servers in self.roles.values()]
+        if self.encode is not None:
+            found += [("transports", self.encode.transport), ("gpus", self.encode.gpu)]
+        return found
 
     @property
     def num_gpus(self) -> int:
         if self.elastic is not None:
             return self.max_servers * self.pair.prefill.tp
-        return sum(servers.num_gpus for servers in self.roles.values())
+        num_encoders = 0 if self.encode is None else self.encode.instances
+        return sum(servers.num_gpus for servers in self.roles.values()) + num_encoders
 
     @property
     def has_server_faults(self) -> bool:

@@ -18,7 +18,7 @@ from rich.table import Table
 from pdsim.core.instance import Levels
 from pdsim.cost.model import CostSettings
 from pdsim.metrics.explanation.explain import PARTS
-from pdsim.metrics.explanation.stages import STAGES
+from pdsim.metrics.explanation.stages import ALL_STAGES
 from pdsim.metrics.records import LevelRecord, RequestRecord, StepRecord, TransferRecord
 from pdsim.metrics.summary_rows import OWN_FIELDS, SUMMARY_FIELDS
 from pdsim.policy import protocols
@@ -74,7 +74,7 @@ def scenario_entries() -> Iterator[ReferenceEntry]:
 def run_entries() -> Iterator[ReferenceEntry]:
     for name, meaning_of in (("summary", SUMMARY_FIELDS), ("summary.pdsim", OWN_FIELDS), ("parts", PARTS)):
         yield ReferenceEntry(name, "", ("field", "meaning"), list(meaning_of.items()))
-    stages = [(stage, first, last, meaning) for stage, (first, last, meaning) in STAGES.items()]
+    stages = [(stage, first, last, meaning) for stage, (first, last, meaning) in ALL_STAGES.items()]
     yield ReferenceEntry("stages", "", ("stage", "from", "to", "meaning"), stages)
     for name, record in (("requests", RequestRecord), ("steps", StepRecord), ("transfers", TransferRecord)):
         yield ReferenceEntry(name, in_words(record.__doc__), ("column", "meaning"), _columns(record))

@@ -176,6 +176,7 @@ class Clients:
         self._ended = ended
         self._num_requests = len(cluster.requests)
         self._is_disaggregated = cluster.interconnect is not None
+        self._has_encoders = cluster.encoding is not None
         self._is_vllm = cluster.scenario.engine == "vllm"
         self._priorities = cluster.scenario.priorities
         self._ignore_eos = cluster.scenario.ignore_eos
@@ -214,9 +215,9 @@ class Clients:
 
     def arrive(self, spec: RequestSpec) -> None:
         """Records that a client has sent a request."""
-        self._recorder.on_arrival(
-            spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns, spec.request_class
-        )
+        sizes = spec.request_id, len(spec.prompt), len(spec.output)
+        images = spec.num_image_tokens if spec.images else 0
+        self._recorder.on_arrival(*sizes, self._timeline.now_ns, spec.request_class, images)
         self._waiting.add(spec.request_id)
         if self.on_sent is not None:
             self.on_sent(spec.request_id)
@@ -226,7 +227,8 @@ class Clients:
             priority = self._priorities.get(spec.request_class, 0)
             ignores_eos = self._ignore_eos and spec.max_output_tokens == len(spec.output)
             named = spec.request_id, spec.prompt, spec.max_output_tokens, priority, ignores_eos
-            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1)))
+            images = spec.images if self._has_encoders else ()
+            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1), images))
 
     # The router and the attempts under way.
 

@@ -71,7 +71,9 @@ class RunResult(RunTables):
         """Returns one line for each property of a real server that the run does not model, and for each cost outside
         its measured sizes.
         """
-        return [*self.scenario.engine_warnings, *self._cost_warnings()]
+        has_images = any(request.num_image_tokens for request in self.records.requests)
+        of_images = [unmeasured.of_images(self.scenario)] if has_images else []
+        return [*self.scenario.engine_warnings, *self._cost_warnings(), *of_images]
 
     def _cost_warnings(self) -> list[str]:
         """Returns one line for each cost that was not measured, or that is used outside its measured sizes."""

@@ -23,11 +23,13 @@ from pdsim.sim.bus import Bus
 from pdsim.sim.clients import Clients
 from pdsim.sim.faults import FaultInjector
 from pdsim.sim.instances.actor import Actor, Parts
+from pdsim.sim.instances.encoding import EncodeActor, LanguageActor
 from pdsim.sim.instances.executor import Executor, RecomputingExecutor, SpeculativeExecutor
 from pdsim.sim.instances.lockstep import Lockstep, Rank
 from pdsim.sim.links.cache_copies import CacheCopies, Storage, StorageClient
+from pdsim.sim.links.embeddings import EmbeddingMoves
 from pdsim.sim.links.flows import Flows
-from pdsim.sim.links.host_exchange import HostExchange, ServerNics
+from pdsim.sim.links.host_exchange import ServerNics
 from pdsim.sim.links.network import Transfers
 from pdsim.sim.lives import Lives
 from pdsim.sim.result import RunResult
@@ -84,9 +86,12 @@ class Simulation(Bus):
         self._transfers = None if cluster.interconnect is None else Transfers(self, cluster.interconnect)
         if self._transfers is not None:
             self.commands |= self._transfers.commands
+        self._flows = self._make_flows()
+        """Flows over the links between instances and hosts."""
         self._storage = self._make_storage()
         self._locksteps = self._make_locksteps()
         self.drivers |= {instance.instance_id: self._driver(instance) for instance in cluster.instances}
+        self.drivers |= self._encode_drivers()
         self._scaling = None if cluster.autoscaler is None else Scaling(self, cluster.autoscaler, self._clients)
         self._lives = Lives(self, self._transfers, self._driver, self._on_levels)
         health = cluster.scenario.health
@@ -108,7 +113,25 @@ class Simulation(Bus):
             on_choice=self._on_levels,
             single_steps=self._single_steps or self.cluster.router.metrics_interval_ns > 0,  # metrics tell pages
         )
-        return Actor(self, instance, parts) if lockstep is None else Rank(self, instance, parts, lockstep)
+        if lockstep is not None:
+            return Rank(self, instance, parts, lockstep)
+        waits = m.embeddings_of(instance.instance_id) in self.agents
+        return LanguageActor(self, instance, parts) if waits else Actor(self, instance, parts)
+
+    def _encode_drivers(self) -> dict[str, EncodeActor]:
+        if (encoding := self.cluster.encoding) is None:
+            return {}
+        moves = EmbeddingMoves(self, encoding, self._flows)
+        found = {}
+        for number, instance in enumerate(encoding.instances, start=len(self.order)):
+            order = EventPriority(CHOICES + number)
+            found[instance.instance_id] = EncodeActor(self, instance, encoding.times, moves, order)
+        return found
+
+    def _make_flows(self) -> Flows:
+        if self._transfers is not None:
+            return self._transfers.network.flows
+        return Flows(self.timeline, self.cluster.host_nics.capacity, lambda owner: owner.arrived())
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
         """Returns the lockstep of each server with data-parallel attention or over several hosts, by server."""
@@ -118,11 +141,7 @@ class Simulation(Bus):
         nics = self.cluster.host_nics
         if not nics.traffic:
             return found
-        if self._transfers is None:
-            flows = Flows(self.timeline, nics.capacity, HostExchange.arrived)
-        else:
-            flows = self._transfers.network.flows
-        between = ServerNics(self.timeline, flows, nics)
+        between = ServerNics(self.timeline, self._flows, nics)
         for server in dict.fromkeys(map(server_of, nics.traffic)):
             found[server] = Lockstep(self.timeline, num_ranks[server], last, between)
         return found

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.draft import DraftModel
+from pdsim.system.encoder import VisionEncoder
 from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention, KvDtype, LatentAttention, ModelSpec, StateDtype
 from pdsim.system.states import (
     CHUNK_TOKENS,
@@ -255,8 +256,10 @@ class Layout:
 
     @property
     def weight_bytes_per_rank(self) -> float:
-        """Bytes of weights on one rank, of the model and its draft."""
+        """Bytes of weights on one rank, of the model, its encoder and its draft."""
         shared, routed = self.model.shared_bytes, self.model.expert_bytes
+        if self.model.encoder is not None:
+            shared += self.model.encoder.weight_bytes
         if self.draft is not None:
             shared, routed = shared + self.draft.own_bytes, routed + self.draft.expert_bytes
         return shared / self.tp + routed / (self.tp * self.dp * self.cp)
@@ -353,6 +356,14 @@ def default_mem_fraction(
     if memory_mib > 60 * 1024:
         reserved = max(reserved, 10240)
     return round((memory_mib - reserved) / memory_mib, 3)
+
+
+def encoder_share(encoder: VisionEncoder) -> float:
+    """Factor of the default mem_fraction_static on servers that encode images, which need memory for this (SGLang
+    0.5.23, arg_groups/memory_hook.py:417, adjust_mem_fraction_for_vlm, which takes 24 layers for a `depth`).
+    """
+    complexity = (encoder.hidden_size / 1024) ** 2
+    return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (complexity - 1)))
 
 
 def default_max_running(pool_tokens: int, max_context_tokens: int) -> int:

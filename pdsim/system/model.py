@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar, Literal
 
+from pdsim.system.encoder import VisionEncoder
 from pdsim.system.states import CHUNK_TOKENS
 
 Dtype = Literal["bf16", "fp8", "fp4", "int4", "int8"]
@@ -312,6 +313,8 @@ class ModelSpec:
     """Number of the checkpoint's layers that predict further tokens (MTP). Other fields do not include these layers. 0:
     there are none."""
     llama: LlamaArchitecture | None = None
+    encoder: VisionEncoder | None = None
+    """The image encoder. No other field includes it. None: there is none, or the entry leaves it out."""
     sources: dict[str, str]
 
     def in_dtype(self, dtype: Dtype) -> "ModelSpec":

@@ -5,6 +5,7 @@ from itertools import count
 from random import Random
 from typing import NamedTuple, Protocol
 
+from pdsim.core.encode.image import Image
 from pdsim.core.sequence import Spans
 
 
@@ -29,6 +30,12 @@ class RequestSpec(NamedTuple):
     primes: bool = False
     """True: a closed loop sends this request at the start, and other requests wait until all such requests have ended.
     Metrics leave it out."""
+    images: tuple[Image, ...] = ()
+    """Images of the prompt, in its order."""
+
+    @property
+    def num_image_tokens(self) -> int:
+        return sum([image.num_tokens for image in self.images])
 
 
 def alone(number: int, num_prompt_tokens: int, num_output_tokens: int, arrival_ns: int = 0) -> RequestSpec:

@@ -1,9 +1,10 @@
 """Generated workloads, by the rules of common benchmark clients."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from pdsim.core.encode.image import Image
 from pdsim.core.sequence import Spans
 from pdsim.workload.lengths import Lengths, positive
 from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversation, fresh_streams
@@ -11,20 +12,28 @@ from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversatio
 
 @dataclass(frozen=True, kw_only=True)
 class RandomLengths:
-    """Prompts of random lengths that share no prefix."""
+    """Prompts of random lengths that share no prefix, except for equal images at their beginnings."""
 
     num_requests: int
     """Number of requests."""
     input_tokens: Lengths
-    """Distribution of prompt lengths."""
+    """Distribution of prompt lengths, without images."""
     output_tokens: Lengths
     """Distribution of output lengths."""
+    images: Lengths | None = None
+    """Distribution of the number of images of a prompt. They come before its text. None: there are none."""
+    image_tokens: Lengths | None = None
+    """Distribution of the number of tokens of an image. Needed with images."""
+    distinct_images: int | None = None
+    """Number of different images, of which each prompt's are drawn. None: all images are different."""
     classes: Mapping[str, float] | None = None
     """Shares of request classes, such as {chat: 0.7, batch: 0.3}. Each request's class is drawn at random. None:
     requests have no class."""
 
     def __post_init__(self) -> None:
-        positive(self, num_requests=self.num_requests)
+        positive(self, num_requests=self.num_requests, distinct_images=self.distinct_images)
+        if (self.images is None) != (self.image_tokens is None):
+            raise ValueError("RandomLengths needs images and image_tokens together")
         if self.classes is not None and (min(self.classes.values(), default=0) < 0 or not sum(self.classes.values())):
             raise ValueError(f"classes are shares, none below 0 and at least one above 0, found {dict(self.classes)}")
 
@@ -35,10 +44,39 @@ class RandomLengths:
         for i in range(self.num_requests):
             num_output_tokens = outputs()
             specs.append(alone(i, inputs(), num_output_tokens))
+        if self.images is not None and self.image_tokens is not None:
+            draw = Images(rng, self.images, self.image_tokens, self.distinct_images)
+            specs = [draw.before(spec, first_stream=2 * self.num_requests) for spec in specs]
         if not self.classes:
             return specs
         drawn = rng.named("classes").choices(list(self.classes), list(self.classes.values()), k=len(specs))
         return [spec._replace(request_class=name) for spec, name in zip(specs, drawn, strict=True)]
+
+
+class Images:
+    """Draws the images of prompts."""
+
+    def __init__(self, rng: Streams, counts: Lengths, tokens: Lengths, num_distinct: int | None) -> None:
+        """num_distinct: number of different images; None: all are different."""
+        self._count = counts.sampler(rng.named("images"))
+        self._draw_tokens = tokens.sampler(rng.named("image tokens"))
+        self._pick: Callable[[int], int] | None = None if num_distinct is None else rng.named("image ids").randrange
+        self._num_distinct = num_distinct or 0
+        self._tokens: dict[int, int] = {}
+        """Number of tokens of each image."""
+
+    def before(self, spec: RequestSpec, first_stream: int) -> RequestSpec:
+        """Puts images before a prompt's text. first_stream: token stream of image 0."""
+        images: list[Image] = []
+        start = 0
+        for _ in range(self._count()):
+            image_id = len(self._tokens) if self._pick is None else self._pick(self._num_distinct)
+            if image_id not in self._tokens:
+                self._tokens[image_id] = self._draw_tokens()
+            images.append(Image(start, self._tokens[image_id], image_id))
+            start += images[-1].num_tokens
+        spans = [(first_stream + image.image_id, 0, image.num_tokens) for image in images]
+        return spec._replace(prompt=Spans([*spans, *spec.prompt.spans]), images=tuple(images))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,6 +146,11 @@ OTHER = {
         "{use: closed_loop, concurrency: 4}",
         "{use: open_loop, arrivals: {use: gamma, rate: 4/s, burstiness: 2}}",
     ],
+    "encode.instances": [],
+    "encode.gpu": [],
+    "encode.max_batch_size": [],
+    "encode.cache": [],
+    "encode.transport": [],
     "faults": ["[{kill: decode-0, at: 1 s}]"],
     **{f"health.{name}": ["7 s"] for name in ("heartbeat_interval", "bootstrap_timeout", "waiting_timeout")},
     **{f"health.{name}": ["7 s"] for name in ("release_timeout", "transfer_timeout")},
@@ -185,6 +190,10 @@ def scenario(*changes, base=PAIR):
 WIDE_SERVERS = "{gpu: h100, tp: 16, dp: 8, two_batch_overlap: true}"
 WIDE = [("model", "deepseek-v3"), ("prefill", WIDE_SERVERS), ("decode", WIDE_SERVERS), ("network.staging", None)]
 """Servers over two hosts."""
+IMAGES = "{use: random_lengths, num_requests: 30, input_tokens: 99, output_tokens: 9, images: 2, image_tokens: 1000}"
+ENCODE = [("model", "qwen3-vl-8b"), ("encode", "{gpu: h100, instances: 2, cache: 1 GiB}"), ("health", None)]
+ENCODE += [("network.staging", None), ("workload", IMAGES)]
+"""Encode instances, and a load with images."""
 
 
 def text(engine, made_of):

@@ -10,8 +10,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from pdsim.metrics.columns import Array, Columns, columns
-from pdsim.metrics.explanation.stages import AGGREGATED_STAGES, COMPUTED_FIRST_STAGES, HIDDEN_BOOTSTRAP_STAGES, STAGES
+from pdsim.metrics.columns import NEVER, Array, Columns, columns
+from pdsim.metrics.explanation.stages import (
+    AGGREGATED_STAGES,
+    ALL_STAGES,
+    COMPUTED_FIRST_STAGES,
+    HIDDEN_BOOTSTRAP_STAGES,
+    STAGES,
+    Stages,
+    after_encoding,
+)
 from pdsim.metrics.explanation.time_spans import TimeSpans
 from pdsim.metrics.records import Records, RequestRecord
 
@@ -29,7 +37,7 @@ class StageTimes:
     share: float
 
 
-def _by_stages(requests: Columns) -> list[tuple[dict[str, tuple[str, str, str]], Array]]:
+def _by_stages(requests: Columns) -> list[tuple[Stages, Array]]:
     """Pairs of a table of stages and a mask of the requests that pass through these stages. Without requests: STAGES
     with an empty mask.
     """
@@ -37,12 +45,16 @@ def _by_stages(requests: Columns) -> list[tuple[dict[str, tuple[str, str, str]],
     is_aggregated = requests.are_same("prefill_id", "decode_id") & ~requests.having("prefill_id", "")
     is_late = granted_ns > requests["prefill_start_ns"]
     is_computed_first = granted_ns > requests["prefill_end_ns"]
-    masks = (
-        (STAGES, ~is_aggregated & ~is_late),
+    is_encoded = requests["embeddings_ns"] != NEVER
+    is_hidden = is_encoded & ~is_aggregated & (granted_ns <= requests["embeddings_ns"])
+    plain = (
+        (STAGES, ~is_aggregated & ~is_late & ~is_hidden),
         (COMPUTED_FIRST_STAGES, ~is_aggregated & is_late & is_computed_first),
-        (HIDDEN_BOOTSTRAP_STAGES, ~is_aggregated & is_late & ~is_computed_first),
+        (HIDDEN_BOOTSTRAP_STAGES, is_hidden | (~is_aggregated & is_late & ~is_computed_first)),
         (AGGREGATED_STAGES, is_aggregated),
     )
+    masks = [(table, mask & ~is_encoded) for table, mask in plain]
+    masks += [(after_encoding(table), mask & is_encoded) for table, mask in plain]
     found = [(table, np.flatnonzero(mask)) for table, mask in masks if mask.any()]
     return found or [(STAGES, np.zeros(0, dtype=np.int64))]
 
@@ -58,7 +70,7 @@ def stage_times(records: Records) -> list[StageTimes]:
     return [
         StageTimes(
             stage,
-            STAGES[stage][2],
+            ALL_STAGES[stage][2],
             means[stage],
             float(np.median(spent_ns)) / 1e6 if len(spent_ns) else 0.0,
             _mean_ms(spent_ns[slowest]),
@@ -83,7 +95,7 @@ def _stage_times_ns(requests: Columns) -> dict[str, Array]:
     tables = _by_stages(requests)
     found = {
         stage: np.zeros(len(requests["arrival_ns"]), dtype=np.int64)
-        for stage in STAGES
+        for stage in ALL_STAGES
         if any(stage in table for table, _ in tables)
     }
     for table, rows in tables:
@@ -99,6 +111,9 @@ def _mean_ms(times_ns: Array) -> float:
 PARTS = {
     "front end": "front end, failed attempts",
     "handshake": "messages between router, decode and prefill, while no resource is short",
+    "encode queue": "the request's images wait for an encode instance",
+    "encode": "an encode instance encodes the request's images",
+    "embedding transfer": "the request's embeddings move over links",
     "admission wait": "the head of decode's queue lacks a slot or pages",
     "prefill queue": "prefill is full or computes other requests first",
     "prefill compute": "prefill computes the request's prompt",
@@ -114,6 +129,16 @@ PARTS = {
     "decode wait": "between decode steps: retraction, prompts of other requests, host work",
 }
 """Parts of a critical path in the order of a request's life, each with a text on why the request does not go on."""
+
+
+_NAMES = {
+    "front_end": "front end",
+    "encode_waiting": "encode queue",
+    "encode_forward": "encode",
+    "embedding_transfer": "embedding transfer",
+    "decode_transferred": "merge wait",
+}
+"""Names of parts that are a whole stage, unless the stage has the part's name."""
 
 
 class CriticalPaths:
@@ -175,7 +200,7 @@ class CriticalPaths:
             case "decode_forward":
                 decoded = self._within("decode_id", self._decoding, rows, begin_ns, end_ns)
                 return {"decode compute": decoded, "decode wait": whole - decoded}
-        return {{"front_end": "front end", "decode_transferred": "merge wait"}.get(stage, stage): whole}
+        return {_NAMES.get(stage, stage): whole}
 
     def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:
         """For each request: how much of the time from begin_ns to end_ns lies in the time spans of its instance, in ns.

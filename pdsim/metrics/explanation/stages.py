@@ -2,7 +2,12 @@
 
 from pdsim.metrics.records import RequestRecord
 
-STAGES: dict[str, tuple[str, str, str]] = {
+Stages = dict[str, tuple[str, str, str]]
+"""Stages by the names that SGLang gives them. Each has the record fields of its begin and its end, and a description. A
+stage begins where the stage before it ends.
+"""
+
+STAGES: Stages = {
     "front_end": ("arrival_ns", "routed_ns", "front end, failed attempts"),
     "decode_bootstrap": ("routed_ns", "admitted_ns", "waits for decode memory"),
     "prefill_waiting": ("admitted_ns", "prefill_start_ns", "waits for prefill"),
@@ -12,13 +17,18 @@ STAGES: dict[str, tuple[str, str, str]] = {
     "response": ("streamed_ns", "first_token_ns", "gateway, first token"),
     "decode_forward": ("first_token_ns", "end_ns", "decodes"),
 }
-"""Stages by the names that SGLang gives them. Each has the record fields of its begin and its end, and a description. A
-stage begins where the stage before it ends.
-"""
+"""Stages of a request to which decode granted pages before prefill computed its prompt."""
+
+ENCODE_STAGES: Stages = {
+    "encode_waiting": ("routed_ns", "encode_start_ns", "the request's images wait for an encode instance"),
+    "encode_forward": ("encode_start_ns", "encode_end_ns", "an encode instance encodes the images"),
+    "embedding_transfer": ("encode_end_ns", "embeddings_ns", "the images' embeddings are sent"),
+}
+"""Stages of a request's images, of which those that arrive last count. They come after the front end."""
 
 _WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
 
-COMPUTED_FIRST_STAGES: dict[str, tuple[str, str, str]] = {
+COMPUTED_FIRST_STAGES: Stages = {
     "front_end": STAGES["front_end"],
     "prefill_waiting": _WAITING,
     "prefill_forward": STAGES["prefill_forward"],
@@ -38,7 +48,7 @@ HIDDEN_BOOTSTRAP_STAGES = {
 grant.
 """
 
-AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
+AGGREGATED_STAGES: Stages = {
     "front_end": STAGES["front_end"],
     "prefill_waiting": _WAITING,
     "prefill_forward": ("prefill_start_ns", "streamed_ns", STAGES["prefill_forward"][2]),
@@ -48,7 +58,27 @@ AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
 """Stages of a request on an aggregated instance."""
 
 
-def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
+ALL_STAGES: Stages = {"front_end": STAGES["front_end"], **ENCODE_STAGES, **STAGES}
+"""All stages in order."""
+
+
+def after_encoding(stages: Stages) -> Stages:
+    """Stages of a request whose prompt is queued only when its embeddings have arrived. stages: those of the same
+    request without images.
+    """
+    front_end, *others = stages.items()
+    later = {stage: ("embeddings_ns" if first == "routed_ns" else first, *way) for stage, (first, *way) in others}
+    return {front_end[0]: front_end[1], **ENCODE_STAGES, **later}  # type: ignore[dict-item]
+
+
+def stages_of(request: RequestRecord) -> Stages:
+    if request.embeddings_ns is None:
+        return _without_images(request)
+    is_granted_before = not request.is_aggregated and (request.admitted_ns or 0) <= request.embeddings_ns
+    return after_encoding(HIDDEN_BOOTSTRAP_STAGES if is_granted_before else _without_images(request))
+
+
+def _without_images(request: RequestRecord) -> Stages:
     if request.is_aggregated:
         return AGGREGATED_STAGES
     granted_ns, start_ns, end_ns = request.admitted_ns or 0, request.prefill_start_ns or 0, request.prefill_end_ns or 0

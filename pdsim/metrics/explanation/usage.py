@@ -112,9 +112,9 @@ def _busy_ns(steps: Columns, window: Window) -> dict[str, int]:
     """Time in ns that the GPUs of the first pipeline stage spend on prefill and on decode in the window. Later stages
     are equally busy.
 
-    A mixed step has a row of each kind, and counts as prefill.
+    A mixed step has a row of each kind, and counts as prefill. So does encoding.
     """
-    is_prefill, starts_ns = steps.having("kind", "prefill"), steps["start_ns"]
+    is_prefill, starts_ns = ~steps.having("kind", "decode"), steps["start_ns"]
     durations_ns = np.where(is_prefill, steps["first_ns"], steps["duration_ns"])
     overlaps_ns = _overlaps_ns(window, starts_ns, starts_ns + durations_ns)
     is_decode = ~is_prefill & ~np.isin(starts_ns, starts_ns[is_prefill])

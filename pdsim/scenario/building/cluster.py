@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pdsim.core.autoscaler import Autoscaler
+from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.routing.router import Router
@@ -24,6 +25,7 @@ from pdsim.cost.step_times import (
 )
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.cost_models import draft_times, prefill_model, timed
+from pdsim.scenario.building.encoding import Encoding, encoding, with_own_images
 from pdsim.scenario.building.machines import (
     build_agents,
     build_autoscaler,
@@ -53,7 +55,9 @@ class Cluster:
     scenario: Scenario
     """The resolved scenario, with all defaults filled in."""
     instances: Sequence[AnyInstance]
-    agents: Sequence[Sender | Receiver]
+    agents: Sequence[Sender | Receiver | EmbeddingReceiver]
+    encoding: Encoding | None
+    """Encode instances. None: servers that compute prompts encode images themselves, or there are no images."""
     router: Router
     monitor: HealthMonitor | None
     """The monitor that detects dead instances. None: nobody watches the instances."""
@@ -110,6 +114,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
     check_requests(scenario, requests)
     _check_faults(scenario, len(requests))
     _check_priorities(scenario, requests)
+    costs = {i: _step_times(scenario, role) for role, ids in roles(scenario).items() for i in ids}
     is_aggregated, num_layers = scenario.aggregated is not None, load_model(scenario.model).num_layers
     has_stages = scenario.prefill is not None and scenario.prefill.pp > 1
     return Cluster(
@@ -119,7 +124,8 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         router=build_router(scenario),
         monitor=build_monitor(scenario),
         autoscaler=build_autoscaler(scenario),
-        costs={i: _step_times(scenario, role) for role, ids in roles(scenario).items() for i in ids},
+        encoding=encoding(scenario),
+        costs=with_own_images(scenario, requests, costs),
         hosts=dict.fromkeys(roles(scenario).get("prefill", ()), scenario.cost.host.slowed()),
         host_copies=None if is_aggregated else wiring.host_copies(scenario),
         host_links={i: wiring.copies_over_host_link(scenario, role) for role, i in host_caches(scenario)},

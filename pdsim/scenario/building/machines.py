@@ -13,6 +13,7 @@ from pdsim.core.aggregated_limits import AggregatedLimits
 from pdsim.core.autoscaler import Autoscaler, ScalingTimes
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
+from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import Drain, receiver_of, sender_of
@@ -33,7 +34,8 @@ from pdsim.policy.ranks import rank_policy
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.caches import kv_cache
 from pdsim.scenario.building.cost_models import chunk_sizer
-from pdsim.scenario.building.sizing import attention_waves, balance_method, roles, server_of
+from pdsim.scenario.building.encoding import encode_instances, language_ids
+from pdsim.scenario.building.sizing import attention_waves, balance_method, encode_ids, roles, server_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import AggregatedSettings, ComputingSettings, ServerSettings
 from pdsim.system.memory import Role
@@ -46,7 +48,8 @@ def state_machines(scenario: Scenario) -> dict[str, Any]:
     """New state machines of a resolved scenario, by name. A journal of a run of the scenario can be replayed on
     them.
     """
-    machines: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
+    instances = [*build_instances(scenario), *encode_instances(scenario)]
+    machines: dict[str, Any] = {i.instance_id: i for i in instances}
     machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
     watching = [one for one in (build_autoscaler(scenario), build_monitor(scenario)) if one is not None]
     return machines | {one.instance_id: one for one in watching}
@@ -64,16 +67,20 @@ def build_instances(scenario: Scenario) -> list[AnyInstance]:
     return [_instance(scenario, role, i) for role, ids in roles(scenario).items() for i in ids]
 
 
-def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
+def build_agents(scenario: Scenario) -> list[Sender | Receiver | EmbeddingReceiver]:
     """New agents that move KV: a sender for each prefill instance, and with staging a receiver for each decode
-    instance.
+    instance. With encode instances: also the receivers of embeddings.
     """
+    encoders = encode_ids(scenario)
+    agents: list[Sender | Receiver | EmbeddingReceiver] = []
+    if encoders:
+        agents += [EmbeddingReceiver(i, encoders, seed=scenario.seed + n) for n, i in enumerate(language_ids(scenario))]
     if scenario.aggregated is not None:
-        return []
+        return agents
     ids_by_role = roles(scenario)
-    senders: list[Sender | Receiver] = [_sender(scenario, ids_by_role, i) for i in ids_by_role["prefill"]]
+    agents += [_sender(scenario, ids_by_role, i) for i in ids_by_role["prefill"]]
     receivers = [] if scenario.network.staging is None else ids_by_role["decode"]
-    return [*senders, *(_receiver(scenario, ids_by_role, i, has_restarted=False) for i in receivers)]
+    return [*agents, *(_receiver(scenario, ids_by_role, i, has_restarted=False) for i in receivers)]
 
 
 def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:

@@ -65,6 +65,11 @@ def roles(scenario: Scenario) -> dict[memory.Role, list[str]]:
     return {role: instance_ids(servers, role) for role, servers in scenario.roles.items()}
 
 
+def encode_ids(scenario: Scenario) -> list[str]:
+    """Names of the encode instances. Empty: the cluster has none."""
+    return [] if scenario.encode is None else [f"encode-{i}" for i in range(scenario.encode.instances)]
+
+
 def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
     settings: ServerSettings = getattr(scenario, role)
     if settings.tp % settings.dp:
@@ -76,6 +81,8 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
         gpu = load_gpu(settings.gpu)
         if scenario.weight_dtype is not None:
             model = model.in_dtype(scenario.weight_dtype)
+        if scenario.encode is not None and role != "decode":
+            model = replace(model, encoder=None)
         skew = _expert_skew(scenario, role, model)
         if scenario.context_tokens is not None:
             model = replace(model, max_context_tokens=scenario.context_tokens)
@@ -269,6 +276,8 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: m
         least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
         raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {page} tokens")
     fraction = memory.default_mem_fraction(layout.gpu, settings.num_server_gpus, role, chunk or None, None)
+    if layout.model.encoder is not None:
+        fraction *= memory.encoder_share(layout.model.encoder)
     return {**_resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
 
 

@@ -10,11 +10,11 @@ from pdsim.core.prefill.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
 from pdsim.cost.host_traffic import HostTraffic, host_traffic
-from pdsim.scenario.building.sizing import host_caches, layout_of, roles
+from pdsim.scenario.building.sizing import encode_ids, host_caches, layout_of, roles
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.network import NetworkSettings, StagingSettings
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.catalog import CatalogError, load_transport
+from pdsim.system.catalog import CatalogError, GpuSpec, load_transport
 from pdsim.system.memory import Layout, Role
 from pdsim.system.model import LatentAttention
 from pdsim.system.transport import Path, Topology, Transport
@@ -48,10 +48,7 @@ def interconnect(scenario: Scenario) -> Interconnect:
 def transport(scenario: Scenario) -> Transport:
     """The catalog's transport, with the values of the scenario's network settings in place of the catalog's."""
     network, slowdown = scenario.network, scenario.cost.host.slowdown
-    try:
-        found = load_transport(network.transport)
-    except CatalogError as wrong:
-        raise ConfigError(f"network: {wrong}") from None
+    found = transport_of("network", network.transport)
     changes: dict[str, Any] = {
         "batch_ns": network.transfer_latency,
         "staged_batch_ns": None if network.staging is None else network.staging.transfer_latency,
@@ -68,6 +65,14 @@ def transport(scenario: Scenario) -> Transport:
             descriptor_ns=slowdown * found.descriptor_ns,
         )
     return found
+
+
+def transport_of(section: str, name: str) -> Transport:
+    """The catalog's transport that a section of the scenario names. Raises ConfigError."""
+    try:
+        return load_transport(name)
+    except CatalogError as wrong:
+        raise ConfigError(f"{section}: {wrong}") from None
 
 
 def wire_of(scenario: Scenario) -> RankPairLayout:
@@ -262,7 +267,7 @@ def host_nics(scenario: Scenario) -> HostNics:
         if (of_role := host_traffic(layout)) is None:
             continue
         reached = network.bandwidth or of_role.prefill.bandwidth
-        whole = link_bandwidth(network, engine, layout) if engine.link == "nic" else reached
+        whole = link_bandwidth(network, engine, layout.gpu) if engine.link == "nic" else reached
         weight = whole / reached * min(layout.tp, network.gpus_per_nic)
         for instance_id in ids:
             out, into = (f"nic {first_gpus[instance_id] // network.gpus_per_nic} {way}" for way in ("out", "in"))
@@ -272,7 +277,9 @@ def host_nics(scenario: Scenario) -> HostNics:
 
 
 def placed(scenario: Scenario) -> dict[str, int]:
-    """Number of the first GPU of each instance, by name. A server on several hosts has these hosts alone."""
+    """Number of the first GPU of each instance, by name. A server on several hosts has these hosts alone. Encode
+    instances come last.
+    """
     found: dict[str, int] = {}
     next_gpu = 0
     for role, ids in roles(scenario).items():
@@ -285,7 +292,7 @@ def placed(scenario: Scenario) -> dict[str, int]:
                 host, gpu = divmod(rank * layout.num_gpus, layout.gpus_per_domain)
                 found[instance_id] = next_gpu + host * on_host + gpu
             next_gpu += num_gpus
-    return found
+    return found | {name: next_gpu + i for i, name in enumerate(encode_ids(scenario))}
 
 
 def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
@@ -308,7 +315,7 @@ def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
         for instance_id in ids:
             for way in ("out", "in") if scenario.pair.decode.returns_kv else (own,):
                 link = f"{engine.link} {first_gpus[instance_id] // gpus_per_link} {way}"
-                capacity[link] = link_bandwidth(network, engine, layout)
+                capacity[link] = link_bandwidth(network, engine, layout.gpu)
                 path: Path = ((link, weight * min(num_holders, gpus_per_link)),)
                 if way == "out" and engine.max_bandwidth is not None:
                     capacity[f"{instance_id} engine"] = engine.max_bandwidth
@@ -321,13 +328,13 @@ def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
     return Topology(capacity=capacity, ways_out=ways["out"], ways_in=ways["in"])
 
 
-def link_bandwidth(network: NetworkSettings, engine: Transport, layout: Layout) -> float:
+def link_bandwidth(network: NetworkSettings, engine: Transport, gpu: GpuSpec) -> float:
     """Bandwidth in bytes per second of one link, in one direction."""
     if network.bandwidth is not None:
         return network.bandwidth
     nominal = {
-        "nic": layout.gpu.nic_bandwidth,
-        "nvlink": layout.gpu.nvlink_bandwidth,
-        "host": layout.gpu.memory_bandwidth,
+        "nic": gpu.nic_bandwidth,
+        "nvlink": gpu.nvlink_bandwidth,
+        "host": gpu.memory_bandwidth,
     }
     return nominal[engine.link] * engine.efficiency

@@ -155,9 +155,13 @@ def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
         grown = step.num_requests * (step.num_steps - 1)
         yield "decode_batch", step.num_requests, step.num_requests
         yield "decode_context_tokens", step.num_context_tokens, step.num_context_tokens + grown
-    else:
+    elif step.kind == "prefill":
         yield "prefill_new_tokens", step.num_tokens, step.num_tokens
         yield "prefill_context_tokens", step.num_context_tokens, step.num_context_tokens
+
+
+ENCODE_SPREAD = 2
+"""Assumed factor between the modelled and the real time of an image encoder, in both directions."""
 
 
 class HostSettings(Section):
@@ -230,6 +234,8 @@ class CostChoice(Section):
     """
     attention_merge: Duration = 0
     """Additional time per layer of a decode step that splits contexts over several SMs."""
+    encode_factor: float = Field(default=1, gt=0)
+    """Factor on the times of image encoders, which are rooflines that nobody measured. Range: half to twice."""
     cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
     """Additional time of an instance's n-th decode step with several requests, by n. Four of seven servers with SGLang
     0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200).
@@ -249,6 +255,8 @@ class CostChoice(Section):
         a range do not change.
         """
         update: dict[str, Any] = {}
+        if (end := corner.get("prefill")) is not None:
+            update["encode_factor"] = self.encode_factor * (ENCODE_SPREAD if end == "slowest" else 1 / ENCODE_SPREAD)
         for role, end in corner.items():
             if role != "outside" and (ends := self._ends(role)):
                 update |= {role: ends[ENDS.index(end)], f"{role}_interval": None}

@@ -8,7 +8,7 @@ import numpy as np
 from pdsim.metrics import plots
 from pdsim.metrics.columns import Array, Columns, columns, requests_at
 from pdsim.metrics.explanation.explain import finished
-from pdsim.metrics.explanation.stages import STAGES, stage_spans
+from pdsim.metrics.explanation.stages import ALL_STAGES, stage_spans
 from pdsim.metrics.explanation.usage import moving_starts_ns
 from pdsim.metrics.records import Records
 from pdsim.metrics.summary_rows import significant
@@ -117,7 +117,7 @@ def request_stages(records: Records) -> FigureBlock:
     figure = new_figure(FULL, 1.2 + 0.06 * len(chosen))
     ax: Any = figure.subplots()
     spans = list(map(stage_spans, chosen))
-    for stage, color in zip(STAGES, plots.STAGE_COLORS, strict=True):
+    for stage, color in zip(ALL_STAGES, plots.STAGE_COLORS, strict=True):
         found = [(row, *of_request[stage]) for row, of_request in enumerate(spans) if stage in of_request]
         bars = [(row, begin / 1e9, (end - begin) / 1e9) for row, begin, end in found if end > begin]
         if bars:

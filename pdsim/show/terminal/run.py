@@ -43,6 +43,9 @@ _NUM_STAGES = 3
 _IN_STAGE = {
     "front_end": "front end",
     "decode_bootstrap": "waiting for decode memory",
+    "encode_waiting": "waiting for an encode instance",
+    "encode_forward": "encoding images",
+    "embedding_transfer": "sending embeddings",
     "prefill_waiting": "waiting for prefill",
     "prefill_forward": "prefill",
     "prefill_transfer_kv_cache": "sending KV",

@@ -13,7 +13,7 @@ from rich.table import Table
 from pdsim.metrics.explanation.explain import PARTS, StageTimes, finished, stage_times
 from pdsim.metrics.explanation.failures import failures_in
 from pdsim.metrics.explanation.relief import relief_of
-from pdsim.metrics.explanation.stages import STAGES, stage_spans
+from pdsim.metrics.explanation.stages import ALL_STAGES, stage_spans
 from pdsim.metrics.explanation.tail import Tail, TailGroup
 from pdsim.metrics.explanation.usage import USAGE_COLUMNS, instance_usage
 from pdsim.metrics.records import Records, RequestRecord
@@ -188,7 +188,7 @@ def _stages(
             table.add_column(head, justify="right", vertical="bottom")
     if explained:
         table.add_column("what happens", vertical="bottom")
-    for stage, (_, _, meaning) in STAGES.items():
+    for stage, (_, _, meaning) in ALL_STAGES.items():
         rows = [times.get(stage) for times in by_run.values()]
         known = [row for row in rows if row is not None]
         if not any(row.mean_ms for row in known):
@@ -305,7 +305,7 @@ def print_request(request: RequestRecord) -> None:
     def table(*columns: str) -> Table:
         made = new_table("", "stage", "from, s", "ms", *columns)
         for stage, (begin_ns, end_ns) in stage_spans(request).items():
-            cells = (stage, f"{begin_ns / 1e9:,.4f}", f"{(end_ns - begin_ns) / 1e6:,.2f}", STAGES[stage][2])
+            cells = (stage, f"{begin_ns / 1e9:,.4f}", f"{(end_ns - begin_ns) / 1e6:,.2f}", ALL_STAGES[stage][2])
             made.add_row(*cells[: 3 + len(columns)])
         return made
 

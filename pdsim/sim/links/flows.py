@@ -86,6 +86,10 @@ class Flows:
         self._flows = [flow for flow in self._flows if not is_gone(flow.owner)]
         self._share()
 
+    def add_links(self, capacity: Mapping[str, float]) -> None:
+        """Adds links. A link that exists keeps its bandwidth."""
+        self._capacity = {**capacity, **self._capacity}
+
     def set_capacity(self, capacity: Mapping[str, float]) -> None:
         self._progress()
         self._capacity |= capacity

@@ -19,7 +19,6 @@ from pdsim.metrics.records import TransferRecord
 from pdsim.scenario.building.wiring import Interconnect
 from pdsim.sim.bus import Bus
 from pdsim.sim.links.flows import Flows
-from pdsim.sim.links.host_exchange import HostExchange
 from pdsim.sim.timeline import Timeline
 
 
@@ -169,7 +168,7 @@ class Network:
         limit = 1e9 * transfer.num_bytes / transfer.least_ns if transfer.least_ns else inf
         self.flows.begin(transfer, transfer.num_bytes, self._topology.path(unit.source, unit.target), limit)
 
-    def _on_arrived(self, owner: Transfer | HostExchange) -> None:
+    def _on_arrived(self, owner: Any) -> None:
         if isinstance(owner, Transfer):
             self._finish(owner)
         else:

@@ -12,6 +12,7 @@ from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.component import component_name
 from pdsim.scenario.sections.servers import ServerSettings
+from pdsim.system.catalog import load_model
 from pdsim.system.memory import Layout
 
 _TERMS = {
@@ -41,6 +42,18 @@ def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: I
     if names == "roofline":
         return f"{whose}: roofline, without measurements: good to compare configurations; fit a profile for more"
     return f"{whose}: {names}: the scenario does not say what it was measured on"
+
+
+def of_images(scenario: Scenario) -> str:
+    """Returns one line about the time of encoding images."""
+    if load_model(scenario.model).encoder is None:
+        return f"images: the catalog's entry of {scenario.model} has no image encoder, so encoding takes no time"
+    if scenario.engine == "vllm":
+        return "images: pdsim does not model vLLM's encoders, so encoding takes no time"
+    return (
+        "images: times of the encoder are a roofline that nobody measured, and may be half or twice as long "
+        "(cost.encode_factor); loading and resizing images are left out"
+    )
 
 
 def _medians(scenario: Scenario, role: str, steps: Iterable[StepRecord]) -> str:

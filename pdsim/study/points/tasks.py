@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pdsim.metrics.explanation.stages import STAGES
+from pdsim.metrics.explanation.stages import ALL_STAGES
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.building.cluster import requests_of
@@ -261,7 +261,7 @@ def metrics() -> dict[str, type]:
     numbers = summary | summary.pop("pdsim")
     found: dict[str, type] = {name: int if isinstance(value, int) else float for name, value in numbers.items()}
     found["gpu_hours"] = float
-    return {**found, "descriptors": int, **{f"mean_{stage}_ms": float for stage in STAGES}}
+    return {**found, "descriptors": int, **{f"mean_{stage}_ms": float for stage in ALL_STAGES}}
 
 
 def with_all_columns(row: Mapping[str, Any]) -> dict[str, Any]:

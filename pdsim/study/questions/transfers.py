@@ -201,7 +201,7 @@ def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Tor
     apart = tuple(range(0, 2 * ceil(num_tokens / page_size), 2))
     load = wire.size(apart, apart, range(ceil(num_tokens)), with_state=False)
     engine = transport(scenario)
-    bandwidth = link_bandwidth(scenario.network, engine, layout_of(scenario, "prefill")) / max(
+    bandwidth = link_bandwidth(scenario.network, engine, layout_of(scenario, "prefill").gpu) / max(
         wire.num_writers, wire.num_targets
     )
     bandwidth = min(bandwidth, engine.max_bandwidth or bandwidth)

@@ -8,6 +8,7 @@ from pdsim.system.catalog import EntryError, build
 from pdsim.system.checkpoint.architecture import architecture_of
 from pdsim.system.checkpoint.attention import attention_of, state_of
 from pdsim.system.checkpoint.config import Config
+from pdsim.system.checkpoint.encoder import encoder_of
 from pdsim.system.checkpoint.layers import Layer, layers_of
 from pdsim.system.checkpoint.modules import expert_size, modules_of, num_matrices, routed_of
 from pdsim.system.checkpoint.quantization import FILE_BESIDE, Quantization, quantization_of
@@ -61,6 +62,7 @@ def _entry(config: Config, source: str, beside: Any, size_bytes: float | None) -
         **({"experts": experts} if experts else {}),
         **({"num_nextn_layers": nextn} if (nextn := config.count("mtp", default=0)) else {}),
         **({"llama": llama} if llama else {}),
+        **({"encoder": encoder} if (encoder := encoder_of(config)) else {}),
     }
     ignored = [f"{FILE_BESIDE} has no quant_algo: weights and KV are in bf16"] if beside and quantized is None else []
     notes = [*ignored, *types.notes, *_of_kv(quantized), *_left_out(config, attention), *_of_size(entry, size_bytes)]
@@ -229,7 +231,7 @@ def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
     notes = []
     if config.count("mtp", default=0):
         notes.append("modules that predict further tokens (MTP) count as drafts only")
-    if config.get("vision_config") or config.names("^(image|video)_token_(id|index)$"):
+    if not encoder_of(config) and (config.get("vision_config") or config.names("^(image|video)_token_(id|index)$")):
         notes.append("the image encoder is left out")
     if config.get("audio_config"):
         notes.append("the audio encoder is left out")

@@ -1,0 +1,78 @@
+"""The part of a language server that gives images to encode instances, and keeps a request until all its embeddings
+have arrived.
+
+state meaning left by waiting encode instances have the images EmbeddingsArrived for each part -> the request joins the
+server's queue, or Cancel, Abort
+
+Source: SGLang 0.5.23, disaggregation/encoder/receiver.py. A request's images are divided over all encode instances in
+equal numbers, in the order of the prompt; what is left over goes to instances in random order (:2557,
+_assign_items_by_modality). The request joins the scheduler's queue when its last part has arrived (:2440,
+_process_waiting_requests), whatever arrived before it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pdsim.core import messages as m
+from pdsim.policy.draws import Draws
+
+
+@dataclass(slots=True)
+class _Waiting:
+    new: m.NewRequest
+    missing: set[int]
+    """Parts whose embeddings have not arrived."""
+
+
+class EmbeddingReceiver:
+    def __init__(self, language_id: str, encode_ids: Sequence[str], *, seed: int) -> None:
+        """language_id: the prefill or aggregated instance that computes the requests."""
+        self.instance_id = m.embeddings_of(language_id)
+        self.waiting: dict[int, _Waiting] = {}
+        self._language_id = language_id
+        self._encode_ids = list(encode_ids)
+        self._draws = Draws()
+        self._seed = seed
+
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
+        match message:
+            case m.NewRequest():
+                return self._divide(message)
+            case m.EmbeddingsArrived():
+                return self._on_arrived(message, now_ns)
+            case m.Cancel() | m.Abort():
+                self.waiting.pop(message.request_id, None)
+                return []
+            case _:
+                raise TypeError(f"{self.instance_id} does not take {message}")
+
+    def _divide(self, new: m.NewRequest) -> list[m.Command]:
+        shares = self._shares(len(new.images))
+        commands: list[m.Command] = []
+        first = part = 0
+        for encode_id, share in zip(self._encode_ids, shares, strict=True):
+            if share:
+                images = new.images[first : first + share]
+                commands.append(m.Send(encode_id, m.EncodeImages(new.request_id, part, images, self._language_id)))
+                first, part = first + share, part + 1
+        self.waiting[new.request_id] = _Waiting(new, set(range(part)))
+        return commands
+
+    def _shares(self, num_images: int) -> list[int]:
+        """Number of images for each encode instance."""
+        num_encoders = len(self._encode_ids)
+        least, rest = divmod(num_images, num_encoders)
+        shares, others = [least] * num_encoders, list(range(num_encoders))
+        for _ in range(rest):
+            shares[others.pop(self._draws.below(len(others), self._seed))] += 1
+        return shares
+
+    def _on_arrived(self, arrived: m.EmbeddingsArrived, now_ns: int) -> list[m.Command]:
+        request = self.waiting.get(arrived.request_id)
+        if request is None:
+            return []  # it was given up meanwhile
+        request.missing.discard(arrived.part)
+        if request.missing:
+            return []
+        del self.waiting[arrived.request_id]
+        return [m.Tell(self._language_id, replace(request.new, images=(), arrival_ns=now_ns))]

@@ -1,0 +1,137 @@
+"""Builds encode instances, the links of their embeddings, and the times of servers that encode images themselves."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from pdsim.core.encode.embedding_cache import EmbeddingCache
+from pdsim.core.encode.encode_instance import EncodeInstance
+from pdsim.cost.encoding import EncoderTimes, EncodingStepTimes
+from pdsim.cost.step_times import StepTimes
+from pdsim.scenario.building.sizing import encode_ids, layout_of, roles
+from pdsim.scenario.building.wiring import link_bandwidth, placed, transport_of
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.encoding import EncodeSettings
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import CatalogError, GpuSpec, load_gpu, load_model
+from pdsim.system.encoder import VisionEncoder
+from pdsim.system.memory import Role
+from pdsim.system.transport import Path, Topology, Transport
+from pdsim.workload.request_spec import RequestSpec
+
+IMAGE_CACHE_BYTES = 100 << 20
+"""Memory for embeddings of a server that encodes images itself (SGLang 0.5.23, environ.py:1598,
+SGLANG_VLM_CACHE_SIZE_MB). SGLang takes 0 for Qwen3-VL on Hopper GPUs with large memory
+(arg_groups/model_overrides/qwen3_vl.py:92)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """Encode instances, and how their embeddings reach the servers that compute prompts."""
+
+    instances: Sequence[EncodeInstance]
+    times: EncoderTimes
+    transport: Transport
+    topology: Topology
+    """Links from encode instances to servers that compute prompts, for the embeddings that one rank gets."""
+
+
+def encoding(scenario: Scenario) -> Encoding | None:
+    """The encode instances of a scenario. None: it has none. Raises ConfigError if GPU, transport or encoder are
+    unknown.
+    """
+    if (settings := scenario.encode) is None:
+        return None
+    transport = transport_of("encode", settings.transport)
+    return Encoding(
+        instances=encode_instances(scenario),
+        times=EncoderTimes(_encoder(scenario), _gpu(settings), factor=scenario.cost.encode_factor),
+        transport=transport,
+        topology=_topology(scenario, transport),
+    )
+
+
+def encode_instances(scenario: Scenario) -> list[EncodeInstance]:
+    """New encode instances. Empty: the cluster has none."""
+    if (settings := scenario.encode) is None:
+        return []
+    return [
+        EncodeInstance(
+            name,
+            max_batch_size=settings.max_batch_size,
+            embedding_bytes=_encoder(scenario).embedding_bytes,
+            cache=None if settings.cache is None else EmbeddingCache(settings.cache),
+        )
+        for name in encode_ids(scenario)
+    ]
+
+
+def language_ids(scenario: Scenario) -> list[str]:
+    """Names of the instances that compute prompts with images."""
+    return roles(scenario)["prefill" if scenario.aggregated is None else "aggregated"]
+
+
+def _encoder(scenario: Scenario) -> VisionEncoder:
+    encoder = load_model(scenario.model).encoder
+    if encoder is None:
+        raise ConfigError(f"encode: the catalog's entry of {scenario.model} has no image encoder")
+    return encoder
+
+
+def _gpu(settings: EncodeSettings) -> GpuSpec:
+    try:
+        return load_gpu(settings.gpu)
+    except CatalogError as wrong:
+        raise ConfigError(f"encode: {wrong}") from None
+
+
+def _topology(scenario: Scenario, engine: Transport) -> Topology:
+    """Each rank of the receiving server gets all embeddings, as it asks for them itself (SGLang 0.5.23,
+    disaggregation/encoder/receiver.py:2352: receive_count).
+    """
+    network, first_gpus = scenario.network, placed(scenario)
+    assert scenario.encode is not None
+    gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1
+    capacity: dict[str, float] = {}
+    ways: dict[str, dict[str, Path]] = {"out": {}, "in": {}}
+    layout = layout_of(scenario, "prefill" if scenario.aggregated is None else "aggregated")
+    senders, receivers = encode_ids(scenario), language_ids(scenario)
+    ends = [("out", name, _gpu(scenario.encode), layout.num_gpus) for name in senders]
+    ends += [("in", name, layout.gpu, min(layout.num_gpus, gpus_per_link)) for name in receivers]
+    for way, name, gpu, weight in ends:
+        link = f"{engine.link} {first_gpus[name] // gpus_per_link} {way}"
+        capacity[link] = link_bandwidth(network, engine, gpu)
+        ways[way][name] = ((link, weight),)
+        if way == "out" and engine.max_bandwidth is not None:
+            capacity[f"{name} engine"] = engine.max_bandwidth
+            ways[way][name] += ((f"{name} engine", weight),)
+    if network.shared_bandwidth is not None:
+        capacity["shared"] = network.shared_bandwidth
+        ways["out"] = {name: (*path, ("shared", layout.num_gpus)) for name, path in ways["out"].items()}
+    return Topology(capacity=capacity, ways_out=ways["out"], ways_in=ways["in"])
+
+
+def with_own_images(
+    scenario: Scenario, requests: Sequence[RequestSpec], costs: Mapping[str, StepTimes]
+) -> dict[str, StepTimes]:
+    """Adds the time of encoding images to the step times of servers that encode them within their forwards. costs: step
+    times by instance. Raises ConfigError for forwards whose encoding pdsim does not model.
+    """
+    encoder = load_model(scenario.model).encoder
+    images = {spec.request_id: spec.images for spec in requests if spec.images}
+    if not images or encoder is None or scenario.encode is not None or scenario.engine != "sglang":
+        return dict(costs)
+    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
+    layout = layout_of(scenario, role)
+    if layout.pp > 1 or layout.cp > 1:
+        raise ConfigError(f"{role}: pdsim does not model images with pp or cp; leave them out, or use encode instances")
+    found = dict(costs)
+    for name in language_ids(scenario):
+        own = {field.name: getattr(costs[name], field.name) for field in fields(StepTimes) if field.init}
+        found[name] = EncodingStepTimes(
+            **own,
+            encoder=EncoderTimes(encoder, layout.gpu, num_gpus=layout.num_gpus, factor=scenario.cost.encode_factor),
+            images=images,
+            embedding_bytes=encoder.embedding_bytes,
+            cache=EmbeddingCache(IMAGE_CACHE_BYTES),
+        )
+    return found

@@ -1,0 +1,48 @@
+"""Moves embeddings from encode instances to the servers that compute the prompts."""
+
+from dataclasses import dataclass
+from math import inf
+
+from pdsim.core import messages as m
+from pdsim.scenario.building.encoding import Encoding
+from pdsim.sim.bus import Bus
+from pdsim.sim.links.flows import Flows
+
+
+@dataclass(slots=True, eq=False)
+class EmbeddingMove:
+    """Embeddings of one part on their way. A move may share links with transfers of KV."""
+
+    moves: "EmbeddingMoves"
+    sent: m.SendEmbeddings
+    start_ns: int
+    """Time in ns at which encoding the part began."""
+    end_ns: int
+
+    def arrived(self) -> None:
+        self.moves.on_arrived(self)
+
+
+class EmbeddingMoves:
+    def __init__(self, bus: Bus, encoding: Encoding, flows: Flows) -> None:
+        """flows: may already have links of transfers of KV, whose bandwidths stay."""
+        self._bus = bus
+        self._encoding = encoding
+        self._flows = flows
+        flows.add_links(encoding.topology.capacity)
+
+    def begin(self, sent: m.SendEmbeddings, start_ns: int, end_ns: int) -> None:
+        """Sends embeddings. start_ns, end_ns: begin and end of encoding."""
+        transport = self._encoding.transport
+        setup_ns = transport.batch_ns + transport.posting_ns(1)
+        self._bus.timeline.after(setup_ns, self._move, EmbeddingMove(self, sent, start_ns, end_ns))
+
+    def _move(self, move: EmbeddingMove) -> None:
+        sent, least_ns = move.sent, self._encoding.transport.least_moving_ns(1)
+        limit = 1e9 * sent.num_bytes / least_ns if least_ns else inf
+        self._flows.begin(move, sent.num_bytes, self._encoding.topology.path(sent.source, sent.target), limit)
+
+    def on_arrived(self, move: EmbeddingMove) -> None:
+        sent, now_ns = move.sent, self._bus.timeline.now_ns
+        self._bus.recorder.on_embeddings(sent.request_id, sent.source, move.start_ns, move.end_ns, now_ns)
+        self._bus.tell_agent(m.embeddings_of(sent.target), m.EmbeddingsArrived(sent.request_id, sent.part))
