@@ -35,7 +35,7 @@ def explain(
     """Print where the time of a run's requests went. --tornado: what limits the run; --tail: what its slowest requests
     waited for; --cost: what the time of a step consists of.
     """
-    from pdsim.cli.runner import obtain_runs, obtain_sensitivities
+    from pdsim.cli.obtaining import obtain_runs, obtain_sensitivities
     from pdsim.metrics.explanation.explain import mean_parts_ms, stage_times
     from pdsim.metrics.explanation.failures import failures_in
     from pdsim.metrics.explanation.usage import instance_usage
@@ -83,7 +83,7 @@ def explain(
 
 def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
     """Prints the terms of the times of typical steps. Simulates nothing."""
-    from pdsim.cli.runner import kernels_of, scenario_of, typical_steps
+    from pdsim.cli.obtaining import kernels_of, scenario_of, typical_steps
     from pdsim.show.terminal.tables import print_kernels, print_step_terms
 
     scenario = scenario_of(run, changes)
@@ -99,7 +99,7 @@ def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
 
 def _explain_request(run: Path, request_id: int, changes: tuple[str, ...], *, json_: bool) -> None:
     """Prints the stages and the critical path of one request."""
-    from pdsim.cli.runner import obtain_runs
+    from pdsim.cli.obtaining import obtain_runs
     from pdsim.metrics.columns import StoredRecords, columns
     from pdsim.metrics.explanation.explain import CriticalPaths
     from pdsim.metrics.explanation.stages import stage_ms

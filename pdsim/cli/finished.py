@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pdsim import __version__
 from pdsim.files import write_whole
@@ -16,7 +16,9 @@ from pdsim.metrics.run_folder import OVERVIEW, SCENARIO, TIMELINE, JournalProof,
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
-from pdsim.study.verdict.confidence import Examined
+
+if TYPE_CHECKING:
+    from pdsim.study.verdict.confidence import Examined
 
 Kept = Literal["timeline", "figure"]
 ALL_KEPT: tuple[Kept, ...] = get_args(Kept)
@@ -31,7 +33,7 @@ class FinishedRun:
     interrupted: bool = False
     scenario: Scenario | None = None
     """The scenario that was simulated. None: another tool made the run."""
-    examined: Examined | None = None
+    examined: "Examined | None" = None
     """The run judged by an SLO. None: the user gave no SLO."""
 
     @property

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pdsim.show.html.page import Page
     from pdsim.sim.uncertainty.ends import Ranging
     from pdsim.study.repetition import ComparedRun
+    from pdsim.study.verdict.slo import Slo
 
 
 def run(
@@ -77,14 +78,13 @@ def run(
     """Simulate a scenario and print its summary."""
     from pdsim.cli.runner import run_scenario
     from pdsim.garbage import garbage_collection_paused
-    from pdsim.study.verdict.slo import Slo
 
     if keep and out is None:
         raise ConfigError(f"--keep {' --keep '.join(keep)}: give --out FOLDER to write into")
     own = set_ if seed is None else (*set_, f"seed={seed}")
     given = (*profile_changes(profile), *own)
     with garbage_collection_paused(), _file_or_starter(scenario, load, given) as (file, changes):
-        wanted = None if slo is None else Slo.parse(slo)
+        wanted = None if slo is None else _parsed(slo)
         ranging: Ranging = "none" if no_ranges else "whole" if whole_ranges else "part"
         finished = run_scenario(file, changes, out, quiet=json_, force=force, ranging=ranging, slo=wanted, keep=keep)
         gc.freeze()  # the process ends soon: what is there need not be searched
@@ -100,6 +100,12 @@ def run(
         if out is not None:
             print(f"run folder: {out}")
     fail_if_incomplete(finished)
+
+
+def _parsed(slo: str) -> "Slo":
+    from pdsim.study.verdict.slo import Slo
+
+    return Slo.parse(slo)
 
 
 @contextmanager
@@ -146,7 +152,7 @@ def compare(
     json_: Json = False,
 ) -> None:
     """Show runs side by side, each with its difference from the first run. A single run is shown alone."""
-    from pdsim.cli.runner import COMPARISON, compared_runs, obtain_runs, write_comparison
+    from pdsim.cli.obtaining import COMPARISON, compared_runs, obtain_runs, write_comparison
 
     set_ = (*profile_changes(profile), *set_)
     if not runs:
@@ -249,7 +255,7 @@ def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, 
 
 
 def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
-    from pdsim.cli.runner import obtain_runs, obtain_sensitivities
+    from pdsim.cli.obtaining import obtain_runs, obtain_sensitivities
     from pdsim.show.html.run import ReportedRun, run_page
 
     runs = obtain_runs(paths, changes, None, quiet=quiet)
@@ -319,7 +325,7 @@ def export(
     set_: Set = (),
 ) -> None:
     """Write a run as another tool's result file, its requests as a Mooncake trace, or its timeline for Perfetto."""
-    from pdsim.cli.runner import obtain_runs, scenario_of
+    from pdsim.cli.obtaining import obtain_runs, scenario_of
     from pdsim.formats.results.exports import Run, write_result
     from pdsim.metrics.timeline import write_timeline
     from pdsim.scenario.building.cluster import requests_of

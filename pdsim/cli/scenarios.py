@@ -203,7 +203,7 @@ def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, mo
     """Adds a Kubernetes Job that replays the load as a trace. The load is simulated, as `pdsim export` does, to find
     out when each request is sent.
     """
-    from pdsim.cli.runner import obtain_runs
+    from pdsim.cli.obtaining import obtain_runs
     from pdsim.launch.kubernetes import replay_in_job
     from pdsim.scenario.building.cluster import requests_of
     from pdsim.workload.hash_ids import NotASessionError, mooncake_rows

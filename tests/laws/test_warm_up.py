@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdsim import simulate
-from pdsim.cli.runner import obtain_runs, run_scenario
+from pdsim.cli.obtaining import obtain_runs
+from pdsim.cli.runner import run_scenario
 from pdsim.metrics.explanation.explain import stage_times
 from pdsim.scenario.loading import parse_scenario
 from pdsim.show.html.run import ReportedRun, run_page

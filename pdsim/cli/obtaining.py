@@ -1,0 +1,204 @@
+"""Finds the runs that a command shows: run folders, other tools' results, and scenarios, which are simulated."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from pdsim.cli.finished import FinishedRun, progress_over, saying
+from pdsim.cli.runner import run_scenario
+from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.cost.kernels import origins
+from pdsim.cost.settings import Kernels
+from pdsim.files import require_empty_or_own, temporary_folder
+from pdsim.formats.results.reading import is_result, read_results
+from pdsim.garbage import garbage_collection_paused
+from pdsim.metrics import run_folder
+from pdsim.metrics.records import RunRecords
+from pdsim.scenario.building.cluster import build
+from pdsim.scenario.building.sizing import layout_of, roles
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.uncertainty.sensitivity import Sensitivity, num_runs, sensitivities
+from pdsim.study.repetition import MOST_REQUESTS, NUM_REPEATS, ComparedRun, kept_repetitions, repeat
+from pdsim.system.catalog import names
+from pdsim.workload.client import ClosedLoop
+
+COMPARISON = "compare.png"
+
+
+def obtain_runs(
+    paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool, force: bool = False
+) -> list[FinishedRun]:
+    """Reads run folders and results of other tools, and simulates scenario files. out: folder for the simulated runs;
+    None: they are not kept.
+    """
+    from pdsim.metrics.columns import StoredRecords
+
+    folders = {} if out is None else _folders(paths, changes, out, force=force)
+    runs: list[FinishedRun] = []
+    for path in paths:
+        if path.is_dir():
+            summary = run_folder.read_summary(path)
+            name, records = summary.get("tag") or path.name, StoredRecords(path)
+            found = [FinishedRun(name, summary, records, scenario=_scenario_in(path))]
+        elif is_result(path):
+            results = read_results(path)
+            found = [FinishedRun(f"{one.name} ({one.tool})", one.summary, RunRecords()) for one in results]
+        else:
+            found = [run_scenario(path, changes, folders.get(path), quiet=quiet, levels=True, force=force)]
+        for run in found:
+            if any(run.name == other.name for other in runs):
+                run.name = f"{run.name} ({path})"
+            runs.append(run)
+        if runs[-1].interrupted:
+            break
+    for run in runs[1:]:
+        _warn_of_other_machine(run, runs[0])
+    return runs
+
+
+def compared_runs(
+    runs: Sequence[FinishedRun], paths: Sequence[Path], changes: Sequence[str], repeats: int | None, *, quiet: bool
+) -> list[ComparedRun]:
+    """Runs with their repetitions. If one run cannot be repeated, none is.
+
+    repeats: number of repetitions of each run; None: depends on the number of requests.
+    """
+    sources = [(path, () if path.is_dir() else changes) for path in paths]
+    is_long = any(run.summary.get("completed", 0) > MOST_REQUESTS for run in runs)
+    count = (0 if is_long else NUM_REPEATS) if repeats is None else repeats
+    can_repeat = len(runs) == len(paths) > 1 and all(_is_simulated(run) for run in runs)
+    found = [ComparedRun(run.name, run.summary, run.judged, run.scenario) for run in runs]
+    if not (count and can_repeat):
+        return found
+    with temporary_folder("pdsim-repeats-") as temporary, progress_over("repetitions", None, quiet=quiet) as advance:
+        for i, (path, own_changes) in enumerate(sources):
+            kept = kept_repetitions(path) or temporary
+            file = path / run_folder.SCENARIO if path.is_dir() else path
+            found[i] = replace(found[i], repeated=repeat(file, own_changes, count, kept, advance))
+    return found
+
+
+def _is_simulated(run: FinishedRun) -> bool:
+    return run.scenario is not None and run.summary.get("backend") == "pdsim" and not run.interrupted
+
+
+def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
+    """The run folder for each scenario file. All folders are checked before the first scenario is simulated."""
+    folders: dict[Path, Path] = {}
+    run_folder.require_out(out)
+    there = [path.name == COMPARISON or run_folder.holds_run(path) for path in (out.iterdir() if out.is_dir() else ())]
+    require_empty_or_own(out, "runs", is_own=any(there))
+    for path in paths:
+        if path.is_dir() or is_result(path):
+            continue
+        folder = out / load_scenario(path, changes).name
+        if folder in folders.values():
+            raise ConfigError(f"{path}: another run is named {folder.name} too, and {folder} holds one run; rename one")
+        run_folder.require_out_of_run(folder, force=force)
+        folders[path] = folder
+    return folders
+
+
+def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
+    """Adds a warning to the run's summary if one of the two runs has times of a CPU, and the other those of a GPU."""
+    devices = [str(one.summary.get("pdsim", {}).get("device", "")) for one in (run, first)]
+    on_gpus = {device == "cuda" or device.partition(" and ")[0] in names("gpus") for device in devices}
+    if all(devices) and len(on_gpus) > 1:
+        difference = f"times of {devices[0]}, those of {first.name} are of {devices[1]}"
+        why = f"different machines: {difference}, so differences are not errors of the simulation"
+        run.summary["pdsim"]["warnings"] = [*run.warnings, why]
+
+
+def _scenario_in(folder: Path) -> Scenario | None:
+    """The scenario in a run folder. None: there is none, or this version of pdsim cannot read it."""
+    try:
+        return load_scenario(folder / run_folder.SCENARIO)
+    except ConfigError:
+        return None
+
+
+def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
+    """The scenario of a run folder, or of a scenario file with changes. Raises ConfigError if another tool made the
+    result.
+    """
+    if is_result(path):
+        raise ConfigError(f"{path} is a result of another tool; expected a run folder or a scenario file")
+    if path.is_dir():
+        run_folder.read_summary(path)
+        return load_scenario(path / run_folder.SCENARIO)
+    return load_scenario(path, changes)
+
+
+def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
+    """How the metrics of a scenario change with each resource. path: a scenario file or a run folder. If a real run is
+    in the folder, its scenario is simulated.
+    """
+    scenario = scenario_of(path, changes)
+    with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:
+        return sensitivities(scenario, progress=advance)
+
+
+class StepTerms(NamedTuple):
+    step: str
+    instance_id: str
+    num_requests: int
+    new_tokens: int
+    """Number of tokens that the step computes for all its requests together."""
+    context_tokens: int
+    """Number of KV tokens that the step reads for all its requests together."""
+    terms_ms: dict[str, float]
+
+
+def typical_steps(scenario: Scenario) -> list[StepTerms]:
+    """A prefill forward of one prompt of mean length, of which nothing is cached, and a decode step whose requests are
+    in the middle of their outputs.
+
+    The decode step has as many requests as its instance may run, as fit into its KV pool, or as clients wait for: the
+    smallest of these numbers.
+    """
+    cluster = build(scenario)
+    scenario, requests = cluster.scenario, cluster.requests
+    if not requests:
+        raise ConfigError(f"{scenario.name}: the workload has no requests, so there is no typical step")
+    computing, decoding = scenario.servers
+    prefill_id, decode_ids = next(iter(cluster.costs)), [i for i in cluster.costs if not i.startswith("prefill")]
+    prompt_tokens = fmean(len(request.prompt) for request in requests)
+    new_tokens = min(round(prompt_tokens), computing.rank_chunk_tokens or round(prompt_tokens))
+    forward = PrefillStep(0, (PrefillChunk(0, 0, new_tokens, is_last=True),))
+    context_tokens = prompt_tokens + fmean(len(request.output) for request in requests) / 2
+    sent = scenario.client.concurrency if isinstance(scenario.client, ClosedLoop) else len(requests)
+    assert decoding.pool_tokens is not None, "the scenario is not resolved"
+    most = (decoding.resolved_max_running, int(decoding.pool_tokens / context_tokens))
+    batch = max(1, min(ceil(min(sent, len(requests)) / len(decode_ids)), *most))
+    kv_tokens = round(batch * context_tokens)
+    prefill_ns = cluster.costs[prefill_id].prefill_terms(forward)
+    decode_ns = cluster.costs[decode_ids[0]].decode_terms(batch, kv_tokens, kv_tokens)
+    return [
+        StepTerms("prefill forward", prefill_id, 1, new_tokens, 0, _in_ms(prefill_ns)),
+        StepTerms("decode step", decode_ids[0], batch, batch, kv_tokens, _in_ms(decode_ns)),
+    ]
+
+
+def kernels_of(scenario: Scenario) -> dict[str, dict[str, str]]:
+    """For each role whose cost comes from kernels: where the times of its operators were measured."""
+    costs = {role: scenario.cost.decode if role == "decode" else scenario.cost.prefill for role in roles(scenario)}
+    return {role: origins(layout_of(scenario, role)) for role, cost in costs.items() if isinstance(cost, Kernels)}
+
+
+def _in_ms(terms_ns: Mapping[str, float]) -> dict[str, float]:
+    return {name: duration_ns / 1e6 for name, duration_ns in terms_ns.items()}
+
+
+def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) -> None:
+    with saying(f"writing {path} ...", quiet=quiet), garbage_collection_paused():
+        from pdsim.metrics.plots import comparison
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        records = {run.name: run.judged for run in runs if run.is_observed}
+        figure = comparison({run.name: run.summary for run in runs}, records)
+        figure.savefig(path, dpi=110)
